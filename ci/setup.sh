@@ -21,7 +21,7 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
   "$python" -m venv --clear "$venv"
 fi
 
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet -c ci/constraints.txt)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq -c ci/constraints.txt)
 torch=$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' ci/constraints.txt)
 [ "$(uname -s)" = Linux ] && torch="$torch+cpu"
 torch=${DRIVELIT_TORCH:-$torch}

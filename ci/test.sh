@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Set up, then every test.   bash ci/test.sh
+#   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
+#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks at a time (2)
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh || exit 1
+venv=${DRIVELIT_VENV:-.venv}
+[ -z "${DRIVELIT_NO_SETUP:-}" ] && PATH="$(cd "$venv" && pwd)/bin:$PATH"
+export PATH OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+unset MPLBACKEND
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+summary=() failures=0 start=$SECONDS
+
+step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
+  local name=$1 begin=$SECONDS verdict=ok; shift
+  printf '\n== %s\n' "$name"
+  "$@" 2>&1 | grep -v 'Kernel is running over TCP without encryption'
+  [ "${PIPESTATUS[0]}" = 0 ] || { verdict=FAILED; failures=$((failures + 1)); }
+  summary+=("$(printf '%-7s %4d s  %s' "$verdict" $((SECONDS - begin)) "$name")")
+}
+
+slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
+run=nbs/50_mtdrive/30_run.ipynb
+
+plan_paper() {  # the paper's run, resolved and validated, and nothing more
+  papermill "$run" "$logs/plan.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
+    -p profile paper -p plan True >"$logs/plan.txt" 2>&1 || { tail -30 "$logs/plan.txt"; return 1; }
+  python ci/said.py "$logs/plan.ipynb" '\[mtdrive.paper\] MTDrive 4.1' 'memory rl' 'torchrun'
+}
+
+wrong_parameter() {  # a misspelt parameter is refused, naming the right one
+  if papermill "$run" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
+    -p profile smoke -p plan True -p stepps 3 >"$logs/wrong.txt" 2>&1; then echo "stepps was accepted"; return 1; fi
+  grep -m1 "unknown parameter 'stepps'; the nearest is 'steps'" "$logs/wrong.txt" || { tail -30 "$logs/wrong.txt"; return 1; }
+}
+
+step "lint" ruff check .
+step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
+step "imports point one way" lint-imports
+step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
+step "tests" python -m pytest -q tests
+step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-300}" "${slow[@]}"
+step "the paper's run can be planned" plan_paper
+step "an unknown parameter is refused" wrong_parameter
+
+printf '\n== summary\n'
+printf '%s\n' "${summary[@]}"
+printf '%d failed, %d minutes %d seconds\n' "$failures" $(((SECONDS - start) / 60)) $(((SECONDS - start) % 60))
+[ -n "${DRIVELIT_SAMPLES:-}" ] || echo "DRIVELIT_SAMPLES is not set: the cells on recorded driving were skipped"
+[ "$failures" = 0 ]
