@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['AHEAD', 'MOVING_TYPES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT', 'kinematic',
-           'at_10hz', 'PDMScene', 'prepare', 'boxes_touch', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
+           'at_10hz', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
            'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
            'PDMResult', 'progress_score', 'score_states', 'score', 'reference_progress']
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #cc18a513
+# %% ../../nbs/10_metrics/10_pdm.ipynb #7e249550
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +17,9 @@ import shapely
 from . import kinematics as kin
 from .kinematics import HEADING, VEHICLE, VX, VY, X, Y
 from ..scene.core import DRIVABLE_KINDS, Agent, Scene
+from ..scene.roads import boxes_touch
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #f4ee40d3
+# %% ../../nbs/10_metrics/10_pdm.ipynb #5057e7b2
 AHEAD = 50  # steps of 0.1 s that agents are known for: four seconds of plan and one more to look ahead
 MOVING_TYPES = ("vehicle", "pedestrian", "bicycle")
 
@@ -52,7 +53,7 @@ def at_10hz(
     out[(t < times[0] - 1e-6) | (t > times[-1] + 1e-6)] = np.nan
     return out
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #31b91f17
+# %% ../../nbs/10_metrics/10_pdm.ipynb #52986c41
 @dataclass(eq=False)
 class PDMScene:
     "A scene made ready for scoring."
@@ -97,25 +98,7 @@ def prepare(
         intersections=_union(scene.map.of("intersection")), lanes=lanes,
         route=shapely.LineString(line[:, :2]) if len(line) > 1 else None)
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #5a71cfbb
-def boxes_touch(
-    center,  # (..., 3) x, y, heading of the first box
-    half,  # (..., 2) half length, half width
-    other,  # (..., 3)
-    other_half,  # (..., 2)
-):  # (...,) bool; touching counts
-    "Whether two rectangles have a point in common."
-    dx, dy = other[..., 0] - center[..., 0], other[..., 1] - center[..., 1]
-    turn = other[..., 2] - center[..., 2]
-    c, s = np.abs(np.cos(turn)), np.abs(np.sin(turn))
-    apart = np.zeros(np.broadcast_shapes(center.shape[:-1], other.shape[:-1]), bool)
-    for pose, own, far in ((center, half, other_half), (other, other_half, half)):
-        ch, sh = np.cos(pose[..., 2]), np.sin(pose[..., 2])
-        apart |= np.abs(dx * ch + dy * sh) > own[..., 0] + far[..., 0] * c + far[..., 1] * s
-        apart |= np.abs(dy * ch - dx * sh) > own[..., 1] + far[..., 0] * s + far[..., 1] * c
-    return ~apart
-
-# %% ../../nbs/10_metrics/10_pdm.ipynb #9b34f89f
+# %% ../../nbs/10_metrics/10_pdm.ipynb #4c09c4d8
 LOOK = np.array([0, 3, 6, 9])  # steps of 0.1 s
 EGO_HALF = np.array([VEHICLE.length / 2, VEHICLE.width / 2])
 
@@ -158,7 +141,7 @@ def bearing(
     along = dx * np.cos(pose[..., 2]) + dy * np.sin(pose[..., 2])
     return np.degrees(np.arccos(np.clip(along / np.maximum(np.hypot(dx, dy), 1e-12), -1, 1)))
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #f46d239d
+# %% ../../nbs/10_metrics/10_pdm.ipynb #327e1455
 def corners(
     states,  # (..., 11)
 ):  # (..., 4, 2) front left, rear left, rear right, front right
@@ -188,7 +171,7 @@ def in_several_lanes(
     held = np.stack([inside(lane, points) for lane in prepared.lanes]).sum(-1)  # (lanes, M)
     return ((held > 0).sum(0) > 1) & (held < 4).all(0)
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #dd3a1d53
+# %% ../../nbs/10_metrics/10_pdm.ipynb #0c8b0343
 STOPPED_EGO, STOPPED_TTC, BEHIND, IN_FRONT = 5e-2, 5e-3, 150.0, 30.0  # m/s, m/s, degrees, degrees
 
 
@@ -233,7 +216,7 @@ def time_to_collision(prepared, states, touching, offroad):
     bad = (angle < IN_FRONT) | exposed & (angle <= BEHIND)
     return _worst(len(states), n[bad], k[bad], a[bad], np.zeros(bad.sum()))
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #c1219219
+# %% ../../nbs/10_metrics/10_pdm.ipynb #8ebea74b
 def off_road(prepared, states):
     "(N, 41) bool: a corner is not inside the drivable area."
     if prepared.drivable is None: return np.zeros(states.shape[:2], bool)
@@ -260,7 +243,7 @@ def raw_progress(prepared, states):
     s = shapely.line_locate_point(prepared.route, shapely.points(center))
     return np.maximum(0, s[:, 1] - s[:, 0])
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #86974848
+# %% ../../nbs/10_metrics/10_pdm.ipynb #4110e104
 @dataclass(eq=False)
 class PDMResult:
     "Scores of N plans; every array has one row a plan."
