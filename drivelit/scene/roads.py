@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['LANE', 'Path', 'route', 'strip', 'lane', 'straight_road', 'cross_road', 'crossing', 'boxes_touch']
 
-# %% ../../nbs/00_scene/20_roads.ipynb #e896f8cb
+# %% ../../nbs/00_scene/20_roads.ipynb #39e985d8
 import numpy as np
 import shapely
 from scipy.spatial import cKDTree
 
 from .core import Area
 
-# %% ../../nbs/00_scene/20_roads.ipynb #d02be970
+# %% ../../nbs/00_scene/20_roads.ipynb #c28667ae
 class Path:
     "A polyline with arc length: poses at (s, l), and (s, l) of points."
 
@@ -59,12 +59,13 @@ def route(
 ) -> Path:
     "A path of straights and arcs."
     k = np.concatenate([np.zeros(int(behind / step)), *[np.full(max(int(round(n / step)), 1), c) for n, c in pieces]])
+    k = np.convolve(np.pad(k, 5, "edge"), np.ones(11) / 11, "valid")  # nobody turns the wheel in no time: blend over 5 m
     heading = np.r_[0, np.cumsum(k * step)]
     middle = heading[:-1] + k * step / 2
     xy = np.stack([np.r_[0, np.cumsum(step * np.cos(middle))], np.r_[0, np.cumsum(step * np.sin(middle))]], 1)
     return Path(xy, origin=int(behind / step) * step)
 
-# %% ../../nbs/00_scene/20_roads.ipynb #33fcb875
+# %% ../../nbs/00_scene/20_roads.ipynb #2112f60a
 LANE = 3.5  # metres
 
 
@@ -121,7 +122,7 @@ def cross_road(
 
 def crossing(path, s, right, left, depth=3.0): return Area(f"crossing{s:.0f}", "crossing", strip(path, s, s + depth, right, left))
 
-# %% ../../nbs/00_scene/20_roads.ipynb #7e8f4961
+# %% ../../nbs/00_scene/20_roads.ipynb #9d2be0f9
 def boxes_touch(
     center,  # (..., 3) x, y, heading of the first box
     half,  # (..., 2) half length, half width
