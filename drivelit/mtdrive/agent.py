@@ -7,7 +7,7 @@ __all__ = ['APPENDIX_FIRST', 'APPENDIX_SECOND', 'HEAD', 'TAIL', 'OBJECTS', 'POIN
            'Feedback', 'FeedbackAgent', 'pose_text', 'object_text', 'feedback_text', 'box_at', 'find_issues', 'Ready',
            'PDMAgent', 'SpeedAgent']
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #2edff635
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #d3d0fb61
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,9 +16,10 @@ import numpy as np
 
 from ..metrics.kinematics import DT
 from ..metrics.pdm import PDMResult, PDMScene, prepare, score
+from ..policy.formats import format_number
 from ..scene.core import Agent, Area, Ego, Map, Scene, Trajectory
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #5756c8a6
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #9e7cb34a
 APPENDIX_FIRST = np.array([  # the paper's first plan: constant velocity
     (3.1, 0, 0), (6.21, 0, 0), (9.31, 0, 0), (12.42, 0, 0), (15.52, 0, 0), (18.62, 0, 0), (21.73, 0, 0), (24.83, 0, 0)])
 APPENDIX_SECOND = np.array([  # its answer to the feedback
@@ -36,7 +37,7 @@ def appendix_scene() -> Scene:
     return Scene("appendix-A1", "hand", Ego(np.arange(-1.5, 0.1, 0.5), past, (24.83 / 4, 0.0)), "GO STRAIGHT", [bus],
                  Map([Area("road", "roadblock", strip(-5.55, 5.55)), *lanes], line), expert=Trajectory(APPENDIX_SECOND))
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #79f1081d
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #6b71d1c0
 @dataclass(frozen=True, eq=False)
 class Issue:
     "One offending point of a plan, and what is in its way."
@@ -66,7 +67,7 @@ class FeedbackAgent(Protocol):
         poses: np.ndarray,  # (N, 8, 3) plans in the ego frame
     ) -> list[Feedback]: ...  # one for each plan
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #d73bcb99
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #8510e6f1
 HEAD = ("This was your previous trajectory prediction. Analyze this trajectory data and propose a revised prediction. "
         "Consider the following identified issues:\n")
 TAIL = "Based on these issues, provide an improved trajectory prediction."
@@ -84,7 +85,7 @@ def pose_text(
     pose,  # (3,) x, y, heading
 ) -> str:
     "A pose as plans are written: `(+3.10, -0.02, +0.00)`."
-    return "(" + ", ".join(f"{v:+.2f}" for v in np.round(np.asarray(pose, float), 2) + 0.0) + ")"
+    return f"({', '.join(map(format_number, pose))})"
 
 
 def object_text(
@@ -109,7 +110,7 @@ def feedback_text(
             lines.append(f"Trajectory Point {k}: {pose_text(i.pose)}{what}.\n")
     return "".join([*lines, TAIL])
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #1734b9de
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #317eb4b5
 def box_at(
     prepared: PDMScene,
     object_id: str,
@@ -139,7 +140,7 @@ def find_issues(
     return [*contact("NC", result.nc_step, result.nc_agent), *[Issue("DAC", k, poses[i, k]) for k in off],
             *contact("TTC", result.ttc_step, result.ttc_agent)]
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #a12d478d
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #383babb6
 class Ready:
     "Scenes made ready for scoring, the most recent ones kept."
 
@@ -191,7 +192,7 @@ class PDMAgent:
         issues = [find_issues(prepared, result, poses, i) for i in range(len(poses))]
         return [Feedback(feedback_text(found), found) for found in issues]
 
-# %% ../../nbs/50_mtdrive/00_agent.ipynb #f9dfc12c
+# %% ../../nbs/50_mtdrive/00_agent.ipynb #f1cd0d4a
 class SpeedAgent:
     "Complains about points that are reached faster than a limit; a second agent, to show that the loop knows none."
     COMPLAINT = dict(SPEED="The SPEED metric reveals that certain trajectory points are reached faster than the speed limit. " + POINTS)
