@@ -9,7 +9,7 @@ __all__ = ['COLUMNS', 'X', 'Y', 'HEADING', 'VX', 'VY', 'AX', 'AY', 'STEER', 'STE
            'Vehicle', 'interpolate', 'speed_profile', 'curvature_profile', 'control', 'step', 'initial_state', 'track',
            'simulate', 'comfort_signals', 'comfort', 'constant_velocity']
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #2b90319a
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #50a84a9a
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from scipy.signal import savgol_filter
 
 from ..scene.core import Ego, Scene, wrap_angle
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #9de1f721
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #cb1011a6
 COLUMNS = ("x", "y", "heading", "vx", "vy", "ax", "ay", "steering_angle", "steering_rate", "yaw_rate", "yaw_acceleration")
 X, Y, HEADING, VX, VY, AX, AY, STEER, STEER_RATE, YAW_RATE, YAW_ACC = range(11)
 DT, STEPS = 0.1, 40  # seconds, steps
@@ -40,7 +40,7 @@ class Vehicle:
 
 VEHICLE = Vehicle()
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #8ccf9ed1
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #ec6d7be6
 def interpolate(
     poses,  # (N, P, 3) rear-axle poses in the ego frame, at dt, 2 dt, ...
     dt=0.5,  # seconds between poses
@@ -61,7 +61,7 @@ def interpolate(
     out[..., 2] = wrap_angle(out[..., 2])
     return out
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #26e058a8
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #acd7c071
 JERK_PENALTY, CURVATURE_RATE_PENALTY, INITIAL_CURVATURE_PENALTY = 1e-4, 1e-2, 1e-10
 
 
@@ -101,7 +101,7 @@ def curvature_profile(
     x = np.linalg.solve(At @ A + np.diag(penalty), At @ turn[..., None])[..., 0]
     return x[:, :1] + DT * np.concatenate([np.zeros_like(x[:, :1]), np.cumsum(x[:, 1:], 1)], 1)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #dd84d3f2
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #6f5008fa
 Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0, 10
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
@@ -130,7 +130,7 @@ def control(
     stop = (target <= STOP_SPEED) & (v <= STOP_SPEED)
     return np.where(stop, -STOP_GAIN * (v - target), accel), np.where(stop, 0.0, rate)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #92bb88b5
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #de258f4e
 ACCEL_DELAY, STEER_DELAY, MAX_STEER = 0.2, 0.05, np.pi / 3
 
 
@@ -153,7 +153,7 @@ def step(
     out[:, YAW_ACC] = (out[:, YAW_RATE] - state[:, YAW_RATE]) / DT
     return out
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #f771054c
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #726cb067
 def initial_state(ego: Ego):  # (11,) at the origin
     "The ego's state now, in its own frame."
     s = np.zeros(11)
@@ -186,7 +186,7 @@ def simulate(
     "What the car does when it follows each plan (NAVSIM's PDM simulator)."
     return track(interpolate(poses), ego)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #34524b88
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #3b69d94b
 COMFORT = dict(  # signal: (low, high), strictly inside
     lon_accel=(-4.05, 2.40), lat_accel=(-4.89, 4.89), jerk=(-8.37, 8.37), lon_jerk=(-4.13, 4.13), yaw_accel=(-1.93, 1.93),
     yaw_rate=(-0.95, 0.95))
@@ -216,7 +216,7 @@ def comfort(
     inside = [(s > COMFORT[k][0]).all(1) & (s < COMFORT[k][1]).all(1) for k, s in comfort_signals(states).items()]
     return np.all(inside, 0).astype(float)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #82ec262c
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #13ba7319
 def constant_velocity(
     scene: Scene,
     points=8,
