@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REQUIREMENTS', 'HISTORY', 'METRICS', 'history', 'prompt_text', 'turn_reward', 'complaint', 'MTDriveTask']
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #cb5fa3aa
+# %% ../../nbs/50_mtdrive/10_task.ipynb #b916f158
 from collections import OrderedDict
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 from ..scene.core import Scene, SceneError
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #f9631720
+# %% ../../nbs/50_mtdrive/10_task.ipynb #4a3ecf5f
 REQUIREMENTS = ("Output requirements:\n- Predict 8 future trajectory points\n- Each point format: (x:float, y:float, heading:float)\n"
                 "- Use [PT, ...] to encapsulate the trajectory\n- Maintain numerical precision to 2 decimal places")
 HISTORY = np.array([-1.5, -1.0, -0.5, 0.0])  # seconds: t-3 to t-0
@@ -39,7 +39,7 @@ def prompt_text(scene: Scene) -> str:
     return ("As an autonomous driving system, predict the vehicle's trajectory based on:\n1. Visual perception from front camera view\n"
             f"2. Historical motion context (last 4 timesteps):{motion}\n3. Active navigation command: [{scene.command}]\n{REQUIREMENTS}")
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #de8c07b5
+# %% ../../nbs/50_mtdrive/10_task.ipynb #6cfdc482
 METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
 
@@ -52,7 +52,7 @@ def turn_reward(
     "MTDrive eq. 2; without a plan only the format part."
     return w_f * form + (0.0 if np.isnan(pdms) else w_p * pdms)
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #20055262
+# %% ../../nbs/50_mtdrive/10_task.ipynb #d7abc0b4
 def complaint(
     reason,  # of a ParseError
 ) -> str:
@@ -60,7 +60,7 @@ def complaint(
     reason = " ".join(str(reason).replace("<|", "<").replace("|>", ">").split())[:120].rstrip(".")
     return f"Your previous answer could not be read as a trajectory: {reason}.\n{REQUIREMENTS}"
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #951e82dc
+# %% ../../nbs/50_mtdrive/10_task.ipynb #37399568
 class MTDriveTask(Task):
     "Plan, be told what is wrong, plan again (MTDrive section 3)."
 
