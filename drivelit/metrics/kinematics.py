@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'X', 'Y', 'HEADING', 'VX', 'VY', 'AX', 'AY', 'STEER', 'STEER_RATE', 'YAW_RATE', 'YAW_ACC', 'DT', 'STEPS',
-           'VEHICLE', 'JERK_PENALTY', 'CURVATURE_RATE_PENALTY', 'INITIAL_CURVATURE_PENALTY', 'Q_LON', 'R_LON', 'Q_LAT',
-           'R_LAT', 'HORIZON', 'STOP_GAIN', 'STOP_SPEED', 'ACCEL_DELAY', 'STEER_DELAY', 'MAX_STEER', 'COMFORT',
+           'VEHICLE', 'FAR', 'JERK_PENALTY', 'CURVATURE_RATE_PENALTY', 'INITIAL_CURVATURE_PENALTY', 'Q_LON', 'R_LON',
+           'Q_LAT', 'R_LAT', 'HORIZON', 'STOP_GAIN', 'STOP_SPEED', 'ACCEL_DELAY', 'STEER_DELAY', 'MAX_STEER', 'COMFORT',
            'Vehicle', 'interpolate', 'speed_profile', 'curvature_profile', 'control', 'step', 'initial_state', 'track',
            'simulate', 'comfort_signals', 'comfort', 'constant_velocity']
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #50a84a9a
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #97ae6aa3
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from scipy.signal import savgol_filter
 
 from ..scene.core import Ego, Scene, wrap_angle
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #cb1011a6
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #e349d506
 COLUMNS = ("x", "y", "heading", "vx", "vy", "ax", "ay", "steering_angle", "steering_rate", "yaw_rate", "yaw_acceleration")
 X, Y, HEADING, VX, VY, AX, AY, STEER, STEER_RATE, YAW_RATE, YAW_ACC = range(11)
 DT, STEPS = 0.1, 40  # seconds, steps
@@ -40,17 +40,22 @@ class Vehicle:
 
 VEHICLE = Vehicle()
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #ec6d7be6
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #73b0e04b
+FAR = 1e6  # metres or radians
+
+
 def interpolate(
     poses,  # (N, P, 3) rear-axle poses in the ego frame, at dt, 2 dt, ...
     dt=0.5,  # seconds between poses
     steps=STEPS,  # of 0.1 s
-):  # (N, steps + 1, 3); raises ValueError for NaN and wrong shapes
+):  # (N, steps + 1, 3); raises ValueError for NaN, wrong shapes and absurd values
     "A plan at 10 Hz, starting at the origin."
     poses = np.asarray(poses, float)
     if poses.ndim != 3 or poses.shape[-1] != 3: raise ValueError(f"poses: shape {poses.shape}, expected (N, points, 3)")
     bad = ~np.isfinite(poses).all((1, 2))
     if bad.any(): raise ValueError(f"poses[{int(np.argmax(bad))}]: holds NaN or infinity")
+    bad = (np.abs(poses) > FAR).any((1, 2))
+    if bad.any(): raise ValueError(f"poses[{int(np.argmax(bad))}]: a value beyond {FAR:.0e} is no plan for a car")
     if poses.shape[1] * dt < steps * DT - 1e-9: raise ValueError(f"poses: {poses.shape[1]} poses of {dt} s do not reach {steps * DT} s")
     full = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)
     full[..., 2] = np.unwrap(full[..., 2], axis=1)
@@ -61,7 +66,7 @@ def interpolate(
     out[..., 2] = wrap_angle(out[..., 2])
     return out
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #acd7c071
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #bb9536d3
 JERK_PENALTY, CURVATURE_RATE_PENALTY, INITIAL_CURVATURE_PENALTY = 1e-4, 1e-2, 1e-10
 
 
@@ -101,7 +106,7 @@ def curvature_profile(
     x = np.linalg.solve(At @ A + np.diag(penalty), At @ turn[..., None])[..., 0]
     return x[:, :1] + DT * np.concatenate([np.zeros_like(x[:, :1]), np.cumsum(x[:, 1:], 1)], 1)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #6f5008fa
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #cecfffce
 Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0, 10
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
@@ -130,7 +135,7 @@ def control(
     stop = (target <= STOP_SPEED) & (v <= STOP_SPEED)
     return np.where(stop, -STOP_GAIN * (v - target), accel), np.where(stop, 0.0, rate)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #de258f4e
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #e1c26504
 ACCEL_DELAY, STEER_DELAY, MAX_STEER = 0.2, 0.05, np.pi / 3
 
 
@@ -153,7 +158,7 @@ def step(
     out[:, YAW_ACC] = (out[:, YAW_RATE] - state[:, YAW_RATE]) / DT
     return out
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #726cb067
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #9de70db9
 def initial_state(ego: Ego):  # (11,) at the origin
     "The ego's state now, in its own frame."
     s = np.zeros(11)
@@ -186,7 +191,7 @@ def simulate(
     "What the car does when it follows each plan (NAVSIM's PDM simulator)."
     return track(interpolate(poses), ego)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #3b69d94b
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #5ba68eec
 COMFORT = dict(  # signal: (low, high), strictly inside
     lon_accel=(-4.05, 2.40), lat_accel=(-4.89, 4.89), jerk=(-8.37, 8.37), lon_jerk=(-4.13, 4.13), yaw_accel=(-1.93, 1.93),
     yaw_rate=(-0.95, 0.95))
@@ -216,7 +221,7 @@ def comfort(
     inside = [(s > COMFORT[k][0]).all(1) & (s < COMFORT[k][1]).all(1) for k, s in comfort_signals(states).items()]
     return np.all(inside, 0).astype(float)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #13ba7319
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #0b184c78
 def constant_velocity(
     scene: Scene,
     points=8,

@@ -8,7 +8,7 @@ __all__ = ['AHEAD', 'MOVING_TYPES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_
            'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
            'PDMResult', 'progress_score', 'score_states', 'score', 'reference_progress']
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #9228762f
+# %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from .kinematics import HEADING, VEHICLE, VX, VY, X, Y
 from ..scene.core import DRIVABLE_KINDS, Agent, Scene
 from ..scene.roads import boxes_touch
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #e433ae21
+# %% ../../nbs/10_metrics/10_pdm.ipynb #b0861bc8
 AHEAD = 50  # steps of 0.1 s that agents are known for: four seconds of plan and one more to look ahead
 MOVING_TYPES = ("vehicle", "pedestrian", "bicycle")
 
@@ -53,7 +53,7 @@ def at_10hz(
     out[(t < times[0] - 1e-6) | (t > times[-1] + 1e-6)] = np.nan
     return out
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #814f9c92
+# %% ../../nbs/10_metrics/10_pdm.ipynb #7e98e6fa
 @dataclass(eq=False)
 class PDMScene:
     "A scene made ready for scoring."
@@ -99,7 +99,7 @@ def prepare(
         intersections=_union(scene.map.of("intersection")), lanes=lanes,
         route=shapely.LineString(line[:, :2]) if len(line) > 1 else None)
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #b00e5a2f
+# %% ../../nbs/10_metrics/10_pdm.ipynb #75135f42
 LOOK = np.array([0, 3, 6, 9])  # steps of 0.1 s
 EGO_HALF = np.array([VEHICLE.length / 2, VEHICLE.width / 2])
 
@@ -142,7 +142,7 @@ def bearing(
     along = dx * np.cos(pose[..., 2]) + dy * np.sin(pose[..., 2])
     return np.degrees(np.arccos(np.clip(along / np.maximum(np.hypot(dx, dy), 1e-12), -1, 1)))
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #14f4abcf
+# %% ../../nbs/10_metrics/10_pdm.ipynb #825af52f
 def corners(
     states,  # (..., 11)
 ):  # (..., 4, 2) front left, rear left, rear right, front right
@@ -172,7 +172,7 @@ def in_several_lanes(
     held = np.stack([inside(lane, points) for lane in prepared.lanes]).sum(-1)  # (lanes, M)
     return ((held > 0).sum(0) > 1) & (held < 4).all(0)
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #db7eedf7
+# %% ../../nbs/10_metrics/10_pdm.ipynb #52d5686d
 STOPPED_EGO, STOPPED_TTC, BEHIND, IN_FRONT = 5e-2, 5e-3, 150.0, 30.0  # m/s, m/s, degrees, degrees
 
 
@@ -217,7 +217,7 @@ def time_to_collision(prepared, states, touching, offroad):
     bad = (angle < IN_FRONT) | exposed & (angle <= BEHIND)
     return _worst(len(states), n[bad], k[bad], a[bad], np.zeros(bad.sum()))
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #cee325e8
+# %% ../../nbs/10_metrics/10_pdm.ipynb #5458946a
 def off_road(prepared, states):
     "(N, 41) bool: a corner is not inside the drivable area."
     if prepared.drivable is None: return np.zeros(states.shape[:2], bool)
@@ -244,7 +244,7 @@ def raw_progress(prepared, states):
     s = shapely.line_locate_point(prepared.route, shapely.points(center))
     return np.maximum(0, s[:, 1] - s[:, 0])
 
-# %% ../../nbs/10_metrics/10_pdm.ipynb #5833ee03
+# %% ../../nbs/10_metrics/10_pdm.ipynb #2e917e0a
 @dataclass(eq=False)
 class PDMResult:
     "Scores of N plans; every array has one row a plan."
