@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Conversation', 'Completion', 'positions', 'draw', 'TransformersEngine', 'EngineError', 'as_openai', 'OpenAIEngine']
 
-# %% ../../nbs/20_policy/20_engines.ipynb #22a0094c
+# %% ../../nbs/20_policy/20_engines.ipynb #0ec0e0d2
 import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache
 
-# %% ../../nbs/20_policy/20_engines.ipynb #5e20040f
+from .model import SPECIAL
+
+# %% ../../nbs/20_policy/20_engines.ipynb #0dda1880
 @dataclass
 class Conversation:
     "What has been said so far."
@@ -31,7 +33,7 @@ class Completion:
     logprobs: list = None  # of each id, at the sampling temperature; None if the engine does not tell
     stop: str = "eos"  # or "length"
 
-# %% ../../nbs/20_policy/20_engines.ipynb #b6f5150c
+# %% ../../nbs/20_policy/20_engines.ipynb #5134cd14
 def positions(
     model,  # Qwen2_5_VLForConditionalGeneration, perhaps with adapters
     batch,  # from Policy.collate
@@ -41,7 +43,8 @@ def positions(
     while not hasattr(inner, "get_rope_index"): inner = inner.model
     mask = batch["attention_mask"]
     if "image_grid_thw" not in batch: return (mask.cumsum(-1) - 1).clamp(min=0)[None].expand(3, -1, -1)
-    return inner.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], image_grid_thw=batch["image_grid_thw"], attention_mask=mask)[0]
+    grid = batch["image_grid_thw"]
+    return inner.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], image_grid_thw=grid, attention_mask=mask)[0]
 
 
 def draw(
@@ -49,14 +52,16 @@ def draw(
     temperature,  # 0: the most likely
     top_p=1.0,
     generator=None,  # torch.Generator
-):  # ids (N,), their log-probabilities at this temperature (N,)
-    "One token for each row."
-    if temperature == 0:
-        logp = logits.float().log_softmax(-1)
-        ids = logp.argmax(-1)
-        return ids, logp.gather(-1, ids[:, None])[:, 0]
-    logp = (logits.float() / temperature).log_softmax(-1)
+    never=(),  # ids that are not drawn
+):  # ids (N,), their log-probabilities at this temperature (N,), before anything was cut off: what a trainer recomputes
+    "One token for each row; temperature 0 means the most likely one and log-probabilities at temperature 1."
+    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     p = logp.exp()
+    p[:, list(never)] = 0
+    if temperature == 0:
+        ids = p.argmax(-1)
+        return ids, logp.gather(-1, ids[:, None])[:, 0]
+    p = p / p.sum(-1, keepdim=True)
     if top_p < 1:
         order = p.argsort(-1, descending=True)
         before = p.gather(-1, order).cumsum(-1) - p.gather(-1, order)
@@ -74,6 +79,9 @@ class TransformersEngine:
         batch_size=256,  # conversations at a time
     ):
         self.policy, self.batch_size = policy, batch_size
+        self.eos = policy.tokenizer.eos_token_id
+        ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
+        self.never = [i for i in ids if i is not None and i != self.eos]
 
     @torch.inference_mode()
     def generate(
@@ -85,27 +93,38 @@ class TransformersEngine:
         seed=None,
     ):  # list[Completion], in the same order
         "Continue every conversation by one assistant turn."
-        model, was_training = self.policy.model, self.policy.model.training
-        model.eval()
+        if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 1:
+            raise ValueError(f"temperature {temperature} must be >= 0, top_p {top_p} in (0, 1], max_new_tokens {max_new_tokens} >= 1")
         generator = torch.Generator(self.policy.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for c in conversations:
             if c.ids is None: c.ids, c.images = (e := self.policy.encode(c.messages)).input_ids, e.images
-        out = []
-        for i in range(0, len(conversations), self.batch_size):
-            out += self._batch(conversations[i:i + self.batch_size], max_new_tokens, temperature, top_p, generator)
-        model.train(was_training)
+        was_training, out = self.policy.model.training, []
+        self.policy.model.eval()
+        try:
+            for i in range(0, len(conversations), self.batch_size):
+                out += self._batch(conversations[i:i + self.batch_size], max_new_tokens, temperature, top_p, generator)
+        finally: self.policy.model.train(was_training)
         return out
 
+    def _read(self, conversations):  # what the first draw and all later ones need, one row per conversation
+        "The forward pass over the prompts, each different prompt once."
+        key = [(tuple(c.ids), tuple(map(id, c.images))) for c in conversations]
+        unique = {k: n for n, k in enumerate(dict.fromkeys(key))}
+        once = [conversations[key.index(k)] for k in unique]
+        batch = self.policy.collate([c.ids for c in once], [c.images for c in once], pad="left")
+        position, cache = positions(self.policy.model, batch), DynamicCache()
+        logits = self.policy.model(**batch, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        row = torch.tensor([unique[k] for k in key], device=logits.device)
+        if len(once) < len(conversations): cache.batch_select_indices(row)
+        return logits[row], position.amax((0, 2))[None, row, None].expand(3, -1, -1), batch["attention_mask"][row], cache
+
     def _batch(self, conversations, max_new_tokens, temperature, top_p, generator):
-        policy, eos = self.policy, self.policy.tokenizer.eos_token_id
-        batch = policy.collate([c.ids for c in conversations], [c.images for c in conversations], pad="left")
-        position, mask, cache = positions(policy.model, batch), batch["attention_mask"], DynamicCache()
-        logits = policy.model(**batch, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        policy, eos = self.policy, self.eos
+        logits, position, mask, cache = self._read(conversations)
         rows, ids, logprobs = list(range(len(conversations))), [[] for _ in conversations], [[] for _ in conversations]
-        position = position[:, :, -1:] if "image_grid_thw" not in batch else position.max(0).values.max(-1).values[None, :, None].expand(3, -1, -1)
         for k in range(max_new_tokens):
-            token, logp = draw(logits, temperature, top_p, generator)
+            token, logp = draw(logits, temperature, top_p, generator, self.never)
             for r, t, p in zip(rows, token.tolist(), logp.tolist(), strict=True):
                 if r is not None: ids[r].append(t); logprobs[r].append(p)
             rows = [None if r is None or t == eos else r for r, t in zip(rows, token.tolist(), strict=True)]
@@ -121,7 +140,7 @@ class TransformersEngine:
         return [Completion(policy.tokenizer.decode(x[:-1] if done(x) else x), x, p, "eos" if done(x) else "length")
                 for x, p in zip(ids, logprobs, strict=True)]
 
-# %% ../../nbs/20_policy/20_engines.ipynb #2a223594
+# %% ../../nbs/20_policy/20_engines.ipynb #b1ea9a48
 class EngineError(RuntimeError):
     "The server did not give a usable answer; the text names the server and the conversation."
 
@@ -164,8 +183,8 @@ class OpenAIEngine:
 
         try:
             answer = self.client.chat.completions.create(
-                model=self.model, messages=as_openai(conversation.messages), max_tokens=max_new_tokens, temperature=temperature, top_p=top_p,
-                seed=None if seed is None else seed + i)
+                model=self.model, messages=as_openai(conversation.messages), max_tokens=max_new_tokens, temperature=temperature,
+                top_p=top_p, seed=None if seed is None else seed + i)
             choice = answer.choices[0]
             text, stop = choice.message.content or "", "length" if choice.finish_reason == "length" else "eos"
         except (OpenAIError, AttributeError, TypeError, IndexError, ValueError) as e:

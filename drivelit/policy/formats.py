@@ -5,13 +5,15 @@
 # %% auto #0
 __all__ = ['POINTS', 'SENTENCE', 'format_number', 'format_trajectory', 'ParseError', 'parse_trajectory', 'format_score']
 
-# %% ../../nbs/20_policy/00_formats.ipynb #d2a5f9f8
+# %% ../../nbs/20_policy/00_formats.ipynb #294b2f48
 import re
 from dataclasses import dataclass
 
 import numpy as np
 
-# %% ../../nbs/20_policy/00_formats.ipynb #2b3aecba
+from ..scene.core import wrap_angle
+
+# %% ../../nbs/20_policy/00_formats.ipynb #e29e9d41
 POINTS = 8
 SENTENCE = "Here is the planning trajectory "
 
@@ -26,12 +28,15 @@ def format_number(
 def format_trajectory(
     poses,  # (8, 3) x, y, heading: metres, radians
 ):  # str
-    "A plan as MTDrive writes it (appendix A.1)."
-    poses = np.asarray(poses, float)
-    if poses.shape != (POINTS, 3) or not np.isfinite(poses).all(): raise ValueError(f"poses: expected ({POINTS}, 3) finite numbers, found {poses.shape}")
+    "A plan as MTDrive writes it (appendix A.1); headings within half a turn. Raises ValueError on what could not be read back."
+    poses = np.array(poses, float)
+    if poses.shape != (POINTS, 3): raise ValueError(f"poses: expected shape ({POINTS}, 3), found {poses.shape}")
+    if not (np.abs(poses[:, :2]) < 999.99).all() or not np.isfinite(poses).all():
+        raise ValueError("poses: holds NaN, infinity or a point a kilometre away")
+    poses[:, 2] = wrap_angle(poses[:, 2])
     return f"{SENTENCE}[PT, {', '.join('(' + ', '.join(map(format_number, p)) + ')' for p in poses)}]."
 
-# %% ../../nbs/20_policy/00_formats.ipynb #c6d14d45
+# %% ../../nbs/20_policy/00_formats.ipynb #fc6ff154
 @dataclass(frozen=True)
 class ParseError:
     "Why a text is no plan. Not an exception, and false."
@@ -40,7 +45,7 @@ class ParseError:
     def __bool__(self): return False
 
 
-_NUMBER = r"[+-]?\d{1,3}(?:\.\d{1,4})?"
+_NUMBER = r"[+-]?[0-9]{1,3}(?:\.[0-9]{1,4})?"
 _POINT = re.compile(rf"\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")
 _BLOCK = re.compile(r"\[PT\s*,([^\[\]]*)\]")
 
@@ -62,8 +67,9 @@ def parse_trajectory(
     if np.abs(poses[:, 2]).max() > 2 * np.pi: return ParseError("a heading is larger than a full turn")
     return poses
 
-# %% ../../nbs/20_policy/00_formats.ipynb #24b81196
-_EXACT = re.compile(re.escape(SENTENCE) + r"\[PT(?:, \([+-]\d+\.\d\d, [+-]\d+\.\d\d, [+-]\d+\.\d\d\)){%d}\]\." % POINTS)
+# %% ../../nbs/20_policy/00_formats.ipynb #9af6a9ff
+_TWO = r"[+-][0-9]+\.[0-9]{2}"
+_EXACT = re.compile(rf"{SENTENCE}\[PT(?:, \({_TWO}, {_TWO}, {_TWO}\)){{{POINTS}}}\]\.")
 
 
 def format_score(
