@@ -8,7 +8,7 @@ __all__ = ['KINDS', 'ROLE', 'ANSWER', 'POINT', 'QUESTIONS', 'ENOUGH', 'CATEGORIE
            'question_text', 'variants', 'nearest_box', 'questions_of', 'pdm_understanding', 'select_rl', 'write',
            'Rows', 'read', 'content_hash', 'card', 'check_card', 'sample_rows', 'make_sample']
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #da4f7530
+# %% ../../nbs/50_mtdrive/20_data.ipynb #b77bfc5c
 import hashlib
 import io
 import json
@@ -30,7 +30,7 @@ from ..policy.formats import ParseError, format_trajectory, parse_trajectory
 from ..scene.core import Scene, SceneError
 from ..scene.town import scenes as toy_scenes
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #917782d6
+# %% ../../nbs/50_mtdrive/20_data.ipynb #b1894e89
 KINDS = ("single", "two_turn", "three_turn", "mock_multi_turn", "understanding")
 
 
@@ -64,7 +64,7 @@ def chat(
 
 def says(role, text): return {"role": role, "content": [{"type": "text", "text": text}]}
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #87c7b0d8
+# %% ../../nbs/50_mtdrive/20_data.ipynb #e29be6bc
 def dialogue(
     kind,  # of KINDS
     scene: Scene,
@@ -141,7 +141,7 @@ def mock_multi_turn(
         if len(flawed) >= 3: rows.append(dialogue("mock_multi_turn", scene, flawed, task, need=3, source=source))
     return [r for r in rows if r]
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #f99679e4
+# %% ../../nbs/50_mtdrive/20_data.ipynb #3d870c4b
 ROLE = "You are a vehicle trajectory prediction model for an autonomous driving system. One of your key metrics is "
 ANSWER = "Output Requirements:\nFormat: Yes or No\nMaintain numerical precision to two decimal places."
 POINT = ("Given a trajectory prediction point and a front-view image, where trajectory point is formatted as (x: float, y: float, "
@@ -169,7 +169,7 @@ def question_text(
              f"Trajectory point is {pose_text(poses)}.\n" + (f"Object is {object_text(box)}.\n" if box else ""))
     return QUESTIONS[metric] + asked + ANSWER
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #90f1a870
+# %% ../../nbs/50_mtdrive/20_data.ipynb #a08c5d96
 def variants(
     plan,  # (8, 3)
     rng,
@@ -243,7 +243,7 @@ def _balanced(found, count, rng):
               for k in rng.choice(len(found[m, a]), n, replace=False)]
     return [picked[k] for k in rng.permutation(len(picked))[:count]]
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #21fe7703
+# %% ../../nbs/50_mtdrive/20_data.ipynb #967064d3
 CATEGORIES = ("two_turn", "low_score", "other")
 
 
@@ -262,7 +262,7 @@ def select_rl(
     hard, rest = (rng.permutation(np.flatnonzero(c)) for c in (category != "other", category == "other"))
     return rng.permutation(np.concatenate([hard[:size], rest[: max(0, size - len(hard))]])), category
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #a72a1ef9
+# %% ../../nbs/50_mtdrive/20_data.ipynb #52a217bf
 SCHEMA = pa.schema([("messages", pa.string()), ("images", pa.list_(pa.binary())), ("kind", pa.string()), ("scene_id", pa.string()),
                     ("meta", pa.string())])
 
@@ -322,7 +322,7 @@ def read(
         tables.append(table.select(SCHEMA.names).cast(SCHEMA))
     return Rows(pa.concat_tables(tables))
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #533df5dd
+# %% ../../nbs/50_mtdrive/20_data.ipynb #de7ca8e3
 def content_hash(
     rows: Rows,
 ):  # (hash of the words, hash of the pictures): 16 hexadecimal digits each
@@ -380,7 +380,7 @@ def check_card(
         a, b = (x[n] if n < len(x) else "(nothing)" for x in (lines, now))
         if a != b: raise ValueError(f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {how}")
 
-# %% ../../nbs/50_mtdrive/20_data.ipynb #cbe86a57
+# %% ../../nbs/50_mtdrive/20_data.ipynb #37ff488c
 SAMPLE_COMMAND = """python -c "from drivelit.mtdrive.data import make_sample; make_sample('runs', 'data_cards/mtdrive_sample.md')\""""
 
 
