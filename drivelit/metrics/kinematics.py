@@ -9,7 +9,7 @@ __all__ = ['COLUMNS', 'X', 'Y', 'HEADING', 'VX', 'VY', 'AX', 'AY', 'STEER', 'STE
            'Vehicle', 'interpolate', 'speed_profile', 'curvature_profile', 'control', 'step', 'initial_state', 'track',
            'simulate', 'comfort_signals', 'comfort', 'constant_velocity']
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #97ae6aa3
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #3a5f8d65
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from scipy.signal import savgol_filter
 
 from ..scene.core import Ego, Scene, wrap_angle
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #e349d506
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #35971afb
 COLUMNS = ("x", "y", "heading", "vx", "vy", "ax", "ay", "steering_angle", "steering_rate", "yaw_rate", "yaw_acceleration")
 X, Y, HEADING, VX, VY, AX, AY, STEER, STEER_RATE, YAW_RATE, YAW_ACC = range(11)
 DT, STEPS = 0.1, 40  # seconds, steps
@@ -40,7 +40,7 @@ class Vehicle:
 
 VEHICLE = Vehicle()
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #73b0e04b
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #e8d955d9
 FAR = 1e6  # metres or radians
 
 
@@ -66,7 +66,7 @@ def interpolate(
     out[..., 2] = wrap_angle(out[..., 2])
     return out
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #bb9536d3
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #4f7ce8ec
 JERK_PENALTY, CURVATURE_RATE_PENALTY, INITIAL_CURVATURE_PENALTY = 1e-4, 1e-2, 1e-10
 
 
@@ -106,7 +106,7 @@ def curvature_profile(
     x = np.linalg.solve(At @ A + np.diag(penalty), At @ turn[..., None])[..., 0]
     return x[:, :1] + DT * np.concatenate([np.zeros_like(x[:, :1]), np.cumsum(x[:, 1:], 1)], 1)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #cecfffce
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #e733710d
 Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0, 10
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
@@ -135,7 +135,7 @@ def control(
     stop = (target <= STOP_SPEED) & (v <= STOP_SPEED)
     return np.where(stop, -STOP_GAIN * (v - target), accel), np.where(stop, 0.0, rate)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #e1c26504
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #f8deedfe
 ACCEL_DELAY, STEER_DELAY, MAX_STEER = 0.2, 0.05, np.pi / 3
 
 
@@ -158,7 +158,7 @@ def step(
     out[:, YAW_ACC] = (out[:, YAW_RATE] - state[:, YAW_RATE]) / DT
     return out
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #9de70db9
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #72867c47
 def initial_state(ego: Ego):  # (11,) at the origin
     "The ego's state now, in its own frame."
     s = np.zeros(11)
@@ -191,7 +191,7 @@ def simulate(
     "What the car does when it follows each plan (NAVSIM's PDM simulator)."
     return track(interpolate(poses), ego)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #5ba68eec
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #ea7d0a84
 COMFORT = dict(  # signal: (low, high), strictly inside
     lon_accel=(-4.05, 2.40), lat_accel=(-4.89, 4.89), jerk=(-8.37, 8.37), lon_jerk=(-4.13, 4.13), yaw_accel=(-1.93, 1.93),
     yaw_rate=(-0.95, 0.95))
@@ -221,7 +221,7 @@ def comfort(
     inside = [(s > COMFORT[k][0]).all(1) & (s < COMFORT[k][1]).all(1) for k, s in comfort_signals(states).items()]
     return np.all(inside, 0).astype(float)
 
-# %% ../../nbs/10_metrics/00_kinematics.ipynb #0b184c78
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #059326f2
 def constant_velocity(
     scene: Scene,
     points=8,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MARGIN', 'OFFSETS', 'FRACTIONS', 'obstacles', 'stops', 'idm', 'proposals', 'reference']
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #f76b709d
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #135dd54b
 import numpy as np
 
 from . import kinematics as kin
@@ -13,7 +13,7 @@ from .pdm import PDMScene, prepare, score_states
 from ..scene.core import Scene, wrap_angle
 from ..scene.roads import Path
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5b710169
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #313a9779
 MARGIN = 0.2  # metres beside the ego
 OFFSETS, FRACTIONS = (-1.0, 0.0, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -46,7 +46,7 @@ def stops(scene: Scene):  # list[Light]
     route = {a.id for a in scene.map.areas if a.on_route}
     return [x for x in scene.lights if x.at(0.0) == "red" and len(x.stop_line) and (not x.lane_ids or route & set(x.lane_ids))]
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #381e0e84
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #eef55d43
 def idm(
     v,  # (...,) own speed m/s
     wanted,  # (...,) wanted speed
@@ -61,7 +61,7 @@ def idm(
     want = min_gap + np.maximum(0, v * headway + v * (v - ahead) / (2 * np.sqrt(accel * decel)))
     return np.clip(accel * (1 - (v / np.maximum(wanted, 0.1)) ** 10 - (want / np.maximum(gap, 0.1)) ** 2), -4.0, accel)
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #16172bd4
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #c8809629
 def proposals(
     prepared: PDMScene,  # of kinematic perception
 ):  # (15, 41, 3) rear-axle poses at 10 Hz
