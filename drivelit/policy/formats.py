@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['POINTS', 'SENTENCE', 'format_number', 'format_trajectory', 'ParseError', 'parse_trajectory', 'format_score']
 
-# %% ../../nbs/20_policy/00_formats.ipynb #294b2f48
+# %% ../../nbs/20_policy/00_formats.ipynb #3569c989
 import re
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..scene.core import wrap_angle
 
-# %% ../../nbs/20_policy/00_formats.ipynb #e29e9d41
+# %% ../../nbs/20_policy/00_formats.ipynb #133e16a3
 POINTS = 8
 SENTENCE = "Here is the planning trajectory "
 
@@ -36,7 +36,7 @@ def format_trajectory(
     poses[:, 2] = wrap_angle(poses[:, 2])
     return f"{SENTENCE}[PT, {', '.join('(' + ', '.join(map(format_number, p)) + ')' for p in poses)}]."
 
-# %% ../../nbs/20_policy/00_formats.ipynb #fc6ff154
+# %% ../../nbs/20_policy/00_formats.ipynb #1de155aa
 @dataclass(frozen=True)
 class ParseError:
     "Why a text is no plan. Not an exception, and false."
@@ -67,7 +67,7 @@ def parse_trajectory(
     if np.abs(poses[:, 2]).max() > 2 * np.pi: return ParseError("a heading is larger than a full turn")
     return poses
 
-# %% ../../nbs/20_policy/00_formats.ipynb #9af6a9ff
+# %% ../../nbs/20_policy/00_formats.ipynb #250ed32a
 _TWO = r"[+-][0-9]+\.[0-9]{2}"
 _EXACT = re.compile(rf"{SENTENCE}\[PT(?:, \({_TWO}, {_TWO}, {_TWO}\)){{{POINTS}}}\]\.")
 
