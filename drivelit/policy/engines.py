@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Conversation', 'Completion', 'positions', 'draw', 'TransformersEngine', 'EngineError', 'as_openai', 'OpenAIEngine']
 
-# %% ../../nbs/20_policy/20_engines.ipynb #0ec0e0d2
+# %% ../../nbs/20_policy/20_engines.ipynb #bafd52d6
 import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from .model import SPECIAL
 
-# %% ../../nbs/20_policy/20_engines.ipynb #0dda1880
+# %% ../../nbs/20_policy/20_engines.ipynb #30b3cb7e
 @dataclass
 class Conversation:
     "What has been said so far."
@@ -33,7 +33,7 @@ class Completion:
     logprobs: list = None  # of each id, at the sampling temperature; None if the engine does not tell
     stop: str = "eos"  # or "length"
 
-# %% ../../nbs/20_policy/20_engines.ipynb #5134cd14
+# %% ../../nbs/20_policy/20_engines.ipynb #08b1c9e5
 def positions(
     model,  # Qwen2_5_VLForConditionalGeneration, perhaps with adapters
     batch,  # from Policy.collate
@@ -140,7 +140,7 @@ class TransformersEngine:
         return [Completion(policy.tokenizer.decode(x[:-1] if done(x) else x), x, p, "eos" if done(x) else "length")
                 for x, p in zip(ids, logprobs, strict=True)]
 
-# %% ../../nbs/20_policy/20_engines.ipynb #b1ea9a48
+# %% ../../nbs/20_policy/20_engines.ipynb #c76aeeed
 class EngineError(RuntimeError):
     "The server did not give a usable answer; the text names the server and the conversation."
 

@@ -6,7 +6,7 @@
 __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'pieces', 'kit_text', 'number_pieces', 'train_tokenizer',
            'ImageTextProcessor', 'toy_config', 'Encoded', 'Policy', 'load_policy']
 
-# %% ../../nbs/20_policy/10_model.ipynb #56a1f39c
+# %% ../../nbs/20_policy/10_model.ipynb #d1eba32c
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,7 +27,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 
-# %% ../../nbs/20_policy/10_model.ipynb #09fd2714
+# %% ../../nbs/20_policy/10_model.ipynb #2e7a5ec4
 PIECES = r"\)? - t-\d: \(|\.\d+(?:, |\), \()?|[+-]?\d+|\n+|[^\d\n]+?(?:\n+|(?<=\.) |(?=[+-]?\d)|(?=\.\d)|(?=\)? - t-\d: \()|\z)"
 SPECIAL = [f"<|{s}|>" for s in (
     "endoftext", "im_start", "im_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad")]
@@ -44,7 +44,7 @@ def pieces(
     "How the tokenizer cuts `text` before looking up tokens."
     return [p for p, _ in _pre_tokenizer().pre_tokenize_str(text)]
 
-# %% ../../nbs/20_policy/10_model.ipynb #2ee95af7
+# %% ../../nbs/20_policy/10_model.ipynb #3585ccc7
 def kit_text():  # list[str]
     "The kit's own sentences (MTDrive appendix A.1 and A.2), the tokenizer's training text."
     question = [
@@ -89,7 +89,7 @@ def kit_text():  # list[str]
     roles = ["system\n", "user\n", "assistant\n", "You are a helpful assistant."]
     return question + answer + follow_up + understanding + roles
 
-# %% ../../nbs/20_policy/10_model.ipynb #2e768046
+# %% ../../nbs/20_policy/10_model.ipynb #f53b8673
 CHAT_TEMPLATE = """\
 {%- macro body(content) -%}
 {%- if content is string -%}{{ content }}
@@ -107,7 +107,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
-# %% ../../nbs/20_policy/10_model.ipynb #e82f51bf
+# %% ../../nbs/20_policy/10_model.ipynb #b0f8aedb
 def number_pieces():  # list[str]
     "Every integer -99..99 in the spellings '7', '+7', '-7', and every fraction with what may follow it in a pose."
     integers = [f"{s}{i}" for s in ("", "+", "-") for i in range(100)]
@@ -136,7 +136,7 @@ def train_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE,
                                    clean_up_tokenization_spaces=False)
 
-# %% ../../nbs/20_policy/10_model.ipynb #987cead3
+# %% ../../nbs/20_policy/10_model.ipynb #2c3f0ea5
 class ImageTextProcessor(ProcessorMixin):
     "Qwen2.5-VL's processor without its video part, so that it needs no torchvision."
     return_mm_token_type_ids = True
@@ -155,8 +155,8 @@ class ImageTextProcessor(ProcessorMixin):
         self.image_size = None if image_size is None else list(image_size)
 
     def resize(self, image):
-        "The image at the policy's own size, RGB."
-        image = image.convert("RGB")
+        "The image at the policy's own size, RGB; the same object if it is so already, so that shared images stay shared."
+        image = image if image.mode == "RGB" else image.convert("RGB")
         return image if self.image_size is None or list(image.size) == self.image_size else image.resize(self.image_size, Image.BICUBIC)
 
     def prepare_inputs_layout(self, images=None, text=None, videos=None, audio=None, **kwargs):
@@ -173,7 +173,7 @@ class ImageTextProcessor(ProcessorMixin):
     @property
     def model_input_names(self): return super().model_input_names + ["mm_token_type_ids"]
 
-# %% ../../nbs/20_policy/10_model.ipynb #85378582
+# %% ../../nbs/20_policy/10_model.ipynb #9cc34d21
 SIZES = dict(  # hidden, layers, heads, key-value heads, feed-forward, vision hidden, vision depth, vision heads
     tiny=(64, 2, 2, 1, 128, 32, 2, 2),
     toy=(128, 4, 4, 2, 384, 64, 2, 2),
@@ -204,7 +204,7 @@ def toy_config(
         image_token_id=id_of("<|image_pad|>"), video_token_id=id_of("<|video_pad|>"),
         vision_start_token_id=id_of("<|vision_start|>"), vision_end_token_id=id_of("<|vision_end|>"))
 
-# %% ../../nbs/20_policy/10_model.ipynb #0f8c58c4
+# %% ../../nbs/20_policy/10_model.ipynb #bbe3e3f6
 @dataclass
 class Encoded:
     "A conversation as the model reads it."
@@ -309,7 +309,7 @@ class Policy:
         self.processor.save_pretrained(folder)
         return Path(folder)
 
-# %% ../../nbs/20_policy/10_model.ipynb #81a9babb
+# %% ../../nbs/20_policy/10_model.ipynb #6ba311d0
 def _toy(seed, size, image_size, text, **config):
     tokenizer = train_tokenizer(text)
     with torch.random.fork_rng(devices=[]):
