@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['TurnState', 'Step', 'Task', 'Episode', 'begin', 'add_completion', 'add_messages', 'rollout']
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #e960453f
+# %% ../../nbs/30_rollout/00_rollout.ipynb #24273154
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..policy.engines import Conversation
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #8f54a2ef
+# %% ../../nbs/30_rollout/00_rollout.ipynb #3d801b73
 @dataclass
 class TurnState:
     "Where an episode stands when the task judges a completion."
@@ -39,7 +39,7 @@ class Task:
 
     def step_batch(self, states, completions): return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #6045bd42
+# %% ../../nbs/30_rollout/00_rollout.ipynb #7f3bc6d3
 @dataclass
 class Episode:
     "One played conversation."
@@ -60,7 +60,7 @@ class Episode:
 
     def reward(self, name="reward"): return np.array([r.get(name, np.nan) for r in self.rewards], float)  # (turns,)
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #fb875f5d
+# %% ../../nbs/30_rollout/00_rollout.ipynb #ce2d76e4
 def begin(policy, task, scene):  # Episode with its prompt
     "The first prompt of a scene."
     messages = task.prompt(scene)
@@ -112,7 +112,7 @@ def rollout(
     active = list(range(len(scenes)))
     for turn in range(max_turns):
         asked = [Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images) for i in active]
-        said = engine.generate(asked, max_new_tokens=min(max_new_tokens, max_tokens - min(len(episodes[i].ids) for i in active)),
+        said = engine.generate(asked, max_new_tokens=min(max_new_tokens, max_tokens - max(len(episodes[i].ids) for i in active)),
                                temperature=temperature, top_p=top_p, seed=None if seed is None else seed * 1000 + turn)
         for i in active: states[i].messages, states[i].turn = list(episodes[i].messages), turn
         steps = task.step_batch([states[i] for i in active], [c.text for c in said])
