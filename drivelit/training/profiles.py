@@ -56,6 +56,7 @@ class Profile:
     sft_steps: int = _key(400, "updates; 0: by sft_epochs", low=0)
     sft_batch: int = _key(32, "samples in an update", low=1)
     sft_lr: float = _key(1e-3, "learning rate", low=0)
+    sft_warm: bool = _key(True, "table 2, row 5 goes on from row 4 instead of starting anew")
     sft_gpus: int = _key(0, "GPUs; 0: the CPU", low=0)
     rl_scenes: int = _key(400, "scenes to reinforce on", low=1)
     rl_steps: int = _key(30, "rollout batches", low=0)
@@ -281,7 +282,7 @@ def memory(
 def launch(
     p,  # Profile
     notebook="nbs/50_mtdrive/30_run.ipynb",  # the run notebook
-    module="drivelit.mtdrive.run",  # what torchrun starts on each GPU
+    module="drivelit.mtdrive.stages",  # what torchrun starts on each GPU
     parameters=None,  # dict of papermill parameters
 ):  # list of command lines
     "How the run is started: the notebook alone, or servers and torchrun with it on a cluster."
@@ -291,7 +292,8 @@ def launch(
     for stage in ("sft", "rl"):
         gpus = getattr(p, f"{stage}_gpus")
         nodes = f"--nnodes={math.ceil(gpus / 8)} --nproc-per-node={min(gpus, 8)}"
-        if gpus: out.append(f"torchrun {nodes} -m {module} {stage} --profile {p.name}")
+        first = dict(sft="sft_single", rl="mtgrpo_cross")[stage]
+        if gpus: out.append(f"torchrun {nodes} -m {module} runs/{p.system}-{p.name} {first}")
     if p.rl_gpus: out.append(f"vllm serve {shlex.quote(p.model)} --max-model-len {p.tokens} --limit-mm-per-prompt '{{\"image\": 1}}'")
     return out
 
@@ -320,7 +322,7 @@ def notes(
 def plan(
     p,  # Profile
     notebook="nbs/50_mtdrive/30_run.ipynb",  # the run notebook
-    module="drivelit.mtdrive.run",  # what torchrun starts on each GPU
+    module="drivelit.mtdrive.stages",  # what torchrun starts on each GPU
     parameters=None,  # dict of papermill parameters, to be repeated in the command
 ):  # str: a page to print
     "Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands, notes."

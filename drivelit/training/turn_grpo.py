@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['scene_order', 'TurnGRPOTrainer', 'rl_config', 'train_rl']
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #147e9620
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #d2289c37
 import copy
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..rollout.core import rollout
 from .grpo import ADVANTAGES, spread_to_tokens
 from .sft import LoadsWeights, Survive, last_checkpoint, plot_metrics, read_metrics
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #ed3cc7e9
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #11d8331a
 def scene_order(
     count,  # scenes there are
     args,  # GRPOConfig
@@ -130,7 +131,7 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
             put(f"turn{j + 1}/share", [e.turns > j for e in episodes])
             put(f"turn{j + 1}/unreadable", [e.infos[j].get("unreadable", 0) for e in there])
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #b756c71d
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #76967e9f
 def rl_config(
     out,
     *,
@@ -163,7 +164,7 @@ def rl_config(
         generation_batch_size=batch * group, num_generations=group, num_iterations=num_iterations, learning_rate=lr, beta=beta, epsilon=epsilon,
         temperature=temperature, loss_type="grpo", scale_rewards="none", use_bias_correction_kl=False, lr_scheduler_type=schedule, seed=seed,
         save_steps=save_steps * updates, save_total_limit=1, logging_steps=1, report_to=[], bf16=bf16, use_cpu=use_cpu, max_completion_length=None,
-        dataloader_pin_memory=False, activation_checkpointing=False, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
+        dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=False, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
 
 
 def train_rl(
