@@ -8,9 +8,10 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'SHARED', 'HELDOUT_SEED', 'METRICS', '
            'load_scenes', 'run_scenes', 'carry', 'summary', 'play', 'evaluate', 'load', 'trained', 'task_for',
            'plans_of', 'save_data', 'run_data_single', 'run_data_two', 'run_data_multi', 'run_data_rl', 'run_sft',
            'run_rl', 'run_profile', 'waiting_on', 'ready', 'work', 'run', 'start', 'main', 'collect', 'read_results',
-           'values', 'cell', 'table1', 'table2', 'table3', 'orderings', 'plot_turns']
+           'values', 'cell', 'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'plot_episode', 'evaluate_real',
+           'real_table']
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #4a9aa333
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #1cc43b54
 import argparse
 import contextlib
 import json
@@ -38,13 +39,15 @@ from .task import MTDriveTask
 from ..policy.engines import TransformersEngine
 from ..policy.model import load_policy
 from ..rollout.core import rollout
+from ..scene import recorded
 from ..scene.core import from_json
+from ..scene.plot import plot_scene
 from ..scene.town import scenes as toy_scenes
 from ..training.profiles import Profile
 from ..training.sft import train_sft
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #884b1dea
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #df78f383
 NEEDS = dict(  # stage: the stages whose results it reads
     scenes=(),
     data_single=("scenes",),
@@ -77,7 +80,7 @@ def order(
         todo += [n for n in NEEDS[stage] if n not in needed]
     return [s for s in NEEDS if s in needed]
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #77175484
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #8ceb3544
 SHARED = ("scenes", "data_single")  # the same for all seeds
 
 
@@ -105,7 +108,7 @@ def folder(
 
 def is_done(out, stage, seed=0): return (folder(out, stage, seed) / "done.json").exists()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #0528b3ca
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #e80bc3e4
 HELDOUT_SEED = 1_000_000
 METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
@@ -144,7 +147,7 @@ def run_scenes(out, profile, seed):
     means = {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("expert", "constant velocity"))}
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=means)
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #9987db0e
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #393944e7
 def carry(
     values,  # (J,) a metric per turn, NaN where there was no turn or no readable plan
 ):  # (J,) the value of the last readable plan up to each turn
@@ -167,7 +170,7 @@ def summary(
     return dict(n=len(episodes), turns=rows, turns_used=float(used.mean()), scene_ids=[e.scene_id for e in episodes],
                 scene_pdms=[[None if np.isnan(v) else round(float(v), 4) for v in row] for row in per["pdms"]])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #c34aaf79
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #ecb438d5
 def play(
     policy,  # Policy
     scenes,  # list[Scene]
@@ -193,7 +196,7 @@ def evaluate(policy, out, profile, seed, turns=None):  # dict: oracle and kinema
     turns = turns or profile.turns
     return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in ("oracle", "kinematic")}
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #636efbfa
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #866b5606
 UPDATES = dict(sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4)  # times profile.sft_steps
 MIX = dict(  # stage: the data sets that it learns from
     sft_single=["data_single/single"], sft_two_stage=["data_two/two"], sft_one_stage=["data_single/single", "data_two/two"],
@@ -316,7 +319,7 @@ def run_profile(out):  # Profile
     values = json.loads((Path(out) / "run.json").read_text())
     return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #fa9d339b
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #b62b457a
 def waiting_on(
     stage,  # a key of NEEDS
 ):  # int: how many stages need it, directly or not
@@ -332,7 +335,7 @@ def ready(
     met = lambda stage, seed: all((n, 0 if n in SHARED else seed) in done for n in NEEDS[stage])
     return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -waiting_on(j[0])))
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #025231ba
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #d555a7e2
 def work(
     out,  # the run's folder
     stage,  # a key of NEEDS
@@ -424,7 +427,7 @@ def main():
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: main()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #d7e1ed70
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #2ff7710b
 ROWS = dict(  # stage: how the tables call it
     sft_single="SFT, single-turn", sft_two_stage="SFT, 2-turn, two stages", sft_one_stage="SFT, 2-turn, one stage",
     sft_pdm="SFT, 2-turn, with PDM understanding", sft_multi="SFT, multi-turn", grpo="GRPO, sequence",
@@ -466,7 +469,7 @@ def cell(
     v = 100 * np.asarray(v, float)
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #20348c1c
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #87ed54a1
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP", pdms="PDMS", unreadable="unreadable")
 
 
@@ -495,7 +498,7 @@ def table3(results):  # DataFrame
     return pd.DataFrame([dict(model=ROWS[s]) | {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
                          for s in ("sft_multi", *RL_ARMS)])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #fa3a7db4
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #514b8df4
 ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), where
     (("sft_two_stage", 1), ("sft_single", 0), "table 2: 2-turn over single-turn"),
     (("sft_one_stage", 1), ("sft_two_stage", 1), "table 2: one stage over two"),
@@ -529,3 +532,60 @@ def plot_turns(results):  # Axes
     ax.set(xlabel="turn", ylabel="PDMS", xticks=x, title="What each further turn is worth (held-out scenes)")
     ax.legend(frameon=False, fontsize=8)
     return ax
+
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #6a073cb5
+def plot_episode(
+    out,
+    seed,
+    profile,
+    arms=("mtgrpo_cross", "mtgrpo_turn", "sft_multi"),  # the first that is trained is shown
+    tries=60,  # held-out scenes to choose from
+):  # Figure
+    "One episode turn by turn: the scene in which feedback helped most, offending points and objects in red."
+    stage = next(a for a in arms if is_done(out, a, seed))
+    scenes = load_scenes(out, "heldout")[:tries]
+    episodes = play(load(trained(out, stage, seed), profile), scenes, profile, seed=seed + 5)
+    def gain(e):
+        p = e.reward("pdms")
+        return (np.nan_to_num(p[-1], nan=-1) - np.nan_to_num(p[0], nan=1)) + 0.01 * e.turns if e.turns > 1 else -9.0
+    k = int(np.argmax([gain(e) for e in episodes]))
+    scene, e = scenes[k], episodes[k]
+    figure, axes = plt.subplots(1, e.turns, figsize=(5.2 * e.turns, 3.4), squeeze=False)
+    for j, ax in enumerate(axes[0]):
+        info, p = e.infos[j], e.rewards[j]["pdms"]
+        poses = info["poses"]
+        points = None if poses is None or not info["issues"] else np.array([i.pose[:2] for i in info["issues"]])
+        marks = {i.object_id: "#e03131" for i in info["issues"] if i.object_id}
+        plot_scene(scene, ax, plans={} if poses is None else {"plan": poses}, mark_points=points, mark_agents=marks)
+        if ax.get_legend(): ax.get_legend().remove()
+        words = "unreadable" if poses is None else f"PDMS {100 * p:.0f}" + "".join(f", {m}" for m in sorted({i.metric for i in info["issues"]}))
+        ax.set_title(f"turn {j + 1}: {words}", fontsize=10)
+    figure.suptitle(f"{ROWS[stage]}: {scene.family}, {scene.meta.get('intent', '')}", y=1.02)
+    return figure
+
+
+def evaluate_real(
+    out,
+    profile,
+    seed,
+    samples=None,  # folder with data/nuscenes_mini_scenes; default: the environment's DRIVELIT_SAMPLES
+    arm="mtgrpo_cross",
+):  # dict, or None without samples
+    "Constant velocity, the human log and a trained policy with its turns on recorded scenes, every half second."
+    samples = samples or os.environ.get("DRIVELIT_SAMPLES")
+    if not samples: return None
+    real = list(recorded.scenes(Path(samples) / "data" / "nuscenes_mini_scenes"))
+    scored = [score(s, np.stack([constant_velocity(s), s.expert.poses])) for s in real]
+    mean = lambda m, k: float(np.mean([getattr(r, m)[k] for r in scored]))
+    rows = {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("constant velocity", "human log"))}
+    policy = load(trained(out, arm, seed), profile)
+    return dict(n=len(real), baselines=rows, policy=summary(play(policy, real, profile, seed=seed), profile.turns))
+
+
+def real_table(real):  # DataFrame, or a sentence
+    "The recorded scenes."
+    if not real: return "no recorded scenes: DRIVELIT_SAMPLES is not set, and this results file has none"
+    rows = [dict(plan=n) | {TABLE_COLUMNS[m]: f"{100 * v:.1f}" for m, v in b.items()} for n, b in real["baselines"].items()]
+    for j, t in enumerate(real["policy"]["turns"]):
+        rows.append(dict(plan=f"toy policy, turn {j + 1}") | {TABLE_COLUMNS[m]: "" if t[m] is None else f"{100 * t[m]:.1f}" for m in TABLE_COLUMNS})
+    return pd.DataFrame(rows).fillna("")
