@@ -32,8 +32,8 @@ plan_paper() {  # the paper's run, resolved and validated, and nothing more
 
 wrong_parameter() {  # a misspelt parameter is refused, naming the right one
   if papermill "$run" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
-    -p profile smoke -p plan True -p stepps 3 >"$logs/wrong.txt" 2>&1; then echo "stepps was accepted"; return 1; fi
-  grep -m1 "unknown parameter 'stepps'; the nearest is 'steps'" "$logs/wrong.txt" || { tail -30 "$logs/wrong.txt"; return 1; }
+    -p profile smoke -p plan True -p seedz 3 >"$logs/wrong.txt" 2>&1; then echo "seedz was accepted"; return 1; fi
+  grep -m1 "unknown parameter 'seedz'; the nearest is 'seeds'" "$logs/wrong.txt" || { tail -30 "$logs/wrong.txt"; return 1; }
 }
 
 step "lint" ruff check .

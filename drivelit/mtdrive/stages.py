@@ -11,7 +11,7 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'SHARED', 'HELDOUT_SEED', 'METRICS', '
            'values', 'cell', 'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'plot_episode', 'evaluate_real',
            'real_table']
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #1cc43b54
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #2099c868
 import argparse
 import contextlib
 import json
@@ -47,7 +47,7 @@ from ..training.profiles import Profile
 from ..training.sft import train_sft
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #df78f383
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #26cce49d
 NEEDS = dict(  # stage: the stages whose results it reads
     scenes=(),
     data_single=("scenes",),
@@ -80,7 +80,7 @@ def order(
         todo += [n for n in NEEDS[stage] if n not in needed]
     return [s for s in NEEDS if s in needed]
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #8ceb3544
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #53204683
 SHARED = ("scenes", "data_single")  # the same for all seeds
 
 
@@ -108,7 +108,7 @@ def folder(
 
 def is_done(out, stage, seed=0): return (folder(out, stage, seed) / "done.json").exists()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #e80bc3e4
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #ca95dd11
 HELDOUT_SEED = 1_000_000
 METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
@@ -147,7 +147,7 @@ def run_scenes(out, profile, seed):
     means = {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("expert", "constant velocity"))}
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=means)
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #393944e7
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #c85045cc
 def carry(
     values,  # (J,) a metric per turn, NaN where there was no turn or no readable plan
 ):  # (J,) the value of the last readable plan up to each turn
@@ -170,7 +170,7 @@ def summary(
     return dict(n=len(episodes), turns=rows, turns_used=float(used.mean()), scene_ids=[e.scene_id for e in episodes],
                 scene_pdms=[[None if np.isnan(v) else round(float(v), 4) for v in row] for row in per["pdms"]])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #ecb438d5
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #44c3e303
 def play(
     policy,  # Policy
     scenes,  # list[Scene]
@@ -179,14 +179,14 @@ def play(
     seed=0,
     max_turns=None,  # default: the profile's
     engine=None,  # default: transformers on the policy itself
-    temperature=None,  # default: the profile's evaluation temperature
+    temperature=None,  # default: the profile's
+    task=None,  # default: MTDrive's, with this perception
 ):  # list[Episode], one per scene
     "Let a policy drive scenes with feedback, sampling as in training (MTDrive 4.1)."
     turns = max_turns or profile.turns
-    task = MTDriveTask(PDMAgent(perception), max_turns=turns, w_p=profile.w_p, w_f=profile.w_f, image_size=tuple(profile.image_size))
     policy.model.eval()
-    return rollout(engine or TransformersEngine(policy), policy, task, scenes, max_turns=turns, max_new_tokens=profile.new_tokens,
-                   max_tokens=profile.tokens, seed=seed,
+    return rollout(engine or TransformersEngine(policy), policy, task or task_for(profile, perception, turns), scenes, max_turns=turns,
+                   max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, seed=seed,
                    temperature=profile.temperature if temperature is None else temperature)
 
 
@@ -196,7 +196,7 @@ def evaluate(policy, out, profile, seed, turns=None):  # dict: oracle and kinema
     turns = turns or profile.turns
     return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in ("oracle", "kinematic")}
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #866b5606
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #acb8595e
 UPDATES = dict(sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4)  # times profile.sft_steps
 MIX = dict(  # stage: the data sets that it learns from
     sft_single=["data_single/single"], sft_two_stage=["data_two/two"], sft_one_stage=["data_single/single", "data_two/two"],
@@ -220,10 +220,10 @@ def load(
 def trained(out, stage, seed): return folder(out, stage, seed) / "final"
 
 
-def task_for(profile, perception=None):
+def task_for(profile, perception=None, turns=None):
     "MTDrive's task with the profile's numbers."
-    return MTDriveTask(PDMAgent(perception or profile.perception), max_turns=profile.turns, w_p=profile.w_p, w_f=profile.w_f,
-                       image_size=tuple(profile.image_size))
+    return MTDriveTask(PDMAgent(perception or profile.perception), max_turns=turns or profile.turns, w_p=profile.w_p, w_f=profile.w_f,
+                       image_size=tuple(profile.image_size), keep=4096)
 
 
 def plans_of(episodes, turn):  # list of (8, 3) or None
@@ -249,11 +249,12 @@ def run_data_single(out, profile, seed):
 def run_data_two(out, profile, seed):
     "Stage `data_two`: 2-turn data from the single-turn model's own plans and from constant velocity, and PDM understanding."
     train, task = load_scenes(out, "train"), task_for(profile)
-    episodes = play(load(trained(out, "sft_single", seed), profile), train, profile, seed=seed, max_turns=1)
+    episodes = play(load(trained(out, "sft_single", seed), profile), train, profile, seed=seed, max_turns=1, task=task)
     own = plans_of(episodes, 0)
     rows = mtdata.two_turn(train, own, task) + mtdata.two_turn(train, None, task)
     count = profile.data_two_turn or len(rows)
-    asked = mtdata.pdm_understanding(train, own, profile.data_understanding or len(train), task, seed)
+    some = slice(None) if profile.data_understanding else slice(None, None, 3)  # every scene gives several questions
+    asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
     return dict(two=save_data(rows[:count], out, "data_two", seed, "two", "stage data_two"),
                 understanding=save_data(asked, out, "data_two", seed, "understanding", "stage data_two"))
 
@@ -262,7 +263,8 @@ def run_data_multi(out, profile, seed):
     "Stage `data_multi`: 3-turn data from the 2-turn model, and mock multi-turn data by stacking three of its conversations."
     scenes, task = load_scenes(out, "train")[::4], task_for(profile)
     policy = load(trained(out, "sft_pdm", seed), profile)
-    samples = [play(policy, scenes, profile, seed=seed * 10 + k, max_turns=min(2 if k == 0 else 3, profile.turns)) for k in range(3)]
+    samples = [play(policy, scenes, profile, seed=seed * 10 + k, max_turns=min(2 if k == 0 else 3, profile.turns), task=task)
+               for k in range(3)]
     rows = mtdata.three_turn(scenes, plans_of(samples[0], 0), plans_of(samples[0], 1), task)
     stacked = [[[i["poses"] for i in s[k].infos] for s in samples] for k in range(len(scenes))]
     rows += mtdata.mock_multi_turn(scenes, stacked, task)
@@ -271,7 +273,7 @@ def run_data_multi(out, profile, seed):
 
 def run_data_rl(out, profile, seed):
     "Stage `data_rl`: which scenes are worth reinforcing (section 3.2)."
-    train = load_scenes(out, "train")
+    train = load_scenes(out, "train")[: 3 * profile.rl_scenes]  # enough to choose from
     episodes = play(load(trained(out, "sft_multi", seed), profile), train, profile, seed=seed + 77, max_turns=1)
     empty = [not e.infos[0]["feedback"] for e in episodes]
     chosen, category = mtdata.select_rl(empty, [e.rewards[0]["pdms"] for e in episodes], profile.rl_scenes, seed=seed)
@@ -319,7 +321,7 @@ def run_profile(out):  # Profile
     values = json.loads((Path(out) / "run.json").read_text())
     return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #b62b457a
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #7a72c697
 def waiting_on(
     stage,  # a key of NEEDS
 ):  # int: how many stages need it, directly or not
@@ -335,7 +337,7 @@ def ready(
     met = lambda stage, seed: all((n, 0 if n in SHARED else seed) in done for n in NEEDS[stage])
     return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -waiting_on(j[0])))
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #d555a7e2
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #42788b24
 def work(
     out,  # the run's folder
     stage,  # a key of NEEDS
@@ -427,7 +429,7 @@ def main():
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: main()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #2ff7710b
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #62461701
 ROWS = dict(  # stage: how the tables call it
     sft_single="SFT, single-turn", sft_two_stage="SFT, 2-turn, two stages", sft_one_stage="SFT, 2-turn, one stage",
     sft_pdm="SFT, 2-turn, with PDM understanding", sft_multi="SFT, multi-turn", grpo="GRPO, sequence",
@@ -469,7 +471,7 @@ def cell(
     v = 100 * np.asarray(v, float)
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #87ed54a1
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #ce35bd1e
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP", pdms="PDMS", unreadable="unreadable")
 
 
@@ -498,7 +500,7 @@ def table3(results):  # DataFrame
     return pd.DataFrame([dict(model=ROWS[s]) | {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
                          for s in ("sft_multi", *RL_ARMS)])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #514b8df4
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #9d7d89de
 ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), where
     (("sft_two_stage", 1), ("sft_single", 0), "table 2: 2-turn over single-turn"),
     (("sft_one_stage", 1), ("sft_two_stage", 1), "table 2: one stage over two"),
@@ -533,7 +535,7 @@ def plot_turns(results):  # Axes
     ax.legend(frameon=False, fontsize=8)
     return ax
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #6a073cb5
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #ca6ea4c8
 def plot_episode(
     out,
     seed,

@@ -108,7 +108,9 @@ def rollout(
     episodes = [begin(policy, task, s) for s in scenes]
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
     too_long = [i for i, e in enumerate(episodes) if e.prompt_length >= max_tokens]
-    if too_long: raise ValueError(f"scene {episodes[too_long[0]].scene_id}: the prompt has {episodes[too_long[0]].prompt_length} tokens, max_tokens is {max_tokens}")
+    if too_long:
+        e = episodes[too_long[0]]
+        raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
     active = list(range(len(scenes)))
     for turn in range(max_turns):
         asked = [Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images) for i in active]

@@ -9,7 +9,7 @@ __all__ = ['AGENT_TYPES', 'COMMANDS', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KI
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def _array(value, name, shape):
     try: a = np.asarray(value, float)
     except (TypeError, ValueError) as e: raise SceneError(f"{name}: not an array of numbers ({e})") from None
     if a.size == 0 and 0 not in shape and None in shape: a = a.reshape([0 if n is None else n for n in shape])
-    ok = a.ndim == len(shape) and all(n is None or n == m for n, m in zip(shape, a.shape))
+    ok = a.ndim == len(shape) and all(n is None or n == m for n, m in zip(shape, a.shape, strict=True))
     if not ok: raise SceneError(f"{name}: shape {a.shape}, expected {tuple('any' if n is None else n for n in shape)}")
     if not np.isfinite(a).all(): raise SceneError(f"{name}: holds NaN or infinity")
     return a

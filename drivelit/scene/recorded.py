@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import shapely
 
-from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, to_frame, wrap_angle
+from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, to_frame
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #f3ddd82e
 TYPES = dict(VEHICLE="vehicle", PEDESTRIAN="pedestrian", CYCLIST="bicycle", TRAFFIC_CONE="traffic_cone", TRAFFIC_BARRIER="barrier")

@@ -7,7 +7,6 @@ __all__ = ['LANE', 'Path', 'route', 'strip', 'lane', 'straight_road', 'cross_roa
 
 # %% ../../nbs/00_scene/20_roads.ipynb #39e985d8
 import numpy as np
-import shapely
 from scipy.spatial import cKDTree
 
 from .core import Area

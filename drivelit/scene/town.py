@@ -256,7 +256,8 @@ def parked_truck(rng, d):
     agents = [truck]
     if rng.random() < 0.5:
         when = (s + 5) / v + rng.uniform(0.2, 1.2)
-        agents.append(mover("hidden", "pedestrian", path, s + 6.0, lambda t: 0 * np.asarray(t), lambda t: -3.0 + 1.2 * np.maximum(np.asarray(t) - when + 2.0, 0)))
+        step_out = lambda t: -3.0 + 1.2 * np.maximum(np.asarray(t) - when + 2.0, 0)
+        agents.append(mover("hidden", "pedestrian", path, s + 6.0, lambda t: 0 * np.asarray(t), step_out))
     return Draft(path, v, agents + (oncoming(rng, path, 1, 1) if rng.random() < 0.3 else []), limit=v * 1.1, offsets=(0.0, 1.2, 2.0, 2.8, 3.5),
                  intent="pass the parked truck, ready for someone behind it")
 
@@ -348,7 +349,8 @@ def danger(draft, poses, v, road):  # (C,) how soon something goes wrong: 0 neve
             near = np.hypot(ego[..., 0] - at[:, 0], ego[..., 1] - at[:, 1]) < np.hypot(*half) + np.hypot(*own) + 0.5
             c, k = np.nonzero(near)
             hit = boxes_touch(ego[c, k], half + ([0.9, 0.4] if look == 0 else [1.2, 0.8]), at[k], own)
-            behind = (at[k, 0] - poses[c, steps[k], 0]) * np.cos(poses[c, steps[k], 2]) + (at[k, 1] - poses[c, steps[k], 1]) * np.sin(poses[c, steps[k], 2]) < -1.5
+            own_pose, away = poses[c, steps[k]], at[k, :2] - poses[c, steps[k], :2]
+            behind = away[:, 0] * np.cos(own_pose[:, 2]) + away[:, 1] * np.sin(own_pose[:, 2]) < -1.5
             np.minimum.at(first, c[hit & ~behind], k[hit & ~behind])
     signs = np.array([[EGO_FRONT, 1], [EGO_FRONT, -1], [-EGO_REAR, 1], [-EGO_REAR, -1]]) * [1, EGO_WIDTH / 2 + 0.1]
     p = poses[:, steps][..., None, :]

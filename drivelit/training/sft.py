@@ -6,7 +6,7 @@
 __all__ = ['IGNORE', 'encode_row', 'batches', 'last_checkpoint', 'read_metrics', 'Survive', 'plot_metrics', 'LoadsWeights',
            'collator', 'train_sft']
 
-# %% ../../nbs/40_training/10_sft.ipynb #6c9b4a3e
+# %% ../../nbs/40_training/10_sft.ipynb #9f97ea70
 import json
 import os
 import shutil
@@ -21,7 +21,7 @@ from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-# %% ../../nbs/40_training/10_sft.ipynb #7b78a8b1
+# %% ../../nbs/40_training/10_sft.ipynb #950e1bcd
 IGNORE = -100
 
 
@@ -42,7 +42,7 @@ def encode_row(
         ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
     return ids, labels, shown
 
-# %% ../../nbs/40_training/10_sft.ipynb #ddc65657
+# %% ../../nbs/40_training/10_sft.ipynb #6c712123
 def batches(
     lengths,  # of the rows
     batch,  # rows in a batch
@@ -60,7 +60,7 @@ def batches(
         out += list(some[rng.permutation(len(some))])
     return np.array(out[:steps])
 
-# %% ../../nbs/40_training/10_sft.ipynb #02cfa98a
+# %% ../../nbs/40_training/10_sft.ipynb #5cfdd8f2
 def last_checkpoint(
     out,  # folder of the run
 ):  # Path or None; incomplete checkpoints are removed
@@ -116,7 +116,7 @@ def plot_metrics(
     figure.savefig(path)
     return path
 
-# %% ../../nbs/40_training/10_sft.ipynb #84af9fcc
+# %% ../../nbs/40_training/10_sft.ipynb #0046f586
 class LoadsWeights:
     """Resume with the checkpoint's weights. Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`), and the
     trainer's own loading skips names that it does not know without a word: the run would go on from the weights that it was given."""
@@ -181,7 +181,8 @@ def train_sft(
         output_dir=str(out), max_steps=steps, per_device_train_batch_size=micro, gradient_accumulation_steps=batch // (micro * world), learning_rate=lr,
         warmup_steps=int(np.ceil(warmup * steps)), lr_scheduler_type=schedule, weight_decay=0.0, adam_beta2=0.98, seed=seed, logging_steps=10,
         save_steps=save_steps, save_total_limit=1, report_to=[], remove_unused_columns=False, max_length=None, bf16=bf16, use_cpu=policy.device.type == "cpu",
-        dataset_kwargs=dict(skip_prepare_dataset=True), dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=False, eos_token=policy.tokenizer.eos_token)
+        dataset_kwargs=dict(skip_prepare_dataset=True), dataloader_pin_memory=False,
+        disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=False, eos_token=policy.tokenizer.eos_token)
     trainer = _InOrder(model=policy.model, args=args, train_dataset=Dataset.from_dict(dict(labels=order)), data_collator=collator(policy, encoded),
                        processing_class=policy.tokenizer, peft_config=peft_config,
                        callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])

@@ -164,7 +164,8 @@ def rl_config(
         generation_batch_size=batch * group, num_generations=group, num_iterations=num_iterations, learning_rate=lr, beta=beta, epsilon=epsilon,
         temperature=temperature, loss_type="grpo", scale_rewards="none", use_bias_correction_kl=False, lr_scheduler_type=schedule, seed=seed,
         save_steps=save_steps * updates, save_total_limit=1, logging_steps=1, report_to=[], bf16=bf16, use_cpu=use_cpu, max_completion_length=None,
-        dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=False, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
+        dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(),
+        activation_checkpointing=False, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
 
 
 def train_rl(
