@@ -13,10 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 from datasets import Dataset
+from matplotlib.figure import Figure
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
@@ -107,7 +107,7 @@ def plot_metrics(
 ):  # the path
     "The curves of a run as a picture."
     rows = read_metrics(out)
-    figure = matplotlib.figure.Figure(figsize=(3.2 * len(keys), 2.6), dpi=80, layout="tight")
+    figure = Figure(figsize=(3.2 * len(keys), 2.6), dpi=80, layout="tight")
     for ax, key in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys, strict=True):
         points = [(r["step"], r[key]) for r in rows if key in r]
         if points: ax.plot(*zip(*points, strict=True))
