@@ -11,7 +11,7 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'SHARED', 'HELDOUT_SEED', 'METRICS', '
            'values', 'cell', 'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'plot_episode', 'evaluate_real',
            'real_table']
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #2099c868
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #ab779544
 import argparse
 import contextlib
 import json
@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -47,7 +48,7 @@ from ..training.profiles import Profile
 from ..training.sft import train_sft
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #26cce49d
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #ab473cba
 NEEDS = dict(  # stage: the stages whose results it reads
     scenes=(),
     data_single=("scenes",),
@@ -80,7 +81,7 @@ def order(
         todo += [n for n in NEEDS[stage] if n not in needed]
     return [s for s in NEEDS if s in needed]
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #53204683
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #3ca1ff5b
 SHARED = ("scenes", "data_single")  # the same for all seeds
 
 
@@ -108,7 +109,7 @@ def folder(
 
 def is_done(out, stage, seed=0): return (folder(out, stage, seed) / "done.json").exists()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #ca95dd11
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #585aea28
 HELDOUT_SEED = 1_000_000
 METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
@@ -147,7 +148,7 @@ def run_scenes(out, profile, seed):
     means = {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("expert", "constant velocity"))}
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=means)
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #c85045cc
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #d02af026
 def carry(
     values,  # (J,) a metric per turn, NaN where there was no turn or no readable plan
 ):  # (J,) the value of the last readable plan up to each turn
@@ -170,7 +171,7 @@ def summary(
     return dict(n=len(episodes), turns=rows, turns_used=float(used.mean()), scene_ids=[e.scene_id for e in episodes],
                 scene_pdms=[[None if np.isnan(v) else round(float(v), 4) for v in row] for row in per["pdms"]])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #44c3e303
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #1b2399e8
 def play(
     policy,  # Policy
     scenes,  # list[Scene]
@@ -196,7 +197,7 @@ def evaluate(policy, out, profile, seed, turns=None):  # dict: oracle and kinema
     turns = turns or profile.turns
     return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in ("oracle", "kinematic")}
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #acb8595e
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #71c66be2
 UPDATES = dict(sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4)  # times profile.sft_steps
 MIX = dict(  # stage: the data sets that it learns from
     sft_single=["data_single/single"], sft_two_stage=["data_two/two"], sft_one_stage=["data_single/single", "data_two/two"],
@@ -321,7 +322,7 @@ def run_profile(out):  # Profile
     values = json.loads((Path(out) / "run.json").read_text())
     return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #7a72c697
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #3ff5af9b
 def waiting_on(
     stage,  # a key of NEEDS
 ):  # int: how many stages need it, directly or not
@@ -337,7 +338,7 @@ def ready(
     met = lambda stage, seed: all((n, 0 if n in SHARED else seed) in done for n in NEEDS[stage])
     return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -waiting_on(j[0])))
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #42788b24
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #98b4b75c
 def work(
     out,  # the run's folder
     stage,  # a key of NEEDS
@@ -352,6 +353,17 @@ def work(
     result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
     write_json(here / "done.json", result)
     return result
+
+
+def _with_parent():
+    "A worker whose parent was killed must not go on writing into the run's folder."
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent: time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _logged(out, stage, seed):
@@ -388,7 +400,7 @@ def run(
         return {j: work(out, *j) for j in tqdm(jobs, desc="stages")}
     done, results, running = set(), {}, {}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
-    with (ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
+    with (ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_with_parent) as pool,
           tqdm(total=len(jobs), desc="stages", mininterval=1) as bar):
         while jobs or running:
             for job in ready(jobs, done)[:workers - len(running)]:
@@ -429,7 +441,7 @@ def main():
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: main()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #62461701
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #6efc3252
 ROWS = dict(  # stage: how the tables call it
     sft_single="SFT, single-turn", sft_two_stage="SFT, 2-turn, two stages", sft_one_stage="SFT, 2-turn, one stage",
     sft_pdm="SFT, 2-turn, with PDM understanding", sft_multi="SFT, multi-turn", grpo="GRPO, sequence",
@@ -471,7 +483,7 @@ def cell(
     v = 100 * np.asarray(v, float)
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #ce35bd1e
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #4ceffd24
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP", pdms="PDMS", unreadable="unreadable")
 
 
@@ -500,7 +512,7 @@ def table3(results):  # DataFrame
     return pd.DataFrame([dict(model=ROWS[s]) | {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
                          for s in ("sft_multi", *RL_ARMS)])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #9d7d89de
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #068cafe6
 ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), where
     (("sft_two_stage", 1), ("sft_single", 0), "table 2: 2-turn over single-turn"),
     (("sft_one_stage", 1), ("sft_two_stage", 1), "table 2: one stage over two"),
@@ -535,7 +547,7 @@ def plot_turns(results):  # Axes
     ax.legend(frameon=False, fontsize=8)
     return ax
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #ca6ea4c8
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #1a838af2
 def plot_episode(
     out,
     seed,
