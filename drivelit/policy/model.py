@@ -333,7 +333,7 @@ def _processor(folder, pixels):
 
 
 def load_policy(
-    name_or_path="toy",  # "toy", or a folder: a saved toy, a Qwen2.5-VL checkpoint, or PEFT adapters
+    name_or_path="toy",  # "toy", a name on the hub, or a folder: a saved toy, a Qwen2.5-VL checkpoint, PEFT adapters
     *,
     seed=0,  # of the toy's weights
     size="toy",  # of the toy: a key of SIZES
@@ -363,7 +363,8 @@ def load_policy(
             base or named, seed=seed, size=size, image_size=image_size, text=text, dtype=dtype, device=device,
             attn_implementation=attn_implementation, min_pixels=min_pixels, max_pixels=max_pixels)
         return Policy(PeftModel.from_pretrained(base.model, folder, is_trainable=True), base.processor, base.note)
-    if not (folder / "config.json").exists():
+    on_hub = not folder.exists() and not folder.is_absolute() and len(folder.parts) == 2  # such as Qwen/Qwen2.5-VL-7B-Instruct
+    if not on_hub and not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder}: no config.json, so no policy here (the embedded one is 'toy')")
     kind = AutoConfig.from_pretrained(folder).model_type
     if kind != "qwen2_5_vl": raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
