@@ -6,7 +6,7 @@
 __all__ = ['IGNORE', 'encode_row', 'batches', 'last_checkpoint', 'read_metrics', 'Survive', 'plot_metrics', 'LoadsWeights',
            'collator', 'train_sft']
 
-# %% ../../nbs/40_training/10_sft.ipynb #9f97ea70
+# %% ../../nbs/40_training/10_sft.ipynb #4867f8d9
 import json
 import os
 import shutil
@@ -18,10 +18,10 @@ import torch
 from datasets import Dataset
 from matplotlib.figure import Figure
 from torch.utils.data import SequentialSampler
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-# %% ../../nbs/40_training/10_sft.ipynb #950e1bcd
+# %% ../../nbs/40_training/10_sft.ipynb #08814120
 IGNORE = -100
 
 
@@ -42,7 +42,7 @@ def encode_row(
         ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
     return ids, labels, shown
 
-# %% ../../nbs/40_training/10_sft.ipynb #6c712123
+# %% ../../nbs/40_training/10_sft.ipynb #29d6b7f6
 def batches(
     lengths,  # of the rows
     batch,  # rows in a batch
@@ -60,7 +60,7 @@ def batches(
         out += list(some[rng.permutation(len(some))])
     return np.array(out[:steps])
 
-# %% ../../nbs/40_training/10_sft.ipynb #5cfdd8f2
+# %% ../../nbs/40_training/10_sft.ipynb #32c7ad36
 def last_checkpoint(
     out,  # folder of the run
 ):  # Path or None; incomplete checkpoints are removed
@@ -116,7 +116,7 @@ def plot_metrics(
     figure.savefig(path)
     return path
 
-# %% ../../nbs/40_training/10_sft.ipynb #0046f586
+# %% ../../nbs/40_training/10_sft.ipynb #72b00648
 class LoadsWeights:
     """Resume with the checkpoint's weights. Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`), and the
     trainer's own loading skips names that it does not know without a word: the run would go on from the weights that it was given."""
@@ -186,6 +186,7 @@ def train_sft(
     trainer = _InOrder(model=policy.model, args=args, train_dataset=Dataset.from_dict(dict(labels=order)), data_collator=collator(policy, encoded),
                        processing_class=policy.tokenizer, peft_config=peft_config,
                        callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])
+    trainer.remove_callback(PrinterCallback)  # the file has it all
     policy.model = trainer.model
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     policy.model.eval()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['scene_order', 'TurnGRPOTrainer', 'rl_config', 'train_rl']
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #d2289c37
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #123db979
 import copy
 import os
 import sys
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ..policy.engines import TransformersEngine
@@ -22,7 +23,7 @@ from ..rollout.core import rollout
 from .grpo import ADVANTAGES, spread_to_tokens
 from .sft import LoadsWeights, Survive, last_checkpoint, plot_metrics, read_metrics
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #11d8331a
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #4a8a6357
 def scene_order(
     count,  # scenes there are
     args,  # GRPOConfig
@@ -131,7 +132,7 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
             put(f"turn{j + 1}/share", [e.turns > j for e in episodes])
             put(f"turn{j + 1}/unreadable", [e.infos[j].get("unreadable", 0) for e in there])
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #76967e9f
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #92b3ad94
 def rl_config(
     out,
     *,
@@ -192,6 +193,7 @@ def train_rl(
     trainer = TurnGRPOTrainer(policy, task, scenes, args, lambda r, g: advantage_fn(r, g, std=std), engine=engine, max_turns=max_turns,
                               max_new_tokens=max_new_tokens, max_tokens=max_tokens, peft_config=peft_config,
                               callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])
+    trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     policy.model.eval()
     policy.save(out / "final")
