@@ -11,7 +11,7 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'SHARED', 'HELDOUT_SEED', 'METRICS', '
            'values', 'cell', 'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'plot_episode', 'evaluate_real',
            'real_table']
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #ab779544
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #648e0e76
 import argparse
 import contextlib
 import json
@@ -48,7 +48,7 @@ from ..training.profiles import Profile
 from ..training.sft import train_sft
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #ab473cba
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #90fb497e
 NEEDS = dict(  # stage: the stages whose results it reads
     scenes=(),
     data_single=("scenes",),
@@ -81,7 +81,7 @@ def order(
         todo += [n for n in NEEDS[stage] if n not in needed]
     return [s for s in NEEDS if s in needed]
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #3ca1ff5b
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #2069ca7d
 SHARED = ("scenes", "data_single")  # the same for all seeds
 
 
@@ -109,7 +109,7 @@ def folder(
 
 def is_done(out, stage, seed=0): return (folder(out, stage, seed) / "done.json").exists()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #585aea28
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #48b7e44d
 HELDOUT_SEED = 1_000_000
 METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
@@ -148,7 +148,7 @@ def run_scenes(out, profile, seed):
     means = {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("expert", "constant velocity"))}
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=means)
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #d02af026
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #d3bc7da4
 def carry(
     values,  # (J,) a metric per turn, NaN where there was no turn or no readable plan
 ):  # (J,) the value of the last readable plan up to each turn
@@ -171,7 +171,7 @@ def summary(
     return dict(n=len(episodes), turns=rows, turns_used=float(used.mean()), scene_ids=[e.scene_id for e in episodes],
                 scene_pdms=[[None if np.isnan(v) else round(float(v), 4) for v in row] for row in per["pdms"]])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #1b2399e8
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #8c374b99
 def play(
     policy,  # Policy
     scenes,  # list[Scene]
@@ -197,7 +197,7 @@ def evaluate(policy, out, profile, seed, turns=None):  # dict: oracle and kinema
     turns = turns or profile.turns
     return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in ("oracle", "kinematic")}
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #71c66be2
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #45b5a4c1
 UPDATES = dict(sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4)  # times profile.sft_steps
 MIX = dict(  # stage: the data sets that it learns from
     sft_single=["data_single/single"], sft_two_stage=["data_two/two"], sft_one_stage=["data_single/single", "data_two/two"],
@@ -322,7 +322,7 @@ def run_profile(out):  # Profile
     values = json.loads((Path(out) / "run.json").read_text())
     return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #3ff5af9b
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #b7acad1e
 def waiting_on(
     stage,  # a key of NEEDS
 ):  # int: how many stages need it, directly or not
@@ -338,7 +338,7 @@ def ready(
     met = lambda stage, seed: all((n, 0 if n in SHARED else seed) in done for n in NEEDS[stage])
     return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -waiting_on(j[0])))
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #98b4b75c
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #5be46e9d
 def work(
     out,  # the run's folder
     stage,  # a key of NEEDS
@@ -441,7 +441,7 @@ def main():
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: main()
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #6efc3252
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #59366a2c
 ROWS = dict(  # stage: how the tables call it
     sft_single="SFT, single-turn", sft_two_stage="SFT, 2-turn, two stages", sft_one_stage="SFT, 2-turn, one stage",
     sft_pdm="SFT, 2-turn, with PDM understanding", sft_multi="SFT, multi-turn", grpo="GRPO, sequence",
@@ -453,7 +453,12 @@ def collect(
     seeds,
 ):  # dict, also in results.json
     "The evaluations of a run in one file."
-    found = {str(s): {t: json.loads((folder(out, t, s) / "done.json").read_text()) for t in TRAINED if is_done(out, t, s)} for s in seeds}
+    short = lambda d: {k: v for k, v in d.items() if not k.startswith("scene_")}  # numbers of single scenes stay in done.json
+    def evaluation(stage, seed):
+        d = json.loads((folder(out, stage, seed) / "done.json").read_text())
+        return {k: short(v) if isinstance(v, dict) else v for k, v in d.items()}
+
+    found = {str(s): {t: evaluation(t, s) for t in TRAINED if is_done(out, t, s)} for s in seeds}
     scenes = json.loads((folder(out, "scenes") / "done.json").read_text())
     results = dict(profile=json.loads((Path(out) / "run.json").read_text()), heldout=scenes["heldout"], baselines=scenes["baselines"],
                    seeds=found)
@@ -483,7 +488,7 @@ def cell(
     v = 100 * np.asarray(v, float)
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #4ceffd24
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #1b480199
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP", pdms="PDMS", unreadable="unreadable")
 
 
@@ -512,7 +517,7 @@ def table3(results):  # DataFrame
     return pd.DataFrame([dict(model=ROWS[s]) | {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
                          for s in ("sft_multi", *RL_ARMS)])
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #068cafe6
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #e0335380
 ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), where
     (("sft_two_stage", 1), ("sft_single", 0), "table 2: 2-turn over single-turn"),
     (("sft_one_stage", 1), ("sft_two_stage", 1), "table 2: one stage over two"),
@@ -528,8 +533,9 @@ def orderings(results):  # DataFrame
     "For each comparison of the paper: the difference in points, per seed, and whether the order holds in every seed."
     rows = []
     for (a, i), (b, j), where in ORDERINGS:
-        d = 100 * (values(results, a, turn=i) - values(results, b, turn=j))
-        word = "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
+        both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a in s and b in s})
+        d = 100 * (values(both, a, turn=i) - values(both, b, turn=j))
+        word = "not run" if not len(d) else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
         rows.append({"comparison": where, "better": ROWS[a], "than": ROWS[b], "difference": ", ".join(f"{x:+.1f}" for x in d), "": word})
     return pd.DataFrame(rows)
 
@@ -547,12 +553,12 @@ def plot_turns(results):  # Axes
     ax.legend(frameon=False, fontsize=8)
     return ax
 
-# %% ../../nbs/50_mtdrive/25_stages.ipynb #1a838af2
+# %% ../../nbs/50_mtdrive/25_stages.ipynb #4f3b0737
 def plot_episode(
     out,
     seed,
     profile,
-    arms=("mtgrpo_cross", "mtgrpo_turn", "sft_multi"),  # the first that is trained is shown
+    arms=("mtgrpo_turn", "sft_multi"),  # the first that is trained is shown
     tries=60,  # held-out scenes to choose from
 ):  # Figure
     "One episode turn by turn: the scene in which feedback helped most, offending points and objects in red."
@@ -561,16 +567,17 @@ def plot_episode(
     episodes = play(load(trained(out, stage, seed), profile), scenes, profile, seed=seed + 5)
     def gain(e):
         p = e.reward("pdms")
-        return (np.nan_to_num(p[-1], nan=-1) - np.nan_to_num(p[0], nan=1)) + 0.01 * e.turns if e.turns > 1 else -9.0
+        if e.turns > 1 and any(i["unreadable"] for i in e.infos): return -5.0  # nothing to draw
+        return (np.nan_to_num(p[-1], nan=-1) - np.nan_to_num(p[0], nan=1)) + 0.2 * min(e.turns, 3) if e.turns > 1 else -9.0
     k = int(np.argmax([gain(e) for e in episodes]))
     scene, e = scenes[k], episodes[k]
-    figure, axes = plt.subplots(1, e.turns, figsize=(5.2 * e.turns, 3.4), squeeze=False)
+    figure, axes = plt.subplots(1, e.turns, figsize=(5.4 * e.turns, 3.2), squeeze=False)
     for j, ax in enumerate(axes[0]):
         info, p = e.infos[j], e.rewards[j]["pdms"]
         poses = info["poses"]
         points = None if poses is None or not info["issues"] else np.array([i.pose[:2] for i in info["issues"]])
         marks = {i.object_id: "#e03131" for i in info["issues"] if i.object_id}
-        plot_scene(scene, ax, plans={} if poses is None else {"plan": poses}, mark_points=points, mark_agents=marks)
+        plot_scene(scene, ax, plans={} if poses is None else {"plan": poses}, extent=(-8, 52, -14, 14), mark_points=points, mark_agents=marks)
         if ax.get_legend(): ax.get_legend().remove()
         words = "unreadable" if poses is None else f"PDMS {100 * p:.0f}" + "".join(f", {m}" for m in sorted({i.metric for i in info["issues"]}))
         ax.set_title(f"turn {j + 1}: {words}", fontsize=10)
