@@ -292,7 +292,8 @@ def run_sft(stage, out, profile, seed):
     length = dict(steps=max(1, round(profile.sft_steps * UPDATES[stage]))) if profile.sft_steps else dict(epochs=profile.sft_epochs)
     lr = profile.sft_lr * (0.5 if start else 1.0)
     result = train_sft(policy, rows, folder(out, stage, seed), **length, lr=lr, batch=profile.sft_batch, micro_batch=profile.micro_batch,
-                       seed=seed, last_turn_only=True, save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16")
+                       seed=seed, last_turn_only=True, save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16",
+                       checkpointing=profile.checkpointing)
     return result | evaluate(policy, out, profile, seed)
 
 
@@ -307,7 +308,8 @@ def run_rl(stage, out, profile, seed):
     result = train_rl(policy, task_for(profile), [train[i] for i in chosen], folder(out, stage, seed), ADVANTAGE[stage], std=profile.std,
                       steps=profile.rl_steps, batch=profile.rl_batch, mini_batch=profile.rl_mini_batch, group=profile.group, lr=profile.rl_lr,
                       beta=profile.kl, num_iterations=profile.num_iterations, temperature=profile.temperature, micro_batch=profile.micro_batch,
-                      save_steps=max(1, profile.save_every // 5), seed=seed, bf16=profile.precision == "bf16", max_turns=profile.turns,
+                      save_steps=max(1, profile.save_every // 5), seed=seed, bf16=profile.precision == "bf16",
+                      checkpointing=profile.checkpointing, max_turns=profile.turns,
                       max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     return result | evaluate(policy, out, profile, seed)
 

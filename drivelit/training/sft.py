@@ -165,6 +165,7 @@ def train_sft(
     max_length=11_500,  # tokens; a longer row is an error
     peft_config=None,  # a LoraConfig: train adapters only
     bf16=False,
+    checkpointing=False,  # recompute activations in the backward pass: less memory, more time
 ):  # dict: steps, loss of the last tenth, tokens
     "Supervised tuning; the policy in `out/final` can be loaded again."
     out = Path(out)
@@ -182,7 +183,7 @@ def train_sft(
         warmup_steps=int(np.ceil(warmup * steps)), lr_scheduler_type=schedule, weight_decay=0.0, adam_beta2=0.98, seed=seed, logging_steps=10,
         save_steps=save_steps, save_total_limit=1, report_to=[], remove_unused_columns=False, max_length=None, bf16=bf16, use_cpu=policy.device.type == "cpu",
         dataset_kwargs=dict(skip_prepare_dataset=True), dataloader_pin_memory=False,
-        disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=False, eos_token=policy.tokenizer.eos_token)
+        disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=checkpointing, eos_token=policy.tokenizer.eos_token)
     trainer = _InOrder(model=policy.model, args=args, train_dataset=Dataset.from_dict(dict(labels=order)), data_collator=collator(policy, encoded),
                        processing_class=policy.tokenizer, peft_config=peft_config,
                        callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])

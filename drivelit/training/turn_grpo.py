@@ -150,6 +150,7 @@ def rl_config(
     epsilon=0.2,
     schedule="constant",
     bf16=False,
+    checkpointing=False,  # recompute activations in the backward pass
     use_cpu=False,
 ):  # GRPOConfig
     "MTDrive's settings in TRL's words: loss of eq. 4, k3 without correction, no scaling of rewards by TRL."
@@ -166,7 +167,7 @@ def rl_config(
         temperature=temperature, loss_type="grpo", scale_rewards="none", use_bias_correction_kl=False, lr_scheduler_type=schedule, seed=seed,
         save_steps=save_steps * updates, save_total_limit=1, logging_steps=1, report_to=[], bf16=bf16, use_cpu=use_cpu, max_completion_length=None,
         dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(),
-        activation_checkpointing=False, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
+        activation_checkpointing=checkpointing, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
 
 
 def train_rl(
