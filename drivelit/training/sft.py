@@ -6,7 +6,7 @@
 __all__ = ['IGNORE', 'with_images', 'encode_row', 'batches', 'first_process', 'last_checkpoint', 'read_metrics', 'Survive',
            'plot_metrics', 'LoadsWeights', 'collator', 'train_sft']
 
-# %% ../../nbs/40_training/10_sft.ipynb #d3490513
+# %% ../../nbs/40_training/10_sft.ipynb #ee6d8761
 import json
 import os
 import shutil
@@ -21,7 +21,7 @@ from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-# %% ../../nbs/40_training/10_sft.ipynb #d3726ad1
+# %% ../../nbs/40_training/10_sft.ipynb #6397169a
 IGNORE = -100
 
 
@@ -48,7 +48,7 @@ def encode_row(
         ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
     return ids, labels, shown
 
-# %% ../../nbs/40_training/10_sft.ipynb #213f78c1
+# %% ../../nbs/40_training/10_sft.ipynb #083bb1c7
 def batches(
     lengths,  # of the rows
     batch,  # rows in a batch
@@ -66,7 +66,7 @@ def batches(
         out += list(some[rng.permutation(len(some))])
     return np.array(out[:steps])
 
-# %% ../../nbs/40_training/10_sft.ipynb #9c1d56fd
+# %% ../../nbs/40_training/10_sft.ipynb #dedd1c46
 def first_process(): return os.environ.get("RANK", "0") == "0"
 
 
@@ -133,7 +133,7 @@ def plot_metrics(
     figure.savefig(path)
     return path
 
-# %% ../../nbs/40_training/10_sft.ipynb #60145a39
+# %% ../../nbs/40_training/10_sft.ipynb #603c9589
 class LoadsWeights:
     """Resume with the checkpoint's weights. Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`), and the
     trainer's own loading skips names that it does not know without a word: the run would go on from the weights that it was given."""
