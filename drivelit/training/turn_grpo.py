@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['scene_order', 'TurnGRPOTrainer', 'rl_config', 'train_rl']
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #123db979
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #5d46bd06
 import copy
 import os
 import sys
@@ -23,7 +23,7 @@ from ..rollout.core import rollout
 from .grpo import ADVANTAGES, spread_to_tokens
 from .sft import LoadsWeights, Survive, last_checkpoint, plot_metrics, read_metrics
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #4a8a6357
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #c7e79fd8
 def scene_order(
     count,  # scenes there are
     args,  # GRPOConfig
@@ -116,23 +116,25 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         with self.accelerator.unwrap_model(self.model).disable_adapter(): return self._logps(self.model, batch)
 
     def _log_turns(self, episodes):
-        "Means for each turn: every reward, the unreadable share; and turns used, lengths."
-        log = self._metrics["train"]
+        "Means for each turn over all processes: every reward, the unreadable share; and turns used, lengths."
+        log, played = self._metrics["train"], [dict(
+            rewards=e.rewards, reward=e.reward(), unreadable=[i.get("unreadable", 0) for i in e.infos],
+            tokens=sum(t >= 0 for t in e.turn), truncated=e.truncated) for e in episodes]
+        if self.accelerator.num_processes > 1: played = gather_object(played)
         put = lambda k, v: log[k].append(float(np.mean(v))) if len(v) else None
-        put("turns_used", [e.turns for e in episodes])
-        put("tokens", [sum(t >= 0 for t in e.turn) for e in episodes])
-        put("truncated", [e.truncated for e in episodes])
-        put("reward/first", [e.reward()[0] for e in episodes]); put("reward/last", [e.reward()[-1] for e in episodes])
-        put("reward", [e.reward().mean() for e in episodes])
-        for j in range(max(e.turns for e in episodes)):
-            there = [e for e in episodes if e.turns > j]
-            for key in there[0].rewards[j]:
-                values = np.array([e.rewards[j].get(key, np.nan) for e in there], float)
+        for k in ("tokens", "truncated"): put(k, [e[k] for e in played])
+        put("turns_used", [len(e["reward"]) for e in played])
+        put("reward/first", [e["reward"][0] for e in played]); put("reward/last", [e["reward"][-1] for e in played])
+        put("reward", [e["reward"].mean() for e in played])
+        for j in range(max(len(e["reward"]) for e in played)):
+            there = [e for e in played if len(e["reward"]) > j]
+            for key in there[0]["rewards"][j]:
+                values = np.array([e["rewards"][j].get(key, np.nan) for e in there], float)
                 put(f"turn{j + 1}/{key}", values[~np.isnan(values)])
-            put(f"turn{j + 1}/share", [e.turns > j for e in episodes])
-            put(f"turn{j + 1}/unreadable", [e.infos[j].get("unreadable", 0) for e in there])
+            put(f"turn{j + 1}/share", [len(e["reward"]) > j for e in played])
+            put(f"turn{j + 1}/unreadable", [e["unreadable"][j] for e in there])
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #92b3ad94
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #b0b63c7a
 def rl_config(
     out,
     *,
@@ -165,7 +167,7 @@ def rl_config(
         output_dir=str(out), max_steps=steps * updates, per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro,
         generation_batch_size=batch * group, num_generations=group, num_iterations=num_iterations, learning_rate=lr, beta=beta, epsilon=epsilon,
         temperature=temperature, loss_type="grpo", scale_rewards="none", use_bias_correction_kl=False, lr_scheduler_type=schedule, seed=seed,
-        save_steps=save_steps * updates, save_total_limit=1, logging_steps=1, report_to=[], bf16=bf16, use_cpu=use_cpu, max_completion_length=None,
+        save_steps=save_steps * updates, logging_steps=1, report_to=[], bf16=bf16, use_cpu=use_cpu, max_completion_length=None,
         dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(),
         activation_checkpointing=checkpointing, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
 
