@@ -6,7 +6,7 @@
 __all__ = ['IGNORE', 'with_images', 'encode_row', 'batches', 'first_process', 'last_checkpoint', 'read_metrics', 'Survive',
            'plot_metrics', 'LoadsWeights', 'collator', 'train_sft']
 
-# %% ../../nbs/40_training/10_sft.ipynb #ee6d8761
+# %% ../../nbs/40_training/10_sft.ipynb #eeaaa38d
 import json
 import os
 import shutil
@@ -21,7 +21,7 @@ from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-# %% ../../nbs/40_training/10_sft.ipynb #6397169a
+# %% ../../nbs/40_training/10_sft.ipynb #64ec4fd7
 IGNORE = -100
 
 
@@ -48,7 +48,7 @@ def encode_row(
         ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
     return ids, labels, shown
 
-# %% ../../nbs/40_training/10_sft.ipynb #083bb1c7
+# %% ../../nbs/40_training/10_sft.ipynb #f993878f
 def batches(
     lengths,  # of the rows
     batch,  # rows in a batch
@@ -66,7 +66,7 @@ def batches(
         out += list(some[rng.permutation(len(some))])
     return np.array(out[:steps])
 
-# %% ../../nbs/40_training/10_sft.ipynb #dedd1c46
+# %% ../../nbs/40_training/10_sft.ipynb #215251d1
 def first_process(): return os.environ.get("RANK", "0") == "0"
 
 
@@ -133,7 +133,7 @@ def plot_metrics(
     figure.savefig(path)
     return path
 
-# %% ../../nbs/40_training/10_sft.ipynb #603c9589
+# %% ../../nbs/40_training/10_sft.ipynb #369b0f7b
 class LoadsWeights:
     """Resume with the checkpoint's weights. Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`), and the
     trainer's own loading skips names that it does not know without a word: the run would go on from the weights that it was given."""
@@ -209,6 +209,7 @@ def train_sft(
                        processing_class=policy.tokenizer, peft_config=peft_config,
                        callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])
     trainer.remove_callback(PrinterCallback)  # the file has it all
+    trainer.model_accepts_loss_kwargs = True  # the mean is over the update's tokens and not over each forward pass: TRL counts them if told to
     policy.model = trainer.model
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     policy.model.eval()
