@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AHEAD', 'MOVING_TYPES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT', 'kinematic',
-           'at_10hz', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
+           'at_10hz', 'red_zones', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
            'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
            'PDMResult', 'progress_score', 'score_states', 'score', 'reference_progress']
 
@@ -52,6 +52,28 @@ def at_10hz(
     out = np.stack([np.interp(t, times, poses[:, i]) for i in range(3)], 1)
     out[(t < times[0] - 1e-6) | (t > times[-1] + 1e-6)] = np.nan
     return out
+
+
+def red_zones(
+    scene: Scene,
+):  # list of polygons
+    "What a red light on the route keeps the ego off: its lane connectors, or a strip of half a metre behind its stop line."
+    route, out = {a.id: a for a in scene.map.areas if a.on_route}, []
+    for light in scene.lights:
+        if light.at(0.0) != "red": continue
+        lanes = [route[i] for i in light.lane_ids if i in route]
+        connectors = [a.polygon for a in lanes if a.kind == "lane_connector"]
+        out += connectors
+        if not connectors and len(light.stop_line) and (lanes or not light.lane_ids): out.append(_behind(light.stop_line))
+    return out
+
+
+def _behind(line, depth=0.5):
+    "The strip behind a stop line, seen from the ego."
+    a, b = np.asarray(line, float)
+    n = np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-9)
+    n = n if n @ ((a + b) / 2) > 0 else -n
+    return shapely.Polygon([a, b, b + depth * n, a + depth * n])
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #7e98e6fa
 @dataclass(eq=False)

@@ -110,6 +110,8 @@ class Ego:
     velocity: np.ndarray = (0.0, 0.0)  # (2,) now, m/s, ego frame
     acceleration: np.ndarray = (0.0, 0.0)  # (2,) now, m/s²
     steering_angle: float = 0.0  # of the front tyres now, radians
+    past_velocity: np.ndarray = ()  # (H, 2) m/s at each pose, in the frame of that pose; empty: not recorded
+    past_acceleration: np.ndarray = ()  # (H, 2) m/s² likewise
 
     def __post_init__(self):
         t = _times(self.times, "ego.times")
@@ -118,7 +120,10 @@ class Ego:
         if np.abs(p[-1]).max() > 1e-6: raise SceneError("ego.poses: the last pose must be the origin (now)")
         for k, v in dict(times=t, poses=p, velocity=_array(self.velocity, "ego.velocity", (2,)),
                          acceleration=_array(self.acceleration, "ego.acceleration", (2,)),
-                         steering_angle=_number(self.steering_angle, "ego.steering_angle")).items():
+                         steering_angle=_number(self.steering_angle, "ego.steering_angle"),
+                         past_velocity=_array(self.past_velocity, "ego.past_velocity", (None, 2)),
+                         past_acceleration=_array(self.past_acceleration, "ego.past_acceleration", (None, 2))).items():
+            if k.startswith("past") and len(v) not in (0, len(t)): raise SceneError(f"ego.{k}: {len(v)} rows for {len(t)} poses")
             object.__setattr__(self, k, v)
 
 
