@@ -2,7 +2,9 @@
 
 Toy town scenes, plans around each expert, one core. Milliseconds per plan at several batch sizes, split into tracking (LQR and bicycle)
 and scoring (contacts, map, comfort, progress), beside a loop that scores one plan at a time, as a planner's own script would: once on
-scenes made ready before, once on plain scenes (geometry and reference made again for each plan). The batch must give the loop's scores.
+scenes made ready before, once on plain scenes (geometry and reference made again for each plan): that is our first version. Then the
+peak memory of a batch, and a training step's shape (a few plans for each of many scenes) scored scene by scene and all together. The
+batch must give the loop's scores.
 Exits with 1 if a batch of 64 costs more than `--limit` ms per plan.
 """
 import argparse
@@ -12,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys  # noqa: E402
 import time  # noqa: E402
+import tracemalloc  # noqa: E402
 
 import numpy as np  # noqa: E402
 
@@ -20,6 +23,7 @@ from drivelit.metrics import pdm, pdm_closed  # noqa: E402
 from drivelit.scene.town import scenes  # noqa: E402
 
 BATCHES = (1, 8, 64, 256)
+MEMORY = (256, 512, 1024)
 
 
 def plans_around(expert, n, rng):
@@ -73,6 +77,21 @@ def main():
         ratios = f"{one * n / whole:13.1f} {plain * n / whole:13.1f}"
         print(f"{n:5d} {whole:9.2f} {whole / n:10.3f} {tracking / n:9.3f} {(whole - tracking) / n:9.3f} {ratios}")
         if n == 64: at_64 = whole / n
+
+    print(f"\n{'batch':>5} {'peak MB':>8} {'kB a plan':>10}")
+    for n in (64, 128, *MEMORY):
+        many = np.concatenate([plans[0]] * (n // 64 + 1))[:n]
+        tracemalloc.start()
+        pdm.score(ready[0], many)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        print(f"{n:5d} {peak / 1e6:8.1f} {peak / 1e3 / n:10.1f}")
+
+    few, whose = [x[:8] for x in plans], [ready[i % len(ready)] for i in range(len(plans))]
+    apart = milliseconds(lambda: [pdm.score(r, x) for r, x in zip(whose, few, strict=True)], args.repeats)
+    together = milliseconds(lambda: pdm.score_scenes(whose, few), args.repeats)
+    print(f"\n8 plans for each of {len(few)} scenes: {apart / 8 / len(few):.3f} ms a plan scene by scene, {together / 8 / len(few):.3f} ms together "
+          f"(x {apart / together:.1f})")
 
     for r, x in zip(ready, plans, strict=True):
         batch = pdm.score(r, x[:8]).pdms

@@ -8,7 +8,7 @@ __all__ = ['TTC_STEPS', 'OFF_LINE', 'OFF_STEPS', 'EXTENDED', 'MULTIPLIED', 'WEIG
            'extended_comfort', 'EPDMSResult', 'early', 'score_states', 'human_filter', 'score', 'second_stage_weights',
            'with_extended_comfort', 'two_stage', 'one_stage', 'rows']
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #846a8f67
+# %% ../../nbs/10_metrics/15_epdms.ipynb #cf001b53
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +17,11 @@ import shapely
 
 from . import kinematics as kin
 from . import pdm
-from .kinematics import AX, AY, HEADING, STEPS, VEHICLE, YAW_ACC, YAW_RATE, X, Y
+from .kinematics import AX, AY, HEADING, VEHICLE, YAW_ACC, YAW_RATE, X, Y
 from .pdm import PDMScene
-from ..scene.core import Ego, from_frame
+from ..scene.core import Ego, Scene, from_frame
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #72d85173
+# %% ../../nbs/10_metrics/15_epdms.ipynb #b0d5866e
 def direction(
     prepared: PDMScene,
     states,  # (N, 41, 11)
@@ -45,7 +45,7 @@ def traffic_lights(prepared, states):
     shapely.prepare(zone)
     return 1.0 - shapely.intersects(zone, shapely.polygons(pdm.corners(states))).any(1)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #974fc77d
+# %% ../../nbs/10_metrics/15_epdms.ipynb #b5813176
 TTC_STEPS, OFF_LINE, OFF_STEPS = 32, 0.5, 20  # steps, metres, steps
 
 
@@ -71,7 +71,7 @@ def progress_score(
     best = np.maximum(own * allowed, reference)
     return np.where(best > 5.0, np.clip(own / np.maximum(best, 1e-9), 0, 1), 1.0)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #84c78b59
+# %% ../../nbs/10_metrics/15_epdms.ipynb #944cac52
 def comfort_signals(
     states,  # (N, T, 11)
 ):  # dict of (N, T)
@@ -113,7 +113,7 @@ def history_comfort(
     full = np.concatenate([np.repeat(past[None], len(states), 0), states], 1)
     return np.all([((s > kin.COMFORT[k][0]) & (s < kin.COMFORT[k][1])).all(1) for k, s in comfort_signals(full).items()], 0).astype(float)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #70f6c57b
+# %% ../../nbs/10_metrics/15_epdms.ipynb #c92ae5b5
 EXTENDED = dict(accel=0.7, jerk=0.5, yaw_rate=0.1, yaw_accel=0.1)
 
 
@@ -137,7 +137,7 @@ def extended_comfort(
     rms = {key: np.sqrt(np.mean((now[key] - then[key]) ** 2, 1)) for key in now}
     return np.all([rms[key] <= limit for key, limit in EXTENDED.items()], 0).astype(float)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #e65a5637
+# %% ../../nbs/10_metrics/15_epdms.ipynb #b25a48b1
 MULTIPLIED, WEIGHTS = ("nc", "dac", "ddc", "tlc"), dict(ep=5.0, ttc=5.0, lk=2.0, hc=2.0, ec=2.0)
 
 
@@ -197,7 +197,7 @@ def score_states(
     ec = np.full(len(states), np.nan) if before is None else extended_comfort(states, before, interval)
     return EPDMSResult(nc, dac, ddc, tlc, ep, ttc, lane_keeping(prepared, states), hc, ec, own, states, ttc_step, nc_step)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #4b281fcc
+# %% ../../nbs/10_metrics/15_epdms.ipynb #7e033728
 def human_filter(
     result: EPDMSResult,
     human,  # (41, 11) drive of the recorded human, or EPDMSResult of it
@@ -219,7 +219,7 @@ def score(
     human=None,  # (8, 3) recorded drive: the human filter is on
 ) -> EPDMSResult:
     "EPDMS of plans. Raises ValueError for a plan with NaN or of the wrong shape, and for `before` without `ego_before`."
-    prepared = scene if isinstance(scene, PDMScene) else pdm.prepare(scene)
+    prepared = pdm.prepare(scene) if isinstance(scene, Scene) else scene
     ego = prepared.scene.ego
     if (before is None) != (ego_before is None): raise ValueError("before and ego_before: EC needs the plan of the frame before and its ego")
     if reference is None:
@@ -230,7 +230,7 @@ def score(
     result = score_states(prepared, kin.simulate(poses, ego), float(r.progress[0] * r.product[0]), past_states(ego), then, interval)
     return result if human is None else human_filter(result, kin.simulate(np.asarray(human, float)[None], ego)[0], prepared)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #2773124a
+# %% ../../nbs/10_metrics/15_epdms.ipynb #e3eab107
 SIGMA2 = 0.1  # m²
 
 

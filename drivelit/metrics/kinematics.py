@@ -168,7 +168,7 @@ def initial_state(ego: Ego):  # (11,) at the origin
 
 def track(
     plan,  # (N, 41, 3) rear-axle poses at 10 Hz in the ego frame
-    ego: Ego,
+    ego,  # Ego, or (N, 11) a first state for each plan: plans of many scenes are driven together
 ):  # (N, 41, 11) states in the ego frame
     "Drive plans: tracker and bicycle, all plans at once."
     plan = np.asarray(plan, float)
@@ -177,7 +177,7 @@ def track(
     last = speed.shape[1] - 1
     curvature = np.concatenate([curvature, np.repeat(curvature[:, -1:], HORIZON, 1)], 1)
     states = np.empty((*plan.shape[:2], 11))
-    states[:, 0] = initial_state(ego)
+    states[:, 0] = initial_state(ego) if isinstance(ego, Ego) else ego
     for k in range(plan.shape[1] - 1):
         commands = control(states[:, k], plan[:, k], speed[:, min(k + HORIZON, last)], curvature[:, k:k + HORIZON])
         states[:, k + 1] = step(states[:, k], *commands)

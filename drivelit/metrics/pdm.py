@@ -6,7 +6,7 @@
 __all__ = ['AHEAD', 'MOVING_TYPES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT', 'kinematic',
            'at_10hz', 'red_zones', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
            'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
-           'PDMResult', 'progress_score', 'score_states', 'score', 'reference_progress']
+           'PDMResult', 'progress_score', 'score_states', 'score', 'score_scenes', 'reference_progress']
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
 from dataclasses import dataclass, replace
@@ -332,6 +332,20 @@ def score(
     states = kin.simulate(poses, prepared.scene.ego)
     if not ep: return score_states(prepared, states)
     return score_states(prepared, states, reference_progress(prepared, reference))
+
+
+def score_scenes(
+    scenes,  # list of Scene or PDMScene
+    plans,  # list of (N_i, 8, 3), one array for each scene
+    ep=True,
+) -> list[PDMResult]:
+    "`score` for many scenes: the drives of all plans are simulated together, which is what a few plans a scene spend their time on."
+    ready = [s if isinstance(s, PDMScene) else prepare(s) for s in scenes]
+    if len(ready) != len(plans): raise ValueError(f"{len(ready)} scenes and {len(plans)} arrays of plans")
+    counts = [len(p) for p in plans]
+    start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], counts, 0)
+    states = kin.track(kin.interpolate(np.concatenate(plans)), start)
+    return [score_states(r, s, reference_progress(r) if ep else None) for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)]
 
 
 def reference_progress(

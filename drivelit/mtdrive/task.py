@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ..metrics.pdm import score
+from ..metrics.pdm import score_scenes
 from .agent import PDMAgent, Ready, pose_text
 from ..policy.formats import ParseError, format_score, parse_trajectory
 from ..rollout.core import Step, Task, TurnState
@@ -111,9 +111,10 @@ class MTDriveTask(Task):
         for i, (state, plan) in enumerate(zip(states, plans, strict=True)):
             if isinstance(plan, ParseError): steps[i] = self._unreadable(state, completions[i], plan.reason)
             else: by_scene.setdefault(id(state.scene), []).append(i)
-        for rows in by_scene.values():
-            scene, poses = states[rows[0]].scene, np.stack([plans[i] for i in rows])
-            result, said = score(self.ready(scene), poses), self.agent.judge(scene, poses)
+        groups = [(states[rows[0]].scene, rows, np.stack([plans[i] for i in rows])) for rows in by_scene.values()]
+        results = score_scenes([self.ready(s) for s, _, _ in groups], [p for _, _, p in groups]) if groups else []
+        for (scene, rows, poses), result in zip(groups, results, strict=True):
+            said = self.agent.judge(scene, poses)
             for k, i in enumerate(rows): steps[i] = self._judged(states[i], completions[i], poses[k], result, k, said[k])
         return steps
 
