@@ -28,4 +28,6 @@ torch=${DRIVELIT_TORCH:-$torch}
 # The CPU build first, so that nothing below pulls in CUDA: from the index that pip knows, or from PyTorch's own.
 "${pip[@]}" "$torch" 2>/dev/null || "${pip[@]}" --extra-index-url https://download.pytorch.org/whl/cpu "$torch"
 "${pip[@]}" -e '.[dev]'
+# The nuScenes devkit names older numpy and shapely than ours as its own; what it needs of them is unchanged.
+"${pip[@]}" --no-deps nuscenes-devkit descartes
 "$venv/bin/python" -c 'import torch, transformers, trl; print(f"ready: torch {torch.__version__}, transformers {transformers.__version__}, trl {trl.__version__}")'

@@ -6,7 +6,7 @@
 __all__ = ['INCEPTION', 'BICUBIC', 'MEAN', 'DEVIATION', 'Moments', 'frechet', 'frechet_of', 'fid', 'clip_pixels', 'embed_images',
            'embed_texts', 'unit', 'image_similarity', 'clip_score']
 
-# %% ../../nbs/10_metrics/70_images.ipynb #ad2b9a4c
+# %% ../../nbs/10_metrics/70_images.ipynb #0554b933
 import warnings
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from scipy.linalg import sqrtm
 
-# %% ../../nbs/10_metrics/70_images.ipynb #42ad7df2
+# %% ../../nbs/10_metrics/70_images.ipynb #93a2b997
 class Moments:
     "Mean and covariance of features, batch by batch."
 
@@ -67,7 +67,7 @@ def frechet_of(
         for p in parts(images): m.add(extract(p))
     return frechet(a, b)
 
-# %% ../../nbs/10_metrics/70_images.ipynb #3bd5bbbd
+# %% ../../nbs/10_metrics/70_images.ipynb #4b0b09df
 INCEPTION, BICUBIC = 2048, 3  # features; PIL's number for the filter
 
 
@@ -80,8 +80,8 @@ def fid(
     "FID. Raises ValueError naming what is missing if there is no Inception."
     if not isinstance(network, torch.nn.Module):
         if not network or not Path(network).is_file():
-            raise ValueError(f"{network}: there is no Inception network here. Export FID's InceptionV3 (pool features, TensorFlow weights) to TorchScript and give its "
-                             "path, or use `frechet_of` with another extractor and do not call it FID")
+            raise ValueError(f"{network}: there is no Inception network here. Export FID's InceptionV3 (pool features, TensorFlow weights) to "
+                             "TorchScript and give its path, or use `frechet_of` with another extractor and do not call it FID")
         network = torch.jit.load(str(network), map_location="cpu")
 
     def extract(images):
@@ -92,7 +92,7 @@ def fid(
 
     return frechet_of(extract, real, made, batch)
 
-# %% ../../nbs/10_metrics/70_images.ipynb #eb9414fd
+# %% ../../nbs/10_metrics/70_images.ipynb #bbc580a2
 MEAN, DEVIATION = np.array([0.48145466, 0.4578275, 0.40821073]), np.array([0.26862954, 0.26130258, 0.27577711])
 
 
