@@ -6,7 +6,7 @@
 __all__ = ['ROUTES', 'PENALTY', 'SLOW', 'OUTSIDE', 'SPEED', 'PIECE', 'WINDOW', 'penalty', 'composed', 'success', 'efficiency',
            'smooth_pieces', 'read_results', 'route_number', 'summary']
 
-# %% ../../nbs/10_metrics/50_closed_loop.ipynb #188f7664
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #e0bcb90e
 import json
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ from scipy.signal import savgol_filter
 
 from .kinematics import COMFORT
 
-# %% ../../nbs/10_metrics/50_closed_loop.ipynb #ac5e1030
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #19247222
 ROUTES = 220
 PENALTY = dict(collisions_pedestrian=0.5, collisions_vehicle=0.6, collisions_layout=0.65, red_light=0.7, stop_infraction=0.8,
                scenario_timeouts=0.7, yield_emergency_vehicle_infractions=0.7)
@@ -43,7 +43,7 @@ def penalty(
 
 def composed(record): return record["scores"]["score_route"] * penalty(record["infractions"])
 
-# %% ../../nbs/10_metrics/50_closed_loop.ipynb #470c1788
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb302a
 def success(record): return record["status"] in ("Completed", "Perfect") and not any(v for k, v in record["infractions"].items() if k != SLOW)
 
 
@@ -78,7 +78,7 @@ def smooth_pieces(
     signals = dict(lon_accel=lon_s, lat_accel=smooth(cut(lat)), jerk=smooth(size_s, 1), lon_jerk=smooth(lon_s, 1), yaw_accel=rate, yaw_rate=rate)
     return float(np.mean(np.all([((v > COMFORT[k][0]) & (v < COMFORT[k][1])).all(1) for k, v in signals.items()], 0)))
 
-# %% ../../nbs/10_metrics/50_closed_loop.ipynb #5f43e4f7
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30cdbb
 def read_results(
     path,  # merged result JSON with _checkpoint.records
 ):  # list of records

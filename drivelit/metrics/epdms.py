@@ -8,7 +8,7 @@ __all__ = ['TTC_STEPS', 'OFF_LINE', 'OFF_STEPS', 'EXTENDED', 'MULTIPLIED', 'WEIG
            'extended_comfort', 'EPDMSResult', 'early', 'score_states', 'human_filter', 'score', 'second_stage_weights',
            'with_extended_comfort', 'two_stage', 'one_stage', 'rows']
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #cf001b53
+# %% ../../nbs/10_metrics/15_epdms.ipynb #9316bd6b
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from .kinematics import AX, AY, HEADING, VEHICLE, YAW_ACC, YAW_RATE, X, Y
 from .pdm import PDMScene
 from ..scene.core import Ego, Scene, from_frame
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #b0d5866e
+# %% ../../nbs/10_metrics/15_epdms.ipynb #39cd701a
 def direction(
     prepared: PDMScene,
     states,  # (N, 41, 11)
@@ -45,7 +45,7 @@ def traffic_lights(prepared, states):
     shapely.prepare(zone)
     return 1.0 - shapely.intersects(zone, shapely.polygons(pdm.corners(states))).any(1)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #b5813176
+# %% ../../nbs/10_metrics/15_epdms.ipynb #13f8eb80
 TTC_STEPS, OFF_LINE, OFF_STEPS = 32, 0.5, 20  # steps, metres, steps
 
 
@@ -71,7 +71,7 @@ def progress_score(
     best = np.maximum(own * allowed, reference)
     return np.where(best > 5.0, np.clip(own / np.maximum(best, 1e-9), 0, 1), 1.0)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #944cac52
+# %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8195
 def comfort_signals(
     states,  # (N, T, 11)
 ):  # dict of (N, T)
@@ -113,7 +113,7 @@ def history_comfort(
     full = np.concatenate([np.repeat(past[None], len(states), 0), states], 1)
     return np.all([((s > kin.COMFORT[k][0]) & (s < kin.COMFORT[k][1])).all(1) for k, s in comfort_signals(full).items()], 0).astype(float)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #c92ae5b5
+# %% ../../nbs/10_metrics/15_epdms.ipynb #15f4ab56
 EXTENDED = dict(accel=0.7, jerk=0.5, yaw_rate=0.1, yaw_accel=0.1)
 
 
@@ -137,7 +137,7 @@ def extended_comfort(
     rms = {key: np.sqrt(np.mean((now[key] - then[key]) ** 2, 1)) for key in now}
     return np.all([rms[key] <= limit for key, limit in EXTENDED.items()], 0).astype(float)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #b25a48b1
+# %% ../../nbs/10_metrics/15_epdms.ipynb #cff1c651
 MULTIPLIED, WEIGHTS = ("nc", "dac", "ddc", "tlc"), dict(ep=5.0, ttc=5.0, lk=2.0, hc=2.0, ec=2.0)
 
 
@@ -197,7 +197,7 @@ def score_states(
     ec = np.full(len(states), np.nan) if before is None else extended_comfort(states, before, interval)
     return EPDMSResult(nc, dac, ddc, tlc, ep, ttc, lane_keeping(prepared, states), hc, ec, own, states, ttc_step, nc_step)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #7e033728
+# %% ../../nbs/10_metrics/15_epdms.ipynb #dab1b497
 def human_filter(
     result: EPDMSResult,
     human,  # (41, 11) drive of the recorded human, or EPDMSResult of it
@@ -230,7 +230,7 @@ def score(
     result = score_states(prepared, kin.simulate(poses, ego), float(r.progress[0] * r.product[0]), past_states(ego), then, interval)
     return result if human is None else human_filter(result, kin.simulate(np.asarray(human, float)[None], ego)[0], prepared)
 
-# %% ../../nbs/10_metrics/15_epdms.ipynb #e3eab107
+# %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b9b5
 SIGMA2 = 0.1  # m²
 
 

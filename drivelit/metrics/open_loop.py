@@ -6,7 +6,7 @@
 __all__ = ['LIDAR_AHEAD', 'STEPS', 'SIDE', 'CELL', 'CELLS', 'EGO_ROWS', 'EGO_COLUMNS', 'to_lidar', 'draw', 'obstacles',
            'box_hits', 'point_hits', 'collisions', 'errors', 'table']
 
-# %% ../../nbs/10_metrics/40_open_loop.ipynb #87205fe0
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #61d4f8c0
 import cv2
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ import pandas as pd
 from .pdm import MOVING_TYPES
 from ..scene.core import Scene
 
-# %% ../../nbs/10_metrics/40_open_loop.ipynb #98450e47
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #47349191
 LIDAR_AHEAD, STEPS = 0.943713, 6  # metres ahead of the rear axle (nuScenes' calibration), half seconds
 
 
@@ -26,7 +26,7 @@ def to_lidar(
     x, y, h = poses[..., 0], poses[..., 1], poses[..., 2]
     return np.stack([-(y + LIDAR_AHEAD * np.sin(h)), x + LIDAR_AHEAD * (np.cos(h) - 1)], -1)
 
-# %% ../../nbs/10_metrics/40_open_loop.ipynb #c786e768
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #781346a2
 SIDE, CELL = 50.0, 0.5  # metres: half the side of the grid, a cell
 CELLS = int(2 * SIDE / CELL)
 
@@ -62,7 +62,7 @@ def obstacles(
     future = np.stack([-pose[..., 1], pose[..., 0] - LIDAR_AHEAD, pose[..., 2] + np.pi / 2], -1)
     return draw(future, [[a.length, a.width] for a in rows], valid, front_first)
 
-# %% ../../nbs/10_metrics/40_open_loop.ipynb #3dfe96a6
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #719698f4
 EGO_ROWS, EGO_COLUMNS = np.mgrid[97:105, 98:102].reshape(2, -1)  # cells inside the box at the origin
 
 
@@ -105,7 +105,7 @@ def collisions(
     "Hits, not counting steps at which the human's own box is hit: the grid is coarse."
     return hits(trajectory, grid, front_first) & ~box_hits(truth, grid, front_first)
 
-# %% ../../nbs/10_metrics/40_open_loop.ipynb #7894a90c
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #6c35ab5c
 def errors(
     predictions,  # list of (6, 2), or None (or a falsy reason) for a plan that cannot be read
     truths,  # (N, 6, 2)

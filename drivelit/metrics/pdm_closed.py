@@ -6,7 +6,7 @@
 __all__ = ['REACH', 'MOST', 'MOST_STATIC', 'OFFSETS', 'FRACTIONS', 'EVERY', 'Forecast', 'box_polygons', 'present', 'forecast',
            'idm', 'Track', 'leaders', 'proposals', 'best', 'reference', 'constant_speed', 'emergency_brake']
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #53abdc0e
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #98c4895c
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from .kinematics import VEHICLE
 from .pdm import AHEAD, EGO_HALF, MOVING_TYPES, PDMScene, prepare, red_zones, score_states
 from ..scene.core import Ego, Scene, wrap_angle
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #7c65e2b3
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f67f
 REACH, MOST, MOST_STATIC = 100.0, dict(vehicle=50, pedestrian=25, bicycle=10), 50
 
 
@@ -76,7 +76,7 @@ def forecast(
     return Forecast(np.concatenate([boxes.reshape(26, -1), np.repeat(lights[None], 26, 0).reshape(26, n)], 1), np.r_[pose[:, 2], zero],
                     np.r_[speed, np.full(n, np.nan)], np.r_[touched, shapely.within(ego, lights) if n else np.zeros(0, bool)], known)
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #68afd1c6
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #1e73459b
 def idm(
     v,  # (...,) own speed m/s
     wanted,  # (...,) wanted speed
@@ -91,7 +91,7 @@ def idm(
     want = min_gap + v * headway + v * (v - ahead) / (2 * np.sqrt(accel * decel))
     return np.clip(accel * (1 - (v / wanted) ** 10 - (want / np.maximum(gap, min_gap)) ** 2), -decel, accel)
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #878ccbd3
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #14a28a5e
 OFFSETS, FRACTIONS, EVERY = (0.0, -1.0, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0), 2
 
 
@@ -139,7 +139,7 @@ def leaders(track, world, blocking, position, s, step):
         out[i] = row
     return out
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9b6ab21c
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9ef16241
 def proposals(
     prepared: PDMScene,
     world: Forecast = None,  # default: forecast(prepared)
@@ -161,7 +161,7 @@ def proposals(
         out.append(track.at(s.T))
     return np.concatenate(out)
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #6115af2c
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858973
 def best(
     result,  # PDMResult of the proposals
 ):  # index
@@ -191,7 +191,7 @@ def constant_speed(ego, points=8):
     t = 0.5 * np.arange(1, points + 1)
     return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
 
-# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #709715df
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5e846692
 def emergency_brake(
     ego: Ego,
 ):  # (41, 3) poses at 10 Hz
