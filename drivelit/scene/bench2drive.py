@@ -7,7 +7,7 @@ __all__ = ['FLIP', 'UNREAL', 'REAR', 'RATE', 'DT', 'PAST', 'FUTURE', 'KEYS', 'ST
            'SHOULDER', 'FOLDERS', 'GIVES', 'pose_of', 'rear_axle', 'ego_box', 'camera_pose', 'load', 'frames',
            'kind_of', 'load_map', 'town_of', 'read', 'scenes']
 
-# %% ../../nbs/00_scene/45_bench2drive.ipynb #3f9f345f
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #260a660c
 import gzip
 import json
 import re
@@ -22,7 +22,7 @@ from .core import Agent, Area, Camera, Ego, Light, Map, Scene, SceneError, Traje
 from .navsim import PlainUnpickler
 from .recorded import motion, route_of
 
-# %% ../../nbs/00_scene/45_bench2drive.ipynb #3ba1d951
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #995fd430
 FLIP = np.diag([1.0, -1.0, 1.0, 1.0])
 UNREAL = np.array([[0, 0, 1, 0], [1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])  # from right, down, forward to forward, right, up
 REAR = 1.64855  # metres from the rear axle to the middle of the ego's box
@@ -54,7 +54,7 @@ def camera_pose(
     out[0, 3] -= box["bbx_loc"][0] - REAR
     return out
 
-# %% ../../nbs/00_scene/45_bench2drive.ipynb #a28eebdb
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #af693dc4
 RATE, DT = 5, 0.5  # frames and seconds between the poses of a scene
 PAST, FUTURE = 4, 10  # half seconds
 KEYS = ("bounding_boxes", "speed", "acceleration", "command_near", "sensors")
@@ -86,7 +86,7 @@ def frames(
 
 def _file(clip, frame): return str(Path(clip) / "anno" / f"{frame:05d}.json.gz")
 
-# %% ../../nbs/00_scene/45_bench2drive.ipynb #abebabcc
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #1302a2be
 STATES = {0: "red", 1: "yellow", 2: "green"}
 COMMANDS = {1: "TURN LEFT", 2: "TURN RIGHT", 3: "GO STRAIGHT", 4: "GO STRAIGHT", 5: "GO STRAIGHT", 6: "GO STRAIGHT"}
 WORDS = {1: "left", 2: "right", 3: "straight", 4: "lane follow", 5: "change lane left", 6: "change lane right"}
@@ -133,7 +133,7 @@ def _lights(anno, origin):
         out.append(Light(str(b["id"]), [x, y, float(b["location"][2])], h, [0.0], [STATES.get(b.get("state"), "unknown")], lanes, line))
     return out
 
-# %% ../../nbs/00_scene/45_bench2drive.ipynb #320a5abc
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #881066d4
 REACH, WIDTH, SHOULDER = 100.0, 3.5, 0.6
 
 
@@ -169,7 +169,7 @@ def _map(path, origin, own):
     road = [p for p in shapely.get_parts(shapely.union_all(bands)) if p.geom_type == "Polygon"]
     return Map([Area(f"road{i}", "drivable", p) for i, p in enumerate(road)] + areas, route_of(own))
 
-# %% ../../nbs/00_scene/45_bench2drive.ipynb #0239c93e
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #09437ba3
 FOLDERS = dict(CAM_FRONT="rgb_front", CAM_FRONT_LEFT="rgb_front_left", CAM_FRONT_RIGHT="rgb_front_right", CAM_BACK="rgb_back",
                CAM_BACK_LEFT="rgb_back_left", CAM_BACK_RIGHT="rgb_back_right")
 GIVES = dict(
