@@ -191,11 +191,11 @@ def play(
                    temperature=profile.temperature if temperature is None else temperature)
 
 
-def evaluate(policy, out, profile, seed, turns=None):  # dict: oracle and kinematic summaries
+def evaluate(policy, out, profile, seed, turns=None, perceptions=("oracle", "kinematic")):  # dict: a summary for each perception
     "The held-out scenes under both kinds of perception (table 1, * and **)."
     heldout = load_scenes(out, "heldout")
     turns = turns or profile.turns
-    return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in ("oracle", "kinematic")}
+    return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in perceptions}
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #45b5a4c1
 UPDATES = dict(sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4)  # times profile.sft_steps
@@ -294,7 +294,7 @@ def run_sft(stage, out, profile, seed):
     result = train_sft(policy, rows, folder(out, stage, seed), **length, lr=lr, batch=profile.sft_batch, micro_batch=profile.micro_batch,
                        seed=seed, last_turn_only=True, save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16",
                        checkpointing=profile.checkpointing)
-    return result | evaluate(policy, out, profile, seed)
+    return result | evaluate(policy, out, profile, seed, perceptions=("oracle", "kinematic")[: 2 if stage == "sft_multi" else 1])
 
 
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -486,8 +486,10 @@ def values(
 def cell(
     v,  # (seeds,)
 ):  # "71.3 ± 0.8", in per cent
-    "Mean and half range."
+    "Mean and half range, over the seeds that have a value: a model that writes nothing readable has no score."
     v = 100 * np.asarray(v, float)
+    if len(v) and np.isnan(v).all(): return "none"
+    v = v[~np.isnan(v)]
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #1b480199
@@ -509,7 +511,8 @@ def table2(results):  # DataFrame
     rows = [("sft_single", "", "", 0), ("sft_two_stage", "", "", 1), ("sft_one_stage", "yes", "", 1), ("sft_pdm", "yes", "yes", 1),
             ("sft_multi", "yes", "yes", -1)]
     turns = lambda t: results["profile"]["turns"] if t < 0 else min(t + 1, results["profile"]["turns"])  # noqa: E731
-    return pd.DataFrame([{"ID": i, "one stage": one, "PDM data": pdm, "turns": turns(t), "PDMS": cell(values(results, s, turn=t))}
+    return pd.DataFrame([{"ID": i, "one stage": one, "PDM data": pdm, "turns": turns(t), "PDMS": cell(values(results, s, turn=t)),
+                          "unreadable": cell(values(results, s, turn=t, metric="unreadable"))}
                          for i, (s, one, pdm, t) in enumerate(rows, 1)])
 
 
@@ -532,12 +535,13 @@ ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), wher
 
 
 def orderings(results):  # DataFrame
-    "For each comparison of the paper: the difference in points, per seed, and whether the order holds in every seed."
+    "For each comparison of the paper: the difference in points, per seed, and whether the order holds in every seed. Where most answers cannot be read, none."
     rows = []
     for (a, i), (b, j), where in ORDERINGS:
         both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a in s and b in s})
         d = 100 * (values(both, a, turn=i) - values(both, b, turn=j))
-        word = "not run" if not len(d) else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
+        lost = np.r_[values(both, a, turn=i, metric="unreadable"), values(both, b, turn=j, metric="unreadable"), 0].max()
+        word = "not run" if not len(d) else f"no comparison: up to {100 * lost:.0f} % unreadable" if lost > 0.5 else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
         rows.append({"comparison": where, "better": ROWS[a], "than": ROWS[b], "difference": ", ".join(f"{x:+.1f}" for x in d), "": word})
     return pd.DataFrame(rows)
 
