@@ -23,7 +23,8 @@ TEXT = [f for f in FILES if f.suffix in (".py", ".ipynb", ".sh", ".md", ".toml",
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 MAY_IMPORT = {"scene": set(), "metrics": {"scene"}, "policy": {"scene"}, "rollout": {"scene", "metrics", "policy"},
-              "training": {"scene", "metrics", "policy", "rollout"}, "mtdrive": {"scene", "metrics", "policy", "rollout", "training"}}
+              "training": {"scene", "metrics", "policy", "rollout"}, "mtdrive": {"scene", "metrics", "policy", "rollout", "training"},
+              "driveagent": {"scene", "metrics", "policy", "rollout", "training"}}
 
 
 def name(path): return str(path.relative_to(ROOT))
@@ -92,7 +93,7 @@ def test_the_arrow_check_sees_arrows():
     assert list(imports("from .. import training\nfrom .core import Scene\n", package)) == ["drivelit.training", "drivelit.scene.core"]
 
 
-DISTRIBUTION = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "IPython": "ipykernel", "nbformat": "papermill", "tokenizers": "transformers",
+DISTRIBUTION = {"PIL": "pillow", "cv2": "opencv-python-headless", "IPython": "ipykernel", "nbformat": "papermill", "tokenizers": "transformers",
                 "huggingface_hub": "transformers", "safetensors": "transformers"}  # the last four come with what is declared
 
 

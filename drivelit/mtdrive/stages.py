@@ -541,7 +541,8 @@ def orderings(results):  # DataFrame
         both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a in s and b in s})
         d = 100 * (values(both, a, turn=i) - values(both, b, turn=j))
         lost = np.r_[values(both, a, turn=i, metric="unreadable"), values(both, b, turn=j, metric="unreadable"), 0].max()
-        word = "not run" if not len(d) else f"no comparison: up to {100 * lost:.0f} % unreadable" if lost > 0.5 else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
+        word = "not run" if not len(d) else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
+        if lost > 0.5: word = f"no comparison: up to {100 * lost:.0f} % unreadable"
         rows.append({"comparison": where, "better": ROWS[a], "than": ROWS[b], "difference": ", ".join(f"{x:+.1f}" for x in d), "": word})
     return pd.DataFrame(rows)
 
