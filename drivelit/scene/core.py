@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['AGENT_TYPES', 'COMMANDS', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KINDS', 'wrap_angle', 'to_frame', 'from_frame',
-           'SceneError', 'Trajectory', 'Ego', 'Agent', 'Light', 'Area', 'Map', 'Camera', 'Scene', 'to_json',
+           'SceneError', 'reading', 'Trajectory', 'Ego', 'Agent', 'Light', 'Area', 'Map', 'Camera', 'Scene', 'to_json',
            'from_dict', 'from_json']
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ def from_frame(
 # %% ../../nbs/00_scene/00_scene.ipynb #270ebb32
 class SceneError(ValueError):
     "A scene, or a record read as one, is not valid. The message starts with the field's path."
+
+
+@contextmanager
+def reading(
+    where,  # file, frame, field: what the message starts with
+):
+    "Content of the wrong type, shape or key, met while a file is read, becomes a `SceneError` that names the place."
+    try: yield
+    except SceneError as e:
+        if str(where) in str(e): raise
+        raise SceneError(f"{where}: {e}") from e
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError, shapely.errors.ShapelyError) as e:
+        raise SceneError(f"{where}: cannot be read ({type(e).__name__}: {e})") from e
 
 
 def _array(value, name, shape):

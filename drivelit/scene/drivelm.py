@@ -6,16 +6,16 @@
 __all__ = ['CAMERAS', 'SIZE', 'DIRECTIONS', 'SPEEDS', 'GIVES', 'Reference', 'parse_reference', 'references', 'parse_behavior',
            'QA', 'KeyFrame', 'load', 'to_scene', 'scenes']
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #1bfd3999
+# %% ../../nbs/00_scene/43_drivelm.ipynb #92a6401e
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from .cameras import toy_cameras
-from .core import Camera, Ego, Map, Scene, SceneError
+from .core import Camera, Ego, Map, Scene, SceneError, reading
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #c19ca02e
+# %% ../../nbs/00_scene/43_drivelm.ipynb #2590d4c5
 CAMERAS = ("CAM_FRONT", "CAM_FRONT_LEFT", "CAM_FRONT_RIGHT", "CAM_BACK", "CAM_BACK_LEFT", "CAM_BACK_RIGHT")
 SIZE = (1600, 900)
 
@@ -47,7 +47,7 @@ def references(text):
     "All that stands in angle brackets: a list of references and reasons."
     return [parse_reference(t) for t in re.findall(r"<[^<>]*>", str(text))]
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #e1f715c6
+# %% ../../nbs/00_scene/43_drivelm.ipynb #f42d54ee
 DIRECTIONS = ("going straight", "steering to the left", "steering to the right", "slightly steering to the left", "slightly steering to the right")
 SPEEDS = ("not moving", "driving slowly", "driving with normal speed", "driving fast", "driving very fast")
 
@@ -60,7 +60,7 @@ def parse_behavior(
     missing = [what for what, f in zip(("direction", "speed"), found, strict=True) if f is None]
     return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(found)
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #5faa6e5f
+# %% ../../nbs/00_scene/43_drivelm.ipynb #abddf554
 @dataclass(frozen=True)
 class QA:
     "A question and its answer."
@@ -90,17 +90,17 @@ def load(
     try: data = json.loads(path.read_text())
     except FileNotFoundError: raise SceneError(f"{path}: there is no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as e: raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
-    for scene, s in data.items():
-        for token, f in (s.get("key_frames") if isinstance(s, dict) else None or {}).items():
-            for key in ("image_paths", "QA"):
-                if key not in f: raise SceneError(f"{path}: scene {scene}: frame {token}: {key}: missing")
-            images = {c: Path(folder) / "samples" / p.split("samples/")[-1] for c, p in f["image_paths"].items()}
-            qa = tuple(QA(c, q["Q"], q["A"], tuple(q.get("tag") or ())) for c, rows in f["QA"].items() for q in rows)
-            out.append(KeyFrame(scene, token, s.get("scene_description", ""), images, f.get("key_object_infos", {}), qa))
+    with reading(path): listed = [(scene, s, dict(s.get("key_frames") or {})) for scene, s in data.items()]
+    for scene, s, frames in listed:
+        for token, f in frames.items():
+            with reading(f"{path}: scene {scene}: frame {token}"):
+                images = {c: Path(folder) / "samples" / p.split("samples/")[-1] for c, p in f["image_paths"].items()}
+                qa = tuple(QA(c, q["Q"], q["A"], tuple(q.get("tag") or ())) for c, rows in f["QA"].items() for q in rows)
+                out.append(KeyFrame(scene, token, s.get("scene_description", ""), images, dict(f.get("key_object_infos") or {}), qa))
     if not out: raise SceneError(f"{path}: no key_frames in this file")
     return out
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #96fa6830
+# %% ../../nbs/00_scene/43_drivelm.ipynb #9a2f179c
 GIVES = dict(
     images="yes", past_images="no", ego_past="no", agents_future="no: only objects as pixels, in meta", expert="no", map="no",
     centerline="no", lights="no", command="no: GO STRAIGHT stands for unknown", speed_limit="no")
@@ -111,10 +111,10 @@ def to_scene(
     calibration=None,  # dict of Camera: the real ones, if they are known
 ) -> Scene:
     "A key frame as a scene with images. A question about anything else is for `need` of the [sources](90_sources.ipynb) to refuse."
-    rig = calibration or toy_cameras()
+    rig = toy_cameras() | (calibration or {})
     cameras = {n: Camera(n, *SIZE, rig[n].intrinsic, rig[n].cam2ego, {0.0: p}) for n, p in frame.images.items() if n in rig}
     behavior = next((q.answer for q in frame.qa if q.category == "behavior"), "")
-    meta = dict(calibration="given" if calibration else "nominal", ego_state="unknown", description=frame.description, objects=frame.objects, behavior=behavior,
+    meta = dict(calibration="given" if calibration and set(frame.images) <= set(calibration) else "nominal", ego_state="unknown", description=frame.description, objects=frame.objects, behavior=behavior,
                 qa=[[q.category, q.question, q.answer] for q in frame.qa])
     return Scene(frame.token, "drivelm", Ego([0.0], [[0, 0, 0]]), "GO STRAIGHT", (), Map(), (), cameras, None, frame.scene, False, meta)
 

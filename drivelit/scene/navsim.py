@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['HISTORY', 'FUTURE', 'DT', 'KEYS', 'PLAIN', 'TYPES', 'COMMAND', 'SIZE', 'REACH', 'LAYERS', 'LIMIT', 'DEPTH', 'GIVES',
-           'PlainUnpickler', 'load_log', 'moments', 'global_pose', 'layer', 'find_map', 'lane_table', 'with_headings',
-           'start_lane', 'search', 'read_map', 'read', 'scenes']
+           'PlainUnpickler', 'load_log', 'route_ids', 'moments', 'global_pose', 'layer', 'find_map', 'lane_table',
+           'with_headings', 'start_lane', 'search', 'read_map', 'read', 'scenes']
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #6e93c2ff
+# %% ../../nbs/00_scene/44_navsim.ipynb #a06baa59
 import io
 import pickle
 from functools import lru_cache
@@ -21,9 +21,9 @@ import shapely
 from pyproj import Transformer
 from scipy.spatial.transform import Rotation
 
-from .core import Agent, Area, Camera, Ego, Light, Map, Scene, SceneError, Trajectory, from_frame, to_frame, wrap_angle
+from .core import Agent, Area, Camera, Ego, Light, Map, Scene, SceneError, Trajectory, from_frame, reading, to_frame, wrap_angle
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #abaa3fca
+# %% ../../nbs/00_scene/44_navsim.ipynb #fad37cbc
 HISTORY, FUTURE, DT = 4, 10, 0.5  # NAVSIM's frames: up to now, after now, seconds between them
 KEYS = ("token", "timestamp", "log_name", "map_location", "roadblock_ids", "traffic_lights", "ego2global_translation", "ego2global_rotation",
         "ego_dynamic_state", "driving_command", "anns")
@@ -55,6 +55,11 @@ def load_log(
     return frames
 
 
+def route_ids(frame):
+    "The roadblocks of a frame's route. A log without a route has the word `None` there."
+    return [r for r in frame["roadblock_ids"] if str(r) != "None"]
+
+
 def moments(
     root,  # folder with navsim_logs/
     split="test",
@@ -71,9 +76,9 @@ def moments(
         frames = load_log(str(log))
         for now in range(HISTORY - 1, len(frames) - FUTURE, every):
             frame = frames[now]
-            if (wanted is None or frame["token"] in wanted) and (frame["roadblock_ids"] or not has_route): yield str(log), now, frame["token"]
+            if (wanted is None or frame["token"] in wanted) and (route_ids(frame) or not has_route): yield str(log), now, frame["token"]
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #2cc8d158
+# %% ../../nbs/00_scene/44_navsim.ipynb #e43760ba
 TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
 COMMAND = ("TURN LEFT", "GO STRAIGHT", "TURN RIGHT")  # of the one-hot; a fourth value is "unknown"
 
@@ -112,7 +117,7 @@ def _ego(frames, now, origin):
     return Ego(DT * np.arange(1 - len(past), 1), to_frame(np.array([global_pose(f) for f in past]), origin), state[-1, :2], state[-1, 2:4],
                past_velocity=state[:, :2], past_acceleration=state[:, 2:4])
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #b775dac8
+# %% ../../nbs/00_scene/44_navsim.ipynb #17c47103
 SIZE = (1920, 1080)
 
 
@@ -120,17 +125,14 @@ def _cameras(frames, now, sensors):
     "Calibration and image files of now and the past."
     out = {}
     for name, cam in frames[now].get("cams", {}).items():
-        lidar, pose = np.eye(4), np.eye(4)
-        if "lidar2ego_rotation" in frames[now]:
-            w, x, y, z = frames[now]["lidar2ego_rotation"]
-            lidar[:3, :3], lidar[:3, 3] = Rotation.from_quat([x, y, z, w]).as_matrix(), frames[now]["lidar2ego_translation"]
+        pose = np.eye(4)
         pose[:3, :3], pose[:3, 3] = cam["sensor2lidar_rotation"], cam["sensor2lidar_translation"]
         files = {DT * (i - now): Path(sensors) / frames[i]["cams"][name]["data_path"] for i in range(max(0, now - HISTORY + 1), now + 1)
                  if name in frames[i].get("cams", {})} if sensors else {}
-        out[name] = Camera(name, *SIZE, cam["cam_intrinsic"], lidar @ pose, files)
+        out[name] = Camera(name, *SIZE, cam["cam_intrinsic"], pose, files)
     return out
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #2f3d31bf
+# %% ../../nbs/00_scene/44_navsim.ipynb #640c44ca
 REACH = 110.0  # metres
 LAYERS = dict(lane_groups_polygons="roadblock", intersections="intersection", carpark_areas="carpark", crosswalks="crossing", walkways="walkway")
 LIMIT = 15.0  # m/s where a lane has none: PDM-Closed's fallback
@@ -205,7 +207,7 @@ def lane_table(
         if (before := _number(r["exit_lane_fid"])) in out: out[before]["next"].append(str(fid))
     return {k: v | dict(line=line[k]) for k, v in out.items() if k in line}
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #43b55bb1
+# %% ../../nbs/00_scene/44_navsim.ipynb #29ad746d
 DEPTH = 30  # roadblocks
 
 
@@ -251,7 +253,7 @@ def search(
     if there: return ways[min(there, key=far.get)]
     return ways[min(ways, key=lambda k: (-len(ways[k]), far[k]))]
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #f1cd829a
+# %% ../../nbs/00_scene/44_navsim.ipynb #d92fa3e4
 def read_map(
     path,  # map.gpkg
     origin,  # (3,) global rear-axle pose
@@ -277,7 +279,7 @@ def read_map(
         limit = float(on_route[begin]["limit"]) if np.isfinite(float(on_route[begin]["limit"] or np.nan)) else LIMIT
     return Map(areas, line, limit), {k: to_frame(v["line"][0], origin) for k, v in lanes.items()}
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #9b83f92e
+# %% ../../nbs/00_scene/44_navsim.ipynb #ad4b1826
 GIVES = dict(
     images="with the sensor blobs", past_images="1.5 s, with the sensor blobs", ego_past="1.5 s, with velocity and acceleration",
     agents_future="5 s", expert="yes", map="with the maps", centerline="with the maps, by search over the lane graph",
@@ -293,13 +295,18 @@ def read(
     "One moment of a log. Raises SceneError naming the file and what is wrong with it."
     frames = load_log(str(log))
     if not HISTORY - 1 <= now < len(frames): raise SceneError(f"{log}: frame {now} is not between {HISTORY - 1} and {len(frames) - 1}")
+    with reading(f"{log}: frame {now}"): return _scene(frames, now, log, maps, sensors)
+
+
+def _scene(frames, now, log, maps, sensors):
     frame, origin = frames[now], global_pose(frames[now])
-    street, starts = read_map(str(find_map(maps, frame["map_location"])), origin, frame["roadblock_ids"]) if maps else (Map(), {})
+    street, starts = read_map(str(find_map(maps, frame["map_location"])), origin, route_ids(frame)) if maps else (Map(), {})
     lights = [Light(f"light {_number(k)}", [*starts[_number(k)], 5.0], np.pi, [0.0], ["red" if is_red else "green"], [_number(k)])
               for k, is_red in dict(frame["traffic_lights"]).items() if _number(k) in starts]
-    which = int(np.argmax(frame["driving_command"]))
+    which = int(np.argmax([*frame["driving_command"][:3], 0.5]))  # nothing marked: the fourth, unknown
     future = to_frame(np.array([global_pose(f) for f in frames[now + 1: now + 9]]).reshape(-1, 3), origin)
     meta = dict(token=str(frame["token"]), timestamp=int(frame["timestamp"]), location=str(frame["map_location"]), command_known=which < 3,
+                longest_step=float(np.diff([f["timestamp"] for f in frames[now - HISTORY + 1: now + 9]]).max(initial=0)) / 1e6,
                 distortion={k: np.asarray(c["distortion"]).tolist() for k, c in frame.get("cams", {}).items() if "distortion" in c})
     return Scene(str(frame["token"]), "navsim", _ego(frames, now, origin), COMMAND[which] if which < 3 else "GO STRAIGHT", _agents(frames, now, log),
                  street, lights, _cameras(frames, now, sensors), Trajectory(future) if len(future) == 8 else None, str(frame["log_name"]), False, meta)

@@ -6,7 +6,7 @@
 __all__ = ['TABLES', 'DT', 'PAST', 'AHEAD', 'REACH', 'GIVES', 'KINDS', 'open_nuscenes', 'open_map', 'pose_of', 'around',
            'ego_pose', 'read', 'tokens', 'scenes']
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #f6e073fa
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #eee87feb
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,10 +15,10 @@ import numpy as np
 import shapely
 from scipy.spatial.transform import Rotation
 
-from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, to_frame
+from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, reading, to_frame
 from .recorded import command_of, motion, route_of
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #b213d24d
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #170e129b
 TABLES = ("category", "attribute", "visibility", "instance", "sensor", "calibrated_sensor", "ego_pose", "log", "scene", "sample", "sample_data",
           "sample_annotation", "map")
 
@@ -30,14 +30,14 @@ def open_nuscenes(
 ):  # nuscenes.NuScenes
     "The tables. Raises SceneError naming what is missing."
     try: from nuscenes.nuscenes import NuScenes
-    except ImportError as e: raise SceneError(f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes") from None
+    except ImportError as e: raise SceneError(f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes (what they need comes with drivelit)") from None
     folder = Path(root) / version
     if not folder.is_dir(): raise SceneError(f"{folder}: there is no such folder; the root should hold {version}/, samples/ and maps/")
     for t in TABLES:
         if not (folder / f"{t}.json").exists(): raise SceneError(f"{folder / t}.json: missing; extract the metadata of {version} again")
-    try: return NuScenes(version=version, dataroot=str(root), verbose=False)
-    except ValueError as e: raise SceneError(f"{folder}: a table is not JSON, or cut short ({e})") from None
-    except (KeyError, AssertionError) as e: raise SceneError(f"{folder}: the tables do not fit together: {e!r}") from None
+    try:
+        with reading(f"{folder}: the tables do not fit together"): return NuScenes(version=version, dataroot=str(root), verbose=False)
+    except SceneError as e: raise SceneError(f"{folder}: a table is not JSON, or cut short ({e.__cause__})" if isinstance(e.__cause__, ValueError) else str(e)) from None
 
 
 def open_map(
@@ -55,9 +55,9 @@ def _map_of(root, location, path):
         from nuscenes.map_expansion.map_api import NuScenesMap
     try: return NuScenesMap(dataroot=root, map_name=location)
     except ValueError as e: raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
-    except (KeyError, AssertionError) as e: raise SceneError(f"{path}: not a map expansion of version 1.3: {e!r}") from None
+    except Exception as e: raise SceneError(f"{path}: not a map expansion of version 1.3: {e!r}") from None  # the devkit raises a bare Exception for an old one
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #afc232e8
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #36b83565
 DT, PAST, AHEAD, REACH = 0.5, 10, 16, 100.0  # seconds, samples, samples, metres
 GIVES = dict(
     images="yes", past_images="5 s", ego_past="5 s", agents_future="8 s", expert="yes", map="with the map expansion",
@@ -86,7 +86,7 @@ def around(
 
 def ego_pose(nusc, sample): return pose_of(nusc.get("ego_pose", nusc.get("sample_data", sample["data"]["LIDAR_TOP"])["ego_pose_token"]))
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #db0d7eb4
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #fcaee84e
 KINDS = (("human.pedestrian", "pedestrian"), ("vehicle.bicycle", "bicycle"), ("vehicle.motorcycle", "bicycle"), ("vehicle", "vehicle"),
          ("movable_object.trafficcone", "traffic_cone"), ("movable_object.barrier", "barrier"))
 
@@ -116,9 +116,10 @@ def _ego(nusc, samples, poses, scene_name):
     v, a = (v, 0.0), (a, 0.0)
     if (Path(nusc.dataroot) / "can_bus" / f"{scene_name}_pose.json").exists():
         from nuscenes.can_bus.can_bus_api import NuScenesCanBus
-        rows = NuScenesCanBus(dataroot=nusc.dataroot).get_messages(scene_name, "pose")
-        near = min(rows, key=lambda r: abs(r["utime"] - samples[0]["timestamp"]))
-        if abs(near["utime"] - samples[0]["timestamp"]) < 1e5: v, a = near["vel"][:2], near["accel"][:2]
+        with reading(Path(nusc.dataroot) / "can_bus" / f"{scene_name}_pose.json"):
+            rows = NuScenesCanBus(dataroot=nusc.dataroot).get_messages(scene_name, "pose")
+            near = min(rows, key=lambda r: abs(r["utime"] - samples[0]["timestamp"]))
+            if abs(near["utime"] - samples[0]["timestamp"]) < 1e5: v, a = near["vel"][:2], near["accel"][:2]
     return Ego(times, past, v, a, steer)
 
 
@@ -146,14 +147,14 @@ def _map(street, origin, own):
         for token in tokens:
             r = street.get(layer, token)
             for i, p in enumerate(r.get("polygon_tokens") or [r["polygon_token"]]):
-                polygon = shapely.transform(street.extract_polygon(p), lambda q: to_frame(q, origin))
+                polygon = shapely.make_valid(shapely.transform(street.extract_polygon(p), lambda q: to_frame(q, origin)))
                 line = to_frame(np.array(lines[token])[:, :2], origin) if token in lines and len(lines[token]) > 1 else ()
                 on = way is not None and len(line) and way.distance(shapely.LineString(line)) < 2.0 and way.intersection(polygon).length > 2.0
-                parts = shapely.get_parts(shapely.intersection(shapely.make_valid(polygon), box)) if layer == "drivable_area" else [polygon]
+                parts = shapely.get_parts(shapely.intersection(polygon, box) if layer == "drivable_area" else polygon)
                 areas += [Area(f"{token}.{i}.{j}", kinds[layer], q, line, bool(on)) for j, q in enumerate(parts) if q.geom_type == "Polygon" and not q.is_empty]
     return Map(areas, route_of(own))
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #685d02ad
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #16c66f6a
 def read(
     nusc,  # of `open_nuscenes`
     token,  # of a sample
@@ -162,6 +163,10 @@ def read(
     "The scene of a sample. Raises SceneError naming what is wrong."
     try: samples = around(nusc, token)
     except KeyError: raise SceneError(f"{nusc.dataroot}: no sample {token!r} in {nusc.version}") from None
+    with reading(f"{nusc.dataroot}: {nusc.version}: sample {token}"): return _scene(nusc, token, samples, need_map)
+
+
+def _scene(nusc, token, samples, need_map):
     record = nusc.get("scene", samples[0]["scene_token"])
     location = nusc.get("log", record["log_token"])["location"]
     origin = ego_pose(nusc, samples[0])
@@ -185,7 +190,7 @@ def tokens(
         while t:
             names.append(t)
             t = nusc.get("sample", t)["next"]
-        yield from names[history: len(names) - future]
+        yield from names[history: max(history, len(names) - future)]
 
 
 def scenes(
