@@ -6,7 +6,7 @@
 __all__ = ['CAMERAS', 'SIZE', 'DIRECTIONS', 'SPEEDS', 'GIVES', 'Reference', 'parse_reference', 'references', 'parse_behavior',
            'QA', 'KeyFrame', 'load', 'to_scene', 'scenes']
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #92a6401e
+# %% ../../nbs/00_scene/43_drivelm.ipynb #e2f31aa2
 import json
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pathlib import Path
 from .cameras import toy_cameras
 from .core import Camera, Ego, Map, Scene, SceneError, reading
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #2590d4c5
+# %% ../../nbs/00_scene/43_drivelm.ipynb #301a383b
 CAMERAS = ("CAM_FRONT", "CAM_FRONT_LEFT", "CAM_FRONT_RIGHT", "CAM_BACK", "CAM_BACK_LEFT", "CAM_BACK_RIGHT")
 SIZE = (1600, 900)
 
@@ -47,7 +47,7 @@ def references(text):
     "All that stands in angle brackets: a list of references and reasons."
     return [parse_reference(t) for t in re.findall(r"<[^<>]*>", str(text))]
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #f42d54ee
+# %% ../../nbs/00_scene/43_drivelm.ipynb #c8260525
 DIRECTIONS = ("going straight", "steering to the left", "steering to the right", "slightly steering to the left", "slightly steering to the right")
 SPEEDS = ("not moving", "driving slowly", "driving with normal speed", "driving fast", "driving very fast")
 
@@ -60,7 +60,7 @@ def parse_behavior(
     missing = [what for what, f in zip(("direction", "speed"), found, strict=True) if f is None]
     return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(found)
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #abddf554
+# %% ../../nbs/00_scene/43_drivelm.ipynb #7991409a
 @dataclass(frozen=True)
 class QA:
     "A question and its answer."
@@ -100,7 +100,7 @@ def load(
     if not out: raise SceneError(f"{path}: no key_frames in this file")
     return out
 
-# %% ../../nbs/00_scene/43_drivelm.ipynb #9a2f179c
+# %% ../../nbs/00_scene/43_drivelm.ipynb #1ed0cfcf
 GIVES = dict(
     images="yes", past_images="no", ego_past="no", agents_future="no: only objects as pixels, in meta", expert="no", map="no",
     centerline="no", lights="no", command="no: GO STRAIGHT stands for unknown", speed_limit="no")
@@ -114,7 +114,8 @@ def to_scene(
     rig = toy_cameras() | (calibration or {})
     cameras = {n: Camera(n, *SIZE, rig[n].intrinsic, rig[n].cam2ego, {0.0: p}) for n, p in frame.images.items() if n in rig}
     behavior = next((q.answer for q in frame.qa if q.category == "behavior"), "")
-    meta = dict(calibration="given" if calibration and set(frame.images) <= set(calibration) else "nominal", ego_state="unknown", description=frame.description, objects=frame.objects, behavior=behavior,
+    known = "given" if calibration and set(frame.images) <= set(calibration) else "nominal"
+    meta = dict(calibration=known, ego_state="unknown", description=frame.description, objects=frame.objects, behavior=behavior,
                 qa=[[q.category, q.question, q.answer] for q in frame.qa])
     return Scene(frame.token, "drivelm", Ego([0.0], [[0, 0, 0]]), "GO STRAIGHT", (), Map(), (), cameras, None, frame.scene, False, meta)
 

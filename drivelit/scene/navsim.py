@@ -7,7 +7,7 @@ __all__ = ['HISTORY', 'FUTURE', 'DT', 'KEYS', 'PLAIN', 'TYPES', 'COMMAND', 'SIZE
            'PlainUnpickler', 'load_log', 'route_ids', 'moments', 'global_pose', 'layer', 'find_map', 'lane_table',
            'with_headings', 'start_lane', 'search', 'read_map', 'read', 'scenes']
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #a06baa59
+# %% ../../nbs/00_scene/44_navsim.ipynb #b3906842
 import io
 import pickle
 from functools import lru_cache
@@ -23,7 +23,7 @@ from scipy.spatial.transform import Rotation
 
 from .core import Agent, Area, Camera, Ego, Light, Map, Scene, SceneError, Trajectory, from_frame, reading, to_frame, wrap_angle
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #fad37cbc
+# %% ../../nbs/00_scene/44_navsim.ipynb #1ab068e3
 HISTORY, FUTURE, DT = 4, 10, 0.5  # NAVSIM's frames: up to now, after now, seconds between them
 KEYS = ("token", "timestamp", "log_name", "map_location", "roadblock_ids", "traffic_lights", "ego2global_translation", "ego2global_rotation",
         "ego_dynamic_state", "driving_command", "anns")
@@ -78,7 +78,7 @@ def moments(
             frame = frames[now]
             if (wanted is None or frame["token"] in wanted) and (route_ids(frame) or not has_route): yield str(log), now, frame["token"]
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #e43760ba
+# %% ../../nbs/00_scene/44_navsim.ipynb #0d3cb83e
 TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
 COMMAND = ("TURN LEFT", "GO STRAIGHT", "TURN RIGHT")  # of the one-hot; a fourth value is "unknown"
 
@@ -117,7 +117,7 @@ def _ego(frames, now, origin):
     return Ego(DT * np.arange(1 - len(past), 1), to_frame(np.array([global_pose(f) for f in past]), origin), state[-1, :2], state[-1, 2:4],
                past_velocity=state[:, :2], past_acceleration=state[:, 2:4])
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #17c47103
+# %% ../../nbs/00_scene/44_navsim.ipynb #bd6e3b31
 SIZE = (1920, 1080)
 
 
@@ -132,7 +132,7 @@ def _cameras(frames, now, sensors):
         out[name] = Camera(name, *SIZE, cam["cam_intrinsic"], pose, files)
     return out
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #640c44ca
+# %% ../../nbs/00_scene/44_navsim.ipynb #81fcbf00
 REACH = 110.0  # metres
 LAYERS = dict(lane_groups_polygons="roadblock", intersections="intersection", carpark_areas="carpark", crosswalks="crossing", walkways="walkway")
 LIMIT = 15.0  # m/s where a lane has none: PDM-Closed's fallback
@@ -207,7 +207,7 @@ def lane_table(
         if (before := _number(r["exit_lane_fid"])) in out: out[before]["next"].append(str(fid))
     return {k: v | dict(line=line[k]) for k, v in out.items() if k in line}
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #29ad746d
+# %% ../../nbs/00_scene/44_navsim.ipynb #394297f0
 DEPTH = 30  # roadblocks
 
 
@@ -253,7 +253,7 @@ def search(
     if there: return ways[min(there, key=far.get)]
     return ways[min(ways, key=lambda k: (-len(ways[k]), far[k]))]
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #d92fa3e4
+# %% ../../nbs/00_scene/44_navsim.ipynb #44d4c10c
 def read_map(
     path,  # map.gpkg
     origin,  # (3,) global rear-axle pose
@@ -279,7 +279,7 @@ def read_map(
         limit = float(on_route[begin]["limit"]) if np.isfinite(float(on_route[begin]["limit"] or np.nan)) else LIMIT
     return Map(areas, line, limit), {k: to_frame(v["line"][0], origin) for k, v in lanes.items()}
 
-# %% ../../nbs/00_scene/44_navsim.ipynb #ad4b1826
+# %% ../../nbs/00_scene/44_navsim.ipynb #240e2d1f
 GIVES = dict(
     images="with the sensor blobs", past_images="1.5 s, with the sensor blobs", ego_past="1.5 s, with velocity and acceleration",
     agents_future="5 s", expert="yes", map="with the maps", centerline="with the maps, by search over the lane graph",

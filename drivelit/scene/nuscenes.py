@@ -6,7 +6,7 @@
 __all__ = ['TABLES', 'DT', 'PAST', 'AHEAD', 'REACH', 'GIVES', 'KINDS', 'open_nuscenes', 'open_map', 'pose_of', 'around',
            'ego_pose', 'read', 'tokens', 'scenes']
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #eee87feb
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #9a0eb4db
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from scipy.spatial.transform import Rotation
 from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, reading, to_frame
 from .recorded import command_of, motion, route_of
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #170e129b
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #3460bd6d
 TABLES = ("category", "attribute", "visibility", "instance", "sensor", "calibrated_sensor", "ego_pose", "log", "scene", "sample", "sample_data",
           "sample_annotation", "map")
 
@@ -30,14 +30,15 @@ def open_nuscenes(
 ):  # nuscenes.NuScenes
     "The tables. Raises SceneError naming what is missing."
     try: from nuscenes.nuscenes import NuScenes
-    except ImportError as e: raise SceneError(f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes (what they need comes with drivelit)") from None
+    except ImportError as e:
+        raise SceneError(f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes (what they need comes with drivelit)") from None
     folder = Path(root) / version
     if not folder.is_dir(): raise SceneError(f"{folder}: there is no such folder; the root should hold {version}/, samples/ and maps/")
     for t in TABLES:
         if not (folder / f"{t}.json").exists(): raise SceneError(f"{folder / t}.json: missing; extract the metadata of {version} again")
-    try:
-        with reading(f"{folder}: the tables do not fit together"): return NuScenes(version=version, dataroot=str(root), verbose=False)
-    except SceneError as e: raise SceneError(f"{folder}: a table is not JSON, or cut short ({e.__cause__})" if isinstance(e.__cause__, ValueError) else str(e)) from None
+    with reading(f"{folder}: the tables do not fit together"):
+        try: return NuScenes(version=version, dataroot=str(root), verbose=False)
+        except ValueError as e: raise SceneError(f"{folder}: a table is not JSON, or cut short ({e})") from None
 
 
 def open_map(
@@ -57,7 +58,7 @@ def _map_of(root, location, path):
     except ValueError as e: raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
     except Exception as e: raise SceneError(f"{path}: not a map expansion of version 1.3: {e!r}") from None  # the devkit raises a bare Exception for an old one
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #36b83565
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #92726e55
 DT, PAST, AHEAD, REACH = 0.5, 10, 16, 100.0  # seconds, samples, samples, metres
 GIVES = dict(
     images="yes", past_images="5 s", ego_past="5 s", agents_future="8 s", expert="yes", map="with the map expansion",
@@ -86,7 +87,7 @@ def around(
 
 def ego_pose(nusc, sample): return pose_of(nusc.get("ego_pose", nusc.get("sample_data", sample["data"]["LIDAR_TOP"])["ego_pose_token"]))
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #fcaee84e
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #07dae26e
 KINDS = (("human.pedestrian", "pedestrian"), ("vehicle.bicycle", "bicycle"), ("vehicle.motorcycle", "bicycle"), ("vehicle", "vehicle"),
          ("movable_object.trafficcone", "traffic_cone"), ("movable_object.barrier", "barrier"))
 
@@ -154,7 +155,7 @@ def _map(street, origin, own):
                 areas += [Area(f"{token}.{i}.{j}", kinds[layer], q, line, bool(on)) for j, q in enumerate(parts) if q.geom_type == "Polygon" and not q.is_empty]
     return Map(areas, route_of(own))
 
-# %% ../../nbs/00_scene/42_nuscenes.ipynb #16c66f6a
+# %% ../../nbs/00_scene/42_nuscenes.ipynb #ddbd2aca
 def read(
     nusc,  # of `open_nuscenes`
     token,  # of a sample
