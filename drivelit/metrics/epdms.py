@@ -26,7 +26,7 @@ def direction(
     prepared: PDMScene,
     states,  # (N, 41, 11)
 ):  # (N,) 1, 0.5 or 0
-    "DDC: metres driven outside the lanes on route within a second, not counting intersections."
+    "DDC: the most metres within a second outside the lanes of the route, so against the traffic or beside it, intersections not counted."
     if prepared.on_route is None: return np.ones(len(states))
     center = pdm.ego_centers(states)[..., :2]
     moved = np.zeros(states.shape[:2])

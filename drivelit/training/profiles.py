@@ -284,17 +284,19 @@ def launch(
     notebook="nbs/50_mtdrive/30_run.ipynb",  # the run notebook
     module="drivelit.mtdrive.stages",  # what torchrun starts on each GPU
     parameters=None,  # dict of papermill parameters
-):  # list of command lines
-    "How the run is started: the notebook alone, or servers and torchrun with it on a cluster."
-    given = {"profile": p.name} | {k: v for k, v in (parameters or {}).items() if v is not None and k != "plan"}
+    kinds=None,  # dict: stage of the run -> "sft", "rl", or "" for one process
+):  # list of command lines, from the root of the repository
+    "How the run is started: by its notebook on one machine; with GPUs in the profile also stage by stage, on several machines."
+    given = {"profile": p.name} | {k: v for k, v in (parameters or {}).items() if v is not None and k not in ("plan", "out")}
     words = [w for k, v in given.items() for w in ("-p", k, str(v))]
-    out = [shlex.join(["papermill", str(notebook), f"runs/{p.name}.ipynb", "-k", "python3", *words])]
-    for stage in ("sft", "rl"):
-        gpus = getattr(p, f"{stage}_gpus")
-        nodes = f"--nnodes={math.ceil(gpus / 8)} --nproc-per-node={min(gpus, 8)}"
-        first = dict(sft="sft_single", rl="mtgrpo_cross")[stage]
-        if gpus: out.append(f"torchrun {nodes} -m {module} runs/{p.system}-{p.name} {first}")
-    if p.rl_gpus: out.append(f"vllm serve {shlex.quote(p.model)} --max-model-len {p.tokens} --limit-mm-per-prompt '{{\"image\": 1}}'")
+    folder = (parameters or {}).get("out") or f"runs/{p.system}-{p.name}"
+    folder = shlex.quote(folder) if Path(folder).is_absolute() else f'"$PWD/{folder}"'
+    start = shlex.join(["papermill", str(notebook), f"runs/{p.name}.ipynb", "-k", "python3", "--cwd", str(Path(notebook).parent), *words])
+    out = [f"mkdir -p runs; {start} -p out {folder}"]
+    for stage, kind in (kinds or {}).items() if p.sft_gpus + p.rl_gpus else ():
+        gpus = getattr(p, f"{kind}_gpus") if kind else 0
+        nodes = f"torchrun --nnodes={math.ceil(gpus / 8)} --nproc-per-node={min(gpus, 8)}" if gpus else "python"
+        out.append(f"{nodes} -m {module} {folder} {stage} --profile {p.name}")
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #32b927a7
@@ -324,6 +326,7 @@ def plan(
     notebook="nbs/50_mtdrive/30_run.ipynb",  # the run notebook
     module="drivelit.mtdrive.stages",  # what torchrun starts on each GPU
     parameters=None,  # dict of papermill parameters, to be repeated in the command
+    kinds=None,  # as in `launch`
 ):  # str: a page to print
     "Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands, notes."
     show = lambda v: ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
@@ -339,7 +342,7 @@ def plan(
     for stage, parts in gb.items():
         page.append(f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
                     + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v))
-    page += ["", *(f"  $ {c}" for c in launch(p, notebook, module, parameters))]
+    page += ["", *(f"  $ {c}" for c in launch(p, notebook, module, parameters, kinds))]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb, module))])
 
 # %% ../../nbs/40_training/00_profiles.ipynb #ff9dee96
