@@ -23,6 +23,7 @@ class Conversation:
     messages: list  # {"role", "content"}
     ids: list = None  # the same as token ids, if they are known
     images: list = field(default_factory=list)  # PIL images of the ids' placeholders
+    opening: str = ""  # the answer's first words, already decided; the ids, if known, end with them
 
 
 @dataclass
@@ -98,7 +99,9 @@ class TransformersEngine:
         generator = torch.Generator(self.policy.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for c in conversations:
-            if c.ids is None: c.ids, c.images = (e := self.policy.encode(c.messages)).input_ids, e.images
+            if c.ids is None:
+                e = self.policy.encode(c.messages)
+                c.ids, c.images = e.input_ids + self.policy.tokenizer(c.opening, add_special_tokens=False)["input_ids"], e.images
         was_training, out = self.policy.model.training, []
         self.policy.model.eval()
         try:
@@ -182,9 +185,11 @@ class OpenAIEngine:
         from openai import OpenAIError
 
         try:
+            begun = [{"role": "assistant", "content": conversation.opening}] if conversation.opening else []
             answer = self.client.chat.completions.create(
-                model=self.model, messages=as_openai(conversation.messages), max_tokens=max_new_tokens, temperature=temperature,
-                top_p=top_p, seed=None if seed is None else seed + i)
+                model=self.model, messages=[*as_openai(conversation.messages), *begun], max_tokens=max_new_tokens, temperature=temperature,
+                top_p=top_p, seed=None if seed is None else seed + i,
+                extra_body=dict(continue_final_message=True, add_generation_prompt=False) if begun else None)  # as vLLM wants it
             choice = answer.choices[0]
             text, stop = choice.message.content or "", "length" if choice.finish_reason == "length" else "eos"
         except (OpenAIError, AttributeError, TypeError, IndexError, ValueError) as e:

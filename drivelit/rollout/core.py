@@ -39,6 +39,19 @@ class Task:
 
     def step_batch(self, states, completions): return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
 
+    def opening(self, scene, place, group) -> str:
+        "The first words of the answer, if they are not the policy's to choose; `place` of 0 to group - 1 among the episodes of the scene."
+        return ""
+
+    def outcome(self, episode):
+        "What `compare` has to know of an episode: plain values, since they travel between processes."
+        return episode.reward().tolist()
+
+    def compare(self, outcomes, groups):  # (B, J) the reward of each turn, NaN where there was none
+        "The rewards that training takes. A task in which an episode's reward depends on the others of its group overrides this."
+        width = max(map(len, outcomes))
+        return np.array([list(o) + [np.nan] * (width - len(o)) for o in outcomes], float)
+
 # %% ../../nbs/30_rollout/00_rollout.ipynb #52896d1d
 @dataclass
 class Episode:
@@ -61,12 +74,12 @@ class Episode:
     def reward(self, name="reward"): return np.array([r.get(name, np.nan) for r in self.rewards], float)  # (turns,)
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #96e2c68a
-def begin(policy, task, scene):  # Episode with its prompt
-    "The first prompt of a scene."
+def begin(policy, task, scene, opening=""):  # Episode with its prompt
+    "The first prompt of a scene, and the words that the answer must begin with."
     messages = task.prompt(scene)
     e = policy.encode(messages)
-    n = len(e.input_ids)
-    return Episode(str(getattr(scene, "id", scene)), list(messages), list(e.input_ids), [-1] * n, [0.0] * n, list(e.images), n)
+    ids = e.input_ids + policy.tokenizer(opening, add_special_tokens=False)["input_ids"]
+    return Episode(str(getattr(scene, "id", scene)), list(messages), ids, [-1] * len(ids), [0.0] * len(ids), list(e.images), len(ids))
 
 
 def add_completion(episode, completion, number):
@@ -109,10 +122,12 @@ def rollout(
     temperature=1.0,
     top_p=1.0,
     seed=None,
+    places=None,  # (place in its group, size of the group) of each episode; default: each is alone
     on_episode=None,  # called with (index, episode) as soon as an episode is over
 ):  # list[Episode], one for each scene, in order
     "Play every scene to its end."
-    episodes = [begin(policy, task, s) for s in scenes]
+    openings = [task.opening(s, *at) for s, at in zip(scenes, places or [(0, 1)] * len(scenes), strict=True)]
+    episodes = [begin(policy, task, s, o) for s, o in zip(scenes, openings, strict=True)]
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
     too_long = [i for i, e in enumerate(episodes) if e.prompt_length >= max_tokens]
     if too_long:
@@ -120,11 +135,12 @@ def rollout(
         raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
     active = list(range(len(scenes)))
     for turn in range(max_turns):
-        asked = [Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images) for i in active]
+        asked = [Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images, "" if turn else openings[i]) for i in active]
         room = [min(max_new_tokens, max_tokens - len(episodes[i].ids)) for i in active]
         said = engine.generate(asked, max_new_tokens=max(room), temperature=temperature, top_p=top_p,
                                seed=None if seed is None else seed * 1000 + turn)
         said = [cut(policy, c, r) for c, r in zip(said, room, strict=True)]
+        if not turn: said = [replace(c, text=openings[i] + c.text) for i, c in zip(active, said, strict=True)]
         for i in active: states[i].messages, states[i].turn = list(episodes[i].messages), turn
         steps = task.step_batch([states[i] for i in active], [c.text for c in said])
         going = []

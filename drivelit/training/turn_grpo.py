@@ -71,20 +71,20 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         "The batch of a step: play, reward, compare, write down."
         episodes = self._play([self.scenes[row["scene"]] for row in inputs])
-        local = [e.reward().tolist() for e in episodes]
+        local = [self.task.outcome(e) for e in episodes]
         everywhere = gather_object(local) if self.accelerator.num_processes > 1 else local
-        width = max(map(len, everywhere))
-        rewards = np.array([r + [np.nan] * (width - len(r)) for r in everywhere])
-        groups = np.arange(len(rewards)) // self.num_generations  # TRL repeats each scene that often, one after another
-        begin = self.accelerator.process_index * len(local)
-        advantages = self.advantage_fn(rewards, groups)[begin:begin + len(local)]
-        self._log_turns(episodes)
+        groups = np.arange(len(everywhere)) // self.num_generations  # TRL repeats each scene that often, one after another
+        rewards = self.task.compare(everywhere, groups)
+        here = slice(self.accelerator.process_index * len(local), (self.accelerator.process_index + 1) * len(local))
+        advantages = self.advantage_fn(rewards, groups)[here]
+        self._log_turns(episodes, rewards[here])
         return self._batch(episodes, advantages)
 
     def _play(self, scenes):
-        was_training = self.model.training
-        seed = (self.args.seed * 7919 + self.state.global_step) * 64 + self.accelerator.process_index
-        episodes = rollout(self.engine, self.policy, self.task, scenes, temperature=self.args.temperature, seed=seed, **self.limits)
+        was_training, rank = self.model.training, self.accelerator.process_index
+        seed = (self.args.seed * 7919 + self.state.global_step) * 64 + rank
+        places = [((rank * len(scenes) + i) % self.num_generations, self.num_generations) for i in range(len(scenes))]
+        episodes = rollout(self.engine, self.policy, self.task, scenes, temperature=self.args.temperature, seed=seed, places=places, **self.limits)
         self.model.train(was_training)
         return episodes
 
@@ -115,11 +115,11 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         if self.reference is not None: return self._logps(self.reference, batch)
         with self.accelerator.unwrap_model(self.model).disable_adapter(): return self._logps(self.model, batch)
 
-    def _log_turns(self, episodes):
+    def _log_turns(self, episodes, rewards):
         "Means for each turn over all processes: every reward, the unreadable share; and turns used, lengths."
         log, played = self._metrics["train"], [dict(
-            rewards=e.rewards, reward=e.reward(), unreadable=[i.get("unreadable", 0) for i in e.infos],
-            tokens=sum(t >= 0 for t in e.turn), truncated=e.truncated) for e in episodes]
+            rewards=e.rewards, reward=r[~np.isnan(r)], unreadable=[i.get("unreadable", 0) for i in e.infos],
+            tokens=sum(t >= 0 for t in e.turn), truncated=e.truncated) for e, r in zip(episodes, rewards, strict=True)]
         if self.accelerator.num_processes > 1: played = gather_object(played)
         put = lambda k, v: log[k].append(float(np.mean(v))) if len(v) else None
         for k in ("tokens", "truncated"): put(k, [e[k] for e in played])
@@ -128,7 +128,7 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         put("reward", [e["reward"].mean() for e in played])
         for j in range(max(len(e["reward"]) for e in played)):
             there = [e for e in played if len(e["reward"]) > j]
-            for key in there[0]["rewards"][j]:
+            for key in dict.fromkeys(k for e in there for k in e["rewards"][j]):
                 values = np.array([e["rewards"][j].get(key, np.nan) for e in there], float)
                 put(f"turn{j + 1}/{key}", values[~np.isnan(values)])
             put(f"turn{j + 1}/share", [len(e["reward"]) > j for e in played])
