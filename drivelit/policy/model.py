@@ -28,7 +28,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 
 # %% ../../nbs/20_policy/10_model.ipynb #2e7a5ec4
-PIECES = r"\)? - t-\d: \(|\.\d+(?:, |\), \()?|[+-]?\d+|\n+|[^\d\n]+?(?:\n+|(?<=\.) |(?=[+-]?\d)|(?=\.\d)|(?=\)? - t-\d: \()|\z)"
+PIECES = r"\)? - t-\d: \(|\.\d+(?:, |\), \()?|[+-]?\d+|\n+|[^\d\n]+?(?:\n+|(?<=\.) |(?<=',) |(?=[+-]?\d)|(?=\.\d)|(?=\)? - t-\d: \()|\z)"
 SPECIAL = [f"<|{s}|>" for s in (
     "endoftext", "im_start", "im_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad")]
 
