@@ -16,7 +16,7 @@ from pyarrow import ArrowInvalid, feather
 from scipy.spatial.transform import Rotation
 
 from .core import Agent, Area, Ego, Map, Scene, SceneError, Trajectory, from_frame, to_frame
-from .recorded import REACH, command_of, motion, route_of
+from .recorded import REACH, command_of, far_future, motion, route_of
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #90760fbd
 TYPES = dict(PEDESTRIAN="pedestrian", WHEELED_RIDER="bicycle", BICYCLIST="bicycle", BICYCLE="bicycle", MOTORCYCLIST="bicycle", MOTORCYCLE="bicycle",
@@ -134,7 +134,8 @@ def read(
     back = np.arange(min(k // 5, int(history * 2)), -1, -1)
     future = own[k + 5: k + 41: 5]
     return Scene(f"{d['id']}-{time:05.1f}", "argoverse2", Ego(-0.5 * back, own[k - 5 * back], (v, 0.0), (a, 0.0), steer), command_of(future), _agents(d, k),
-                 _map(d, k, own), (), {}, Trajectory(future) if len(future) == 8 else None, d["id"], False, dict(time=float(time)))
+                 _map(d, k, own), (), {}, Trajectory(future) if len(future) == 8 else None, d["id"], False,
+                 dict(time=float(time)) | far_future(own[k + 5: k + 81: 5]))
 
 
 def scenes(

@@ -16,7 +16,7 @@ import shapely
 from scipy.spatial.transform import Rotation
 
 from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, reading, to_frame
-from .recorded import command_of, motion, route_of
+from .recorded import command_of, far_future, motion, route_of
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #3460bd6d
 TABLES = ("category", "attribute", "visibility", "instance", "sensor", "calibrated_sensor", "ego_pose", "log", "scene", "sample", "sample_data",
@@ -172,12 +172,14 @@ def _scene(nusc, token, samples, need_map):
     location = nusc.get("log", record["log_token"])["location"]
     origin = ego_pose(nusc, samples[0])
     poses = {k: to_frame(ego_pose(nusc, s), origin) for k, s in samples.items()}
-    future = np.array([p for k, p in poses.items() if 0 < k <= 8]).reshape(-1, 3)
+    future = np.array([p for k, p in poses.items() if k > 0]).reshape(-1, 3)
+    near = future[:8]
     street = open_map(nusc.dataroot, location)
     if need_map and street is None: raise SceneError(f"{nusc.dataroot}/maps/expansion/{location}.json: missing; download the map expansion 1.3")
-    return Scene(token, "nuscenes", _ego(nusc, samples, poses, record["name"]), command_of(future), _agents(nusc, samples, origin),
-                 _map(street, origin, np.array(list(poses.values()))), (), _cameras(nusc, samples), Trajectory(future) if len(future) == 8 else None,
-                 record["name"], "night" in record["description"].lower(), dict(token=token, timestamp=int(samples[0]["timestamp"]), location=location))
+    return Scene(token, "nuscenes", _ego(nusc, samples, poses, record["name"]), command_of(near), _agents(nusc, samples, origin),
+                 _map(street, origin, np.array(list(poses.values()))), (), _cameras(nusc, samples), Trajectory(near) if len(near) == 8 else None,
+                 record["name"], "night" in record["description"].lower(),
+                 dict(token=token, timestamp=int(samples[0]["timestamp"]), location=location) | far_future(future))
 
 
 def tokens(

@@ -6,8 +6,8 @@
 __all__ = ['TIMES', 'SIZES', 'TYPES', 'MAKERS', 'FAMILIES', 'GOALS', 'LIMITS', 'JERK', 'DT', 'N', 'GIVES', 'schedule', 'ease',
            'mover', 'Draft', 'mix', 'oncoming', 'strollers', 'cruise', 'lead_braking', 'cut_in', 'slow_leader', 'curve',
            'unprotected_turn', 'right_turn', 'red_light', 'green_light', 'pedestrian_crossing', 'cyclist_alongside',
-           'parked_truck', 'merge', 'road_works', 'night', 'speed_plans', 'candidates', 'danger', 'road_of', 'solve',
-           'finish', 'make_scene', 'scenes']
+           'parked_truck', 'merge', 'road_works', 'night', 'speed_plans', 'moves', 'driven', 'candidates', 'danger',
+           'road_of', 'solve', 'carry_on', 'far_sighted', 'finish', 'make_scene', 'scenes']
 
 # %% ../../nbs/00_scene/21_town.ipynb #1c5f9288
 from dataclasses import dataclass, field
@@ -315,24 +315,30 @@ def speed_plans(
     return s, v, a
 
 
-def candidates(draft):  # poses (C, 51, 3) of the rear axle, v (C, 51), cost (C,)
-    "All plans of the expert, in world coordinates, and how much it dislikes each apart from safety."
-    s, v, a = speed_plans(draft.v0, draft.a0, draft.limit)
+def moves(draft):  # list of (metres to the left, metres that the move takes)
+    "The expert's lateral options."
+    return [(l, reach) for l in draft.offsets for reach in (np.maximum(np.array([1.6, 2.3, 3.4]) * draft.v0, [9, 12, 18]) if l else (1.0,))]
+
+
+def driven(draft, s, v, a, l, reach):  # poses (C, 51, 3) of the rear axle in world coordinates, cost (C,)
+    "Ways along the path with one lateral move, and how much the expert dislikes each apart from safety."
     bend = np.abs(np.interp(s[:, :41], draft.path.s, np.gradient(draft.path.heading, draft.path.s)))
     sideways = np.maximum((v[:, :41] ** 2 * bend).max(1) - 2.0, 0)  # m/s² over what feels good in a bend
-    out, cost = [], []
-    for l in draft.offsets:
-        for reach in (np.maximum(np.array([1.6, 2.3, 3.4]) * draft.v0, [9, 12, 18]) if l else (1.0,)):
-            offset = l * ease(s / reach)
-            poses = draft.path.at(s, offset)
-            slope = np.gradient(offset, axis=1) / np.maximum(np.gradient(s, axis=1), 0.02)
-            poses[..., 2] += np.arctan(np.where(v > 0.1, slope, 0.0))
-            out.append(poses)
-            cost.append(-s[:, 40] + 0.4 * np.maximum(-a.min(1) - 2.0, 0) + 0.25 * abs(l) + 8 * sideways)
-    return np.concatenate(out), np.tile(v, (len(out), 1)), np.concatenate(cost)
+    offset = l * ease(s / reach)
+    poses = draft.path.at(s, offset)
+    slope = np.gradient(offset, axis=1) / np.maximum(np.gradient(s, axis=1), 0.02)
+    poses[..., 2] += np.arctan(np.where(v > 0.1, slope, 0.0))
+    return poses, -s[:, 40] + 0.4 * np.maximum(-a.min(1) - 2.0, 0) + 0.25 * abs(l) + 8 * sideways
 
 
-def danger(draft, poses, v, road):  # (C,) how soon something goes wrong: 0 never, larger is sooner
+def candidates(draft):  # poses (C, 51, 3) of the rear axle, v (C, 51), cost (C,)
+    "All plans of the expert: its speed plans for the first lateral move, then for the next."
+    s, v, a = speed_plans(draft.v0, draft.a0, draft.limit)
+    poses, cost = zip(*(driven(draft, s, v, a, *m) for m in moves(draft)), strict=True)
+    return np.concatenate(poses), np.tile(v, (len(poses), 1)), np.concatenate(cost)
+
+
+def danger(draft, poses, v, road, since=0.0):  # (C,) how soon after `since` something goes wrong: 0 never, larger is sooner
     "Contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed."
     steps = np.arange(0, 41)
     half = np.array([(EGO_FRONT + EGO_REAR) / 2, EGO_WIDTH / 2])
@@ -344,7 +350,7 @@ def danger(draft, poses, v, road):  # (C,) how soon something goes wrong: 0 neve
         ego[..., 1] += shift * np.sin(ego[..., 2])
         for agent in draft.agents:
             own = np.array([agent.length / 2, agent.width / 2])
-            t = steps * DT + look * DT
+            t = np.minimum(since + (steps * DT + look * DT), TIMES[-1])  # who has come to the end of his script stays there
             at = np.repeat(agent.poses, len(t), 0) if len(agent.times) == 1 else np.array([agent.at(x) for x in t])
             near = np.hypot(ego[..., 0] - at[:, 0], ego[..., 1] - at[:, 1]) < np.hypot(*half) + np.hypot(*own) + 0.5
             c, k = np.nonzero(near)
@@ -359,6 +365,7 @@ def danger(draft, poses, v, road):  # (C,) how soon something goes wrong: 0 neve
     off = ~shapely.contains_xy(road, x, y).all(-1)
     for line in draft.stops:
         s, _ = draft.path.project(poses[:, steps][..., :2])
+        if since: s[:, -1] += 4.0 * v[:, steps[-1]]  # who looks far ahead does not roll towards a red line either
         off |= (s + EGO_FRONT > line) & (s[:, :1] + EGO_FRONT <= line)
     first = np.minimum(first, np.where(off.any(1), off.argmax(1), 99))
     return np.where(first == 99, 0, 50 - first)
@@ -371,17 +378,38 @@ def road_of(draft):  # list[Area]
     return base + draft.areas
 
 
-def solve(draft):  # expert poses (51, 3) in world coordinates, None if no plan is safe
-    "The best safe plan."
+def solve(draft):  # expert poses (51, 3) and eight seconds (81, 3) in world coordinates, None if no plan is safe
+    "The best safe plan, and the best one that stays safe for eight seconds."
     road = shapely.union_all([a.polygon for a in road_of(draft) if a.kind in ("roadblock", "intersection")])
     shapely.prepare(road)
     poses, v, cost = candidates(draft)
     bad = danger(draft, poses, v, road)
-    best = int(np.argmin(np.where(bad > 0, np.inf, cost)))
-    return None if bad[best] else poses[best]
+    best = np.argsort(np.where(bad > 0, np.inf, cost), kind="stable")[:(bad == 0).sum()]
+    return (poses[best[0]], far_sighted(draft, poses, best, road)) if len(best) else None
 
 
-def finish(draft, expert, id, family, meta):  # Scene
+def carry_on(draft, k, road):  # poses (41, 3) from 4 s to 8 s, how soon something goes wrong
+    "Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s."
+    n = len(GOALS) * len(LIMITS)
+    s, v, a = (x[k % n, 40] for x in speed_plans(draft.v0, draft.a0, draft.limit))
+    more, v, a = speed_plans(v, a, draft.limit)
+    poses, cost = driven(draft, s + more, v, a, *moves(draft)[k // n])
+    bad = danger(draft, poses, v, road, 4.0)
+    best = np.lexsort([cost, bad])[0]
+    return poses[best, :41], bad[best]
+
+
+def far_sighted(draft, poses, plans, road):  # (81, 3)
+    "The first of these plans, the best first, that can be carried on safely to 8 s; if none can, the one that is safe for longest."
+    least = np.inf
+    for k in plans:
+        rest, bad = carry_on(draft, k, road)
+        if bad < least: least, found = bad, np.concatenate([poses[k, :41], rest[1:]])
+        if not bad: break
+    return found
+
+
+def finish(draft, expert, future, id, family, meta):  # Scene
     "The draft in the ego's frame."
     origin = draft.path.at(0.0)
     t = TIMES[TIMES <= 0]
@@ -398,7 +426,8 @@ def finish(draft, expert, id, family, meta):  # Scene
     near = draft.path.at(np.array([0.0, 1.0]))[:, 2]
     steering = float(np.arctan(3.089 * wrap_angle(near[1] - near[0])))
     return Scene(id, "toy", Ego(t, past, (draft.v0, 0.0), (a, 0.0), steering), draft.command, agents, Map(areas, line, draft.limit), lights,
-                 toy_cameras(), Trajectory(to_frame(expert[5:41:5], origin)), family, draft.night, meta | dict(intent=draft.intent))
+                 toy_cameras(), Trajectory(to_frame(expert[5:41:5], origin)), family, draft.night,
+                 meta | dict(intent=draft.intent, future=to_frame(future[5::5], origin).round(4).tolist()))
 
 
 def make_scene(
@@ -413,10 +442,10 @@ def make_scene(
         rng = np.random.default_rng([FAMILIES.index(family), int(seed), attempt])
         draft = MAKERS[family](rng, difficulty)
         draft.a0 = float(rng.uniform(-0.4, 0.4))
-        expert = solve(draft)
-        if expert is not None:
+        solved = solve(draft)
+        if solved is not None:
             meta = dict(seed=int(seed), difficulty=float(difficulty), attempt=attempt)
-            return finish(draft, expert, f"{family}-{int(seed):07d}", family, meta)
+            return finish(draft, *solved, f"{family}-{int(seed):07d}", family, meta)
     raise RuntimeError(f"{family}, seed {seed}, difficulty {difficulty}: no solvable scene in 50 draws")
 
 
