@@ -8,7 +8,7 @@ __all__ = ['NOUNS', 'OBJECTS', 'WHERE', 'LAMP', 'BEAM', 'NEAR_WAY', 'FAULTS', 'F
            'ScriptedTeacher', 'ChatTeacher', 'ScriptedJudge', 'parse_score', 'ChatJudge', 'clean', 'annotate', 'row_of',
            'balanced', 'equal_halves', 'save_thoughts', 'load_thoughts']
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #997e54bf
+# %% ../../nbs/51_driveagent/45_thought.ipynb #2bac57f5
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .formats import SECTIONS, ToolCall, format_actions, format_call, mode_of, parse_call, read, write
+from .formats import ToolCall, format_actions, format_call, mode_of, parse_call, read, write
 from .labels import label_scene
 from .task import harmless
 from .toolkit import VIEWS, ExactDetector
@@ -26,7 +26,7 @@ from ..policy.formats import ParseError
 from ..rollout.core import TurnState, rollout
 from ..scene.cameras import project
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #1abf2038
+# %% ../../nbs/51_driveagent/45_thought.ipynb #b026c6c8
 NOUNS = dict(vehicle="A vehicle", pedestrian="A person", bicycle="A cyclist", barrier="A barrier", traffic_cone="A barrier", czone_sign="A barrier",
              generic_object="Something")
 OBJECTS = dict(vehicle="car", pedestrian="pedestrian", bicycle="cyclist", barrier="barrier", traffic_cone="traffic cone", czone_sign="sign", generic_object="object")
@@ -99,12 +99,12 @@ def evidence(
     things = [e for a in near if (e := _thing(scene, a, image_size))]
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #09d19cd7
+# %% ../../nbs/51_driveagent/45_thought.ipynb #4b37303c
 def needs_look(scene, image_size=(168, 84)):
     "Whether something matters that the front view does not show and a tool would."
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #af49407d
+# %% ../../nbs/51_driveagent/45_thought.ipynb #2067b303
 def partition(
     small_text,  # (N,) accuracy of the small model in the text mode
     large_text,  # (N,) of the large one
@@ -151,7 +151,7 @@ def hash_of(text):
     "A number of a text that is the same in every process."
     return int.from_bytes(text.encode()[-7:], "little")
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #4c3edab9
+# %% ../../nbs/51_driveagent/45_thought.ipynb #9773fd36
 FAULTS = ("invented object", "contradiction", "wrong actions", "broken form", "call twice", "broken call")
 FIRST = {"Stop": "I stay where I am.", "Decelerate": "I slow down.", "Keep Speed": "I keep my speed.", "Accelerate": "I speed up."}
 
@@ -239,7 +239,7 @@ class ChatTeacher:
             messages += [{"role": "assistant", "content": said.text}, *step.messages]
         return turns
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #263da2a7
+# %% ../../nbs/51_driveagent/45_thought.ipynb #9cb1aa08
 class ScriptedJudge:
     "In place of a judge model: it knows the scene."
 
@@ -281,7 +281,7 @@ class ChatJudge:
                                        max_new_tokens=self.new_tokens, temperature=0.0)
         return parse_score(said.text)
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #8181f980
+# %% ../../nbs/51_driveagent/45_thought.ipynb #53096076
 def _one_call_each(turns):
     "Turns without repeated calls, and how many there were."
     out, made, carry = [], set(), ""
@@ -347,7 +347,7 @@ def annotate(
             used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
     return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #bc394d5d
+# %% ../../nbs/51_driveagent/45_thought.ipynb #735a9ea0
 def row_of(
     task,  # DriveAgentTask
     scene,
