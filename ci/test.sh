@@ -22,16 +22,16 @@ step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
 }
 
 slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
-run=nbs/50_mtdrive/30_run.ipynb
+mtdrive=nbs/50_mtdrive/30_run.ipynb driveagent=nbs/51_driveagent/70_run.ipynb
 
-plan_paper() {  # the paper's run, resolved and validated, and nothing more
-  papermill "$run" "$logs/plan.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
+plan_paper() {  # plan_paper NOTEBOOK PATTERN...: the paper's run, resolved and validated, and nothing more
+  papermill "$1" "$logs/plan.ipynb" -k python3 --cwd "$(dirname "$1")" --no-progress-bar --execution-timeout 120 \
     -p profile paper -p plan True >"$logs/plan.txt" 2>&1 || { tail -30 "$logs/plan.txt"; return 1; }
-  python ci/said.py "$logs/plan.ipynb" '\[mtdrive.paper\] MTDrive 4.1' 'memory rl' 'torchrun'
+  python ci/said.py "$logs/plan.ipynb" "${@:2}"
 }
 
 wrong_parameter() {  # a misspelt parameter is refused, naming the right one
-  if papermill "$run" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
+  if papermill "$mtdrive" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
     -p profile smoke -p plan True -p seedz 3 >"$logs/wrong.txt" 2>&1; then echo "seedz was accepted"; return 1; fi
   grep -m1 "unknown parameter 'seedz'; the nearest is 'seeds'" "$logs/wrong.txt" || { tail -30 "$logs/wrong.txt"; return 1; }
 }
@@ -42,7 +42,8 @@ step "imports point one way" lint-imports
 step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
 step "tests" python -m pytest -q tests
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-300}" "${slow[@]}"
-step "the paper's run can be planned" plan_paper
+step "MTDrive's paper run can be planned" plan_paper "$mtdrive" '\[mtdrive.paper\] MTDrive 4.1' 'memory rl' 'torchrun'
+step "DriveAgent-R1's paper run can be planned" plan_paper "$driveagent" '\[driveagent.paper\] DriveAgent-R1 3.1.3' 'memory rl' 'torchrun'
 step "an unknown parameter is refused" wrong_parameter
 
 printf '\n== summary\n'

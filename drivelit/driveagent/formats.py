@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'SECTIONS', 'HINTS', 'opening', 'prompt_text', 'ToolCall', 'format_call', 'parse_call', 'format_actions',
-           'parse_action', 'parse_actions', 'Answer', 'write', 'mode_of', 'read', 'kit_lines']
+           'parse_action', 'parse_actions', 'Answer', 'write', 'mode_of', 'read', 'fixed_parts', 'kit_lines']
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #2159b574
+# %% ../../nbs/51_driveagent/15_formats.ipynb #4215277c
 import json
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES
 from ..policy.formats import ParseError
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #a156bb32
+# %% ../../nbs/51_driveagent/15_formats.ipynb #0c3ec2a5
 WORDS = dict(paper=dict(text="think_text", tool="think_tool"), template=dict(text="think_no_tools", tool="think_with_tools"))
 SECTIONS = ("description", "reasoning", "prediction")
 HINTS = dict(description="Briefly describe the key aspects of the driving environment relevant to the decision. (<4 sentences)",
@@ -31,7 +31,7 @@ def opening(
     if mode not in WORDS[words]: raise ValueError(f"mode: {mode!r} is not 'text' or 'tool'")
     return f"<{WORDS[words][mode]}>\n"
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #bda00407
+# %% ../../nbs/51_driveagent/15_formats.ipynb #a9e43a3e
 def _tool_rules(words, tools, calls):
     with_tools, without = WORDS[words]["tool"], WORDS[words]["text"]
     rule = f"- First check if context suffices for prediction, then choose `<{with_tools}>` or `<{without}>`.\n"
@@ -67,7 +67,7 @@ def prompt_text(
             f"<rule>\n- Your response should be concise, prefer short, direct sentences.\n{rule}{usage}"
             f"Example:\n<{first}>\n{inner}</{first}>\n<meta actions>['Speed, Traj', 'Speed, Traj', 'Speed, Traj', 'Speed, Traj']</meta actions>")
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #7b9f3034
+# %% ../../nbs/51_driveagent/15_formats.ipynb #4178bc07
 @dataclass(frozen=True)
 class ToolCall:
     "A call that can be read; whether its parameters make sense is for the tool to say."
@@ -110,7 +110,7 @@ def parse_call(
     if not isinstance(params, dict): return ParseError(f"params: expected a JSON object, found {type(params).__name__}")
     return ToolCall(found[1].strip(), params)
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #5d704453
+# %% ../../nbs/51_driveagent/15_formats.ipynb #4df97e3c
 _ACTIONS = re.compile(r"<meta actions>(.*?)</meta actions>", re.S)
 _ITEM = r"""(?:'[^'"\[\]]*'|"[^'"\[\]]*")"""
 _LIST = re.compile(rf"\s*\[\s*({_ITEM}(?:\s*,\s*{_ITEM})*)\s*,?\s*\]\s*")
@@ -150,7 +150,7 @@ def parse_actions(
     actions = [parse_action(i) for i in items]
     return next((a for a in actions if isinstance(a, ParseError)), actions)
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #dd788139
+# %% ../../nbs/51_driveagent/15_formats.ipynb #9fd6ce29
 @dataclass(frozen=True)
 class Answer:
     "What can be read in all turns of an episode."
@@ -202,16 +202,27 @@ def read(
     return Answer(mode, parse_actions(whole), in_order, closed, sum(isinstance(c, ToolCall) for c in calls),
                   sum(isinstance(c, ParseError) for c in calls))
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #dbf992ff
-def kit_lines(
+# %% ../../nbs/51_driveagent/15_formats.ipynb #2a4b0321
+def fixed_parts(
     tools=(),  # the lines that describe the tools
+    words="paper",
+    calls=3,
+    view="a front-view image",
+):  # tuple of texts
+    "The parts of a prompt that are the same for all scenes."
+    text = prompt_text("COMMAND", 1.0, tools, words, calls, view)
+    before, rest = text.split("COMMAND")
+    between, after = rest.split("3.60 km/h")
+    return before, between, after
+
+
+def kit_lines(
     sentences=(),  # what a teacher may say
 ):  # tuple of texts
-    "What the toy's tokenizer should know to speak this language."
-    one = [prompt_text(c, None if c == "GO STRAIGHT" else 5.0, tools, w) for w in WORDS for c in ("GO STRAIGHT", "TURN LEFT", "TURN RIGHT")]
-    passive = [prompt_text("GO STRAIGHT", 5.0, view=v) for v in ("a front-view image", "six surround-view images")]
+    "What the toy's tokenizer should know to write this language."
     answers = [turn + "\n" for s in SPEEDS for t in TRAJECTORIES for w in WORDS for m in ("text", "tool")
                for turn in write(m, {k: [] for k in SECTIONS}, [(s, t)] * STEPS, w)]
-    calls = [format_call(ToolCall("Retrieve View", {}))]
     ends = [a.rstrip("\n") for a in answers]
-    return tuple(dict.fromkeys([*one, *passive, *answers, *ends, *calls, *(s + "\n" for s in sentences)]))
+    calls = [format_call(ToolCall("Retrieve View", {}))]
+    context = ["GO STRAIGHT", "TURN LEFT", "TURN RIGHT", "9.99 km/h", "unknown"]
+    return tuple(dict.fromkeys([*context, *answers, *ends, *calls, *(s + "\n" for s in sentences)]))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODES', 'SURROUND', 'harmless', 'answer_call', 'DriveAgentTask']
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #3e8f069d
+# %% ../../nbs/51_driveagent/30_task.ipynb #3b42313a
 from collections import OrderedDict
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..policy.formats import ParseError
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #7e7fc7e0
+# %% ../../nbs/51_driveagent/30_task.ipynb #aeab1955
 def harmless(
     text,  # may quote what a model wrote
     most=240,  # characters
@@ -45,7 +45,7 @@ def answer_call(
     result = toolkit(scene, call.name, call.params)
     return harmless(result.text), result.image, result.error
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #c05d11bb
+# %% ../../nbs/51_driveagent/30_task.ipynb #77a14442
 MODES = ("adaptive", "text", "tool", "partition")
 SURROUND = ("front_left", "front", "front_right", "back_left", "back", "back_right")
 
@@ -88,11 +88,16 @@ class DriveAgentTask(Task):
 
     def tool_lines(self): return [DESCRIPTIONS[t] for t in self.toolkit.tools] if self.toolkit else []
 
+    def _view(self): return "a front-view image" if self.view == "front" else "six surround-view images"
+
+    def fixed_parts(self):
+        "What is the same in every prompt (for a toy's tokenizer)."
+        return formats.fixed_parts(self.tool_lines(), self.words, self.max_calls, self._view())
+
     def prompt(self, scene):
         "The first message."
         speed = None if scene.meta.get("ego_state") == "unknown" else float(np.hypot(*scene.ego.velocity))
-        view = "a front-view image" if self.view == "front" else "six surround-view images"
-        text = prompt_text(scene.command, speed, self.tool_lines(), self.words, self.max_calls, view)
+        text = prompt_text(scene.command, speed, self.tool_lines(), self.words, self.max_calls, self._view())
         shown = [{"type": "image", "image": i} for i in self._shown(scene)] if self.images else []
         return [{"role": "user", "content": [*shown, {"type": "text", "text": text}]}]
 

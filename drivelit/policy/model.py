@@ -119,6 +119,7 @@ def number_pieces():  # list[str]
 def train_tokenizer(
     text=None,  # tuple[str] of more text to learn whole lines and words from
     words=900,  # entries of the byte-level BPE (256 of them are the bytes)
+    fixed=None,  # tuple[str] of long texts that never change, such as the rules in a prompt: one token each
 ):  # PreTrainedTokenizerFast
     "A byte-level BPE whose whole lines and numbers are single tokens; any string round-trips."
     lines = [*kit_text(), *(text or ())]
@@ -133,6 +134,7 @@ def train_tokenizer(
     tok = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(m) for m in bpe["merges"]], ignore_merges=True))
     tok.pre_tokenizer, tok.decoder = _pre_tokenizer(), decoders.ByteLevel()
     tok.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in SPECIAL])
+    tok.add_tokens([AddedToken(s, normalized=False) for s in fixed or ()])
     return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE,
                                    clean_up_tokenization_spaces=False)
 
@@ -310,8 +312,8 @@ class Policy:
         return Path(folder)
 
 # %% ../../nbs/20_policy/10_model.ipynb #6ba311d0
-def _toy(seed, size, image_size, text, **config):
-    tokenizer = train_tokenizer(text)
+def _toy(seed, size, image_size, text, fixed, **config):
+    tokenizer = train_tokenizer(text, fixed=fixed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2_5_VLForConditionalGeneration(toy_config(tokenizer, size, **config))
@@ -339,6 +341,7 @@ def load_policy(
     size="toy",  # of the toy: a key of SIZES
     image_size=(168, 84),  # (width, height) that the toy resizes images to; a multiple of 28
     text=None,  # tuple of more texts for the toy's tokenizer
+    fixed=None,  # tuple of texts that never change: one token each for the toy
     base=None,  # for adapters: a Policy, or a folder instead of the one that they name
     dtype=None,  # "auto", "bfloat16", a torch.dtype; default float32 for a toy, "auto" for a checkpoint
     device="cpu",
@@ -350,7 +353,7 @@ def load_policy(
     attention = dict(attn_implementation=attn_implementation) if attn_implementation else {}
     if name_or_path == "toy":
         if any(n % 28 for n in image_size): raise ValueError(f"image_size: {image_size} must be multiples of 28 (patch 14, merge 2)")
-        model, processor = _toy(seed, size, image_size, text)
+        model, processor = _toy(seed, size, image_size, text, fixed)
         if attention: model.set_attn_implementation(attn_implementation)
         return Policy(model.to(device=device, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype), processor)
     folder = Path(name_or_path)

@@ -6,7 +6,7 @@
 __all__ = ['HELDOUT_SEED', 'write_json', 'start', 'run_profile', 'read_folder', 'make_scenes', 'load_scenes', 'write_scenes',
            'load', 'Stages', 'cell', 'verdict', 'read_results']
 
-# %% ../../nbs/40_training/40_stages.ipynb #a645bc49
+# %% ../../nbs/40_training/40_stages.ipynb #befb5b2e
 import argparse
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ from ..scene.core import from_json
 from ..scene.town import scenes as toy_scenes
 from .profiles import Profile, load_profile
 
-# %% ../../nbs/40_training/40_stages.ipynb #4b922bf5
+# %% ../../nbs/40_training/40_stages.ipynb #5ce535e3
 def write_json(
     path,  # file
     value,  # JSON-able
@@ -63,7 +63,7 @@ def run_profile(out):  # Profile
     values = json.loads((Path(out) / "run.json").read_text())
     return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-# %% ../../nbs/40_training/40_stages.ipynb #732c6f39
+# %% ../../nbs/40_training/40_stages.ipynb #c4218909
 HELDOUT_SEED = 1_000_000
 
 
@@ -105,15 +105,16 @@ def load(
     profile,
     seed=0,
     text=None,  # tuple of texts for a toy's tokenizer
+    fixed=None,  # tuple of texts that are one token each for a toy
 ):  # Policy
     "A policy where this process trains: the GPU of its rank, or the CPU."
     import torch
 
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() and profile.sft_gpus + profile.rl_gpus else "cpu"
     dtype = "bfloat16" if profile.precision == "bf16" else None
-    return load_policy(str(name_or_path), seed=seed, image_size=tuple(profile.image_size), device=device, dtype=dtype, text=text)
+    return load_policy(str(name_or_path), seed=seed, image_size=tuple(profile.image_size), device=device, dtype=dtype, text=text, fixed=fixed)
 
-# %% ../../nbs/40_training/40_stages.ipynb #a4c5212b
+# %% ../../nbs/40_training/40_stages.ipynb #d2319e78
 def _with_parent():
     "A worker whose parent was killed must not go on writing into the run's folder."
     parent = os.getppid()
@@ -221,7 +222,7 @@ class Stages:
         if given.profile and os.environ.get("RANK", "0") == "0": start(given.out, load_profile(system, given.profile))
         print(json.dumps({k: v for k, v in self.work(given.out, given.stage, given.seed).items() if np.isscalar(v)}))
 
-# %% ../../nbs/40_training/40_stages.ipynb #e9fc94b6
+# %% ../../nbs/40_training/40_stages.ipynb #dcf04846
 def cell(
     v,  # (seeds,) shares
 ):  # "71.3 ± 0.8", in per cent
