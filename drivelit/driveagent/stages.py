@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORDERINGS', 'agent_of', 'task_for', 'run_data',
-           'run_vqa', 'run_scenes', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base', 'run_align', 'tune',
-           'reinforce', 'run_sft', 'run_rl', 'run_agent', 'collect', 'values', 'table6', 'looks', 'table7', 'table8',
-           'orderings', 'plot_stages', 'plot_episode', 'evaluate_real', 'real_table']
+           'run_vqa', 'run_scenes', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base', 'run_align',
+           'vqa_accuracy', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_agent', 'collect', 'values', 'table6',
+           'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'evaluate_real',
+           'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #e0fb4c14
+# %% ../../nbs/51_driveagent/60_stages.ipynb #25daff7c
 import json
 import os
 import pickle
@@ -27,14 +28,14 @@ from .rewards import position_weights
 from .task import DriveAgentTask
 from .toolkit import TOOLS, Toolkit
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode, mode_selection
-from ..policy.engines import TransformersEngine
+from ..policy.engines import Conversation, TransformersEngine
 from ..rollout.core import rollout
 from ..scene import drivelm, recorded
-from ..training.sft import train_sft
+from ..training.sft import train_sft, with_images
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #aed6c5e1
+# %% ../../nbs/51_driveagent/60_stages.ipynb #5490a992
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -44,7 +45,7 @@ NEEDS = dict(
     fcm=("sft",),  # variant 2: mode-partitioned GRPO
     ams=("fcm",),  # DriveAgent-R1: native GRPO with the tool reward
     ams_only=("sft",),  # variant 4
-    unaligned=("data",),  # table 5: the same three stages without domain alignment
+    other_start=("align",),  # table 5: the same three stages without domain alignment, or with it if the others have none
     retrieve=("align",),  # table 7: Retrieve View only, all three stages
     front=("align",),  # Passive-FV
     surround=("align",),  # Passive-SV
@@ -65,7 +66,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #862f89b3
+# %% ../../nbs/51_driveagent/60_stages.ipynb #38c4224f
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -110,7 +111,9 @@ def run_vqa(out, profile, seed):
     rows, counts = vqa.vqa_rows(load_scenes(out, "train"), clusters=16, each=max(1, profile.train_scenes // 32), image_size=size)
     test, _ = vqa.vqa_rows(load_scenes(out, "heldout"), features=None, image_size=size, seed=1)
     for name, some in (("train", rows[: profile.data_vqa or len(rows)]), ("test", test)): (here / f"{name}.pkl").write_bytes(pickle.dumps(some))
-    (here / "card.md").write_text(vqa.vqa_card(counts))
+    lines = [f"| {category} | {what} | {n} |" for (category, what), n in sorted(counts.table.items())]
+    (here / "card.md").write_text("\n".join([f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).\n",
+                                             "| category | what | pairs |", "| --- | --- | ---: |", *lines, ""]))
     return dict(train=len(rows), test=len(test), chosen=counts.chosen)
 
 
@@ -126,7 +129,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #7230ffea
+# %% ../../nbs/51_driveagent/60_stages.ipynb #634c1703
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -177,7 +180,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #5121c987
+# %% ../../nbs/51_driveagent/60_stages.ipynb #841de6cd
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -207,10 +210,19 @@ def run_align(out, profile, seed):
         return dict(steps=0)
     result = train_sft(policy, rows, folder, steps=profile.align_steps, lr=profile.sft_lr, batch=profile.sft_batch, micro_batch=profile.micro_batch, seed=seed,
                        save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16", checkpointing=profile.checkpointing)
-    return result | dict(vqa=vqa.vqa_accuracy(policy, test[:300]))
+    return result | dict(vqa=vqa_accuracy(policy, test[:300]))
 
 
-def tune(out, profile, seed, agent, folder, aligned=True):  # Policy
+def vqa_accuracy(policy, rows):  # dict: category -> share, and all
+    "Answers that are word for word right, greedily."
+    asked = [Conversation(with_images(dict(messages=r["messages"][:1], images=r["images"]))) for r in rows]
+    said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
+    right = np.array([s.text.strip() == r["messages"][-1]["content"][0]["text"].strip() for s, r in zip(said, rows, strict=True)])
+    of = np.array([r["meta"]["category"] for r in rows])
+    return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
+
+
+def tune(out, profile, seed, agent, folder, aligned):  # Policy
     "DM-SFT of an agent."
     data = PLAN.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
@@ -236,7 +248,7 @@ def reinforce(policy, out, profile, seed, agent, mode, folder, tool_reward=False
                     max_tokens=profile.tokens)
 
 
-def run_sft(out, profile, seed): return evaluate(tune(out, profile, seed, "full", PLAN.folder(out, "sft", seed)), out, profile, seed, blind=False)
+def run_sft(out, profile, seed): return evaluate(tune(out, profile, seed, "full", PLAN.folder(out, "sft", seed), profile.align_first), out, profile, seed, blind=False)
 
 
 def run_rl(stage, out, profile, seed):
@@ -248,10 +260,10 @@ def run_rl(stage, out, profile, seed):
 
 
 def run_agent(stage, out, profile, seed):
-    "Stages `retrieve`, `front`, `surround`, `unaligned`: all training of another agent, each step kept."
+    "Stages `retrieve`, `front`, `surround`, `other_start`: all training of another agent, each step kept."
     here, agent = PLAN.folder(out, stage, seed), agent_of(stage)
     tools = AGENTS[agent]["tools"]
-    steps = [("sft", lambda p: tune(out, profile, seed, agent, here / "sft", stage != "unaligned"))]
+    steps = [("sft", lambda p: tune(out, profile, seed, agent, here / "sft", profile.align_first != (stage == "other_start")))]
     if tools: steps.append(("fcm", lambda p: reinforce(p, out, profile, seed, agent, "partition", here / "fcm")))
     steps.append(("rl", lambda p: reinforce(p, out, profile, seed, agent, "adaptive", here / "rl", bool(tools), profile.rl_steps * (1 if tools else 2))))
     left = [k for k, (name, _) in enumerate(steps) if not (here / name / "done").exists()]
@@ -265,13 +277,13 @@ def run_agent(stage, out, profile, seed):
 
 
 STAGES = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft) | {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}
-STAGES |= {s: partial(run_agent, s) for s in ("unaligned", "retrieve", "front", "surround")}
+STAGES |= {s: partial(run_agent, s) for s in ("other_start", "retrieve", "front", "surround")}
 assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #3dc1ba33
-ROWS = dict(unaligned="Without alignment", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS", retrieve="Retrieve View only", front="Passive, front view",
+# %% ../../nbs/51_driveagent/60_stages.ipynb #78f48b23
+ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS", retrieve="Retrieve View only", front="Passive, front view",
             surround="Passive, six views")
 
 
@@ -309,11 +321,13 @@ def looks(results):  # DataFrame
 
 def table7(results):  # DataFrame
     "Active against passive, aligned or not (table 5); and the relative drop without images."
-    rows = []
-    for s in ("front", "surround", "retrieve", "unaligned", "ams"):
+    rows, first = [], results["profile"]["align_first"]
+    start = {True: "aligned", False: "not aligned"}
+    name = dict(ROWS, ams=f"Full toolkit, {start[first]}", other_start=f"Full toolkit, {start[not first]}")
+    for s in ("front", "surround", "retrieve", "other_start", "ams"):
         mode = "text" if not AGENTS[agent_of(s)]["tools"] else "adaptive"
         with_, without = values(results, s, mode, "sequence"), values(results, s, "blind", "sequence")
-        rows.append({"agent": ROWS[s] if s != "ams" else "Full toolkit", "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
+        rows.append({"agent": name[s], "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
                      "without images": cell(without), "relative drop": cell((with_ - without) / with_), "unreadable": cell(values(results, s, mode, "unreadable"))})
     return pd.DataFrame(rows)
 
@@ -338,15 +352,20 @@ ORDERINGS = (  # what, (better stage, mode, metric), (other ...)
     ("table 7: six views over the front", ("surround", "text", "sequence"), ("front", "text", "sequence")),
     ("table 7: retrieving over six views", ("retrieve", "adaptive", "sequence"), ("surround", "text", "sequence")),
     ("table 7: full toolkit over retrieving", ("ams", "adaptive", "sequence"), ("retrieve", "adaptive", "sequence")),
-    ("table 5: alignment helps", ("ams", "adaptive", "sequence"), ("unaligned", "adaptive", "sequence")),
     ("table 8: fewer tokens than always with tools", ("ams", "tool", "tokens"), ("ams", "adaptive", "tokens")),
 )
+
+
+def comparisons(results):
+    "ORDERINGS, and the one that turns with the profile."
+    both = [("ams", "adaptive", "sequence"), ("other_start", "adaptive", "sequence")]
+    return (*ORDERINGS, ("table 5: alignment helps", *(both if results["profile"]["align_first"] else both[::-1])))
 
 
 def orderings(results):  # DataFrame
     "Each comparison of the paper, the difference for each seed (points; tokens for table 8), and whether it holds in all."
     rows = []
-    for what, a, b in ORDERINGS:
+    for what, a, b in comparisons(results):
         both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a[0] in s and b[0] in s})
         d = values(both, *a) - values(both, *b)
         d = d[~np.isnan(d)]
@@ -388,7 +407,7 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #f5724ea4
+# %% ../../nbs/51_driveagent/60_stages.ipynb #9b478c9f
 def evaluate_real(
     policy,
     profile,

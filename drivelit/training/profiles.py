@@ -55,6 +55,7 @@ class Profile:
     data_vqa: int = _key(0, "question-answer pairs for domain alignment; 0: as many as the scenes give", low=0)
     data_thoughts: int = _key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0)
     align_steps: int = _key(0, "updates of domain alignment; 0: none", low=0)
+    align_first: bool = _key(True, "agents start from the aligned model; one more starts without, or with it if this is no")
     calls: int = _key(3, "tool calls in an episode, at most", low=0)
     sft_epochs: float = _key(0.0, "passes; 0: by sft_steps", low=0)
     sft_steps: int = _key(400, "updates; 0: by sft_epochs", low=0)
@@ -214,11 +215,13 @@ def conflicts(
     if p.rl_batch % p.rl_mini_batch: out.append(f"rl_mini_batch: {p.rl_mini_batch} does not divide rl_batch {p.rl_batch}")
     if p.w_p + p.w_f <= 0: out.append("w_p, w_f: both are 0, so nothing is rewarded")
     if p.sft_epochs and p.sft_steps: out.append("sft_epochs, sft_steps: one of them must be 0")
-    if p.sft_epochs and not samples(p): out.append("sft_epochs: needs data_single, data_two_turn, data_multi_turn or data_understanding")
+    if p.sft_epochs and not samples(p): out.append("sft_epochs: needs data_single, data_two_turn, data_multi_turn, data_understanding or data_thoughts")
     return out
 
 
-def samples(p): return p.data_single + p.data_two_turn + p.data_multi_turn + p.data_understanding  # of supervised tuning
+def samples(p):
+    "Of supervised tuning."
+    return p.data_single + p.data_two_turn + p.data_multi_turn + p.data_understanding + p.data_thoughts
 
 # %% ../../nbs/40_training/00_profiles.ipynb #8bc3a445
 def steps(
