@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORDERINGS', 'agent_of', 'task_for', 'run_data',
            'run_vqa', 'run_scenes', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base', 'run_align',
-           'vqa_accuracy', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_agent', 'collect', 'values', 'table6',
-           'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'evaluate_real',
-           'real_table']
+           'vqa_accuracy', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_agent', 'run_motion', 'collect', 'values',
+           'table3', 'table6', 'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode',
+           'evaluate_real', 'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #25daff7c
+# %% ../../nbs/51_driveagent/60_stages.ipynb #c56d7497
 import json
 import os
 import pickle
@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from . import formats, thought, vqa
+from . import formats, motion, thought, vqa
 from .labels import label_scene
 from .rewards import position_weights
 from .task import DriveAgentTask
@@ -35,7 +35,7 @@ from ..training.sft import train_sft, with_images
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #5490a992
+# %% ../../nbs/51_driveagent/60_stages.ipynb #427b21a7
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -45,6 +45,7 @@ NEEDS = dict(
     fcm=("sft",),  # variant 2: mode-partitioned GRPO
     ams=("fcm",),  # DriveAgent-R1: native GRPO with the tool reward
     ams_only=("sft",),  # variant 4
+    motion=("ams",),  # table 3: way-points from the frozen agent
     other_start=("align",),  # table 5: the same three stages without domain alignment, or with it if the others have none
     retrieve=("align",),  # table 7: Retrieve View only, all three stages
     front=("align",),  # Passive-FV
@@ -52,8 +53,8 @@ NEEDS = dict(
 )
 AGENTS = dict(full=dict(tools=TOOLS), retrieve=dict(tools=("Retrieve View",)), front=dict(tools=()), surround=dict(tools=(), view="surround"))
 PLAN = Stages("drivelit.driveagent.stages", NEEDS, shared=("scenes", "data", "vqa"))
-TRAINED = tuple(s for s in NEEDS if s not in PLAN.shared)
-KINDS = {s: "" if s in PLAN.shared else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
+TRAINED = tuple(s for s in NEEDS if s not in PLAN.shared)  # what has results for each seed
+KINDS = {s: "" if s in (*PLAN.shared, "motion") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
 
 
 def agent_of(stage): return stage if stage in AGENTS else "full"
@@ -66,7 +67,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #38c4224f
+# %% ../../nbs/51_driveagent/60_stages.ipynb #e6408940
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -129,7 +130,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #634c1703
+# %% ../../nbs/51_driveagent/60_stages.ipynb #5a540cc6
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -180,7 +181,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #841de6cd
+# %% ../../nbs/51_driveagent/60_stages.ipynb #5fb93c31
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -276,13 +277,29 @@ def run_agent(stage, out, profile, seed):
     return evaluate(policy, out, profile, seed, agent)
 
 
-STAGES = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft) | {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}
+def run_motion(out, profile, seed, most=1000):
+    "Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less or more."
+    policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
+    splits = {k: [s for s in load_scenes(out, k) if label_scene(s)][:most] for k in ("train", "heldout")}
+    said = {k: [e.infos[-1].get("actions") for e in play(policy, v, task_for(profile, "full", "adaptive"), profile, seed)] for k, v in splits.items()}
+    true = {k: [label_scene(s) for s in v] for k, v in splits.items()}
+    target, found = motion.way_points(splits["train"]), {}
+    found["constant velocity"] = motion.score(motion.features(None, splits["heldout"], said["heldout"])["straight"], splits["heldout"])
+    for name, words, inputs in (("no actions", said, ("visual", "ego")), ("the agent's actions", said, motion.INPUTS), ("the true actions", true, motion.INPUTS)):
+        x = {k: motion.features(policy, v, words[k], size) for k, v in splits.items()}
+        head, _ = motion.train_head(x["train"], target, inputs, seed=seed)
+        found[name] = motion.evaluate_head(head, x["heldout"], splits["heldout"])
+        if name == "the agent's actions": motion.save_head(head, PLAN.folder(out, "motion", seed) / "head")
+    return dict(heads={n: t.reset_index().to_dict("records") for n, t in found.items()})
+
+
+STAGES = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft, motion=run_motion) | {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}
 STAGES |= {s: partial(run_agent, s) for s in ("other_start", "retrieve", "front", "surround")}
 assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #78f48b23
+# %% ../../nbs/51_driveagent/60_stages.ipynb #d990543d
 ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS", retrieve="Retrieve View only", front="Passive, front view",
             surround="Passive, six views")
 
@@ -303,6 +320,14 @@ def values(results, stage, mode, metric):  # (seeds,) array
     "One number of the tables for each seed; NaN where it does not exist."
     found = [s[stage].get(mode, {}).get(metric) for s in results["seeds"].values() if stage in s]
     return np.array([np.nan if v is None else v for v in found], float)
+
+
+def table3(results):  # DataFrame
+    "Way-points of the heads, mean over the seeds."
+    found = [pd.DataFrame([dict(head=n) | r for n, rows in s["motion"]["heads"].items() for r in rows]) for s in results["seeds"].values() if "motion" in s]
+    if not found: return "not run"
+    keys = [c for c in found[0] if found[0][c].dtype == object]
+    return pd.concat(found).groupby(keys, sort=False).mean().round(3).reset_index()
 
 
 def table6(results):  # DataFrame
@@ -407,11 +432,11 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #9b478c9f
+# %% ../../nbs/51_driveagent/60_stages.ipynb #15303c6b
 def evaluate_real(
     policy,
     profile,
-    samples=None,  # folder with data/nuscenes_drivelm_keyframes and data/nuscenes_mini_scenes; default: the environment's DRIVELIT_SAMPLES
+    samples=None,  # folder with data/nuscenes_drivelm_keyframes, nuscenes_mini_scenes, nuscenes_mmdet3d_keyframe; default: the environment's DRIVELIT_SAMPLES
     seed=0,
     agent="full",
 ):  # dict: source -> dict of counts, or None without samples
@@ -419,15 +444,15 @@ def evaluate_real(
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples: return None
     data = Path(samples) / "data"
-    sources = dict(drivelm=list(drivelm.scenes(data / "nuscenes_drivelm_keyframes")),
-                   nuscenes_mini=[s for s in recorded.scenes(data / "nuscenes_mini_scenes") if s.cameras and label_scene(s)][::4])
+    marked = recorded.read(data / "nuscenes_mini_scenes" / "scene-0061.json.gz", 0.0, data / "nuscenes_mmdet3d_keyframe")
+    sources = {"DriveLM, no annotations": list(drivelm.scenes(data / "nuscenes_drivelm_keyframes")), "key frame with boxes and map": [marked]}
     found = {}
     for name, scenes in sources.items():
         for mode in ("text", "tool", "adaptive"):
             episodes = play(policy, scenes, task_for(profile, agent, mode), profile, seed)
             s = summary(episodes, np.zeros(len(scenes), bool))
-            keep = ("n", "unreadable", "calls", "called", "errors", "images", "tool_rate") + (("first", "sequence") if name == "nuscenes_mini" else ())
-            found.setdefault(name, {})[mode] = {k: s[k] for k in keep}
+            keep = ("n", "unreadable", "calls", "called", "errors", "images", "tool_rate")
+            found.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(actions=[e.infos[-1].get("actions") for e in episodes])
     return found
 
 
@@ -435,6 +460,6 @@ def real_table(real):  # DataFrame, or a sentence
     "What happened on the real frames."
     if not real: return "no recorded frames: DRIVELIT_SAMPLES is not set, and this results file has none"
     rows = [dict(source=n, mode=m, frames=d["n"], unreadable=f"{100 * d['unreadable']:.1f} %", calls=f"{d['calls']:.2f}",
-                 answered_with_an_error=", ".join(f"{k} {v}" for k, v in d["errors"].items()), sequence=f"{100 * d['sequence']:.1f}" if "sequence" in d else "")
+                 tools=", ".join(f"{k} {v}" for k, v in d["called"].items()), errors=", ".join(f"{k} {v}" for k, v in d["errors"].items()))
             for n, modes in real.items() for m, d in modes.items()]
     return pd.DataFrame(rows)

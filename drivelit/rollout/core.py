@@ -134,7 +134,7 @@ def rollout(
         e = episodes[too_long[0]]
         raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
     active = list(range(len(scenes)))
-    for turn in range(max_turns):
+    for turn in range(max_turns if scenes else 0):
         asked = [Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images, "" if turn else openings[i]) for i in active]
         room = [min(max_new_tokens, max_tokens - len(episodes[i].ids)) for i in active]
         said = engine.generate(asked, max_new_tokens=max(room), temperature=temperature, top_p=top_p,
