@@ -9,7 +9,7 @@ __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORD
            'table3', 'table6', 'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode',
            'evaluate_real', 'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #c56d7497
+# %% ../../nbs/51_driveagent/60_stages.ipynb #42285e63
 import json
 import os
 import pickle
@@ -35,7 +35,7 @@ from ..training.sft import train_sft, with_images
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #427b21a7
+# %% ../../nbs/51_driveagent/60_stages.ipynb #3f61c998
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -67,7 +67,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #e6408940
+# %% ../../nbs/51_driveagent/60_stages.ipynb #8f4ca83f
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -130,7 +130,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #5a540cc6
+# %% ../../nbs/51_driveagent/60_stages.ipynb #dd14b808
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -181,7 +181,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #5fb93c31
+# %% ../../nbs/51_driveagent/60_stages.ipynb #4b290ad3
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -299,7 +299,7 @@ assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #d990543d
+# %% ../../nbs/51_driveagent/60_stages.ipynb #6539a7cf
 ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS", retrieve="Retrieve View only", front="Passive, front view",
             surround="Passive, six views")
 
@@ -326,8 +326,9 @@ def table3(results):  # DataFrame
     "Way-points of the heads, mean over the seeds."
     found = [pd.DataFrame([dict(head=n) | r for n, rows in s["motion"]["heads"].items() for r in rows]) for s in results["seeds"].values() if "motion" in s]
     if not found: return "not run"
-    keys = [c for c in found[0] if found[0][c].dtype == object]
-    return pd.concat(found).groupby(keys, sort=False).mean().round(3).reset_index()
+    shown = ("ADE m", "L2 m, ST-P3 / VAD (mean up to)", "collision %, ST-P3 / VAD, of all", "collision %, UniAD, of all")
+    found = [f[f["index"].isin(shown)] for f in found]
+    return pd.concat(found).groupby(["head", "index"], sort=False).mean().round(3).reset_index().rename(columns=dict(index="measure"))
 
 
 def table6(results):  # DataFrame
@@ -353,7 +354,7 @@ def table7(results):  # DataFrame
         mode = "text" if not AGENTS[agent_of(s)]["tools"] else "adaptive"
         with_, without = values(results, s, mode, "sequence"), values(results, s, "blind", "sequence")
         rows.append({"agent": name[s], "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
-                     "without images": cell(without), "relative drop": cell((with_ - without) / with_), "unreadable": cell(values(results, s, mode, "unreadable"))})
+                     "without images": cell(without), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)), "unreadable": cell(values(results, s, mode, "unreadable"))})
     return pd.DataFrame(rows)
 
 
@@ -432,7 +433,7 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #15303c6b
+# %% ../../nbs/51_driveagent/60_stages.ipynb #68e44726
 def evaluate_real(
     policy,
     profile,
