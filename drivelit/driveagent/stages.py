@@ -9,7 +9,7 @@ __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORD
            'table3', 'table6', 'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode',
            'evaluate_real', 'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #42285e63
+# %% ../../nbs/51_driveagent/60_stages.ipynb #c7b92691
 import json
 import os
 import pickle
@@ -35,7 +35,7 @@ from ..training.sft import train_sft, with_images
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #3f61c998
+# %% ../../nbs/51_driveagent/60_stages.ipynb #8808c424
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -67,7 +67,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #8f4ca83f
+# %% ../../nbs/51_driveagent/60_stages.ipynb #b36b6a72
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -130,7 +130,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #dd14b808
+# %% ../../nbs/51_driveagent/60_stages.ipynb #8dd9be56
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -153,7 +153,8 @@ def summary(
     rate = lambda rows: float(tool[rows].mean()) if rows.any() else None
     return dict(n=len(episodes), first=float(c[:, 0].mean()), sequence=float(c.mean()), exact=float(credit(actions, truth, False).mean()),
                 unreadable=float(1 - readable.mean()), tool_rate=float(tool.mean()), tool_rate_need=rate(need), tool_rate_plain=rate(~need),
-                calls=len(calls) / len(episodes), called={n: calls.count(n) for n in sorted(set(calls))}, errors={n: errors.count(n) for n in sorted(set(errors))},
+                calls=len(calls) / len(episodes), called={n: calls.count(n) for n in sorted(set(calls))},
+                errors={n: errors.count(n) for n in sorted(set(errors))},
                 tokens=float(np.mean([sum(t >= 0 for t in e.turn) for e in episodes])), images=float(np.mean([len(e.images) for e in episodes])),
                 scene_score=[round(float(v), 3) for v in c.mean(1)], scene_mode=[a.mode for a in answers])
 
@@ -181,7 +182,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #4b290ad3
+# %% ../../nbs/51_driveagent/60_stages.ipynb #c32aebbd
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -249,7 +250,10 @@ def reinforce(policy, out, profile, seed, agent, mode, folder, tool_reward=False
                     max_tokens=profile.tokens)
 
 
-def run_sft(out, profile, seed): return evaluate(tune(out, profile, seed, "full", PLAN.folder(out, "sft", seed), profile.align_first), out, profile, seed, blind=False)
+def run_sft(out, profile, seed):
+    "Stage `sft`."
+    policy = tune(out, profile, seed, "full", PLAN.folder(out, "sft", seed), profile.align_first)
+    return evaluate(policy, out, profile, seed, blind=False)
 
 
 def run_rl(stage, out, profile, seed):
@@ -285,7 +289,8 @@ def run_motion(out, profile, seed, most=1000):
     true = {k: [label_scene(s) for s in v] for k, v in splits.items()}
     target, found = motion.way_points(splits["train"]), {}
     found["constant velocity"] = motion.score(motion.features(None, splits["heldout"], said["heldout"])["straight"], splits["heldout"])
-    for name, words, inputs in (("no actions", said, ("visual", "ego")), ("the agent's actions", said, motion.INPUTS), ("the true actions", true, motion.INPUTS)):
+    kinds = (("no actions", said, ("visual", "ego")), ("the agent's actions", said, motion.INPUTS), ("the true actions", true, motion.INPUTS))
+    for name, words, inputs in kinds:
         x = {k: motion.features(policy, v, words[k], size) for k, v in splits.items()}
         head, _ = motion.train_head(x["train"], target, inputs, seed=seed)
         found[name] = motion.evaluate_head(head, x["heldout"], splits["heldout"])
@@ -293,15 +298,16 @@ def run_motion(out, profile, seed, most=1000):
     return dict(heads={n: t.reset_index().to_dict("records") for n, t in found.items()})
 
 
-STAGES = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft, motion=run_motion) | {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}
+STAGES = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft, motion=run_motion)
+STAGES |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}
 STAGES |= {s: partial(run_agent, s) for s in ("other_start", "retrieve", "front", "surround")}
 assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #6539a7cf
-ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS", retrieve="Retrieve View only", front="Passive, front view",
-            surround="Passive, six views")
+# %% ../../nbs/51_driveagent/60_stages.ipynb #baf90fd9
+ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS",
+            retrieve="Retrieve View only", front="Passive, front view", surround="Passive, six views")
 
 
 def collect(
@@ -354,7 +360,8 @@ def table7(results):  # DataFrame
         mode = "text" if not AGENTS[agent_of(s)]["tools"] else "adaptive"
         with_, without = values(results, s, mode, "sequence"), values(results, s, "blind", "sequence")
         rows.append({"agent": name[s], "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
-                     "without images": cell(without), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)), "unreadable": cell(values(results, s, mode, "unreadable"))})
+                     "without images": cell(without), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
+                     "unreadable": cell(values(results, s, mode, "unreadable"))})
     return pd.DataFrame(rows)
 
 
@@ -433,7 +440,7 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #68e44726
+# %% ../../nbs/51_driveagent/60_stages.ipynb #5b1c01e9
 def evaluate_real(
     policy,
     profile,

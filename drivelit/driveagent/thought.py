@@ -8,7 +8,7 @@ __all__ = ['NOUNS', 'OBJECTS', 'WHERE', 'LAMP', 'BEAM', 'NEAR_WAY', 'FAULTS', 'F
            'ScriptedTeacher', 'ChatTeacher', 'ScriptedJudge', 'parse_score', 'ChatJudge', 'clean', 'annotate', 'row_of',
            'balanced', 'equal_halves', 'save_thoughts', 'load_thoughts']
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #2bac57f5
+# %% ../../nbs/51_driveagent/45_thought.ipynb #14751fa6
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -26,11 +26,13 @@ from ..policy.formats import ParseError
 from ..rollout.core import TurnState, rollout
 from ..scene.cameras import project
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #b026c6c8
+# %% ../../nbs/51_driveagent/45_thought.ipynb #8ab50297
 NOUNS = dict(vehicle="A vehicle", pedestrian="A person", bicycle="A cyclist", barrier="A barrier", traffic_cone="A barrier", czone_sign="A barrier",
              generic_object="Something")
-OBJECTS = dict(vehicle="car", pedestrian="pedestrian", bicycle="cyclist", barrier="barrier", traffic_cone="traffic cone", czone_sign="sign", generic_object="object")
-WHERE = dict(front="ahead", front_left="on the left", front_right="on the right", back="behind", back_left="behind on the left", back_right="behind on the right")
+OBJECTS = dict(vehicle="car", pedestrian="pedestrian", bicycle="cyclist", barrier="barrier", traffic_cone="traffic cone", czone_sign="sign",
+               generic_object="object")
+WHERE = dict(front="ahead", front_left="on the left", front_right="on the right", back="behind", back_left="behind on the left",
+             back_right="behind on the right")
 LAMP, BEAM, NEAR_WAY = 0.32, 18.0, 4.5  # metres
 
 
@@ -99,12 +101,12 @@ def evidence(
     things = [e for a in near if (e := _thing(scene, a, image_size))]
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #4b37303c
+# %% ../../nbs/51_driveagent/45_thought.ipynb #b444d12b
 def needs_look(scene, image_size=(168, 84)):
     "Whether something matters that the front view does not show and a tool would."
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #2067b303
+# %% ../../nbs/51_driveagent/45_thought.ipynb #3156eaf4
 def partition(
     small_text,  # (N,) accuracy of the small model in the text mode
     large_text,  # (N,) of the large one
@@ -151,7 +153,7 @@ def hash_of(text):
     "A number of a text that is the same in every process."
     return int.from_bytes(text.encode()[-7:], "little")
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #9773fd36
+# %% ../../nbs/51_driveagent/45_thought.ipynb #63239ef6
 FAULTS = ("invented object", "contradiction", "wrong actions", "broken form", "call twice", "broken call")
 FIRST = {"Stop": "I stay where I am.", "Decelerate": "I slow down.", "Keep Speed": "I keep my speed.", "Accelerate": "I speed up."}
 
@@ -213,9 +215,9 @@ class ScriptedTeacher:
         return [t.replace("</reasoning>\n", "") for t in turns] if fault == "broken form" else turns
 
 
-TEACHER = ("You write down how a careful driver thinks. You are given the question that a driving agent gets, the mode, and the actions that turned out to be right. "
-           "Answer exactly in the form that the question asks for, beginning with {opening}. Reason from what the pictures show towards these actions, and never mention that "
-           "they were given. {tools}The right actions: {actions}")
+TEACHER = ("You write down how a careful driver thinks. You are given the question that a driving agent gets, the mode, and the actions that "
+           "turned out to be right. Answer exactly in the form that the question asks for, beginning with {opening}. Reason from what the pictures "
+           "show towards these actions, and never mention that they were given. {tools}The right actions: {actions}")
 
 
 class ChatTeacher:
@@ -239,7 +241,7 @@ class ChatTeacher:
             messages += [{"role": "assistant", "content": said.text}, *step.messages]
         return turns
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #9cb1aa08
+# %% ../../nbs/51_driveagent/45_thought.ipynb #185d02e8
 class ScriptedJudge:
     "In place of a judge model: it knows the scene."
 
@@ -281,7 +283,7 @@ class ChatJudge:
                                        max_new_tokens=self.new_tokens, temperature=0.0)
         return parse_score(said.text)
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #53096076
+# %% ../../nbs/51_driveagent/45_thought.ipynb #1dcefbcd
 def _one_call_each(turns):
     "Turns without repeated calls, and how many there were."
     out, made, carry = [], set(), ""
@@ -306,7 +308,8 @@ def clean(
     turns, twice = _one_call_each(turns)
     if twice: repairs.append("call twice")
     answer = read(turns, task.words)
-    if not all(answer.parts): return ParseError("form: " + ", ".join(n for n, ok in zip(("sections", "actions", "tags", "calls"), answer.parts, strict=True) if not ok)), repairs
+    broken = [n for n, ok in zip(("sections", "actions", "tags", "calls"), answer.parts, strict=True) if not ok]
+    if broken: return ParseError("form: " + ", ".join(broken)), repairs
     if answer.actions != list(actions):
         turns = [*turns[:-1], turns[-1][: turns[-1].index("<meta actions>")] + format_actions(actions)]
         repairs.append("actions")
@@ -347,7 +350,7 @@ def annotate(
             used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
     return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #735a9ea0
+# %% ../../nbs/51_driveagent/45_thought.ipynb #949fd3e8
 def row_of(
     task,  # DriveAgentTask
     scene,
@@ -396,7 +399,8 @@ def save_thoughts(
     path = Path(path)
     path.write_text("".join(json.dumps(dict(scene=i, id=scenes[i].id, mode=mode_of(turns[0], words), turns=turns)) + "\n" for i, turns in kept))
     rows = "\n".join(f"| {k} | {v} |" for k, v in counts.items())
-    path.with_suffix(".md").write_text(f"# DM-SFT thoughts\n\n{len(kept)} thoughts of {len(scenes)} scenes (DriveAgent-R1 A.4).\n\n| what | count |\n| --- | ---: |\n{rows}\n")
+    head = f"# DM-SFT thoughts\n\n{len(kept)} thoughts of {len(scenes)} scenes (DriveAgent-R1 A.4).\n\n| what | count |\n| --- | ---: |\n"
+    path.with_suffix(".md").write_text(f"{head}{rows}\n")
     return path
 
 
