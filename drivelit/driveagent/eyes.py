@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TYPICAL', 'DepthAnything', 'lift', 'OpenVocabularyDetector', 'read_boxes', 'ServedDetector']
 
-# %% ../../nbs/51_driveagent/25_eyes.ipynb #3999156d
+# %% ../../nbs/51_driveagent/25_eyes.ipynb #211c0528
 import base64
 import io
 import json
@@ -20,7 +20,7 @@ from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProce
 
 from .toolkit import Box, ToolError, full_view, object_parts, object_type
 
-# %% ../../nbs/51_driveagent/25_eyes.ipynb #3e48a1a6
+# %% ../../nbs/51_driveagent/25_eyes.ipynb #93f90f59
 class DepthAnything:
     "Depth Anything V2 through transformers; `metric` says whether it is in metres."
 
@@ -43,9 +43,9 @@ class DepthAnything:
         span = float(d.max() - d.min())
         return ((d - d.min()) / span if span > 0 else np.zeros_like(d)).astype(np.float32)
 
-# %% ../../nbs/51_driveagent/25_eyes.ipynb #7f32428e
+# %% ../../nbs/51_driveagent/25_eyes.ipynb #a544a908
 TYPICAL = dict(vehicle=(4.6, 1.9, 1.6), pedestrian=(0.6, 0.7, 1.75), bicycle=(1.8, 0.7, 1.7), traffic_cone=(0.4, 0.4, 0.7),
-               barrier=(0.5, 2.0, 1.0), czone_sign=(0.2, 0.8, 1.2), generic_object=(1.0, 1.0, 1.0))  # length, width, height in metres; along the camera's ray, across it, up
+               barrier=(0.5, 2.0, 1.0), czone_sign=(0.2, 0.8, 1.2), generic_object=(1.0, 1.0, 1.0))  # length (along the ray), width, height; m
 
 
 def lift(
@@ -111,7 +111,7 @@ class OpenVocabularyDetector:
         depth = self.back.depth(scene, camera, (cam.width // 4, cam.height // 4))
         return [b for word, *rectangle, score in found if (b := lift(rectangle, depth, cam, word, score))]
 
-# %% ../../nbs/51_driveagent/25_eyes.ipynb #3c927167
+# %% ../../nbs/51_driveagent/25_eyes.ipynb #7c5dfc23
 def read_boxes(
     answer,  # parsed JSON
     camera,  # Camera

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORDERINGS', 'agent_of', 'task_for', 'run_data',
-           'run_vqa', 'run_scenes', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base', 'run_align',
-           'vqa_accuracy', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_agent', 'run_motion', 'collect', 'values',
-           'table3', 'table6', 'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode',
-           'evaluate_real', 'real_table']
+           'run_vqa', 'run_scenes', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base', 'run_align', 'tune',
+           'reinforce', 'run_sft', 'run_rl', 'run_agent', 'run_motion', 'collect', 'values', 'table3', 'table6',
+           'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'evaluate_real',
+           'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #c7b92691
+# %% ../../nbs/51_driveagent/60_stages.ipynb #bc96ad70
 import json
 import os
 import pickle
@@ -28,14 +28,14 @@ from .rewards import position_weights
 from .task import DriveAgentTask
 from .toolkit import TOOLS, Toolkit
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode, mode_selection
-from ..policy.engines import Conversation, TransformersEngine
+from ..policy.engines import TransformersEngine
 from ..rollout.core import rollout
 from ..scene import drivelm, recorded
-from ..training.sft import train_sft, with_images
+from ..training.sft import train_sft
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #8808c424
+# %% ../../nbs/51_driveagent/60_stages.ipynb #c9763508
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -67,7 +67,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #b36b6a72
+# %% ../../nbs/51_driveagent/60_stages.ipynb #dcdba40f
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -112,9 +112,7 @@ def run_vqa(out, profile, seed):
     rows, counts = vqa.vqa_rows(load_scenes(out, "train"), clusters=16, each=max(1, profile.train_scenes // 32), image_size=size)
     test, _ = vqa.vqa_rows(load_scenes(out, "heldout"), features=None, image_size=size, seed=1)
     for name, some in (("train", rows[: profile.data_vqa or len(rows)]), ("test", test)): (here / f"{name}.pkl").write_bytes(pickle.dumps(some))
-    lines = [f"| {category} | {what} | {n} |" for (category, what), n in sorted(counts.table.items())]
-    (here / "card.md").write_text("\n".join([f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).\n",
-                                             "| category | what | pairs |", "| --- | --- | ---: |", *lines, ""]))
+    (here / "card.md").write_text(vqa.vqa_card(rows, counts))
     return dict(train=len(rows), test=len(test), chosen=counts.chosen)
 
 
@@ -130,7 +128,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #8dd9be56
+# %% ../../nbs/51_driveagent/60_stages.ipynb #eed44700
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -182,7 +180,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #c32aebbd
+# %% ../../nbs/51_driveagent/60_stages.ipynb #aaf52248
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -212,16 +210,7 @@ def run_align(out, profile, seed):
         return dict(steps=0)
     result = train_sft(policy, rows, folder, steps=profile.align_steps, lr=profile.sft_lr, batch=profile.sft_batch, micro_batch=profile.micro_batch, seed=seed,
                        save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16", checkpointing=profile.checkpointing)
-    return result | dict(vqa=vqa_accuracy(policy, test[:300]))
-
-
-def vqa_accuracy(policy, rows):  # dict: category -> share, and all
-    "Answers that are word for word right, greedily."
-    asked = [Conversation(with_images(dict(messages=r["messages"][:1], images=r["images"]))) for r in rows]
-    said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
-    right = np.array([s.text.strip() == r["messages"][-1]["content"][0]["text"].strip() for s, r in zip(said, rows, strict=True)])
-    of = np.array([r["meta"]["category"] for r in rows])
-    return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
+    return result | dict(vqa=vqa.vqa_accuracy(policy, test[:300]))
 
 
 def tune(out, profile, seed, agent, folder, aligned):  # Policy
@@ -305,7 +294,7 @@ assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #baf90fd9
+# %% ../../nbs/51_driveagent/60_stages.ipynb #7978b031
 ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS",
             retrieve="Retrieve View only", front="Passive, front view", surround="Passive, six views")
 
@@ -440,7 +429,7 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #5b1c01e9
+# %% ../../nbs/51_driveagent/60_stages.ipynb #e380f008
 def evaluate_real(
     policy,
     profile,

@@ -10,9 +10,10 @@ __all__ = ['VIEWS', 'KINDS', 'REACH', 'NIGHT_REACH', 'PIXELS', 'PART', 'CATEGORI
            'possible', 'template_pairs', 'teacher_prompt', 'format_pairs', 'parse_pairs', 'as_message', 'ChatTeacher',
            'ScriptedTeacher', 'overlap', 'same_answer', 'judge_prompt', 'parse_scores', 'verdict', 'ChatJudge',
            'ScriptedJudge', 'ChatRewriter', 'ScriptedRewriter', 'parse_question', 'trivial', 'make_asks',
-           'generate_pairs', 'judged_pairs', 'vqa_row', 'Counts', 'vqa_rows']
+           'generate_pairs', 'judged_pairs', 'vqa_row', 'Counts', 'vqa_rows', 'vqa_card', 'right_answer',
+           'vqa_accuracy']
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #94fbc121
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #ac869300
 import json
 import re
 import zlib
@@ -29,12 +30,12 @@ from shapely.ops import substring
 from ..metrics.images import embed_images
 from ..policy.engines import Conversation, TransformersEngine
 from ..policy.formats import ParseError
-from ..policy.model import Policy
 from ..scene.cameras import NEAR, ego_pose_at, get_image, to_camera
 from ..scene.core import Scene
 from ..scene.plot import EGO_FRONT, box_corners
+from ..training.sft import with_images
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #551e5b12
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #a5fd9378
 def thumbnails(
     images,  # list of PIL images
     size=(14, 7),
@@ -66,7 +67,7 @@ def diverse(
     chosen = [rng.permutation(np.flatnonzero(label == c))[:each] for c in range(clusters)]
     return np.sort(np.concatenate(chosen).astype(int)), label
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #ab124690
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #f1a5b960
 VIEWS = {"front": "CAM_FRONT", "front left": "CAM_FRONT_LEFT", "front right": "CAM_FRONT_RIGHT", "back": "CAM_BACK",
          "back left": "CAM_BACK_LEFT", "back right": "CAM_BACK_RIGHT"}
 KINDS = dict(vehicle=("vehicle", "vehicles"), pedestrian=("person", "people"), bicycle=("cyclist", "cyclists"), traffic_cone=("cone", "cones"),
@@ -110,7 +111,7 @@ def outline(
     uv = np.stack([k[0, 0] * q[:, 0] / q[:, 2] + k[0, 2], k[1, 1] * q[:, 1] / q[:, 2] + k[1, 2]], 1) * scale
     return shapely.convex_hull(shapely.multipoints(uv)) if len(uv) > 2 else shapely.Polygon()
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #ddae6b9f
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #d8960e5c
 def _candidates(scene, camera, size, time, ego):
     "(id, kind, distance, outline, state, reach), the far ones first."
     out, here = [], ego[:2] + camera.cam2ego[:2, 3]
@@ -159,7 +160,7 @@ def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
     if xray and not clear: return None
     return Thing(id, kind, (int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1), distance, len(x), clear, state)
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #632840d8
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #08e0d1bd
 class Facts:
     "What is true about a scene, as far as these pictures show it."
 
@@ -227,7 +228,7 @@ class Facts:
         d = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in found if not p.is_empty), default=np.inf)
         return True if d <= near else False if d >= far - EGO_FRONT else None
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #6c8d8ebf
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #fbfbc63b
 CATEGORIES = ("scene description", "recognition of traffic entities", "localization of critical targets", "traffic commonsense and rules")
 
 
@@ -298,7 +299,7 @@ def must(f, view, kind):
     if f.light is None or f.lane_free is None or f.give_way is None: return None
     return "Go." if f.lane_free and not f.give_way else "Slow down."
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #adebd91f
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #ad35d74d
 @dataclass(frozen=True)
 class Form:
     "A question and the rule that answers it."
@@ -374,7 +375,7 @@ FORMS = (
          ("Does the car need its headlights?", "Must the headlights be on?", "Are headlights required here?", "Should the car's lights be on?"), options=_YES),
 )
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #5d8ad9ae
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #1b213f0d
 def question_text(
     form: Form,
     kind="",  # one of form.kinds
@@ -423,7 +424,7 @@ def category_of(question):  # one of CATEGORIES
              (_R, r"\b(how many|number of|colou?r|what type|what kind|is there|are there|which vehicle|sign|light)\b"))
     return next((c for c, r in rules if re.search(r, text)), _D)
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #3aa0050c
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #87bb5012
 @dataclass(eq=False)
 class Ask:
     "Pictures to ask about."
@@ -493,7 +494,7 @@ def template_pairs(
         if question not in taken: out.setdefault(question, Pair(ask, question, answer, attempt))
     return list(out.values())
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #fce29cc1
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #1b70874a
 ASPECTS = ("Lane lines and road boundaries", "Presence, type, and status of traffic signs and lights",
            "Positions and number of vehicles, pedestrians, or cyclists", "Obstacles or unusual road conditions", "Road directions or upcoming maneuvers")
 
@@ -547,7 +548,7 @@ def parse_pairs(
     if asked and [q for q, _ in pairs] != list(asked): return ParseError("the questions are not those that were asked")
     return pairs
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #cd3e7e12
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #2daa5db2
 def as_message(images, text): return {"role": "user", "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
 
 
@@ -576,7 +577,7 @@ OFF_TOPIC = (("What is the capital of France?", "Paris."), ("Which brand is the 
 _BREAKS = (lambda t: "Sure, here are the pairs.\n" + t, lambda t: t[: t.rindex("A")], lambda t: t.replace("Q2:", "Question 2:"),
            lambda t: re.sub(r"([QA]\d:)", r"**\1**", t), lambda t: t.replace("\nA1:", " A1:"))
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #51400505
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #b05e08f3
 def _unlike(answer, form, size, rng):
     "An answer of the same type that is wrong."
     if answer.startswith("["):
@@ -630,7 +631,7 @@ class ScriptedTeacher:
         invented = dict(where=f"[{x}, {y}, {x + w}, {y + h}]", side="Middle.", distance=f"{rng.integers(5, 40)} m")[about.name]
         return question_text(about, str(rng.choice(absent)), view if ask.six else None, 1), invented
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #68349918
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #6636b510
 _BOX = re.compile(r"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
 _METRES = re.compile(r"(\d{1,4}) m")
 
@@ -661,7 +662,7 @@ def same_answer(
     plain = lambda t: re.sub(r"\s+", " ", t).rstrip(".").casefold()
     return plain(said) == plain(truth)
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #19cb0098
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #796a1fb1
 SCORES = ("relevance", "correctness", "grounding")
 PERFECT = 10
 
@@ -701,7 +702,7 @@ def verdict(scores):  # of parse_scores -> "" if the pair stays, else the reason
     if isinstance(scores, ParseError): return "judge unreadable"
     return next((k for k in ("relevance", "grounding", "correctness") if scores[k] < PERFECT), "")
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #f66ddbf9
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #7b645e02
 class ChatJudge:
     "A judge behind any engine."
 
@@ -733,7 +734,7 @@ class ScriptedJudge:
         if same_answer(pair.answer, truth, self.slack): return 10, 10, 10
         return 10, 6 if same_answer(pair.answer, truth, 2 * self.slack) else 2, 10
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #38234255
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #acb73002
 class ChatRewriter:
     "Another wording from any engine."
 
@@ -791,7 +792,7 @@ def trivial(
         if m > most: out[rng.permutation([i for i in rows if answers[i] == top])[most:]] = True
     return out
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #cb849a44
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #58c9d9fb
 def make_asks(
     scenes,
     templates=0.7,  # share of asks that use templates
@@ -846,7 +847,7 @@ def generate_pairs(
         out[i] = fresh[: missing[i]]
     return [p for i in sorted(out) for p in out[i]]
 
-# %% ../../nbs/51_driveagent/40_vqa.ipynb #e5cf8e47
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #b04219b0
 def judged_pairs(
     asks,
     teacher,
@@ -929,3 +930,41 @@ def vqa_rows(
         words.append(p.question if refused else new)
         table[p.category, "rewriting refused" if refused else "rewritten" if new != p.question else "same words"] += 1
     return [vqa_row(p, w) for p, w in zip(pairs, words, strict=True)], Counts(len(scenes), len(chosen), replies, table, faults)
+
+# %% ../../nbs/51_driveagent/40_vqa.ipynb #b0489bfc
+def vqa_card(
+    rows,
+    counts,  # Counts
+):  # str
+    "The data card."
+    lines = [f"| {category} | {what} | {n} |" for (category, what), n in sorted(counts.table.items())]
+    faults = [f"| {kind} | {'kept' if kept else 'caught'} | {n} |" for (kind, kept), n in sorted(counts.faults.items()) if kind]
+    return "\n".join([f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).\n",
+                      "| category | what | pairs |", "| --- | --- | ---: |", *lines,
+                      "\n| injected fault | what | pairs |", "| --- | --- | ---: |", *faults, ""])
+
+
+def right_answer(
+    said,
+    true,
+    width=168,  # of the picture that boxes are in
+):  # bool
+    "Whether an answer counts."
+    box = re.compile(r"\[(-?\d+), (-?\d+), (-?\d+), (-?\d+)\]")
+    a, b = box.fullmatch(said.strip()), box.fullmatch(true.strip())
+    if a and b: return all(abs(int(x) - int(y)) <= width / 20 for x, y in zip(a.groups(), b.groups(), strict=True))
+    a, b = (re.fullmatch(r"(\d{1,4}) m", t.strip()) for t in (said, true))
+    if a and b: return abs(int(a[1]) - int(b[1])) <= int(b[1]) / 5
+    return said.strip() == true.strip()
+
+
+def vqa_accuracy(
+    policy,  # Policy
+    rows,  # of `vqa_rows`
+):  # dict: category -> share, and all
+    "Greedy answers of a policy."
+    asked = [Conversation(with_images(dict(messages=r["messages"][:1], images=r["images"]))) for r in rows]
+    said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
+    right = np.array([right_answer(s.text, r["messages"][-1]["content"][0]["text"], r["images"][0].width) for s, r in zip(said, rows, strict=True)])
+    of = np.array([r["meta"]["category"] for r in rows])
+    return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
