@@ -9,7 +9,7 @@ __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORD
            'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'evaluate_real',
            'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #bc96ad70
+# %% ../../nbs/51_driveagent/60_stages.ipynb #e9d80a17
 import json
 import os
 import pickle
@@ -35,7 +35,7 @@ from ..training.sft import train_sft
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #c9763508
+# %% ../../nbs/51_driveagent/60_stages.ipynb #85807b57
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -67,7 +67,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #dcdba40f
+# %% ../../nbs/51_driveagent/60_stages.ipynb #bbcf92e8
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -84,7 +84,7 @@ def run_data(out, profile, seed):
     weights = [position_weights(encode(labels)[..., k], n).tolist() for k, n in enumerate((len(SPEEDS), len(TRAJECTORIES)))]
     chosen = [i for i, k in zip(known, kinds, strict=True) if k != "explore"]
     modes = [k for k in kinds if k != "explore"]
-    counts, lines = {}, set()
+    counts, lines, used = {}, set(), set()
     for agent, spec in AGENTS.items():
         task_of = partial(task_for, profile, agent)
         teacher = thought.ScriptedTeacher(0.25, 0, size, tools=spec["tools"] or None)
@@ -93,11 +93,12 @@ def run_data(out, profile, seed):
         kept = thought.equal_halves(kept, modes, profile.data_thoughts)  # the same scenes for all agents, tools or not
         kept = [(chosen[i], turns) for i, turns in kept]
         counts[agent] = dict(counts[agent], kept=len(kept))
+        used |= {i for i, _ in kept}
         thought.save_thoughts(here / f"{agent}.jsonl", scenes, kept, counts[agent])
         lines |= {line for _, turns in kept for t in turns for line in t.splitlines(True)}
         rows = [thought.row_of(task_of(modes[chosen.index(i)]), scenes[i], turns) for i, turns in kept[:100]]
         lines |= {line for r in rows for m in r["messages"][1:] for p in m["content"] if "text" in p for line in p["text"].splitlines(True)}
-    pool = [i for i, k in zip(known, kinds, strict=True) if k == "explore"]
+    pool = [i for i in known if i not in used]  # what no agent was tuned on (3.1.1)
     explore = [pool[j] for j in thought.balanced([label_scene(scenes[i]) for i in pool], profile.rl_scenes)]
     write_json(here / "explore.json", explore)
     write_json(here / "weights.json", weights)
@@ -128,7 +129,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #eed44700
+# %% ../../nbs/51_driveagent/60_stages.ipynb #8a4eada1
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -180,7 +181,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #aaf52248
+# %% ../../nbs/51_driveagent/60_stages.ipynb #8c61f775
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -294,7 +295,7 @@ assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #7978b031
+# %% ../../nbs/51_driveagent/60_stages.ipynb #ba6a8486
 ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS",
             retrieve="Retrieve View only", front="Passive, front view", surround="Passive, six views")
 
@@ -429,7 +430,7 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #e380f008
+# %% ../../nbs/51_driveagent/60_stages.ipynb #0a8558b7
 def evaluate_real(
     policy,
     profile,
