@@ -6,7 +6,7 @@
 __all__ = ['WORDS', 'SECTIONS', 'HINTS', 'opening', 'prompt_text', 'ToolCall', 'format_call', 'parse_call', 'format_actions',
            'parse_action', 'parse_actions', 'Answer', 'write', 'mode_of', 'read', 'fixed_parts', 'kit_lines']
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #4215277c
+# %% ../../nbs/51_driveagent/15_formats.ipynb #ddea6b91
 import json
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES
 from ..policy.formats import ParseError
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #0c3ec2a5
+# %% ../../nbs/51_driveagent/15_formats.ipynb #ca724859
 WORDS = dict(paper=dict(text="think_text", tool="think_tool"), template=dict(text="think_no_tools", tool="think_with_tools"))
 SECTIONS = ("description", "reasoning", "prediction")
 HINTS = dict(description="Briefly describe the key aspects of the driving environment relevant to the decision. (<4 sentences)",
@@ -31,7 +31,7 @@ def opening(
     if mode not in WORDS[words]: raise ValueError(f"mode: {mode!r} is not 'text' or 'tool'")
     return f"<{WORDS[words][mode]}>\n"
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #a9e43a3e
+# %% ../../nbs/51_driveagent/15_formats.ipynb #3a54b78e
 def _tool_rules(words, tools, calls):
     with_tools, without = WORDS[words]["tool"], WORDS[words]["text"]
     rule = f"- First check if context suffices for prediction, then choose `<{with_tools}>` or `<{without}>`.\n"
@@ -67,7 +67,7 @@ def prompt_text(
             f"<rule>\n- Your response should be concise, prefer short, direct sentences.\n{rule}{usage}"
             f"Example:\n<{first}>\n{inner}</{first}>\n<meta actions>['Speed, Traj', 'Speed, Traj', 'Speed, Traj', 'Speed, Traj']</meta actions>")
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #4178bc07
+# %% ../../nbs/51_driveagent/15_formats.ipynb #8a485dfc
 @dataclass(frozen=True)
 class ToolCall:
     "A call that can be read; whether its parameters make sense is for the tool to say."
@@ -110,7 +110,7 @@ def parse_call(
     if not isinstance(params, dict): return ParseError(f"params: expected a JSON object, found {type(params).__name__}")
     return ToolCall(found[1].strip(), params)
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #4df97e3c
+# %% ../../nbs/51_driveagent/15_formats.ipynb #7859239e
 _ACTIONS = re.compile(r"<meta actions>(.*?)</meta actions>", re.S)
 _ITEM = r"""(?:'[^'"\[\]]*'|"[^'"\[\]]*")"""
 _LIST = re.compile(rf"\s*\[\s*({_ITEM}(?:\s*,\s*{_ITEM})*)\s*,?\s*\]\s*")
@@ -150,7 +150,7 @@ def parse_actions(
     actions = [parse_action(i) for i in items]
     return next((a for a in actions if isinstance(a, ParseError)), actions)
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #9fd6ce29
+# %% ../../nbs/51_driveagent/15_formats.ipynb #2bcc8170
 @dataclass(frozen=True)
 class Answer:
     "What can be read in all turns of an episode."
@@ -202,7 +202,7 @@ def read(
     return Answer(mode, parse_actions(whole), in_order, closed, sum(isinstance(c, ToolCall) for c in calls),
                   sum(isinstance(c, ParseError) for c in calls))
 
-# %% ../../nbs/51_driveagent/15_formats.ipynb #2a4b0321
+# %% ../../nbs/51_driveagent/15_formats.ipynb #f55c7e50
 def fixed_parts(
     tools=(),  # the lines that describe the tools
     words="paper",

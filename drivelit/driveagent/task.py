@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODES', 'SURROUND', 'harmless', 'answer_call', 'DriveAgentTask']
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #3b42313a
+# %% ../../nbs/51_driveagent/30_task.ipynb #f8e40211
 from collections import OrderedDict
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..policy.formats import ParseError
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #aeab1955
+# %% ../../nbs/51_driveagent/30_task.ipynb #5982df13
 def harmless(
     text,  # may quote what a model wrote
     most=240,  # characters
@@ -45,7 +45,7 @@ def answer_call(
     result = toolkit(scene, call.name, call.params)
     return harmless(result.text), result.image, result.error
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #77a14442
+# %% ../../nbs/51_driveagent/30_task.ipynb #9cc1d62c
 MODES = ("adaptive", "text", "tool", "partition")
 SURROUND = ("front_left", "front", "front_right", "back_left", "back", "back_right")
 
