@@ -9,7 +9,7 @@ __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORD
            'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'evaluate_real',
            'real_table']
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #cb8b62e3
+# %% ../../nbs/51_driveagent/60_stages.ipynb #35bdf267
 import json
 import os
 import pickle
@@ -35,7 +35,7 @@ from ..training.sft import train_sft
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #7e129eff
+# %% ../../nbs/51_driveagent/60_stages.ipynb #681cf88e
 NEEDS = dict(
     scenes=(),
     data=("scenes",),  # thoughts of each agent, the exploratory set, the weights of the accuracy reward
@@ -67,7 +67,7 @@ def task_for(profile, agent, mode, weights=None, **more):
     kit = Toolkit(tools=spec["tools"], image_size=size) if spec["tools"] else False
     return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #d3b790b2
+# %% ../../nbs/51_driveagent/60_stages.ipynb #b864cae6
 def _modes(scenes, size):
     "Necessity assessment by the scripted readers."
     small, large = thought.ScriptedReader(0.3, 0, size), thought.ScriptedReader(0.1, 1, size)
@@ -129,7 +129,7 @@ def run_scenes(out, profile, seed):
                 usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #356583f9
+# %% ../../nbs/51_driveagent/60_stages.ipynb #4e8f2588
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -181,7 +181,7 @@ def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> secon
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #5b148852
+# %% ../../nbs/51_driveagent/60_stages.ipynb #76927db0
 def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
 
 
@@ -295,7 +295,7 @@ assert set(STAGES) == set(NEEDS)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #29e6ad4f
+# %% ../../nbs/51_driveagent/60_stages.ipynb #b35897dd
 ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS",
             retrieve="Retrieve View only", front="Passive, front view", surround="Passive, six views")
 
@@ -393,7 +393,7 @@ def orderings(results):  # DataFrame
         d = values(both, *a) - values(both, *b)
         d = d[~np.isnan(d)]
         shown = d if "tokens" in a else 100 * d
-        rows.append(dict(comparison=what, difference=", ".join(f"{x:+.1f}" for x in shown), verdict=verdict(d)))
+        rows.append(dict(comparison=what, difference=", ".join(f"{x:+.1f}" for x in shown), verdict=verdict(d) + " (one seed)" * (len(d) == 1)))
     return pd.DataFrame(rows)
 
 
@@ -430,7 +430,7 @@ def plot_episode(
     figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
     return figure
 
-# %% ../../nbs/51_driveagent/60_stages.ipynb #43235583
+# %% ../../nbs/51_driveagent/60_stages.ipynb #65faa004
 def evaluate_real(
     policy,
     profile,

@@ -8,7 +8,7 @@ __all__ = ['NOUNS', 'OBJECTS', 'WHERE', 'LAMP', 'BEAM', 'NEAR_WAY', 'FAULTS', 'F
            'ScriptedTeacher', 'ChatTeacher', 'ScriptedJudge', 'parse_score', 'ChatJudge', 'clean', 'annotate', 'row_of',
            'balanced', 'equal_halves', 'save_thoughts', 'load_thoughts']
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #14751fa6
+# %% ../../nbs/51_driveagent/45_thought.ipynb #915ad9f3
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from ..policy.formats import ParseError
 from ..rollout.core import TurnState, rollout
 from ..scene.cameras import project
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #8ab50297
+# %% ../../nbs/51_driveagent/45_thought.ipynb #b1e319b9
 NOUNS = dict(vehicle="A vehicle", pedestrian="A person", bicycle="A cyclist", barrier="A barrier", traffic_cone="A barrier", czone_sign="A barrier",
              generic_object="Something")
 OBJECTS = dict(vehicle="car", pedestrian="pedestrian", bicycle="cyclist", barrier="barrier", traffic_cone="traffic cone", czone_sign="sign",
@@ -101,12 +101,12 @@ def evidence(
     things = [e for a in near if (e := _thing(scene, a, image_size))]
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #b444d12b
+# %% ../../nbs/51_driveagent/45_thought.ipynb #d9033199
 def needs_look(scene, image_size=(168, 84)):
     "Whether something matters that the front view does not show and a tool would."
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #3156eaf4
+# %% ../../nbs/51_driveagent/45_thought.ipynb #b9e37f6b
 def partition(
     small_text,  # (N,) accuracy of the small model in the text mode
     large_text,  # (N,) of the large one
@@ -153,7 +153,7 @@ def hash_of(text):
     "A number of a text that is the same in every process."
     return int.from_bytes(text.encode()[-7:], "little")
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #63239ef6
+# %% ../../nbs/51_driveagent/45_thought.ipynb #39342d72
 FAULTS = ("invented object", "contradiction", "wrong actions", "broken form", "call twice", "broken call")
 FIRST = {"Stop": "I stay where I am.", "Decelerate": "I slow down.", "Keep Speed": "I keep my speed.", "Accelerate": "I speed up."}
 
@@ -241,7 +241,7 @@ class ChatTeacher:
             messages += [{"role": "assistant", "content": said.text}, *step.messages]
         return turns
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #185d02e8
+# %% ../../nbs/51_driveagent/45_thought.ipynb #ed78a773
 class ScriptedJudge:
     "In place of a judge model: it knows the scene."
 
@@ -283,7 +283,7 @@ class ChatJudge:
                                        max_new_tokens=self.new_tokens, temperature=0.0)
         return parse_score(said.text)
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #1dcefbcd
+# %% ../../nbs/51_driveagent/45_thought.ipynb #3a26eca0
 def _one_call_each(turns):
     "Turns without repeated calls, and how many there were."
     out, made, carry = [], set(), ""
@@ -314,6 +314,7 @@ def clean(
         turns = [*turns[:-1], turns[-1][: turns[-1].index("<meta actions>")] + format_actions(actions)]
         repairs.append("actions")
     calls = [parse_call(t) for t in turns[:-1]]
+    if not all(isinstance(c, ToolCall) for c in calls): return ParseError("turns: one that is not the last has no call"), repairs
     if (answer.mode == "text") == bool(calls): return ParseError(f"mode: {len(calls)} calls in the {answer.mode} mode"), repairs
     if len(calls) > task.max_calls: return ParseError(f"calls: {len(calls)}, at most {task.max_calls}"), repairs
     failed = [r for c in calls if (r := task.toolkit(scene, c.name, c.params)).error]
@@ -350,7 +351,7 @@ def annotate(
             used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
     return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
 
-# %% ../../nbs/51_driveagent/45_thought.ipynb #949fd3e8
+# %% ../../nbs/51_driveagent/45_thought.ipynb #68b6fe9d
 def row_of(
     task,  # DriveAgentTask
     scene,
