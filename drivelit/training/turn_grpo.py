@@ -68,17 +68,31 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         if beta and not hasattr(self.model, "peft_config"):
             self.reference = copy.deepcopy(self.accelerator.unwrap_model(self.model)).eval().requires_grad_(False)
 
-    def _generate_and_score_completions(self, inputs):
-        "The batch of a step: play, reward, compare, write down."
+    def _prepare_inputs(self, inputs):
+        "The micro-batch of this step; those of a rollout are made at once."
+        count = self.args.steps_per_generation
+        if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
+            episodes, advantages = self._scored(inputs)
+            self._buffered_inputs = [self._batch([episodes[i] for i in rows], advantages[rows]) for rows in self._micro_batches(episodes)]
+        return self._buffered_inputs[self._step % count]
+
+    def _micro_batches(self, episodes):
+        "Which episodes: drawn at random for each update, sorted by length in it."
+        order = np.random.default_rng((self.args.seed, self.state.global_step)).permutation(len(episodes))
+        updates = order.reshape(-1, self.args.gradient_accumulation_steps * self.args.per_device_train_batch_size)
+        length = np.array([len(e.ids) for e in episodes])
+        return np.concatenate([u[np.argsort(length[u], kind="stable")] for u in updates]).reshape(-1, self.args.per_device_train_batch_size)
+
+    def _scored(self, inputs):
+        "Play, reward, compare, write down: the episodes of this process and their advantages (B, turns)."
         episodes = self._play([self.scenes[row["scene"]] for row in inputs])
         local = [self.task.outcome(e) for e in episodes]
         everywhere = gather_object(local) if self.accelerator.num_processes > 1 else local
         groups = np.arange(len(everywhere)) // self.num_generations  # TRL repeats each scene that often, one after another
         rewards = self.task.compare(everywhere, groups)
         here = slice(self.accelerator.process_index * len(local), (self.accelerator.process_index + 1) * len(local))
-        advantages = self.advantage_fn(rewards, groups)[here]
         self._log_turns(episodes, rewards[here])
-        return self._batch(episodes, advantages)
+        return episodes, self.advantage_fn(rewards, groups)[here]
 
     def _play(self, scenes):
         was_training, rank = self.model.training, self.accelerator.process_index
@@ -95,8 +109,7 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         for i, e in enumerate(episodes): turn[i, : len(e.turn)] = torch.tensor(e.turn)
         out = dict(prompt_ids=batch["input_ids"][:, :1], prompt_mask=batch["attention_mask"][:, :1], completion_ids=batch["input_ids"][:, 1:],
                    completion_mask=batch["attention_mask"][:, 1:], tool_mask=(turn[:, 1:] >= 0).long(),
-                   advantages=spread_to_tokens(advantages, turn)[:, 1:], mm_token_type_ids=batch["mm_token_type_ids"],
-                   num_items_in_batch=(turn >= 0).sum())
+                   advantages=spread_to_tokens(advantages, turn)[:, 1:], mm_token_type_ids=batch["mm_token_type_ids"])
         if "pixel_values" in batch:
             out |= dict(pixel_values=batch["pixel_values"], image_grid_thw=batch["image_grid_thw"], num_images=[len(e.images) for e in episodes])
         with torch.no_grad():
