@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'ORDERINGS', 'agent_of', 'task_for', 'run_data',
-           'run_vqa', 'run_scenes', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base', 'run_align', 'tune',
-           'reinforce', 'run_sft', 'run_rl', 'run_agent', 'run_motion', 'collect', 'values', 'table3', 'table6',
-           'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'evaluate_real',
-           'real_table']
+           'run_vqa', 'run_scenes', 'read_weights', 'play', 'summary', 'evaluate', 'latency', 'trained', 'base',
+           'run_align', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_agent', 'run_motion', 'collect', 'values',
+           'table3', 'table6', 'looks', 'table7', 'table8', 'comparisons', 'orderings', 'plot_stages', 'plot_episode',
+           'evaluate_real', 'real_table']
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #35bdf267
 import json
@@ -24,7 +24,7 @@ import pandas as pd
 
 from . import formats, motion, thought, vqa
 from .labels import label_scene
-from .rewards import position_weights
+from .rewards import accuracy_reward, position_weights
 from .task import DriveAgentTask
 from .toolkit import TOOLS, Toolkit
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode, mode_selection
@@ -130,6 +130,9 @@ def run_scenes(out, profile, seed):
                 need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #4e8f2588
+def read_weights(out): return tuple(np.array(w) for w in json.loads((PLAN.folder(out, "data") / "weights.json").read_text()))
+
+
 def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
     "Let an agent drive scenes, at the temperature of evaluation."
     policy.model.eval()
@@ -140,6 +143,7 @@ def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
 def summary(
     episodes,  # of DriveAgentTask, scenes with labels
     need,  # (N,) bool: scenes that need a look
+    weights=None,  # of the accuracy reward: (4, 4) and (3, 4); default: all 1
 ):  # dict of numbers, and lists for each scene under scene_
     "What the tables need of one mode."
     answers = [formats.read(e.texts) for e in episodes]
@@ -149,8 +153,10 @@ def summary(
     tool = np.array([a.mode == "tool" for a in answers])
     errors = [i["error"] for e in episodes for i in e.infos if i.get("error")]
     calls = [i["call"] for e in episodes for i in e.infos if i.get("call")]
-    rate = lambda rows: float(tool[rows].mean()) if rows.any() else None
+    rate = lambda rows, v=tool: float(v[rows].mean()) if rows.any() else None
+    reward = np.nan_to_num(accuracy_reward(actions, truth, *(weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4))))))
     return dict(n=len(episodes), first=float(c[:, 0].mean()), sequence=float(c.mean()), exact=float(credit(actions, truth, False).mean()),
+                reward=float(reward.mean()), sequence_need=rate(need, c.mean(1)), sequence_plain=rate(~need, c.mean(1)),
                 unreadable=float(1 - readable.mean()), tool_rate=float(tool.mean()), tool_rate_need=rate(need), tool_rate_plain=rate(~need),
                 calls=len(calls) / len(episodes), called={n: calls.count(n) for n in sorted(set(calls))},
                 errors={n: errors.count(n) for n in sorted(set(errors))},
@@ -163,11 +169,12 @@ def evaluate(policy, out, profile, seed, agent="full", blind=True):  # dict: mod
     heldout = [s for s in load_scenes(out, "heldout") if label_scene(s)]
     need = np.array([thought.needs_look(s, tuple(profile.image_size)) for s in heldout])
     modes = ("text", "tool", "adaptive") if AGENTS[agent]["tools"] else ("text",)
-    found = {m: summary(play(policy, heldout, task_for(profile, agent, m), profile, seed), need) for m in modes}
+    weights = read_weights(out)
+    found = {m: summary(play(policy, heldout, task_for(profile, agent, m), profile, seed), need, weights) for m in modes}
     if "adaptive" in found:
         msa = mode_selection(found["adaptive"]["scene_mode"], *(found[m]["scene_score"] for m in ("text", "tool")))
         found["msa"] = dict(msa=msa.msa / 100, without_ties=msa.msa_without_ties / 100, ties=msa.ties / 100, best_tool_rate=msa.best_tool_rate / 100)
-    if blind: found["blind"] = summary(play(policy, heldout, task_for(profile, agent, modes[-1], images=False), profile, seed), need)
+    if blind: found["blind"] = summary(play(policy, heldout, task_for(profile, agent, modes[-1], images=False), profile, seed), need, weights)
     found["latency"] = latency(policy, heldout, profile, agent, modes)
     return found
 
@@ -231,8 +238,7 @@ def reinforce(policy, out, profile, seed, agent, mode, folder, tool_reward=False
     "A stage of reinforcement learning on the exploratory set."
     data, train = PLAN.folder(out, "data"), load_scenes(out, "train")
     explore = json.loads((data / "explore.json").read_text())
-    weights = tuple(np.array(w) for w in json.loads((data / "weights.json").read_text()))
-    task = task_for(profile, agent, mode, weights, with_tool_reward=tool_reward)
+    task = task_for(profile, agent, mode, read_weights(out), with_tool_reward=tool_reward)
     return train_rl(policy, task, [train[i] for i in explore], folder, "sequence", std=profile.std, steps=steps or profile.rl_steps, batch=profile.rl_batch,
                     mini_batch=profile.rl_mini_batch, group=profile.group, lr=profile.rl_lr, beta=profile.kl, num_iterations=profile.num_iterations,
                     temperature=profile.temperature, micro_batch=profile.micro_batch, save_steps=max(1, profile.save_every // 5), seed=seed,
@@ -328,16 +334,19 @@ def table3(results):  # DataFrame
 
 
 def table6(results):  # DataFrame
-    "Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, and MSA."
+    "Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, the reward that training pays for, and MSA."
     return pd.DataFrame([{"training": ROWS[s], **{m: cell(values(results, s, m, "sequence")) for m in ("tool", "text", "adaptive")},
+                          "R_acc x 100, adaptive": cell(values(results, s, "adaptive", "reward")),
                           "MSA": cell(values(results, s, "msa", "msa")), "MSA without ties": cell(values(results, s, "msa", "without_ties")),
                           "unreadable": cell(values(results, s, "adaptive", "unreadable"))} for s in ("sft", "fcm", "ams_only", "ams")])
 
 
 def looks(results):  # DataFrame
-    "Where the tools are used: share of adaptive answers in the tool mode."
+    "Where the tools are used: share of adaptive answers in the tool mode, and how right the answers are."
     return pd.DataFrame([{"training": ROWS[s], "scenes that need a look": cell(values(results, s, "adaptive", "tool_rate_need")),
                           "other scenes": cell(values(results, s, "adaptive", "tool_rate_plain")),
+                          "accuracy there": cell(values(results, s, "adaptive", "sequence_need")),
+                          "accuracy elsewhere": cell(values(results, s, "adaptive", "sequence_plain")),
                           "tools serve better in": cell(values(results, s, "msa", "best_tool_rate"))} for s in ("sft", "fcm", "ams_only", "ams")])
 
 
@@ -366,6 +375,8 @@ def table8(results):  # DataFrame
 ORDERINGS = (  # what, (better stage, mode, metric), (other ...)
     ("table 6: FCM over SFT, adaptive", ("fcm", "adaptive", "sequence"), ("sft", "adaptive", "sequence")),
     ("table 6: AMS over FCM, adaptive", ("ams", "adaptive", "sequence"), ("fcm", "adaptive", "sequence")),
+    ("what is trained: FCM over SFT, R_acc, adaptive", ("fcm", "adaptive", "reward"), ("sft", "adaptive", "reward")),
+    ("what is trained: AMS over FCM, R_acc, adaptive", ("ams", "adaptive", "reward"), ("fcm", "adaptive", "reward")),
     ("table 6: FCM over SFT, MSA", ("fcm", "msa", "msa"), ("sft", "msa", "msa")),
     ("table 6: AMS over FCM, MSA", ("ams", "msa", "msa"), ("fcm", "msa", "msa")),
     ("table 6: FCM + AMS over AMS alone", ("ams", "adaptive", "sequence"), ("ams_only", "adaptive", "sequence")),
