@@ -16,7 +16,7 @@ case $system in
 esac
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh
 venv=${DRIVELIT_VENV:-.venv}
-[ -d "$venv" ] && PATH="$PWD/$venv/bin:$PATH"
+[ -d "$venv" ] && PATH="$(cd "$venv" && pwd)/bin:$PATH"
 mkdir -p "runs/$name"
 papermill "$run" "runs/$name/report.ipynb" -k python3 --cwd "$(dirname "$run")" -p profile "$profile" -p out "$PWD/runs/$name" "$@"
 echo "the executed notebook: runs/$name/report.ipynb"

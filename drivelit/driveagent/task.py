@@ -26,7 +26,7 @@ def harmless(
     most=240,  # characters
 ):  # str
     "A text without the tokenizer's control words."
-    return " ".join(str(text).replace("<|", "<").replace("|>", ">").split())[:most]
+    return " ".join(str(text).replace("|", "").split())[:most]  # all of them have a bar
 
 
 def answer_call(
@@ -66,6 +66,7 @@ class DriveAgentTask(Task):
         image_size=(168, 84),  # (width, height)
         border=0.6,  # cost of the border of the edit distance; 1.0 in the released code
     ):
+        formats.opening("text", words)  # or an error
         if mode not in MODES: raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}")
         if view not in ("front", "surround"): raise ValueError(f"view: {view!r} is not 'front' or 'surround'")
         self.toolkit = Toolkit(image_size=image_size) if toolkit is None else toolkit or None

@@ -250,7 +250,8 @@ class ScriptedJudge:
     def score(self, scene, turns, actions):  # float in [0, 1], or a ParseError
         "Consistency of a thought with the scene and with itself."
         sentences = {x.strip() for t in turns for x in t.splitlines() if not x.startswith(("<", " "))}
-        true = {e.finding for e in evidence(scene, self.image_size)}
+        looked = mode_of(turns[0]) == "tool" if turns else False
+        true = {e.finding for e in evidence(scene, self.image_size) if e.seen or looked}  # what nobody saw is a guess, even a right one
         about = {x for x in sentences if x.startswith((*NOUNS.values(), "The light is"))}
         bare = [x for x in sentences if x in FIRST.values()]
         return 1.0 - 0.5 * bool(about - true) - 0.5 * (bare != [FIRST[actions[0][0]]])

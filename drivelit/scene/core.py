@@ -166,15 +166,23 @@ class Agent:
                          velocity=_array(self.velocity, f"{n}.velocity", (len(t), 2)), **sizes).items():
             object.__setattr__(self, k, v)
 
+    def along(
+        self,
+        times,  # (T,) seconds from now
+    ):  # (T, 3) box centre poses; NaN where the agent is not observed
+        "The poses at many times, linear between frames (heading unwrapped)."
+        t = np.asarray(times, float)
+        poses = np.stack([np.interp(t, self.times, column) for column in (*self.poses[:, :2].T, np.unwrap(self.poses[:, 2]))], -1)
+        poses[(t < self.times[0] - 1e-6) | (t > self.times[-1] + 1e-6)] = np.nan
+        return poses
+
     def at(
         self,
         time: float,  # seconds from now
     ):  # (3,) box centre pose, or None where the agent is not observed
-        "The pose at `time`, linear between frames (heading unwrapped)."
-        if not self.times[0] - 1e-6 <= time <= self.times[-1] + 1e-6: return None
-        p = self.poses.copy()
-        p[:, 2] = np.unwrap(p[:, 2])
-        return np.array([np.interp(time, self.times, p[:, i]) for i in range(3)])
+        "The pose at `time`."
+        pose = self.along([time])[0]
+        return None if np.isnan(pose).any() else pose
 
 
 @dataclass(frozen=True, eq=False)

@@ -351,7 +351,7 @@ def danger(draft, poses, v, road, since=0.0):  # (C,) how soon after `since` som
         for agent in draft.agents:
             own = np.array([agent.length / 2, agent.width / 2])
             t = np.minimum(since + (steps * DT + look * DT), TIMES[-1])  # who has come to the end of his script stays there
-            at = np.repeat(agent.poses, len(t), 0) if len(agent.times) == 1 else np.array([agent.at(x) for x in t])
+            at = np.repeat(agent.poses, len(t), 0) if len(agent.times) == 1 else agent.along(t)
             near = np.hypot(ego[..., 0] - at[:, 0], ego[..., 1] - at[:, 1]) < np.hypot(*half) + np.hypot(*own) + 0.5
             c, k = np.nonzero(near)
             hit = boxes_touch(ego[c, k], half + ([0.9, 0.4] if look == 0 else [1.2, 0.8]), at[k], own)
