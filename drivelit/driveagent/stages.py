@@ -104,7 +104,8 @@ def run_data(out, profile, seed):
     write_json(here / "weights.json", weights)
     fixed = {part for agent in AGENTS for part in task_for(profile, agent, "text").fixed_parts()}
     write_json(here / "text.json", dict(fixed=sorted(fixed), text=[*formats.kit_lines(), *sorted(lines), *vqa.vqa_lines(size)]))
-    return dict(scenes=len(scenes), labelled=len(known), explore=len(explore), **{k: int((kinds == k).sum()) for k in ("text", "tool")}, counts=counts)
+    return dict(scenes=len(scenes), labelled=len(known), drawn=len(explore), **{k: int((kinds == k).sum()) for k in ("text", "tool", "explore")},
+                counts=counts)
 
 
 def run_vqa(out, profile, seed):
@@ -216,9 +217,10 @@ def run_align(out, profile, seed):
     if not profile.align_steps:
         policy.save(folder / "final")
         return dict(steps=0)
+    before = vqa.vqa_accuracy(policy, test[:300])
     result = train_sft(policy, rows, folder, steps=profile.align_steps, lr=profile.sft_lr, batch=profile.sft_batch, micro_batch=profile.micro_batch, seed=seed,
                        save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16", checkpointing=profile.checkpointing)
-    return result | dict(vqa=vqa.vqa_accuracy(policy, test[:300]))
+    return result | dict(vqa=vqa.vqa_accuracy(policy, test[:300]), vqa_before=before)
 
 
 def tune(out, profile, seed, agent, folder, aligned):  # Policy
