@@ -36,6 +36,7 @@ def edit_distance(
 ):  # (N,)
     "The weighted Levenshtein distance, for many pairs at once."
     p, t = np.asarray(predicted), np.asarray(truth)
+    if p.ndim != 2 or t.ndim != 2 or len(p) != len(t): raise ValueError(f"predicted {p.shape} and truth {t.shape}: expected (N, m) and (N, n)")
     (count, m), n = p.shape, t.shape[1]
     d = np.zeros((count, m + 1, n + 1))
     d[:, :, 0], d[:, 0, :] = border * np.arange(m + 1), border * np.arange(n + 1)
@@ -46,8 +47,8 @@ def edit_distance(
     return d[:, m, n]
 
 
-def sequence_reward(predicted, truth, weights, border=GAP):
-    "R_seq (N,)."
+def sequence_reward(predicted, truth, weights, border=GAP):  # as `edit_distance` -> (N,)
+    "R_seq: 1 for the true sequence where all weights are 1."
     return 1 - edit_distance(predicted, truth, weights, border) / max(np.shape(predicted)[1], np.shape(truth)[1])
 
 # %% ../../nbs/51_driveagent/10_rewards.ipynb #34257c12

@@ -185,7 +185,6 @@ class ScriptedTeacher:
         rng = np.random.default_rng([self.seed, attempt, mode == "tool", hash_of(scene.id)])
         fault = FAULTS[rng.integers(len(FAULTS))] if rng.random() < self.fault_rate else ""
         if fault in ("call twice", "broken call") and mode == "text": fault = "contradiction"
-        self.made[fault] += 1
         facts = evidence(scene, self.image_size)
         found = [e.finding for e in facts if e.seen]
         said = found or ["The road ahead is free."] if mode == "text" or found else []
@@ -197,7 +196,10 @@ class ScriptedTeacher:
                 call = min(calls, key=lambda c: used[c.name])
                 said += [e.doubt, call, *([call] if fault == "call twice" else []), e.finding]
                 found = [*found, e.finding]
-        return self._with_fault(fault, mode, said, [f for f in found if "free" not in f], actions)
+        found = [f for f in found if "free" not in f]
+        turns = self._with_fault(fault, mode, said, found, actions)
+        self.made[fault if turns != self._with_fault("", mode, said, found, actions) or fault == "call twice" else ""] += 1
+        return turns
 
     def _second_look(self, facts):
         "What to call where nothing is hidden: a closer look ahead."
@@ -273,12 +275,14 @@ def parse_score(
 
 
 class ChatJudge:
-    "A model behind any engine."
+    "A model behind any engine; it sees what the agent saw, the tools' answers too."
 
-    def __init__(self, engine, task, new_tokens=256): self.engine, self.task, self.new_tokens = engine, task, new_tokens
+    def __init__(self, engine, task_of, new_tokens=256): self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens  # task_of: mode -> DriveAgentTask
 
     def score(self, scene, turns, actions):
-        shown = [p for p in self.task.prompt(scene)[0]["content"] if p["type"] == "image"]
+        task, state = self.task_of(mode_of(turns[0]) or "text" if turns else "text"), TurnState(scene, [], 0)
+        shown = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
+        for state.turn, turn in enumerate(turns[:-1]): shown += [p for m in task.step(state, turn).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
         (said,) = self.engine.generate([Conversation([{"role": "user", "content": [*shown, {"type": "text", "text": text}]}])],
                                        max_new_tokens=self.new_tokens, temperature=0.0)
@@ -373,7 +377,7 @@ def balanced(
     n,  # how many to draw, without repetition
     seed=0,
 ):  # (n,) numbers
-    "Draw so that rare actions at each step come as often as frequent ones, as far as they last (3.1.1)."
+    "Draw scenes by how rare their actions are at each step: more even than all, as far as the rare ones last (3.1.1)."
     a = encode(sequences)
     pair = a[..., 0] * 3 + a[..., 1]
     rare = np.stack([1 / np.bincount(pair[:, t], minlength=12)[pair[:, t]] for t in range(pair.shape[1])], 1).mean(1)
