@@ -139,14 +139,15 @@ class ScriptedReader:
 class PolicyReader:
     "A real model, by playing the scenes in one mode."
 
-    def __init__(self, engine, policy, task_of, **limits):  # task_of: mode -> DriveAgentTask; limits: of `rollout`
-        self.engine, self.policy, self.task_of, self.limits = engine, policy, task_of, limits
+    def __init__(self, engine, policy, task_of, batch=512, **limits):  # task_of: mode -> DriveAgentTask; batch: scenes at a time; limits: of `rollout`
+        self.engine, self.policy, self.task_of, self.batch, self.limits = engine, policy, task_of, batch, limits
 
     def accuracy(self, scenes, mode):
         "Unreadable answers have accuracy 0."
         task = self.task_of(mode)
-        played = rollout(self.engine, self.policy, task, scenes, max_turns=task.max_turns, **self.limits)
-        return np.nan_to_num([e.rewards[-1].get("sequence", np.nan) if not e.infos[-1]["unreadable"] else 0.0 for e in played])
+        right = lambda e: e.rewards[-1].get("sequence", np.nan) if not e.infos[-1]["unreadable"] else 0.0
+        parts = [scenes[k : k + self.batch] for k in range(0, len(scenes), self.batch)]
+        return np.nan_to_num([right(e) for p in parts for e in rollout(self.engine, self.policy, task, p, max_turns=task.max_turns, **self.limits)])
 
 
 def hash_of(text):
@@ -277,7 +278,8 @@ def parse_score(
 class ChatJudge:
     "A model behind any engine; it sees what the agent saw, the tools' answers too."
 
-    def __init__(self, engine, task_of, new_tokens=256): self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens  # task_of: mode -> DriveAgentTask
+    def __init__(self, engine, task_of, new_tokens=256):  # task_of: mode -> DriveAgentTask
+        self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens
 
     def score(self, scene, turns, actions):
         task, state = self.task_of(mode_of(turns[0]) or "text" if turns else "text"), TurnState(scene, [], 0)

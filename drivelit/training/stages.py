@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HELDOUT_SEED', 'write_json', 'start', 'run_profile', 'read_folder', 'make_scenes', 'load_scenes', 'write_scenes',
-           'load', 'Stages', 'cell', 'verdict', 'read_results']
+           'device_of', 'load', 'Stages', 'cell', 'verdict', 'read_results']
 
 # %% ../../nbs/40_training/40_stages.ipynb #befb5b2e
 import argparse
@@ -100,6 +100,13 @@ def write_scenes(out, profile):  # dict of lists of Scene
     return made
 
 
+def device_of(profile):
+    "Where this process computes: the GPU of its rank, or the CPU."
+    import torch
+
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() and profile.sft_gpus + profile.rl_gpus else "cpu"
+
+
 def load(
     name_or_path,  # what `load_policy` takes
     profile,
@@ -107,12 +114,9 @@ def load(
     text=None,  # tuple of texts for a toy's tokenizer
     fixed=None,  # tuple of texts that are one token each for a toy
 ):  # Policy
-    "A policy where this process trains: the GPU of its rank, or the CPU."
-    import torch
-
-    device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() and profile.sft_gpus + profile.rl_gpus else "cpu"
+    "A policy where this process trains."
     dtype = "bfloat16" if profile.precision == "bf16" else None
-    return load_policy(str(name_or_path), seed=seed, image_size=tuple(profile.image_size), device=device, dtype=dtype, text=text, fixed=fixed)
+    return load_policy(str(name_or_path), seed=seed, image_size=tuple(profile.image_size), device=device_of(profile), dtype=dtype, text=text, fixed=fixed)
 
 # %% ../../nbs/40_training/40_stages.ipynb #d2319e78
 def _with_parent():
