@@ -398,8 +398,8 @@ def table7(results):  # DataFrame
         mode = "text" if not AGENTS[agent_of(s)]["tools"] else "adaptive"
         with_, without = values(results, s, mode, "sequence"), values(results, s, "blind", "sequence")
         rows.append({"agent": name[s], "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
-                     "without images": cell(without), "unreadable without": cell(values(results, s, "blind", "unreadable")), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
-                     "unreadable": cell(values(results, s, mode, "unreadable"))})
+                     "without images": cell(without), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
+                     "unreadable without": cell(values(results, s, "blind", "unreadable")), "unreadable": cell(values(results, s, mode, "unreadable"))})
     usual = results["scenes"]["usual"]
     return pd.DataFrame([*rows, {"agent": USUAL, "first frame": cell([usual["first"]]), "sequence": cell([usual["sequence"]])}]).fillna("")
 
