@@ -1,7 +1,8 @@
 """How fast the toy trains, and what takes the time: python ci/bench/train.py [--size toy].
 
 Ratios, measured in one run on one core: length-sorted batches against shuffled ones (supervised tuning), a group's shared prompt
-against separate reading (rollout), and the shares of playing and learning in a step of reinforcement learning.
+against separate reading (rollout), the shares of playing and learning in a step of reinforcement learning, and its micro-batches, each
+padded for itself, against TRL's, which are all as wide as the longest episode of the rollout.
 """
 
 import argparse
@@ -11,15 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
 
+from drivelit.driveagent import formats
+from drivelit.driveagent.task import DriveAgentTask
 from drivelit.mtdrive import data
 from drivelit.mtdrive.task import MTDriveTask
-from drivelit.policy.engines import Conversation, TransformersEngine
+from drivelit.policy.engines import Completion, Conversation, TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import rollout
 from drivelit.scene.town import scenes
+from drivelit.training.grpo import ADVANTAGES
 from drivelit.training.sft import batches, collator, encode_row
-from drivelit.training.turn_grpo import train_rl
+from drivelit.training.turn_grpo import TurnGRPOTrainer, rl_config, train_rl
 
 
 def clock(f, *args):
@@ -68,6 +73,43 @@ def step(policy, task, some):
     print(f"reinforcement       {whole / 3:8.1f} s a step of {8 * len(some)} episodes, {3 * played / whole:.0%} of it playing")
 
 
+class Looks:
+    "In place of a trained agent: in the tool mode it looks once, sometimes again, then it answers."
+    look = formats.format_call(formats.ToolCall("Retrieve View", dict(frame_index="0s", view_index="back")))
+    end = formats.format_actions([("Keep Speed", "Straight")] * 4)
+
+    def __init__(self, policy): self.policy, self.rng = policy, np.random.default_rng(0)
+
+    def generate(self, conversations, **_):
+        again = lambda c: len(c.images) > 1 and self.rng.random() < 0.3
+        return [self._say(self.look if "tool" in c.opening or again(c) else self.end) for c in conversations]
+
+    def _say(self, text): return Completion(text, [*self.policy.tokenizer(text, add_special_tokens=False)["input_ids"], self.policy.tokenizer.eos_token_id])
+
+
+def cut(some):
+    "Seconds to learn from a rollout in which half of the episodes have a second picture."
+    task = DriveAgentTask(mode="partition")
+    policy = load_policy("toy", fixed=task.fixed_parts(), text=(*formats.kit_lines(), Looks.look))
+    with tempfile.TemporaryDirectory() as out:
+        args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, micro_batch=16, use_cpu=True)
+        trainer = TurnGRPOTrainer(policy, task, some, args, ADVANTAGES["sequence"], engine=Looks(policy), max_turns=5, max_tokens=900)
+        trainer.current_gradient_accumulation_steps = 1
+        episodes, advantages = trainer._scored([dict(scene=i // 4) for i in range(4 * len(some))])
+
+        def learn(parts):
+            for b in parts(): trainer._compute_loss(trainer.model, b).backward()
+
+        def padded():
+            whole = split_tensor_dict(shuffle_sequence_dict(split_pixel_values_by_grid(trainer._batch(episodes, advantages))), args.steps_per_generation)
+            return [unsplit_pixel_values_by_grid(b) for b in whole]
+
+        own = lambda: [trainer._batch([episodes[i] for i in r], advantages[r]) for r in trainer._micro_batches(episodes)]
+        learn(own)
+        took, naive = clock(learn, own)[0], clock(learn, padded)[0]
+    print(f"micro-batches       {len(episodes) / took:8.1f} episodes/s learnt from, padded each for itself, {naive / took:.2f} x the speed of all alike")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="toy")
@@ -76,6 +118,7 @@ def main():
     sft(policy, data.single_turn(some, task) + data.two_turn(some, None, task) + data.pdm_understanding(some, None, 120, task))
     reading(policy, task, some[:8])
     step(policy, task, some[:8])
+    cut(some[:32])
 
 
 if __name__ == "__main__": main()
