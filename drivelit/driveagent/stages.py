@@ -6,7 +6,7 @@
 __all__ = ['NEEDS', 'AGENTS', 'PLAN', 'TRAINED', 'KINDS', 'STAGES', 'ROWS', 'USUAL', 'ORDERINGS', 'agent_of', 'eyes', 'task_for',
            'served', 'run_data', 'run_vqa', 'run_scenes', 'read_weights', 'play', 'summary', 'evaluate', 'latency',
            'trained', 'base', 'run_align', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_agent', 'run_motion',
-           'collect', 'values', 'table3', 'table6', 'looks', 'table7', 'table8', 'comparisons', 'orderings',
+           'collect', 'values', 'table3', 'table6', 'looks', 'table7', 'table8', 'table9', 'comparisons', 'orderings',
            'plot_stages', 'plot_episode', 'evaluate_real', 'real_table']
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #35bdf267
@@ -410,6 +410,14 @@ def table8(results):  # DataFrame
     mean = lambda v: f"{np.nanmean(v):.2f}" if len(v) else ""
     return pd.DataFrame([{"mode": name, "seconds": mean(values(results, s, "latency", m)), "tokens": mean(values(results, s, m, "tokens")),
                           "images": mean(values(results, s, m, "images")), "calls": mean(values(results, s, m, "calls"))} for s, m, name in pick])
+
+
+def table9(results):  # DataFrame
+    "Questions and answers of held-out scenes before and after domain alignment, share of right answers."
+    found = [s["align"] for s in results["seeds"].values() if s.get("align", {}).get("vqa")]
+    if not found: return "not run"
+    get = lambda when, k: np.array([a.get(when, {}).get(k, np.nan) for a in found])
+    return pd.DataFrame([dict(category=k, before=cell(get("vqa_before", k)), after=cell(get("vqa", k))) for k in found[0]["vqa"]])
 
 
 ORDERINGS = (  # what, (better stage, mode, metric), (other ...)
