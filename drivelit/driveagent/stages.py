@@ -189,8 +189,9 @@ def summary(
     rate = lambda rows, v=tool: float(v[rows].mean()) if rows.any() else None
     reward = np.nan_to_num(accuracy_reward(actions, truth, *(weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4))))))
     return dict(n=len(episodes), first=float(c[:, 0].mean()), sequence=float(c.mean()), exact=float(credit(actions, truth, False).mean()),
-                reward=float(reward.mean()), sequence_need=rate(need, c.mean(1)), sequence_plain=rate(~need, c.mean(1)),
-                unreadable=float(1 - readable.mean()), tool_rate=float(tool.mean()), tool_rate_need=rate(need), tool_rate_plain=rate(~need),
+                reward=float(reward.mean()), reward_need=rate(need, reward), reward_plain=rate(~need, reward),
+                sequence_need=rate(need, c.mean(1)), sequence_plain=rate(~need, c.mean(1)), unreadable=float(1 - readable.mean()),
+                tool_rate=float(tool.mean()), tool_rate_need=rate(need), tool_rate_plain=rate(~need),
                 calls=len(calls) / len(episodes), called={n: calls.count(n) for n in sorted(set(calls))},
                 errors={n: errors.count(n) for n in sorted(set(errors))},
                 tokens=float(np.mean([sum(t >= 0 for t in e.turn) for e in episodes])), images=float(np.mean([len(e.images) for e in episodes])),
@@ -381,11 +382,13 @@ def table6(results):  # DataFrame
 
 
 def looks(results):  # DataFrame
-    "Where the tools are used: share of adaptive answers in the tool mode, and how right the answers are."
+    "Where the tools are used: share of adaptive answers in the tool mode, how right the answers are, and what the tools bring when forced."
+    brings = lambda stage, where: cell(values(results, stage, "tool", where) - values(results, stage, "text", where))
     return pd.DataFrame([{"training": ROWS[s], "scenes that need a look": cell(values(results, s, "adaptive", "tool_rate_need")),
                           "other scenes": cell(values(results, s, "adaptive", "tool_rate_plain")),
                           "accuracy there": cell(values(results, s, "adaptive", "sequence_need")),
                           "accuracy elsewhere": cell(values(results, s, "adaptive", "sequence_plain")),
+                          "tools bring there, R_acc x 100": brings(s, "reward_need"), "elsewhere, R_acc x 100": brings(s, "reward_plain"),
                           "tools serve better in": cell(values(results, s, "msa", "best_tool_rate"))} for s in ("sft", "fcm", "ams_only", "ams")])
 
 

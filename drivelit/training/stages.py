@@ -52,6 +52,8 @@ def start(
     if path.exists():
         was = json.loads(path.read_text())
         changed = [k for k in now if now[k] != was.get(k)]
+        if new := [k for k in now if k not in was]:
+            raise ValueError(f"{path}: another version of drivelit started this run, its profile has no {new[0]!r}; choose another folder")
         if changed: raise ValueError(f"{path}: this run was started with {changed[0]} = {was.get(changed[0])!r}, not {now[changed[0]]!r}; "
                                      "choose another folder, or resume with the same values")
     else: write_json(path, now)
