@@ -47,9 +47,9 @@ NEEDS = dict(
     ams_only=("sft",),  # variant 4
     motion=("ams",),  # table 3: way-points from the frozen agent
     other_start=("align",),  # table 5: the same three stages without domain alignment, or with it if the others have none
-    retrieve=("align",),  # table 7: Retrieve View only, all three stages
+    surround=("align",),  # table 7: Passive-SV; the longest first, since these three wait for nothing else
+    retrieve=("align",),  # Retrieve View only, all three stages
     front=("align",),  # Passive-FV
-    surround=("align",),  # Passive-SV
 )
 AGENTS = dict(full=dict(tools=TOOLS), retrieve=dict(tools=("Retrieve View",)), front=dict(tools=()), surround=dict(tools=(), view="surround"))
 PLAN = Stages("drivelit.driveagent.stages", NEEDS, shared=("scenes", "data", "vqa"))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IGNORE', 'with_images', 'encode_row', 'batches', 'first_process', 'last_checkpoint', 'read_metrics', 'Survive',
-           'plot_metrics', 'LoadsWeights', 'collator', 'train_sft']
+           'plot_metrics', 'LoadsWeights', 'labelled_only', 'collator', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #eeaaa38d
 import json
@@ -12,9 +12,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import trl.trainer.utils
 from datasets import Dataset
 from matplotlib.figure import Figure
 from torch.utils.data import SequentialSampler
@@ -143,9 +145,18 @@ class LoadsWeights:
         model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
 
 
+def labelled_only():
+    "A context: TRL scores the labelled positions and no others on a CPU too (it scores all where shapes had better stay the same)."
+    usual = trl.trainer.utils._use_triton
+    return patch.object(trl.trainer.utils, "_use_triton", lambda device: device.type == "cpu" or usual(device))
+
+
 class _InOrder(LoadsWeights, SFTTrainer):
     "SFTTrainer that takes the rows in the given order."
     def _get_train_sampler(self, *_): return SequentialSampler(self.train_dataset)
+
+    def compute_loss(self, *args, **kwargs):
+        with labelled_only(): return super().compute_loss(*args, **kwargs)
 
 
 def collator(

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ..policy.engines import TransformersEngine
 from ..rollout.core import rollout
 from .grpo import ADVANTAGES, spread_to_tokens
-from .sft import LoadsWeights, Survive, last_checkpoint, plot_metrics, read_metrics
+from .sft import LoadsWeights, Survive, labelled_only, last_checkpoint, plot_metrics, read_metrics
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #c7e79fd8
 def scene_order(
@@ -103,13 +103,14 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         return episodes
 
     def _batch(self, episodes, advantages):
-        "Tensors as TRL's loss wants them: the first token is the prompt, all others the completion, and a mask says which are the policy's."
+        "Tensors as TRL's loss wants them: what every row has before its first answer is the prompt, and a mask says which words are the policy's."
         batch = self.policy.collate([e.ids for e in episodes], [e.images for e in episodes], pad="right")
         turn = torch.full_like(batch["input_ids"], -1)
         for i, e in enumerate(episodes): turn[i, : len(e.turn)] = torch.tensor(e.turn)
-        out = dict(prompt_ids=batch["input_ids"][:, :1], prompt_mask=batch["attention_mask"][:, :1], completion_ids=batch["input_ids"][:, 1:],
-                   completion_mask=batch["attention_mask"][:, 1:], tool_mask=(turn[:, 1:] >= 0).long(),
-                   advantages=spread_to_tokens(advantages, turn)[:, 1:], mm_token_type_ids=batch["mm_token_type_ids"])
+        first = min(e.prompt_length for e in episodes)
+        out = dict(prompt_ids=batch["input_ids"][:, :first], prompt_mask=batch["attention_mask"][:, :first], completion_ids=batch["input_ids"][:, first:],
+                   completion_mask=batch["attention_mask"][:, first:], tool_mask=(turn[:, first:] >= 0).long(),
+                   advantages=spread_to_tokens(advantages, turn)[:, first:], mm_token_type_ids=batch["mm_token_type_ids"])
         if "pixel_values" in batch:
             out |= dict(pixel_values=batch["pixel_values"], image_grid_thw=batch["image_grid_thw"], num_images=[len(e.images) for e in episodes])
         with torch.no_grad():
@@ -121,8 +122,11 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
     def _logps(self, model, batch):
         images = {k: batch[k] for k in ("pixel_values", "image_grid_thw", "num_images") if k in batch}
         ids, mask = (torch.cat([batch[f"prompt_{k}"], batch[f"completion_{k}"]], 1) for k in ("ids", "mask"))
-        return self._get_per_token_logps_and_entropies(model, ids, mask, ids.shape[1] - 1, batch_size=self.args.per_device_train_batch_size,
+        return self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].shape[1], batch_size=self.args.per_device_train_batch_size,
                                                        mm_token_type_ids=batch["mm_token_type_ids"], **images)[0]
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        with labelled_only(): return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def _reference_logps(self, batch):
         if self.reference is not None: return self._logps(self.reference, batch)
