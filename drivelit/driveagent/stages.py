@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from . import formats, motion, thought, vqa
+from . import formats, motion, questions, thought, vqa
 from .labels import label_scene
 from .rewards import accuracy_reward, position_weights
 from .task import DriveAgentTask
@@ -134,7 +134,7 @@ def run_data(out, profile, seed):
     write_json(here / "explore.json", explore)
     write_json(here / "weights.json", weights)
     fixed = {part for agent in AGENTS for part in task_for(profile, agent, "text").fixed_parts()}
-    write_json(here / "text.json", dict(fixed=sorted(fixed), text=[*formats.kit_lines(), *sorted(lines), *vqa.vqa_lines(size)]))
+    write_json(here / "text.json", dict(fixed=sorted(fixed), text=[*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(size)]))
     return dict(scenes=len(scenes), labelled=len(known), drawn=len(explore), **{k: int((kinds == k).sum()) for k in ("text", "tool", "explore")},
                 counts=counts)
 
