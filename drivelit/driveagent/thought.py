@@ -5,16 +5,20 @@
 # %% auto #0
 __all__ = ['NOUNS', 'OBJECTS', 'WHERE', 'LAMP', 'BEAM', 'NEAR_WAY', 'FAULTS', 'FIRST', 'TEACHER', 'JUDGE', 'Evidence', 'evidence',
            'needs_look', 'partition', 'ScriptedReader', 'PolicyReader', 'hash_of', 'because', 'in_words',
-           'ScriptedTeacher', 'ChatTeacher', 'ScriptedJudge', 'parse_score', 'ChatJudge', 'clean', 'annotate', 'row_of',
-           'balanced', 'equal_halves', 'save_thoughts', 'load_thoughts']
+           'ScriptedTeacher', 'ChatTeacher', 'ScriptedJudge', 'parse_score', 'ChatJudge', 'clean', 'read_journal',
+           'annotate', 'row_of', 'balanced', 'equal_halves', 'save_thoughts', 'load_thoughts']
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #915ad9f3
 import json
+import os
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from .formats import ToolCall, format_actions, format_call, mode_of, parse_call, read, write
 from .labels import label_scene
@@ -327,6 +331,38 @@ def clean(
     failed = [r for c in calls if (r := task.toolkit(scene, c.name, c.params)).error]
     return (ParseError(f"call fails: {failed[0].error}") if failed else turns), repairs
 
+# %% ../../nbs/51_driveagent/45_thought.ipynb #cdb05b35
+def _accepted(scene, mode, teacher, judge, used, threshold, tries):  # turns or None, Counter
+    "Step 2 for one scene: the teacher, until the judge accepts."
+    actions, count = label_scene(scene), Counter()
+    for attempt in range(tries):
+        turns = teacher.think(scene, mode, actions, used, attempt)
+        score = judge.score(scene, turns, actions)
+        if not isinstance(score, ParseError) and score >= threshold: return turns, count
+        count["judge unreadable" if isinstance(score, ParseError) else "sent back by the judge"] += 1
+    count[f"{mode}: given up after {tries} tries"] += 1
+    return None, count
+
+
+def read_journal(
+    path,  # a file that `annotate` writes
+    scenes,
+    modes,
+):  # dict: scene number -> (turns or None, Counter)
+    "What was asked before. Half a line at the end, of a run that was killed, is cut off; a line of other scenes is a ValueError."
+    path, found = Path(path), {}
+    if not path.exists(): return found
+    whole = path.read_bytes().rpartition(b"\n")
+    os.truncate(path, len(whole[0]) + len(whole[1]))
+    for k, line in enumerate(whole[0].decode().splitlines(), 1):
+        try:
+            d = json.loads(line)
+            i, who = int(d["scene"]), (d["id"], d["mode"])
+            found[i] = d["turns"], Counter(d["counts"])
+        except (ValueError, KeyError, TypeError) as e: raise ValueError(f"{path}, line {k}: not an entry ({type(e).__name__}: {e})") from None
+        if i >= len(scenes) or who != (scenes[i].id, modes[i]): raise ValueError(f"{path}, line {k}: scene {i} of this run is not {who[0]!r}, {who[1]}")
+    return found
+
 
 def annotate(
     scenes,
@@ -336,27 +372,38 @@ def annotate(
     task_of,  # mode -> DriveAgentTask
     threshold=0.8,  # tau; not stated in the paper
     tries=3,
+    at_once=1,  # scenes in a wave
+    journal=None,  # file for the teacher's accepted thoughts: what stands there is not asked again
 ):  # list of (scene number, turns), Counter
     "Steps 2 and 3: thoughts that a judge accepts and the rules let through."
-    kept, used, count = [], Counter(), Counter()
-    for i, (scene, mode) in enumerate(zip(scenes, modes, strict=True)):
-        actions, task = label_scene(scene), task_of(mode)
-        for attempt in range(tries):
-            turns = teacher.think(scene, mode, actions, used, attempt)
-            score = judge.score(scene, turns, actions)
-            if not isinstance(score, ParseError) and score >= threshold: break
-            count["judge unreadable" if isinstance(score, ParseError) else "sent back by the judge"] += 1
-        else:
-            count[f"{mode}: given up after {tries} tries"] += 1
-            continue
-        turns, repairs = clean(task, scene, turns, actions)
-        count.update(f"repaired: {r}" for r in repairs)
-        if isinstance(turns, ParseError): count[f"thrown out, {turns.reason}"] += 1
-        else:
-            count[f"{mode}: accepted"] += 1
-            kept.append((i, turns))
-            used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
+    kept, used, count, lock = [], Counter(), Counter(), threading.Lock()
+    asked = read_journal(journal, scenes, modes) if journal else {}
+
+    def ask(i):
+        asked[i] = turns, counts = _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
+        entry = json.dumps(dict(scene=i, id=scenes[i].id, mode=modes[i], turns=turns, counts=counts))
+        if journal:
+            with lock, open(journal, "a") as f: f.write(entry + "\n")
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for first in tqdm(range(0, len(scenes), at_once), desc="waves of thoughts", mininterval=5, disable=not journal):
+            wave = range(first, min(first + at_once, len(scenes)))
+            list(pool.map(ask, [i for i in wave if i not in asked]))
+            for i in wave: _tidy(i, scenes[i], modes[i], task_of, *asked[i], kept, used, count)
     return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
+
+
+def _tidy(i, scene, mode, task_of, turns, counts, kept, used, count):
+    "Step 3 for one scene: into `kept`, or counted."
+    count.update(counts)
+    if turns is None: return
+    turns, repairs = clean(task_of(mode), scene, turns, label_scene(scene))
+    count.update(f"repaired: {r}" for r in repairs)
+    if isinstance(turns, ParseError): count[f"thrown out, {turns.reason}"] += 1
+    else:
+        count[f"{mode}: accepted"] += 1
+        kept.append((i, turns))
+        used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #68b6fe9d
 def row_of(
