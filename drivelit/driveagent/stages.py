@@ -404,6 +404,7 @@ def table7(results):  # DataFrame
     for s in ("front", "surround", "retrieve", "other_start", "ams"):
         mode = "text" if not AGENTS[agent_of(s)]["tools"] else "adaptive"
         with_, without = values(results, s, mode, "sequence"), values(results, s, "blind", "sequence")
+        if not len(with_): continue
         rows.append({"agent": name[s], "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
                      "without images": cell(without), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
                      "unreadable without": cell(values(results, s, "blind", "unreadable")), "unreadable": cell(values(results, s, mode, "unreadable"))})
@@ -452,14 +453,16 @@ def comparisons(results):
 
 
 def orderings(results):  # DataFrame
-    "Each comparison of the paper, the difference for each seed (points; tokens for table 8), and whether it holds in all."
+    "Each comparison of the paper: the difference for each seed (points; tokens for table 8), the mean with its standard error, and whether it holds in all."
     rows = []
     for what, a, b in comparisons(results):
         both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a[0] in s and b[0] in s})
         d = values(both, *a) - values(both, *b)
         d = d[~np.isnan(d)]
         shown = d if "tokens" in a else 100 * d
-        rows.append(dict(comparison=what, difference=", ".join(f"{x:+.1f}" for x in shown), verdict=verdict(d) + " (one seed)" * (len(d) == 1)))
+        error = f" ± {shown.std(ddof=1) / len(d) ** 0.5:.1f}" if len(d) > 1 else ""
+        rows.append(dict(comparison=what, difference=", ".join(f"{x:+.1f}" for x in shown), mean=f"{shown.mean():+.1f}{error}" if len(d) else "",
+                         verdict=verdict(d) + " (one seed)" * (len(d) == 1)))
     return pd.DataFrame(rows)
 
 
