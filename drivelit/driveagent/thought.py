@@ -376,6 +376,7 @@ def annotate(
     journal=None,  # file for the teacher's accepted thoughts: what stands there is not asked again
 ):  # list of (scene number, turns), Counter
     "Steps 2 and 3: thoughts that a judge accepts and the rules let through."
+    if len(scenes) != len(modes): raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
     kept, used, count, lock = [], Counter(), Counter(), threading.Lock()
     asked = read_journal(journal, scenes, modes) if journal else {}
 
