@@ -353,14 +353,14 @@ def read_journal(
     path, found = Path(path), {}
     if not path.exists(): return found
     whole = path.read_bytes().rpartition(b"\n")
-    os.truncate(path, len(whole[0]) + len(whole[1]))
     for k, line in enumerate(whole[0].decode().splitlines(), 1):
         try:
             d = json.loads(line)
             i, who = int(d["scene"]), (d["id"], d["mode"])
             found[i] = d["turns"], Counter(d["counts"])
         except (ValueError, KeyError, TypeError) as e: raise ValueError(f"{path}, line {k}: not an entry ({type(e).__name__}: {e})") from None
-        if i >= len(scenes) or who != (scenes[i].id, modes[i]): raise ValueError(f"{path}, line {k}: scene {i} of this run is not {who[0]!r}, {who[1]}")
+        if not 0 <= i < len(scenes) or who != (scenes[i].id, modes[i]): raise ValueError(f"{path}, line {k}: scene {i} of this run is not {who[0]!r}, {who[1]}")
+    os.truncate(path, len(whole[0]) + len(whole[1]))
     return found
 
 
@@ -373,7 +373,7 @@ def annotate(
     threshold=0.8,  # tau; not stated in the paper
     tries=3,
     at_once=1,  # scenes in a wave
-    journal=None,  # file for the teacher's accepted thoughts: what stands there is not asked again
+    journal=None,  # file of what this teacher and judge said: what stands there is not asked again
 ):  # list of (scene number, turns), Counter
     "Steps 2 and 3: thoughts that a judge accepts and the rules let through."
     if len(scenes) != len(modes): raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
@@ -386,6 +386,7 @@ def annotate(
         if journal:
             with lock, open(journal, "a") as f: f.write(entry + "\n")
 
+    for mode in sorted(set(modes)): task_of(mode)  # the models behind the tools are loaded once, and not by each thread
     with ThreadPoolExecutor(at_once) as pool:
         for first in tqdm(range(0, len(scenes), at_once), desc="waves of thoughts", mininterval=5, disable=not journal):
             wave = range(first, min(first + at_once, len(scenes)))
