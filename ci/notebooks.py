@@ -38,28 +38,54 @@ def execute(path, out, limit, slow):
     skip = ("#| eval: false", *(() if slow else ("#| slow",)))
     nb.cells = [c for c in nb.cells if c.cell_type != "code" or not c.source.startswith(skip)]
     for cell in nb.cells:
-        if cell.cell_type == "code": cell.outputs, cell.execution_count = [], None
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
     copy, folder = out / path.name, (ROOT / path).parent
     nbformat.write(nb, copy)
     if declared := parameters(nb):
         import papermill
 
-        given = {k: v for k, v in dict(profile="smoke", out=str(out / "run")).items() if f"{k} " in declared or f"{k}:" in declared}
-        papermill.execute_notebook(copy, out / f"done_{path.name}", given, kernel_name="python3", cwd=folder, progress_bar=False,
-                                   execution_timeout=limit)
+        given = {
+            k: v
+            for k, v in dict(profile="smoke", out=str(out / "run")).items()
+            if f"{k} " in declared or f"{k}:" in declared
+        }
+        papermill.execute_notebook(
+            copy,
+            out / f"done_{path.name}",
+            given,
+            kernel_name="python3",
+            cwd=folder,
+            progress_bar=False,
+            execution_timeout=limit,
+        )
     else:
         from nbclient import NotebookClient
 
-        NotebookClient(nb, timeout=limit, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+        NotebookClient(
+            nb, timeout=limit, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        ).execute()
 
 
 def run(path, limit, slow):
     "One notebook in a process of its own: (path, seconds, error text or '')."
     start = time.time()
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, __file__, str(path), "--one", out, "--limit", str(limit), *(["--slow"] if slow else [])]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-        try: log, error = process.communicate(timeout=limit)[0], process.returncode
+        command = [
+            sys.executable,
+            __file__,
+            str(path),
+            "--one",
+            out,
+            "--limit",
+            str(limit),
+            *(["--slow"] if slow else []),
+        ]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            log, error = process.communicate(timeout=limit)[0], process.returncode
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the kernel, too
             log, error = f"more than {limit} seconds\n" + process.communicate()[0][-1000:], 1
@@ -77,18 +103,24 @@ def main():
     parser.add_argument("--save-times", action="store_true")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one: return execute(given.paths[0], given.one, given.limit, given.slow)
+    if given.one:
+        return execute(given.paths[0], given.one, given.limit, given.slow)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     paths = given.paths or all_notebooks()
-    with ThreadPoolExecutor(given.workers) as pool: done = list(pool.map(lambda p: run(p, given.limit, given.slow), paths))
+    with ThreadPoolExecutor(given.workers) as pool:
+        done = list(pool.map(lambda p: run(p, given.limit, given.slow), paths))
     failed = [d for d in done if d[2]]
-    for path, _, log in failed: print(f"\n----- {path}\n{log}")
+    for path, _, log in failed:
+        print(f"\n----- {path}\n{log}")
     if given.save_times:
         old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
         new = {**old, **{str(p): round(s) for p, s, log in done if not log}}
         TIMES.write_text(json.dumps({k: v for k, v in sorted(new.items()) if (ROOT / k).exists()}, indent=1) + "\n")
-    print(f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {max([d[1] for d in done], default=0):.0f} s")
+    print(
+        f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {max([d[1] for d in done], default=0):.0f} s"
+    )
     return 1 if failed else 0
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

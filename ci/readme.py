@@ -19,7 +19,8 @@ def readme(nb):
     "The notebook as Markdown: cells that begin with `#| echo: false` show their output alone; links are told from the root."
     nb = nbformat.from_dict(nb)
     for cell in nb.cells:
-        if cell.cell_type == "code" and "#| echo: false" in cell.source: cell.metadata["tags"] = ["remove_input"]
+        if cell.cell_type == "code" and "#| echo: false" in cell.source:
+            cell.metadata["tags"] = ["remove_input"]
     exporter = MarkdownExporter()
     exporter.register_preprocessor("nbconvert.preprocessors.TagRemovePreprocessor", enabled=True)
     exporter.config.TagRemovePreprocessor.remove_input_tags = ("remove_input",)
@@ -44,11 +45,13 @@ def main():
         nbdev_clean(str(INDEX))
         nb = nbformat.read(INDEX, 4)
     text, path = readme(nb), ROOT / "README.md"
-    if not given.check: path.write_text(text, encoding="utf-8")
+    if not given.check:
+        path.write_text(text, encoding="utf-8")
     elif path.read_text(encoding="utf-8") != text:
         print("README.md is not what nbs/index.ipynb says; run: python ci/readme.py --execute")
         return 1
     return 0
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,30 +15,46 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTED = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+LISTED = subprocess.run(
+    ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout
 FILES = [ROOT / f for f in LISTED.split("\0") if f and (ROOT / f).is_file()]
 NOTEBOOKS = [f for f in FILES if f.suffix == ".ipynb"]
 PYTHON = [f for f in FILES if f.suffix == ".py" and f.is_relative_to(ROOT / "drivelit")]
 TEXT = [f for f in FILES if f.suffix in (".py", ".ipynb", ".sh", ".md", ".toml", ".ini", ".json")]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
-MAY_IMPORT = {"scene": set(), "metrics": {"scene"}, "policy": {"scene"}, "rollout": {"scene", "metrics", "policy"},
-              "training": {"scene", "metrics", "policy", "rollout"}, "mtdrive": {"scene", "metrics", "policy", "rollout", "training"},
-              "driveagent": {"scene", "metrics", "policy", "rollout", "training"}}
+MAY_IMPORT = {
+    "scene": set(),
+    "metrics": {"scene"},
+    "policy": {"scene"},
+    "rollout": {"scene", "metrics", "policy"},
+    "training": {"scene", "metrics", "policy", "rollout"},
+    "mtdrive": {"scene", "metrics", "policy", "rollout", "training"},
+    "driveagent": {"scene", "metrics", "policy", "rollout", "training"},
+}
 
 
-def name(path): return str(path.relative_to(ROOT))
+def name(path):
+    return str(path.relative_to(ROOT))
 
 
-def code_cells(path): return [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+def code_cells(path):
+    return [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
 
 
 def imports(source, package=()):
     "The modules that a file imports, as absolute names."
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import): yield from (a.name for a in node.names)
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
         if isinstance(node, ast.ImportFrom):
-            base = ".".join([*package[: len(package) - node.level + 1 if node.level else 0], *([node.module] if node.module else [])])
+            base = ".".join(
+                [
+                    *package[: len(package) - node.level + 1 if node.level else 0],
+                    *([node.module] if node.module else []),
+                ]
+            )
             yield from [base] if node.module else (f"{base}.{a.name}" for a in node.names)
 
 
@@ -90,11 +106,21 @@ def test_rooms_import_what_stands_below_them(path):
 def test_the_arrow_check_sees_arrows():
     package = ("drivelit", "scene")
     assert list(imports("from ..policy import model\nimport torch.nn\n", package)) == ["drivelit.policy", "torch.nn"]
-    assert list(imports("from .. import training\nfrom .core import Scene\n", package)) == ["drivelit.training", "drivelit.scene.core"]
+    assert list(imports("from .. import training\nfrom .core import Scene\n", package)) == [
+        "drivelit.training",
+        "drivelit.scene.core",
+    ]
 
 
-DISTRIBUTION = {"PIL": "pillow", "cv2": "opencv-python-headless", "IPython": "ipykernel", "nbformat": "papermill", "tokenizers": "transformers",
-                "huggingface_hub": "transformers", "safetensors": "transformers"}  # the last four come with what is declared
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "IPython": "ipykernel",
+    "nbformat": "papermill",
+    "tokenizers": "transformers",
+    "huggingface_hub": "transformers",
+    "safetensors": "transformers",
+}  # the last four come with what is declared
 
 
 def test_every_import_is_declared():
@@ -102,7 +128,9 @@ def test_every_import_is_declared():
     declared = {re.match(r"[\w-]+", d).group(0).lower() for d in [*PROJECT["dependencies"], *extras]}
     used = {m.split(".")[0] for f in PYTHON for m in imports(f.read_text(), f.relative_to(ROOT).parts[:-1])}
     third = {DISTRIBUTION.get(m, m).lower() for m in used if m not in sys.stdlib_module_names and m != "drivelit"}
-    assert third - declared - {"nuscenes"} == set()  # its devkit comes by ci/setup.sh, without its own pins; it is imported when it is needed
+    assert (
+        third - declared - {"nuscenes"} == set()
+    )  # its devkit comes by ci/setup.sh, without its own pins; it is imported when it is needed
 
 
 def test_every_direct_dependency_is_pinned_with_a_reason():
@@ -137,15 +165,21 @@ def test_licence_is_apache():
 def test_no_recorded_picture():
     "Camera images of the data sets are JPEG files; the kit's own pictures are PNG files."
     assert [name(f) for f in FILES if f.suffix.lower() in (".jpg", ".jpeg", ".pkl", ".bin", ".parquet")] == []
-    embedded = [name(f) for f in NOTEBOOKS for c in code_cells(f) for o in c.outputs if "image/jpeg" in o.get("data", {})]
+    embedded = [
+        name(f) for f in NOTEBOOKS for c in code_cells(f) for o in c.outputs if "image/jpeg" in o.get("data", {})
+    ]
     assert embedded == []
 
 
 def test_the_wheel_has_the_profiles(tmp_path):
-    for f in [f for f in FILES if f.is_relative_to(ROOT / "drivelit") or f.parent == ROOT]:  # a copy: setuptools leaves a build folder
+    for f in [
+        f for f in FILES if f.is_relative_to(ROOT / "drivelit") or f.parent == ROOT
+    ]:  # a copy: setuptools leaves a build folder
         (tmp_path / name(f)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(f, tmp_path / name(f))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", tmp_path / "out", str(tmp_path)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", tmp_path / "out", str(tmp_path)], check=True
+    )
     (wheel,) = (tmp_path / "out").glob("*.whl")
     packed = zipfile.ZipFile(wheel).namelist()
     assert "drivelit/settings.ini" in packed and "drivelit/training/profiles.py" in packed

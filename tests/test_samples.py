@@ -30,13 +30,14 @@ def own_future(file, time):
     "The recorded poses of the next four seconds at 10 Hz, and the middle of the car's box."
     poses = recorded.load(str(file))["poses"]
     k = round(time * 10)
-    p = to_frame(poses[k: k + 41], poses[k])
+    p = to_frame(poses[k : k + 41], poses[k])
     return np.stack([p[:, 0] + AHEAD * np.cos(p[:, 2]), p[:, 1] + AHEAD * np.sin(p[:, 2]), p[:, 2]], 1)
 
 
 def test_every_moment_is_a_scene(moments):
     assert len({f for f, _, _ in moments}) == 10 and len(moments) == 294
-    for _, _, s in moments[::20]: assert to_json(from_json(to_json(s))) == to_json(s)
+    for _, _, s in moments[::20]:
+        assert to_json(from_json(to_json(s))) == to_json(s)
     assert {s.command for _, _, s in moments} == {"TURN LEFT", "GO STRAIGHT", "TURN RIGHT"}
     assert all(len(s.expert.poses) == 8 and s.ego.times[0] <= -1.5 for _, _, s in moments)
 
@@ -51,7 +52,8 @@ def test_the_human_log_is_clean(moments):
         road = shapely.union_all([a.polygon for a in s.map.of("drivable")])
         assert shapely.contains_xy(road, x, y).all(), f"{s.id} leaves the road"
         for a in s.agents:
-            if len(a.times) == 1: continue  # seen in one frame: only the score lets it stand there for good
+            if len(a.times) == 1:
+                continue  # seen in one frame: only the score lets it stand there for good
             for k in range(0, 41, 5):
                 pose = a.at(k / 10)
                 if pose is not None:
@@ -72,7 +74,8 @@ def test_keyframe_cameras():
     folder = DATA / "nuscenes_mmdet3d_keyframe"
     s = recorded.read(DATA / "nuscenes_mini_scenes" / "scene-0061.json.gz", 0.0, keyframe_dir=folder)
     assert len(s.cameras) == 6
-    for name in s.cameras: assert get_image(s, name, size=(160, 90)).size == (160, 90)
+    for name in s.cameras:
+        assert get_image(s, name, size=(160, 90)).size == (160, 90)
     ahead = [a for a in s.agents if a.type == "vehicle" and 5 < a.poses[0][0] < 40 and abs(a.poses[0][1]) < 8]
     assert ahead  # somebody is in front of the front camera, and lands in its picture
     pixel, depth = project([[*ahead[0].poses[0][:2], ahead[0].z]], s.cameras["CAM_FRONT"])

@@ -42,7 +42,13 @@ TIMES = ("step_time", "epoch", "num_tokens")
 
 def start(what, out):
     env = os.environ | dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, what, str(out)], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, what, str(out)],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(process):
@@ -55,7 +61,8 @@ def metrics(out):
     return [{k: v for k, v in r.items() if k not in TIMES} for r in rows]
 
 
-def complete(out): return [int(p.parent.name.split("-")[1]) for p in Path(out).glob("checkpoint-*/complete")]
+def complete(out):
+    return [int(p.parent.name.split("-")[1]) for p in Path(out).glob("checkpoint-*/complete")]
 
 
 @pytest.mark.parametrize("what, last", [("sft", 60), ("rl", 14)])
@@ -64,7 +71,8 @@ def test_sigkill(what, last, tmp_path):
     finish(start(what, whole))
     process = start(what, killed)
     begin = time.time()
-    while not complete(killed) and process.poll() is None and time.time() - begin < 120: time.sleep(0.05)
+    while not complete(killed) and process.poll() is None and time.time() - begin < 120:
+        time.sleep(0.05)
     time.sleep(0.3)  # somewhere behind the checkpoint
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -7,6 +7,7 @@ peak memory of a batch, and a training step's shape (a few plans for each of man
 batch must give the loop's scores.
 Exits with 1 if a batch of 64 costs more than `--limit` ms per plan.
 """
+
 import argparse
 import os
 
@@ -63,20 +64,25 @@ def main():
     agents, areas = np.mean([(len(s.agents), len(s.map.areas)) for s in town], axis=0)
     print(f"{len(town)} scenes, on average {agents:.1f} agents and {areas:.1f} areas")
     print(f"prepare    {over(town, lambda i: pdm.prepare(town[i]), args.repeats):8.2f} ms a scene")
-    print(f"reference  {over(town, lambda i: pdm_closed.reference(town[i]), args.repeats):8.2f} ms a scene, once; then kept")
+    print(
+        f"reference  {over(town, lambda i: pdm_closed.reference(town[i]), args.repeats):8.2f} ms a scene, once; then kept"
+    )
 
     one = over(town, lambda i: [pdm.score(ready[i], x[None]) for x in plans[i][:8]], 1) / 8
     plain = over(town, lambda i: [pdm.score(town[i], x[None]) for x in plans[i][:2]], 1) / 2
     print(f"one at a time: {one:.2f} ms a plan on ready scenes, {plain:.2f} ms on plain ones\n")
 
-    print(f"{'batch':>5} {'call ms':>9} {'ms a plan':>10} {'tracking':>9} {'scoring':>9} {'x ready loop':>13} {'x plain loop':>13}")
+    print(
+        f"{'batch':>5} {'call ms':>9} {'ms a plan':>10} {'tracking':>9} {'scoring':>9} {'x ready loop':>13} {'x plain loop':>13}"
+    )
     at_64 = None
     for n in BATCHES:
         whole = over(town, lambda i, n=n: pdm.score(ready[i], plans[i][:n]), args.repeats)
         tracking = over(town, lambda i, n=n: kin.simulate(plans[i][:n], town[i].ego), args.repeats)
         ratios = f"{one * n / whole:13.1f} {plain * n / whole:13.1f}"
         print(f"{n:5d} {whole:9.2f} {whole / n:10.3f} {tracking / n:9.3f} {(whole - tracking) / n:9.3f} {ratios}")
-        if n == 64: at_64 = whole / n
+        if n == 64:
+            at_64 = whole / n
 
     print(f"\n{'batch':>5} {'peak MB':>8} {'kB a plan':>10}")
     for n in (64, 128, *MEMORY):
@@ -90,15 +96,18 @@ def main():
     few, whose = [x[:8] for x in plans], [ready[i % len(ready)] for i in range(len(plans))]
     apart = milliseconds(lambda: [pdm.score(r, x) for r, x in zip(whose, few, strict=True)], args.repeats)
     together = milliseconds(lambda: pdm.score_scenes(whose, few), args.repeats)
-    print(f"\n8 plans for each of {len(few)} scenes: {apart / 8 / len(few):.3f} ms a plan scene by scene, {together / 8 / len(few):.3f} ms together "
-          f"(x {apart / together:.1f})")
+    print(
+        f"\n8 plans for each of {len(few)} scenes: {apart / 8 / len(few):.3f} ms a plan scene by scene, {together / 8 / len(few):.3f} ms together "
+        f"(x {apart / together:.1f})"
+    )
 
     for r, x in zip(ready, plans, strict=True):
         batch = pdm.score(r, x[:8]).pdms
         single = np.concatenate([pdm.score(r, y[None]).pdms for y in x[:8]])
         assert np.allclose(batch, single, atol=1e-9), f"{r.scene.id}: a batch scores {batch}, one at a time {single}"
     print("\nbatch and loop give the same scores")
-    if at_64 > args.limit: sys.exit(f"{at_64:.2f} ms a plan at 64 is over {args.limit}")
+    if at_64 > args.limit:
+        sys.exit(f"{at_64:.2f} ms a plan at 64 is over {args.limit}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from trl import GRPOTrainer
-from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
+from trl.trainer.utils import (
+    shuffle_sequence_dict,
+    split_pixel_values_by_grid,
+    split_tensor_dict,
+    unsplit_pixel_values_by_grid,
+)
 
 from drivelit.driveagent import formats
 from drivelit.driveagent.task import DriveAgentTask
@@ -50,7 +55,9 @@ def sft(policy, rows):
     epoch(batches(lengths, 16, 1))
     took, tokens = clock(epoch, batches(lengths, 16, steps, pool=steps))
     naive, _ = clock(epoch, np.random.default_rng(0).permutation(len(rows))[: steps * 16].reshape(-1, 16))
-    print(f"supervised tuning   {tokens / took:8,.0f} tokens/s sorted by length, {naive / took:.2f} x the speed of shuffled rows")
+    print(
+        f"supervised tuning   {tokens / took:8,.0f} tokens/s sorted by length, {naive / took:.2f} x the speed of shuffled rows"
+    )
 
 
 def reading(policy, task, some):
@@ -64,30 +71,50 @@ def reading(policy, task, some):
     took, said = clock(run, shared)
     naive, _ = clock(run, alone)
     words = sum(len(s.ids) for s in said)
-    print(f"rollout             {words / took:8,.0f} tokens/s with a group's prompt read once, {naive / took:.2f} x the speed of reading each")
+    print(
+        f"rollout             {words / took:8,.0f} tokens/s with a group's prompt read once, {naive / took:.2f} x the speed of reading each"
+    )
 
 
 def step(policy, task, some):
     "Shares of a step."
-    played, _ = clock(lambda: rollout(TransformersEngine(policy), policy, task, [s for s in some for _ in range(8)], max_turns=2, max_new_tokens=64, seed=0))
+    played, _ = clock(
+        lambda: rollout(
+            TransformersEngine(policy),
+            policy,
+            task,
+            [s for s in some for _ in range(8)],
+            max_turns=2,
+            max_new_tokens=64,
+            seed=0,
+        )
+    )
     with tempfile.TemporaryDirectory() as out:
         settings = dict(steps=3, batch=len(some), group=8, lr=1e-5, save_steps=100, max_turns=2, max_new_tokens=64)
         whole, _ = clock(lambda: train_rl(policy, task, some, Path(out), "turn", **settings))
-    print(f"reinforcement       {whole / 3:8.1f} s a step of {8 * len(some)} episodes, {3 * played / whole:.0%} of it playing")
+    print(
+        f"reinforcement       {whole / 3:8.1f} s a step of {8 * len(some)} episodes, {3 * played / whole:.0%} of it playing"
+    )
 
 
 class Looks:
     "In place of a trained agent: in the tool mode it looks once, sometimes again, then it answers."
+
     look = formats.format_call(formats.ToolCall("Retrieve View", dict(frame_index="0s", view_index="back")))
     end = formats.format_actions([("Keep Speed", "Straight")] * 4)
 
-    def __init__(self, policy): self.policy, self.rng = policy, np.random.default_rng(0)
+    def __init__(self, policy):
+        self.policy, self.rng = policy, np.random.default_rng(0)
 
     def generate(self, conversations, **_):
         again = lambda c: len(c.images) > 1 and self.rng.random() < 0.3
         return [self._say(self.look if "tool" in c.opening or again(c) else self.end) for c in conversations]
 
-    def _say(self, text): return Completion(text, [*self.policy.tokenizer(text, add_special_tokens=False)["input_ids"], self.policy.tokenizer.eos_token_id])
+    def _say(self, text):
+        return Completion(
+            text,
+            [*self.policy.tokenizer(text, add_special_tokens=False)["input_ids"], self.policy.tokenizer.eos_token_id],
+        )
 
 
 def cut(some):
@@ -96,23 +123,34 @@ def cut(some):
     policy = load_policy("toy", fixed=task.fixed_parts(), text=(*formats.kit_lines(), Looks.look))
     with tempfile.TemporaryDirectory() as out:
         args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, micro_batch=16, use_cpu=True)
-        trainer = TurnGRPOTrainer(policy, task, some, args, ADVANTAGES["sequence"], engine=Looks(policy), max_turns=5, max_tokens=900)
+        trainer = TurnGRPOTrainer(
+            policy, task, some, args, ADVANTAGES["sequence"], engine=Looks(policy), max_turns=5, max_tokens=900
+        )
         trainer.current_gradient_accumulation_steps = 1
         episodes, advantages = trainer._scored([dict(scene=i // 4) for i in range(4 * len(some))])
 
         def learn(parts):
-            for b in parts(): trainer._compute_loss(trainer.model, b).backward()
+            for b in parts():
+                trainer._compute_loss(trainer.model, b).backward()
 
         def padded():
-            whole = split_tensor_dict(shuffle_sequence_dict(split_pixel_values_by_grid(trainer._batch(episodes, advantages))), args.steps_per_generation)
+            whole = split_tensor_dict(
+                shuffle_sequence_dict(split_pixel_values_by_grid(trainer._batch(episodes, advantages))),
+                args.steps_per_generation,
+            )
             return [unsplit_pixel_values_by_grid(b) for b in whole]
 
-        own = lambda: [trainer._batch([episodes[i] for i in r], advantages[r]) for r in trainer._micro_batches(episodes)]
+        own = lambda: [
+            trainer._batch([episodes[i] for i in r], advantages[r]) for r in trainer._micro_batches(episodes)
+        ]
         learn(own)
         took, naive = clock(learn, own)[0], clock(learn, padded)[0]
         scored = "_get_per_token_logps_and_entropies"
-        with patch.object(TurnGRPOTrainer, scored, getattr(GRPOTrainer, scored)): everywhere = clock(learn, own)[0]
-    print(f"micro-batches       {len(episodes) / took:8.1f} episodes/s learnt from, padded each for itself, {naive / took:.2f} x the speed of all alike")
+        with patch.object(TurnGRPOTrainer, scored, getattr(GRPOTrainer, scored)):
+            everywhere = clock(learn, own)[0]
+    print(
+        f"micro-batches       {len(episodes) / took:8.1f} episodes/s learnt from, padded each for itself, {naive / took:.2f} x the speed of all alike"
+    )
     print(f"positions scored    {'':8} own words and what is between them, {everywhere / took:.2f} x the speed of all")
 
 
@@ -121,10 +159,14 @@ def main():
     parser.add_argument("--size", default="toy")
     torch.set_num_threads(1)
     policy, some, task = load_policy("toy", size=parser.parse_args().size), scenes(60), MTDriveTask(max_turns=2)
-    sft(policy, data.single_turn(some, task) + data.two_turn(some, None, task) + data.pdm_understanding(some, None, 120, task))
+    sft(
+        policy,
+        data.single_turn(some, task) + data.two_turn(some, None, task) + data.pdm_understanding(some, None, 120, task),
+    )
     reading(policy, task, some[:8])
     step(policy, task, some[:8])
     cut(some[:32])
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

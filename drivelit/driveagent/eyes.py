@@ -24,47 +24,71 @@ from .toolkit import Box, ToolError, full_view, object_parts, object_type
 class DepthAnything:
     "Depth Anything V2 through transformers; `metric` says whether it is in metres."
 
-    def __init__(
-        self,
-        name_or_folder="depth-anything/Depth-Anything-V2-Metric-Outdoor-Small-hf",
-        device="cpu",
-    ):
+    def __init__(self, name_or_folder="depth-anything/Depth-Anything-V2-Metric-Outdoor-Small-hf", device="cpu"):
         self.model = AutoModelForDepthEstimation.from_pretrained(name_or_folder).to(device).eval()
         self.processor = DPTImageProcessorPil.from_pretrained(name_or_folder)
         self.metric = self.model.config.depth_estimation_type == "metric"
 
     @torch.inference_mode()
-    def depth(self, scene, camera, size):  # (H, W) float32 metres, or 0 far to 1 near
-        "The depth of a view at `size` (width, height)."
+    def depth(self, scene, camera, size):
+        """The depth of a view at `size` (width, height).
+
+        Returns:
+            (H, W) float32 metres, or 0 far to 1 near
+        """
         shown = self.processor(full_view(scene, camera), return_tensors="pt").to(self.model.device)
         out = self.model(**shown)
-        d = self.processor.post_process_depth_estimation(out, target_sizes=[size[::-1]])[0]["predicted_depth"].float().cpu().numpy()
-        if self.metric: return d.astype(np.float32)
+        d = (
+            self.processor.post_process_depth_estimation(out, target_sizes=[size[::-1]])[0]["predicted_depth"]
+            .float()
+            .cpu()
+            .numpy()
+        )
+        if self.metric:
+            return d.astype(np.float32)
         span = float(d.max() - d.min())
         return ((d - d.min()) / span if span > 0 else np.zeros_like(d)).astype(np.float32)
 
 # %% ../../nbs/51_driveagent/25_eyes.ipynb #a544a908
-TYPICAL = dict(vehicle=(4.6, 1.9, 1.6), pedestrian=(0.6, 0.7, 1.75), bicycle=(1.8, 0.7, 1.7), traffic_cone=(0.4, 0.4, 0.7),
-               barrier=(0.5, 2.0, 1.0), czone_sign=(0.2, 0.8, 1.2), generic_object=(1.0, 1.0, 1.0))  # length (along the ray), width, height; m
+TYPICAL = dict(
+    vehicle=(4.6, 1.9, 1.6),
+    pedestrian=(0.6, 0.7, 1.75),
+    bicycle=(1.8, 0.7, 1.7),
+    traffic_cone=(0.4, 0.4, 0.7),
+    barrier=(0.5, 2.0, 1.0),
+    czone_sign=(0.2, 0.8, 1.2),
+    generic_object=(1.0, 1.0, 1.0),
+)  # length (along the ray), width, height; m
 
 
-def lift(
-    rectangle,  # x_min, y_min, x_max, y_max: pixels of the full image
-    depth,  # (H, W) metres of the same view, any resolution
-    camera,  # Camera
-    name,  # what it was called
-    score=1.0,
-):  # Box in the ego's frame, or None where the depth is not known
-    "A rectangle as a box."
+def lift(rectangle, depth, camera, name, score=1.0):
+    """A rectangle as a box.
+
+    Args:
+        rectangle: x_min, y_min, x_max, y_max: pixels of the full image
+        depth: (H, W) metres of the same view, any resolution
+        camera: Camera
+        name: what it was called
+
+    Returns:
+        Box in the ego's frame, or None where the depth is not known
+    """
     x0, y0, x1, y1 = rectangle
     h, w = depth.shape
-    inner = np.array([(3 * x0 + x1) / 4 * w / camera.width, (x0 + 3 * x1) / 4 * w / camera.width, (3 * y0 + y1) / 4 * h / camera.height,
-                      (y0 + 3 * y1) / 4 * h / camera.height])
+    inner = np.array(
+        [
+            (3 * x0 + x1) / 4 * w / camera.width,
+            (x0 + 3 * x1) / 4 * w / camera.width,
+            (3 * y0 + y1) / 4 * h / camera.height,
+            (y0 + 3 * y1) / 4 * h / camera.height,
+        ]
+    )
     left, top = np.clip(np.floor(inner[[0, 2]]).astype(int), 0, [w - 1, h - 1])
     right, bottom = np.maximum(np.clip(np.ceil(inner[[1, 3]]).astype(int), 0, [w, h]), [left + 1, top + 1])
     part = depth[top:bottom, left:right]
     part = part[np.isfinite(part) & (part > 0)]
-    if not len(part): return None
+    if not len(part):
+        return None
     length, width, height = TYPICAL[kind if (kind := object_type(name)) in TYPICAL else "generic_object"]
     ray = np.linalg.inv(camera.intrinsic) @ [(x0 + x1) / 2, (y0 + y1) / 2, 1.0]
     p = camera.cam2ego[:3, :3] @ (ray * (np.median(part) + length / 2)) + camera.cam2ego[:3, 3]
@@ -73,83 +97,129 @@ def lift(
 
 
 class OpenVocabularyDetector:
-    "OWLv2 through transformers, lifted to three dimensions by a metric depth."
+    """OWLv2 through transformers, lifted to three dimensions by a metric depth.
+
+    Args:
+        depth: a metric back end, such as DepthAnything
+    """
+
     note = "; sizes are typical, headings unknown"
 
-    def __init__(
-        self,
-        depth,  # a metric back end, such as DepthAnything
-        name_or_folder="google/owlv2-base-patch16-ensemble",
-        threshold=0.2,
-        device="cpu",
-    ):
-        if not depth.metric: raise ValueError("depth: boxes in metres need a metric depth, this one is relative")
+    def __init__(self, depth, name_or_folder="google/owlv2-base-patch16-ensemble", threshold=0.2, device="cpu"):
+        if not depth.metric:
+            raise ValueError("depth: boxes in metres need a metric depth, this one is relative")
         self.back, self.threshold = depth, threshold
         self.model = AutoModelForZeroShotObjectDetection.from_pretrained(name_or_folder).to(device).eval()
-        self.tokenizer, self.processor = AutoTokenizer.from_pretrained(name_or_folder), Owlv2ImageProcessorPil.from_pretrained(name_or_folder)
+        self.tokenizer, self.processor = (
+            AutoTokenizer.from_pretrained(name_or_folder),
+            Owlv2ImageProcessorPil.from_pretrained(name_or_folder),
+        )
 
     @torch.inference_mode()
-    def rectangles(self, image, words):  # list of (word, x_min, y_min, x_max, y_max, score)
-        "What OWLv2 finds in an image."
+    def rectangles(self, image, words):
+        """What OWLv2 finds in an image.
+
+        Returns:
+            list of (word, x_min, y_min, x_max, y_max, score)
+        """
         length = self.model.config.text_config.max_position_embeddings
-        text = self.tokenizer([f"a photo of a {w}" for w in words], padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        text = self.tokenizer(
+            [f"a photo of a {w}" for w in words],
+            padding="max_length",
+            max_length=length,
+            truncation=True,
+            return_tensors="pt",
+        )
         shown = self.processor(image, return_tensors="pt")
-        out = self.model(input_ids=text["input_ids"].to(self.model.device), attention_mask=text["attention_mask"].to(self.model.device),
-                         pixel_values=shown["pixel_values"].to(self.model.device))
-        (found,) = self.processor.post_process_object_detection(out, threshold=self.threshold, target_sizes=[image.size[::-1]])
+        out = self.model(
+            input_ids=text["input_ids"].to(self.model.device),
+            attention_mask=text["attention_mask"].to(self.model.device),
+            pixel_values=shown["pixel_values"].to(self.model.device),
+        )
+        (found,) = self.processor.post_process_object_detection(
+            out, threshold=self.threshold, target_sizes=[image.size[::-1]]
+        )
         rows = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
         clip = lambda b: np.clip(b, 0, [image.width, image.height] * 2).tolist()
         return [(words[k], *clip(b), s) for k, b, s in rows if clip(b)[0] < clip(b)[2] and clip(b)[1] < clip(b)[3]]
 
-    def detect(self, scene, camera, text):  # list of Box
-        "Objects of these words; any word is allowed."
+    def detect(self, scene, camera, text):
+        """Objects of these words; any word is allowed.
+
+        Returns:
+            list of Box
+        """
         words = object_parts(text)
-        if not words: raise ToolError("bad parameter", "object_text is empty; name what to look for.")
+        if not words:
+            raise ToolError("bad parameter", "object_text is empty; name what to look for.")
         cam = scene.cameras[camera]
         found = self.rectangles(full_view(scene, camera), words)
-        if not found: return []
+        if not found:
+            return []
         depth = self.back.depth(scene, camera, (cam.width // 4, cam.height // 4))
         return [b for word, *rectangle, score in found if (b := lift(rectangle, depth, cam, word, score))]
 
 # %% ../../nbs/51_driveagent/25_eyes.ipynb #7c5dfc23
-def read_boxes(
-    answer,  # parsed JSON
-    camera,  # Camera
-):  # list of Box; raises ValueError
-    "A served detector's answer in the ego's frame."
+def read_boxes(answer, camera):
+    """A served detector's answer in the ego's frame.
+
+    Args:
+        answer: parsed JSON
+        camera: Camera
+
+    Returns:
+        list of Box; raises ValueError
+    """
     boxes = answer["boxes"] if isinstance(answer, dict) and isinstance(answer.get("boxes"), list) else None
-    if boxes is None: raise ValueError("no list under 'boxes'")
+    if boxes is None:
+        raise ValueError("no list under 'boxes'")
     out, turn = [], camera.cam2ego[:3, :3]
     for k, b in enumerate(boxes):
         try:
             name, numbers = str(b["name"]), np.array([*b["center"], *b["size"], b["yaw"], b.get("score", 1.0)], float)
-        except (KeyError, TypeError, ValueError, AttributeError) as e: raise ValueError(f"boxes[{k}]: {type(e).__name__}: {e}") from None
-        if numbers.shape != (8,) or not np.isfinite(numbers).all() or (numbers[3:6] <= 0).any(): raise ValueError(f"boxes[{k}]: not a box")
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise ValueError(f"boxes[{k}]: {type(e).__name__}: {e}") from None
+        if numbers.shape != (8,) or not np.isfinite(numbers).all() or (numbers[3:6] <= 0).any():
+            raise ValueError(f"boxes[{k}]: not a box")
         p = turn @ numbers[:3] + camera.cam2ego[:3, 3]
         way = turn @ [np.cos(numbers[6]), 0.0, -np.sin(numbers[6])]
-        out.append(Box(name, *map(float, p), *map(float, numbers[3:6]), float(np.arctan2(way[1], way[0])), float(numbers[7])))
+        out.append(
+            Box(name, *map(float, p), *map(float, numbers[3:6]), float(np.arctan2(way[1], way[0])), float(numbers[7]))
+        )
     return out
 
 
 class ServedDetector:
-    "A monocular 3D detector behind HTTP."
+    """A monocular 3D detector behind HTTP.
+
+    Args:
+        url: of the POST
+        timeout: seconds
+    """
+
     note = ""
 
-    def __init__(
-        self,
-        url,  # of the POST
-        timeout=30.0,  # seconds
-    ):
+    def __init__(self, url, timeout=30.0):
         self.url, self.timeout = url, timeout
 
-    def detect(self, scene, camera, text):  # list of Box
-        "Objects of these words."
+    def detect(self, scene, camera, text):
+        """Objects of these words.
+
+        Returns:
+            list of Box
+        """
         words, cam, data = object_parts(text), scene.cameras[camera], io.BytesIO()
-        if not words: raise ToolError("bad parameter", "object_text is empty; name what to look for.")
+        if not words:
+            raise ToolError("bad parameter", "object_text is empty; name what to look for.")
         full_view(scene, camera).save(data, "PNG")
-        body = json.dumps(dict(image=base64.b64encode(data.getvalue()).decode(), intrinsic=cam.intrinsic.tolist(), text=words)).encode()
+        body = json.dumps(
+            dict(image=base64.b64encode(data.getvalue()).decode(), intrinsic=cam.intrinsic.tolist(), text=words)
+        ).encode()
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer: return read_boxes(json.loads(answer.read()), cam)
+            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                return read_boxes(json.loads(answer.read()), cam)
         except (urllib.error.URLError, OSError, ValueError, RecursionError) as e:
-            raise ToolError("not available", "the detector did not answer.", f"{self.url}: {type(e).__name__}: {e}") from e
+            raise ToolError(
+                "not available", "the detector did not answer.", f"{self.url}: {type(e).__name__}: {e}"
+            ) from e

@@ -15,33 +15,49 @@ from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES
 from ..policy.formats import ParseError
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #ca724859
-WORDS = dict(paper=dict(text="think_text", tool="think_tool"), template=dict(text="think_no_tools", tool="think_with_tools"))
+WORDS = dict(
+    paper=dict(text="think_text", tool="think_tool"), template=dict(text="think_no_tools", tool="think_with_tools")
+)
 SECTIONS = ("description", "reasoning", "prediction")
-HINTS = dict(description="Briefly describe the key aspects of the driving environment relevant to the decision. (<4 sentences)",
-             reasoning="Briefly explain logically how the perceived situation helps you to predict the meta-actions. (<4 sentences)",
-             prediction="Based on reasoning, briefly explain how you arrived at the meta-actions. (<2 sentences)")
+HINTS = dict(
+    description="Briefly describe the key aspects of the driving environment relevant to the decision. (<4 sentences)",
+    reasoning="Briefly explain logically how the perceived situation helps you to predict the meta-actions. (<4 sentences)",
+    prediction="Based on reasoning, briefly explain how you arrived at the meta-actions. (<2 sentences)",
+)
 
 
-def opening(
-    mode,  # "text" or "tool"
-    words="paper",  # a key of WORDS
-):  # str
-    "The first line of an answer in this mode."
-    if words not in WORDS: raise ValueError(f"words: {words!r} is not one of {', '.join(WORDS)}")
-    if mode not in WORDS[words]: raise ValueError(f"mode: {mode!r} is not 'text' or 'tool'")
+def opening(mode, words="paper"):
+    """The first line of an answer in this mode.
+
+    Args:
+        mode: "text" or "tool"
+        words: a key of WORDS
+
+    Returns:
+        str
+    """
+    if words not in WORDS:
+        raise ValueError(f"words: {words!r} is not one of {', '.join(WORDS)}")
+    if mode not in WORDS[words]:
+        raise ValueError(f"mode: {mode!r} is not 'text' or 'tool'")
     return f"<{WORDS[words][mode]}>\n"
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #8a485dfc
 @dataclass(frozen=True)
 class ToolCall:
     "A call that can be read; whether its parameters make sense is for the tool to say."
+
     name: str
     params: dict
 
 
-def format_call(call):  # ToolCall -> str
-    "Listings 1 to 4."
-    return (f"<tool_call>\n<tool_name>{call.name}</tool_name>\n<params>{json.dumps(call.params)}</params>\n</tool_call>")
+def format_call(call):
+    """Listings 1 to 4.
+
+    Returns:
+        ToolCall -> str
+    """
+    return f"<tool_call>\n<tool_name>{call.name}</tool_name>\n<params>{json.dumps(call.params)}</params>\n</tool_call>"
 
 
 _PARTS = ("<tool_call>", "<tool_name>", "</tool_name>", "<params>", "</params>", "</tool_call>")
@@ -50,68 +66,97 @@ _CALL = re.compile(r"<tool_call>\s*<tool_name>([^<>]*)</tool_name>\s*<params>(.*
 
 def _unique(pairs):
     keys = [k for k, _ in pairs]
-    if len(set(keys)) < len(keys): raise ValueError(f"{max(keys, key=keys.count)!r} stands twice")
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"{max(keys, key=keys.count)!r} stands twice")
     return dict(pairs)
 
 
-def _no_constant(text): raise ValueError(f"{text} is not a number")
+def _no_constant(text):
+    raise ValueError(f"{text} is not a number")
 
 
-def parse_call(
-    text,  # one turn of the agent
-):  # ToolCall, None if there is no call, or a ParseError
-    "The call of a turn."
-    if not isinstance(text, str): return ParseError(f"not a text but {type(text).__name__}")
-    if not any(p in text for p in _PARTS): return None
-    if text.count("<tool_call>") > 1: return ParseError(f"{text.count('<tool_call>')} tool calls in one turn; make one and wait for its answer")
+def parse_call(text):
+    """The call of a turn.
+
+    Args:
+        text: one turn of the agent
+
+    Returns:
+        ToolCall, None if there is no call, or a ParseError
+    """
+    if not isinstance(text, str):
+        return ParseError(f"not a text but {type(text).__name__}")
+    if not any(p in text for p in _PARTS):
+        return None
+    if text.count("<tool_call>") > 1:
+        return ParseError(f"{text.count('<tool_call>')} tool calls in one turn; make one and wait for its answer")
     found = _CALL.search(text)
     if not found:
         missing = [p for p in _PARTS if p not in text]
         return ParseError(f"{missing[0]} is missing" if missing else "the parts of the call are not in order")
-    if text[found.end():].strip(): return ParseError("text after </tool_call>; stop there and wait for the answer")
-    try: params = json.loads(found[2], object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as e: return ParseError(f"params: not a JSON object ({str(e)[:80]})")
-    if not isinstance(params, dict): return ParseError(f"params: expected a JSON object, found {type(params).__name__}")
+    if text[found.end() :].strip():
+        return ParseError("text after </tool_call>; stop there and wait for the answer")
+    try:
+        params = json.loads(found[2], object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as e:
+        return ParseError(f"params: not a JSON object ({str(e)[:80]})")
+    if not isinstance(params, dict):
+        return ParseError(f"params: expected a JSON object, found {type(params).__name__}")
     return ToolCall(found[1].strip(), params)
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #3a54b78e
 def _tool_rules(words, tools, calls):
     with_tools, without = WORDS[words]["tool"], WORDS[words]["text"]
     rule = f"- First check if context suffices for prediction, then choose `<{with_tools}>` or `<{without}>`.\n"
-    usage = (f"<tool_usage>\nUnder `<{with_tools}>`, you need to consider the following content:\n"
-             f"- You are recommended to call the tools multiple times for better understanding (max {calls} calls).\n"
-             "- Please call the tool meaningfully, as each call to the tool incurs additional costs.\n"
-             + "".join(f"- {line}\n" for line in tools)
-             + "- Write a call like this, then stop and wait for its answer:\n" + format_call(ToolCall("name of the tool", {"name": "value"})) + "\n")
+    usage = (
+        f"<tool_usage>\nUnder `<{with_tools}>`, you need to consider the following content:\n"
+        f"- You are recommended to call the tools multiple times for better understanding (max {calls} calls).\n"
+        "- Please call the tool meaningfully, as each call to the tool incurs additional costs.\n"
+        + "".join(f"- {line}\n" for line in tools)
+        + "- Write a call like this, then stop and wait for its answer:\n"
+        + format_call(ToolCall("name of the tool", {"name": "value"}))
+        + "\n"
+    )
     return rule, usage
 
 
-def prompt_text(
-    command,  # the navigation command
-    speed,  # m/s, or None where nobody knows
-    tools=(),  # a line for each tool; none: a passive agent
-    words="paper",  # a key of WORDS
-    calls=3,  # at most
-    view="a front-view image",  # what the picture before the text is
-):  # str
-    "The question of DriveAgent-R1 A.6."
+def prompt_text(command, speed, tools=(), words="paper", calls=3, view="a front-view image"):
+    """The question of DriveAgent-R1 A.6.
+
+    Args:
+        command: the navigation command
+        speed: m/s, or None where nobody knows
+        tools: a line for each tool; none: a passive agent
+        words: a key of WORDS
+        calls: at most
+        view: what the picture before the text is
+
+    Returns:
+        str
+    """
     with_tools, without = (WORDS[words][k] for k in ("tool", "text"))
     can = f"(you can call tools here under <{with_tools}>)" if tools else ""
     rule, usage = _tool_rules(words, tools, calls) if tools else ("", "")
     inner = "".join(f"<{s}>\n...{' ' + can if can else ''}\n</{s}>\n" for s in SECTIONS)
-    begin, end = (f"<{with_tools}>(or <{without}>)", f"</{with_tools}>(or </{without}>)") if tools else (f"<{without}>", f"</{without}>")
+    begin, end = (
+        (f"<{with_tools}>(or <{without}>)", f"</{with_tools}>(or </{without}>)")
+        if tools
+        else (f"<{without}>", f"</{without}>")
+    )
     kmh = "unknown" if speed is None else f"{3.6 * speed:.2f} km/h"
-    return (f"<context>\nYou are provided with {view} of the car camera from the current frame.\nThe navigation command is: {command}.\n"
-            f"Your current speed is: {kmh}.\n<task>\n"
-            "Your task is to analyze the driving scenario, construct a natural, logical reasoning process and predict meta-actions. "
-            "The following three stages are guidelines for structuring your thoughts:\n"
-            + "".join(f"{k}. <{s}>: {HINTS[s]}\n" for k, s in enumerate(SECTIONS, 1))
-            + f"Finally, output the meta-actions for the current frame and the next {STEPS - 1} frames (2s interval between frames).\n"
-            "Output ONE composite action for each frame, each consisting of one speed token from "
-            '{"Stop", "Keep Speed", "Accelerate", "Decelerate"} and one trajectory token from {"Left Turn", "Right Turn", "Straight"}.\n'
-            "Note that Left Turn and Right Turn include both major turns and minor adjustments like lane changes or small heading corrections.\n"
-            f"<rule>\n- Your response should be concise, prefer short, direct sentences.\n{rule}{usage}"
-            f"Example:\n{begin}\n{inner}{end}\n<meta actions>['Speed, Traj', 'Speed, Traj', 'Speed, Traj', 'Speed, Traj']</meta actions>")
+    return (
+        f"<context>\nYou are provided with {view} of the car camera from the current frame.\nThe navigation command is: {command}.\n"
+        f"Your current speed is: {kmh}.\n<task>\n"
+        "Your task is to analyze the driving scenario, construct a natural, logical reasoning process and predict meta-actions. "
+        "The following three stages are guidelines for structuring your thoughts:\n"
+        + "".join(f"{k}. <{s}>: {HINTS[s]}\n" for k, s in enumerate(SECTIONS, 1))
+        + f"Finally, output the meta-actions for the current frame and the next {STEPS - 1} frames (2s interval between frames).\n"
+        "Output ONE composite action for each frame, each consisting of one speed token from "
+        '{"Stop", "Keep Speed", "Accelerate", "Decelerate"} and one trajectory token from {"Left Turn", "Right Turn", "Straight"}.\n'
+        "Note that Left Turn and Right Turn include both major turns and minor adjustments like lane changes or small heading corrections.\n"
+        f"<rule>\n- Your response should be concise, prefer short, direct sentences.\n{rule}{usage}"
+        f"Example:\n{begin}\n{inner}{end}\n<meta actions>['Speed, Traj', 'Speed, Traj', 'Speed, Traj', 'Speed, Traj']</meta actions>"
+    )
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #7859239e
 _ACTIONS = re.compile(r"<meta actions>(.*?)</meta actions>", re.S)
@@ -119,112 +164,179 @@ _ITEM = r"""(?:'[^'"\[\]]*'|"[^'"\[\]]*")"""
 _LIST = re.compile(rf"\s*\[\s*({_ITEM}(?:\s*,\s*{_ITEM})*)\s*,?\s*\]\s*")
 
 
-def format_actions(
-    sequence,  # 4 of (speed, trajectory)
-):  # str
-    "The last line of an answer. Raises ValueError for what could not be read back."
+def format_actions(sequence):
+    """The last line of an answer. Raises ValueError for what could not be read back.
+
+    Args:
+        sequence: 4 of (speed, trajectory)
+
+    Returns:
+        str
+    """
     text = "<meta actions>[" + ", ".join(f"'{s}, {t}'" for s, t in sequence) + "]</meta actions>"
-    if isinstance(back := parse_actions(text), ParseError): raise ValueError(back.reason)
+    if isinstance(back := parse_actions(text), ParseError):
+        raise ValueError(back.reason)
     return text
 
 
-def parse_action(
-    text,  # "Decelerate, Left Turn"
-):  # (speed, trajectory) or a ParseError
-    "One composite action."
+def parse_action(text):
+    """One composite action.
+
+    Args:
+        text: "Decelerate, Left Turn"
+
+    Returns:
+        (speed, trajectory) or a ParseError
+    """
     parts = [p.strip() for p in text.split(",")]
-    if len(parts) != 2: return ParseError(f"{text[:40]!r} is not 'speed, trajectory'")
-    if parts[0] not in SPEEDS: return ParseError(f"speed {parts[0][:40]!r} is not one of {', '.join(SPEEDS)}")
-    if parts[1] not in TRAJECTORIES: return ParseError(f"trajectory {parts[1][:40]!r} is not one of {', '.join(TRAJECTORIES)}")
+    if len(parts) != 2:
+        return ParseError(f"{text[:40]!r} is not 'speed, trajectory'")
+    if parts[0] not in SPEEDS:
+        return ParseError(f"speed {parts[0][:40]!r} is not one of {', '.join(SPEEDS)}")
+    if parts[1] not in TRAJECTORIES:
+        return ParseError(f"trajectory {parts[1][:40]!r} is not one of {', '.join(TRAJECTORIES)}")
     return tuple(parts)
 
 
-def parse_actions(
-    text,  # anything
-):  # list of 4 (speed, trajectory), or a ParseError
-    "The meta-actions of an answer."
-    if not isinstance(text, str): return ParseError(f"not a text but {type(text).__name__}")
+def parse_actions(text):
+    """The meta-actions of an answer.
+
+    Args:
+        text: anything
+
+    Returns:
+        list of 4 (speed, trajectory), or a ParseError
+    """
+    if not isinstance(text, str):
+        return ParseError(f"not a text but {type(text).__name__}")
     found = _ACTIONS.findall(text)
-    if len(found) != 1: return ParseError(f"{len(found) or 'no'} <meta actions>...</meta actions> found, expected one")
+    if len(found) != 1:
+        return ParseError(f"{len(found) or 'no'} <meta actions>...</meta actions> found, expected one")
     inner = _LIST.fullmatch(found[0])
-    if not inner: return ParseError("the meta-actions are not a list of quoted texts")
+    if not inner:
+        return ParseError("the meta-actions are not a list of quoted texts")
     items = [i[1:-1] for i in re.findall(_ITEM, inner[1])]
-    if len(items) != STEPS: return ParseError(f"{len(items)} actions found, expected {STEPS}")
+    if len(items) != STEPS:
+        return ParseError(f"{len(items)} actions found, expected {STEPS}")
     actions = [parse_action(i) for i in items]
     return next((a for a in actions if isinstance(a, ParseError)), actions)
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #2bcc8170
 @dataclass(frozen=True)
 class Answer:
-    "What can be read in all turns of an episode."
-    mode: str  # "text", "tool" or None
-    actions: object  # list of 4 (speed, trajectory), or a ParseError
-    sections: bool  # description, reasoning and prediction, each once and in order
-    closed: bool  # the mode's tag opens the answer and is closed before the actions, which end it
-    calls: int  # calls that can be read
-    malformed: int  # turns with something like a call that cannot
+    """What can be read in all turns of an episode.
+
+    Attributes:
+        mode: "text", "tool" or None
+        actions: list of 4 (speed, trajectory), or a ParseError
+        sections: description, reasoning and prediction, each once and in order
+        closed: the mode's tag opens the answer and is closed before the actions, which end it
+        calls: calls that can be read
+        malformed: turns with something like a call that cannot
+    """
+
+    mode: str
+    actions: object
+    sections: bool
+    closed: bool
+    calls: int
+    malformed: int
 
     @property
-    def parts(self): return (self.sections, not isinstance(self.actions, ParseError), self.closed, self.malformed == 0)
+    def parts(self):
+        return (self.sections, not isinstance(self.actions, ParseError), self.closed, self.malformed == 0)
 
 
-def write(
-    mode,  # "text" or "tool"
-    thoughts,  # dict: section -> list of sentences and ToolCalls
-    actions,  # 4 of (speed, trajectory)
-    words="paper",
-):  # list of turns
-    "An answer, cut behind each call."
+def write(mode, thoughts, actions, words="paper"):
+    """An answer, cut behind each call.
+
+    Args:
+        mode: "text" or "tool"
+        thoughts: dict: section -> list of sentences and ToolCalls
+        actions: 4 of (speed, trajectory)
+
+    Returns:
+        list of turns
+    """
     turns, now = [], opening(mode, words)
     for section in SECTIONS:
         now += f"<{section}>\n"
         for piece in thoughts[section]:
-            if isinstance(piece, ToolCall): turns.append(now + format_call(piece)); now = ""
-            else: now += piece + "\n"
+            if isinstance(piece, ToolCall):
+                turns.append(now + format_call(piece))
+                now = ""
+            else:
+                now += piece + "\n"
         now += f"</{section}>\n"
     return [*turns, now + f"</{opening(mode, words)[1:]}" + format_actions(actions)]
 
 
-def mode_of(text, words="paper"):  # "text", "tool" or None
-    "The mode that an answer begins with."
+def mode_of(text, words="paper"):
+    """The mode that an answer begins with.
+
+    Returns:
+        "text", "tool" or None
+    """
     return next((m for m in WORDS[words] if str(text).lstrip().startswith(opening(m, words).strip())), None)
 
 
-def read(
-    turns,  # list of texts: what the agent said in each turn
-    words="paper",
-) -> Answer:
-    "All turns of an episode."
+def read(turns, words="paper") -> Answer:
+    """All turns of an episode.
+
+    Args:
+        turns: list of texts: what the agent said in each turn
+    """
     whole = "\n".join(turns)
     mode, calls = mode_of(whole, words), [parse_call(t) for t in turns]
     at = [[m.start() for m in re.finditer(re.escape(tag), whole)] for s in SECTIONS for tag in (f"<{s}>", f"</{s}>")]
     in_order = all(len(a) == 1 for a in at) and sorted(a[0] for a in at) == [a[0] for a in at]
     tag = opening(mode, words).strip() if mode else ""
     end = re.compile(re.escape(tag.replace("<", "</")) + r"\s*<meta actions>.*</meta actions>\s*\Z", re.S)
-    closed = bool(mode) and whole.count(tag) == 1 and whole.count(tag.replace("<", "</")) == 1 and bool(end.search(whole))
-    return Answer(mode, parse_actions(whole), in_order, closed, sum(isinstance(c, ToolCall) for c in calls),
-                  sum(isinstance(c, ParseError) for c in calls))
+    closed = (
+        bool(mode) and whole.count(tag) == 1 and whole.count(tag.replace("<", "</")) == 1 and bool(end.search(whole))
+    )
+    return Answer(
+        mode,
+        parse_actions(whole),
+        in_order,
+        closed,
+        sum(isinstance(c, ToolCall) for c in calls),
+        sum(isinstance(c, ParseError) for c in calls),
+    )
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #f55c7e50
-def fixed_parts(
-    tools=(),  # the lines that describe the tools
-    words="paper",
-    calls=3,
-    view="a front-view image",
-):  # tuple of texts
-    "The parts of a prompt that are the same for all scenes."
+def fixed_parts(tools=(), words="paper", calls=3, view="a front-view image"):
+    """The parts of a prompt that are the same for all scenes.
+
+    Args:
+        tools: the lines that describe the tools
+
+    Returns:
+        tuple of texts
+    """
     text = prompt_text("COMMAND", 1.0, tools, words, calls, view)
     before, rest = text.split("COMMAND")
     between, after = rest.split("3.60 km/h")
     return before, between, after
 
 
-def kit_lines(
-    sentences=(),  # what a teacher may say
-):  # tuple of texts
-    "What the toy's tokenizer should know to write this language."
-    answers = [turn + "\n" for s in SPEEDS for t in TRAJECTORIES for w in WORDS for m in ("text", "tool")
-               for turn in write(m, {k: [] for k in SECTIONS}, [(s, t)] * STEPS, w)]
+def kit_lines(sentences=()):
+    """What the toy's tokenizer should know to write this language.
+
+    Args:
+        sentences: what a teacher may say
+
+    Returns:
+        tuple of texts
+    """
+    answers = [
+        turn + "\n"
+        for s in SPEEDS
+        for t in TRAJECTORIES
+        for w in WORDS
+        for m in ("text", "tool")
+        for turn in write(m, {k: [] for k in SECTIONS}, [(s, t)] * STEPS, w)
+    ]
     ends = [a.rstrip("\n") for a in answers]
     calls = [format_call(ToolCall("Retrieve View", {}))]
     context = ["GO STRAIGHT", "TURN LEFT", "TURN RIGHT", "9.99 km/h", "unknown"]

@@ -17,22 +17,33 @@ from ..scene.core import wrap_angle
 # %% ../../nbs/51_driveagent/00_labels.ipynb #ecb782f6
 @dataclass(frozen=True)
 class Thresholds:
-    "A.7.1; found by the paper's dual feedback."
-    stop: float = 0.5  # m/s
-    accelerate: float = 0.3  # m/s²
-    turn: float = 15.0  # degrees
+    """A.7.1; found by the paper's dual feedback.
+
+    Attributes:
+        stop: m/s
+        accelerate: m/s²
+        turn: degrees
+    """
+
+    stop: float = 0.5
+    accelerate: float = 0.3
+    turn: float = 15.0
 
 
 CENTERS, BEFORE, AFTER = 2.0 * np.arange(STEPS), 1.0, 2.0  # seconds
 
 
-def window(
-    times,  # (T,) seconds from now, increasing
-    poses,  # (T, 3) x, y, heading
-    center,  # seconds
-    step=0.25,
-):  # mean speed m/s, acceleration m/s², turn in degrees
-    "What the car does around a moment."
+def window(times, poses, center, step=0.25):
+    """What the car does around a moment.
+
+    Args:
+        times: (T,) seconds from now, increasing
+        poses: (T, 3) x, y, heading
+        center: seconds
+
+    Returns:
+        mean speed m/s, acceleration m/s², turn in degrees
+    """
     t = np.arange(center - BEFORE, center + AFTER + 1e-9, step)
     x, y, h = (np.interp(t, times, v) for v in (poses[:, 0], poses[:, 1], np.unwrap(poses[:, 2])))
     along = np.diff(x) * np.cos((h[1:] + h[:-1]) / 2) + np.diff(y) * np.sin((h[1:] + h[:-1]) / 2)
@@ -40,28 +51,43 @@ def window(
     return float(speed.mean()), float(np.polyfit(middle, speed, 1)[0]), float(np.degrees(h[-1] - h[0]))
 
 
-def windows(
-    times,  # (T,) seconds from now, from -1 or earlier to 8 or later
-    poses,  # (T, 3) rear-axle poses in any one frame
-):  # (4, 3) mean speed m/s, acceleration m/s², turn in degrees
-    "What the car does around each of the four moments. Raises ValueError for a drive that is too short."
+def windows(times, poses):
+    """What the car does around each of the four moments. Raises ValueError for a drive that is too short.
+
+    Args:
+        times: (T,) seconds from now, from -1 or earlier to 8 or later
+        poses: (T, 3) rear-axle poses in any one frame
+
+    Returns:
+        (4, 3) mean speed m/s, acceleration m/s², turn in degrees
+    """
     times, poses = np.asarray(times, float), np.asarray(poses, float)
     if times[0] > -BEFORE + 1e-6 or times[-1] < CENTERS[-1] + AFTER - 1e-6:
-        raise ValueError(f"times: {times[0]:g} to {times[-1]:g} s; labels need {-BEFORE:g} to {CENTERS[-1] + AFTER:g} s")
+        raise ValueError(
+            f"times: {times[0]:g} to {times[-1]:g} s; labels need {-BEFORE:g} to {CENTERS[-1] + AFTER:g} s"
+        )
     return np.array([window(times, poses, c) for c in CENTERS])
 
 
-def name_actions(
-    measured,  # (4, 3) of `windows`
-    thresholds=Thresholds(),  # noqa: B008
-):  # list of 4 (speed, trajectory)
-    "The rules of A.7.1."
+def name_actions(measured, thresholds=Thresholds()):
+    """The rules of A.7.1.
+
+    Args:
+        measured: (4, 3) of `windows`
+        thresholds: noqa: B008
+
+    Returns:
+        list of 4 (speed, trajectory)
+    """
     out = []
     for v, a, turn in measured:
-        if v < thresholds.stop: out.append(("Stop", "Straight"))
+        if v < thresholds.stop:
+            out.append(("Stop", "Straight"))
         else:
             speed = "Keep Speed" if abs(a) <= thresholds.accelerate else "Accelerate" if a > 0 else "Decelerate"
-            out.append((speed, "Straight" if abs(turn) < thresholds.turn else "Left Turn" if turn > 0 else "Right Turn"))
+            out.append(
+                (speed, "Straight" if abs(turn) < thresholds.turn else "Left Turn" if turn > 0 else "Right Turn")
+            )
     return out
 
 
@@ -70,22 +96,34 @@ def label(times, poses, thresholds=Thresholds()):  # noqa: B008
     return name_actions(windows(times, poses), thresholds)
 
 # %% ../../nbs/51_driveagent/00_labels.ipynb #d275be42
-def drive_of(
-    scene,  # Scene
-):  # times (T,), poses (T, 3); None without `meta["future"]` or with less than a second of history
-    "History and future of a scene as one drive, in the scene's frame."
+def drive_of(scene):
+    """History and future of a scene as one drive, in the scene's frame.
+
+    Args:
+        scene: Scene
+
+    Returns:
+        times (T,), poses (T, 3); None without `meta["future"]` or with less than a second of history
+    """
     future = scene.meta.get("future")
-    if future is None or scene.ego.times[0] > -BEFORE + 1e-6: return None
+    if future is None or scene.ego.times[0] > -BEFORE + 1e-6:
+        return None
     future = np.asarray(future, float)
-    if future.shape != (16, 3): raise ValueError(f"{scene.id}: meta.future: shape {future.shape}, expected (16, 3)")
+    if future.shape != (16, 3):
+        raise ValueError(f"{scene.id}: meta.future: shape {future.shape}, expected (16, 3)")
     return np.r_[scene.ego.times, 0.5 * np.arange(1, 17)], np.concatenate([scene.ego.poses, future])
 
 
-def label_scene(
-    scene,  # Scene
-    thresholds=Thresholds(),  # noqa: B008
-):  # list of 4 (speed, trajectory); None where `drive_of` is None
-    "The meta-actions of a scene."
+def label_scene(scene, thresholds=Thresholds()):
+    """The meta-actions of a scene.
+
+    Args:
+        scene: Scene
+        thresholds: noqa: B008
+
+    Returns:
+        list of 4 (speed, trajectory); None where `drive_of` is None
+    """
     drive = drive_of(scene)
     return None if drive is None else label(*drive, thresholds)
 
@@ -93,44 +131,63 @@ def label_scene(
 STILL = 1.0  # metres
 
 
-def plausible(
-    sequence,  # list of 4 (speed, trajectory)
-    points=None,  # (16, 2 or 3) the way from 0.5 s to 8 s in the scene's frame; None: only the words are looked at
-):  # the corrected sequence, list of reasons
-    "The plausibility rules of A.7.2."
+def plausible(sequence, points=None):
+    """The plausibility rules of A.7.2.
+
+    Args:
+        sequence: list of 4 (speed, trajectory)
+        points: (16, 2 or 3) the way from 0.5 s to 8 s in the scene's frame; None: only the words are looked
+            at
+
+    Returns:
+        the corrected sequence, list of reasons
+    """
     way = None if points is None else np.concatenate([[[0.0, 0.0]], np.asarray(points, float)[:16, :2]])
     out, reasons = [], []
     for k, (speed, turn) in enumerate(sequence):
-        here = None if way is None else way[4 * k: 4 * k + 5]
+        here = None if way is None else way[4 * k : 4 * k + 5]
         still = here is not None and np.hypot(*(here - here[0]).T).max() < STILL
         why = "a stop does not turn" if speed == "Stop" else "stationary points do not turn" if still else ""
-        if why and turn != "Straight": reasons.append(f"step {k + 1}: {why}")
+        if why and turn != "Straight":
+            reasons.append(f"step {k + 1}: {why}")
         out.append((speed, "Straight" if why else turn))
     return out, reasons
 
 # %% ../../nbs/51_driveagent/00_labels.ipynb #952b1736
-def _slows(q): return any(s in ("Decelerate", "Stop") for s, _ in q[:2])
+def _slows(q):
+    return any(s in ("Decelerate", "Stop") for s, _ in q[:2])
 
 
 def _stops(q):
     "Stop appears, and nobody speeds up before."
     speeds = [s for s, _ in q]
-    return "Stop" in speeds and "Accelerate" not in speeds[:speeds.index("Stop")]
+    return "Stop" in speeds and "Accelerate" not in speeds[: speeds.index("Stop")]
 
 
-def _has(word): return lambda q: word in [t for _, t in q]
+def _has(word):
+    return lambda q: word in [t for _, t in q]
 
 
-def _never(word): return lambda q: word not in [t for _, t in q] and word not in [s for s, _ in q]
+def _never(word):
+    return lambda q: word not in [t for _, t in q] and word not in [s for s, _ in q]
 
 
 RULES = {  # scripted intent -> what it asks for in words, and the test of a sequence
     "follow the road": ("never Stop", _never("Stop")),
     "brake behind the lead vehicle": ("Decelerate or Stop at step 1 or 2", _slows),
     "make room for the one cutting in": ("Decelerate or Stop at step 1 or 2", _slows),
-    "overtake in the free lane": ("never Stop, never Right Turn", lambda q: _never("Stop")(q) and _never("Right Turn")(q)),
-    "yield while turning left": ("Left Turn, never Right Turn", lambda q: _has("Left Turn")(q) and _never("Right Turn")(q)),
-    "turn right, people may cross": ("Right Turn, never Left Turn", lambda q: _has("Right Turn")(q) and _never("Left Turn")(q)),
+    "overtake in the free lane": (
+        "never Stop, never Right Turn",
+        lambda q: _never("Stop")(q) and _never("Right Turn")(q),
+    ),
+    "yield while turning left": (
+        "Left Turn, never Right Turn",
+        lambda q: _has("Left Turn")(q) and _never("Right Turn")(q),
+    ),
+    "turn right, people may cross": (
+        "Right Turn, never Left Turn",
+        lambda q: _has("Right Turn")(q) and _never("Left Turn")(q),
+    ),
     "stop at the red light": ("Stop, no Accelerate before it", _stops),
     "go on at the green light, not into the queue": ("does not end with Stop", lambda q: q[-1][0] != "Stop"),
     "let the pedestrian cross": ("Decelerate or Stop at step 1 or 2", _slows),
@@ -144,12 +201,16 @@ RULES = {  # scripted intent -> what it asks for in words, and the test of a seq
 BEND = "turn with the road"
 
 
-def road_turn(
-    scene,  # Scene with `meta["future"]`
-    start=0.0,  # seconds from now
-    end=8.0,
-):  # degrees, left is positive
-    "By how much the route's centreline turns along the part that is driven between two times."
+def road_turn(scene, start=0.0, end=8.0):
+    """By how much the route's centreline turns along the part that is driven between two times.
+
+    Args:
+        scene: Scene with `meta["future"]`
+        start: seconds from now
+
+    Returns:
+        degrees, left is positive
+    """
     times, poses = drive_of(scene)
     line = scene.map.centerline
     at = [np.interp(t, times, poses[:, i]) for t in (start, end) for i in (0, 1)]
@@ -157,13 +218,20 @@ def road_turn(
     return float(np.degrees(wrap_angle(line[near[1], 2] - line[near[0], 2])))
 
 
-def agrees(
-    scene,  # Scene with `meta["intent"]`
-    sequence,  # list of 4 (speed, trajectory)
-):  # True, False, or None where the intent decides nothing
-    "Does the sequence say what the scene's script meant?"
+def agrees(scene, sequence):
+    """Does the sequence say what the scene's script meant?
+
+    Args:
+        scene: Scene with `meta["intent"]`
+        sequence: list of 4 (speed, trajectory)
+
+    Returns:
+        True, False, or None where the intent decides nothing
+    """
     intent = scene.meta.get("intent", "").removeprefix("at night: ")
-    if intent in RULES: return bool(RULES[intent][1](sequence))
-    if intent != BEND or abs(turn := road_turn(scene)) < 20: return None
+    if intent in RULES:
+        return bool(RULES[intent][1](sequence))
+    if intent != BEND or abs(turn := road_turn(scene)) < 20:
+        return None
     right, wrong = ("Left Turn", "Right Turn") if turn > 0 else ("Right Turn", "Left Turn")
     return _has(right)(sequence) and _never(wrong)(sequence)

@@ -22,69 +22,112 @@ from ..scene.cameras import get_image
 from ..scene.core import wrap_angle
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #e98f9184
-def one_hot(
-    sequences,  # list of 4 (speed, trajectory); None (or a falsy reason) where it cannot be read
-):  # (N, 29): step by step 4 speeds and 3 trajectories, then 1 where unreadable
-    "Words as the head reads them. Raises ValueError for a word that is not in the vocabulary."
+def one_hot(sequences):
+    """Words as the head reads them. Raises ValueError for a word that is not in the vocabulary.
+
+    Args:
+        sequences: list of 4 (speed, trajectory); None (or a falsy reason) where it cannot be read
+
+    Returns:
+        (N, 29): step by step 4 speeds and 3 trajectories, then 1 where unreadable
+    """
     number = encode(sequences)
     readable = (number >= 0).all((1, 2))
-    words = np.concatenate([np.eye(len(SPEEDS))[number[..., 0]], np.eye(len(TRAJECTORIES))[number[..., 1]]], -1) * readable[:, None, None]
+    words = (
+        np.concatenate([np.eye(len(SPEEDS))[number[..., 0]], np.eye(len(TRAJECTORIES))[number[..., 1]]], -1)
+        * readable[:, None, None]
+    )
     return np.concatenate([words.reshape(len(words), STEPS * (len(SPEEDS) + len(TRAJECTORIES))), ~readable[:, None]], 1)
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #3c024b02
-SCALES = np.array([10, 1, 2, 1, 0.1, *(10, 1, 0.1) * 2])  # m/s ahead and left, m/s² ahead and left, rad; twice m, m, rad
+SCALES = np.array(
+    [10, 1, 2, 1, 0.1, *(10, 1, 0.1) * 2]
+)  # m/s ahead and left, m/s² ahead and left, rad; twice m, m, rad
 
 
-def ego_state(
-    scene,  # Scene with at least 1 s of history
-):  # (11,) about -2 to 2
-    "Velocity, acceleration, steering, and where the car was 1 s and 0.5 s ago, each in units of SCALES."
+def ego_state(scene):
+    """Velocity, acceleration, steering, and where the car was 1 s and 0.5 s ago, each in units of SCALES.
+
+    Args:
+        scene: Scene with at least 1 s of history
+
+    Returns:
+        (11,) about -2 to 2
+    """
     e = scene.ego
-    if e.times[0] > -1 + 1e-6: raise ValueError(f"{scene.id}: {abs(e.times[0]):g} s of history; the head needs 1 s")
+    if e.times[0] > -1 + 1e-6:
+        raise ValueError(f"{scene.id}: {abs(e.times[0]):g} s of history; the head needs 1 s")
     x, y, h = (np.interp([-1.0, -0.5], e.times, v) for v in (e.poses[:, 0], e.poses[:, 1], np.unwrap(e.poses[:, 2])))
     past = np.stack([x, y, wrap_angle(h)], 1).ravel()
     return np.r_[e.velocity, e.acceleration, e.steering_angle, past] / SCALES
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #6f8460fc
 @torch.no_grad()
-def visual_tokens(
-    policy,  # Policy
-    images,  # list of PIL images
-    batch=32,
-):  # (N, hidden size of the language model) float32
-    "The mean of each image's tokens after the vision tower's merger."
-    shown = lambda i: policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[0]  # at the policy's own size
+def visual_tokens(policy, images, batch=32):
+    """The mean of each image's tokens after the vision tower's merger.
+
+    Args:
+        policy: Policy
+        images: list of PIL images
+
+    Returns:
+        (N, hidden size of the language model) float32
+    """
+    shown = lambda i: policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
+        0
+    ]  # at the policy's own size
     was_training, rows = policy.model.training, []
     policy.model.eval()
     try:
         for k in range(0, len(images), batch):
-            pixels = policy.pixels([shown(i) for i in images[k: k + batch]])
+            pixels = policy.pixels([shown(i) for i in images[k : k + batch]])
             out = policy.model.get_image_features(**{name: v.to(policy.device) for name, v in pixels.items()})
             rows += [tokens.float().mean(0).cpu().numpy() for tokens in out.pooler_output]
-    finally: policy.model.train(was_training)
+    finally:
+        policy.model.train(was_training)
     return np.array(rows)
 
 
-def features(
-    policy,  # Policy, or None: no visual tokens
-    scenes,  # list of Scene
-    sequences,  # list of 4 (speed, trajectory) for each scene, None where the agent's answer cannot be read
-    image_size=None,  # (width, height) of the front image; default: the full image
-    camera="CAM_FRONT",
-    batch=32,  # images at once
-):  # dict of arrays: actions (N, 29), visual (N, D), ego (N, 11), straight (N, 6, 2)
-    "The head's inputs. The policy stays as it is."
-    if len(scenes) != len(sequences): raise ValueError(f"{len(scenes)} scenes, {len(sequences)} sequences")
-    seen = [np.zeros((len(scenes), 0))] if policy is None else [
-        visual_tokens(policy, [get_image(s, camera, image_size) for s in scenes[k: k + batch]], batch) for k in range(0, len(scenes), batch)]
-    return dict(actions=one_hot(sequences), visual=np.concatenate(seen), ego=np.array([ego_state(s) for s in scenes]),
-                straight=np.array([to_lidar(constant_velocity(s, POINTS)) for s in scenes]))
+def features(policy, scenes, sequences, image_size=None, camera="CAM_FRONT", batch=32):
+    """The head's inputs. The policy stays as it is.
+
+    Args:
+        policy: Policy, or None: no visual tokens
+        scenes: list of Scene
+        sequences: list of 4 (speed, trajectory) for each scene, None where the agent's answer cannot be read
+        image_size: (width, height) of the front image; default: the full image
+        batch: images at once
+
+    Returns:
+        dict of arrays: actions (N, 29), visual (N, D), ego (N, 11), straight (N, 6, 2)
+    """
+    if len(scenes) != len(sequences):
+        raise ValueError(f"{len(scenes)} scenes, {len(sequences)} sequences")
+    seen = (
+        [np.zeros((len(scenes), 0))]
+        if policy is None
+        else [
+            visual_tokens(policy, [get_image(s, camera, image_size) for s in scenes[k : k + batch]], batch)
+            for k in range(0, len(scenes), batch)
+        ]
+    )
+    return dict(
+        actions=one_hot(sequences),
+        visual=np.concatenate(seen),
+        ego=np.array([ego_state(s) for s in scenes]),
+        straight=np.array([to_lidar(constant_velocity(s, POINTS)) for s in scenes]),
+    )
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #a15bfba8
-def way_points(
-    scenes,  # list of Scene with an expert
-):  # (N, 6, 2) x right, y forward: the lidar 0.5 s to 3 s from now
-    "What the expert did. Raises ValueError with the scene's name where three seconds are not known."
+def way_points(scenes):
+    """What the expert did. Raises ValueError with the scene's name where three seconds are not known.
+
+    Args:
+        scenes: list of Scene with an expert
+
+    Returns:
+        (N, 6, 2) x right, y forward: the lidar 0.5 s to 3 s from now
+    """
     for s in scenes:
         if s.expert is None or len(s.expert.poses) < POINTS or abs(s.expert.dt - 0.5) > 1e-6:
             raise ValueError(f"{s.id}: the expert's next {POINTS} half seconds are not known")
@@ -95,18 +138,18 @@ INPUTS = ("actions", "visual", "ego")
 
 
 class MotionHead(nn.Module):
-    "The executor of section 3.3: six points, as what is added to constant velocity."
+    """The executor of section 3.3: six points, as what is added to constant velocity.
 
-    def __init__(
-        self,
-        visual=0,  # width of the visual tokens
-        inputs=INPUTS,  # which of them it looks at
-        hidden=128,
-        dropout=0.1,
-    ):
+    Args:
+        visual: width of the visual tokens
+        inputs: which of them it looks at
+    """
+
+    def __init__(self, visual=0, inputs=INPUTS, hidden=128, dropout=0.1):
         super().__init__()
         bad = [i for i in inputs if i not in INPUTS] or (["nothing"] if not inputs else [])
-        if bad: raise ValueError(f"inputs: {bad[0]!r} is not one of {', '.join(INPUTS)}")
+        if bad:
+            raise ValueError(f"inputs: {bad[0]!r} is not one of {', '.join(INPUTS)}")
         self.config = dict(visual=visual, inputs=list(inputs), hidden=hidden, dropout=dropout)
         widths = dict(actions=STEPS * (len(SPEEDS) + len(TRAJECTORIES)) + 1, visual=visual, ego=len(SCALES))
         block = lambda n: [nn.Linear(n, hidden), nn.GELU(), nn.Dropout(dropout)]
@@ -116,29 +159,40 @@ class MotionHead(nn.Module):
         self.register_buffer("mean", torch.zeros(visual))
         self.register_buffer("deviation", torch.ones(visual))
 
-    def forward(
-        self,
-        actions,  # (N, 29)
-        visual,  # (N, D)
-        ego,  # (N, 11)
-        straight,  # (N, 6, 2)
-    ):  # (N, 6, 2) x right, y forward, metres
+    def forward(self, actions, visual, ego, straight):
+        """
+        Args:
+            actions: (N, 29)
+            visual: (N, D)
+            ego: (N, 11)
+            straight: (N, 6, 2)
+
+        Returns:
+            (N, 6, 2) x right, y forward, metres
+        """
         if "visual" in self.config["inputs"]:
-            if visual.shape[1] != len(self.mean): raise ValueError(f"visual: {visual.shape[1]} wide, this head reads {len(self.mean)}: another policy?")
+            if visual.shape[1] != len(self.mean):
+                raise ValueError(f"visual: {visual.shape[1]} wide, this head reads {len(self.mean)}: another policy?")
             visual = ((visual - self.mean) / self.deviation).clamp(-5, 5)
         given = dict(actions=actions, visual=visual, ego=ego)
         return straight + self.net(torch.cat([given[i] for i in self.config["inputs"]], -1)).view(-1, POINTS, 2)
 
 
-def tensors(features): return {k: torch.as_tensor(v, dtype=torch.float32) for k, v in features.items()}
+def tensors(features):
+    return {k: torch.as_tensor(v, dtype=torch.float32) for k, v in features.items()}
 
 
 @torch.no_grad()
-def predict(
-    head,  # MotionHead
-    features,  # dict of `features`
-):  # (N, 6, 2) x right, y forward, metres
-    "The head's way-points."
+def predict(head, features):
+    """The head's way-points.
+
+    Args:
+        head: MotionHead
+        features: dict of `features`
+
+    Returns:
+        (N, 6, 2) x right, y forward, metres
+    """
     was_training = head.training
     out = head.eval()(**tensors(features)).double().numpy()
     head.train(was_training)
@@ -146,23 +200,35 @@ def predict(
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #2ec13dbe
 def train_head(
-    features,  # dict of `features`
-    target,  # (N, 6, 2) of `way_points`
+    features,
+    target,
     inputs=INPUTS,
     hidden=128,
     dropout=0.1,
     epochs=60,
     batch=64,
-    lr=2e-3,  # the highest of the cycle
+    lr=2e-3,
     weight_decay=0.01,
-    loss="l1",  # or "l2"
+    loss="l1",
     seed=0,
-):  # MotionHead, list of the mean loss of each epoch
-    "A head from scratch; the same on every run."
+):
+    """A head from scratch; the same on every run.
+
+    Args:
+        features: dict of `features`
+        target: (N, 6, 2) of `way_points`
+        lr: the highest of the cycle
+        loss: or "l2"
+
+    Returns:
+        MotionHead, list of the mean loss of each epoch
+    """
     losses = dict(l1=nn.functional.l1_loss, l2=nn.functional.mse_loss)
-    if loss not in losses: raise ValueError(f"loss: {loss!r} is not one of {', '.join(losses)}")
+    if loss not in losses:
+        raise ValueError(f"loss: {loss!r} is not one of {', '.join(losses)}")
     x, y = tensors(features), torch.as_tensor(target, dtype=torch.float32)
-    if y.shape != x["straight"].shape or not len(y): raise ValueError(f"target: shape {tuple(y.shape)} for features of {len(x['straight'])} scenes")
+    if y.shape != x["straight"].shape or not len(y):
+        raise ValueError(f"target: shape {tuple(y.shape)} for features of {len(x['straight'])} scenes")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = MotionHead(x["visual"].shape[1], inputs, hidden, dropout)
@@ -184,11 +250,15 @@ def train_head(
     return head.eval(), history
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #5a9c7e27
-def save_head(
-    head,
-    folder,  # created if needed
-):  # the folder
-    "head.safetensors and head.json."
+def save_head(head, folder):
+    """head.safetensors and head.json.
+
+    Args:
+        folder: created if needed
+
+    Returns:
+        the folder
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(head.state_dict(), folder / "head.safetensors")
@@ -196,12 +266,19 @@ def save_head(
     return folder
 
 
-def load_head(
-    folder,  # of `save_head`
-):  # MotionHead in evaluation mode
-    "The head again. Raises ValueError for a configuration with an unknown key, FileNotFoundError for an empty folder."
+def load_head(folder):
+    """The head again. Raises ValueError for a configuration with an unknown key, FileNotFoundError for an empty
+    folder.
+
+    Args:
+        folder: of `save_head`
+
+    Returns:
+        MotionHead in evaluation mode
+    """
     config = json.loads((Path(folder) / "head.json").read_text())
-    if unknown := set(config) - set(MotionHead().config): raise ValueError(f"{folder}/head.json: unknown key {min(unknown)!r}")
+    if unknown := set(config) - set(MotionHead().config):
+        raise ValueError(f"{folder}/head.json: unknown key {min(unknown)!r}")
     head = MotionHead(**config)
     head.load_state_dict(load_file(Path(folder) / "head.safetensors"))
     return head.eval()
@@ -209,27 +286,39 @@ def load_head(
 # %% ../../nbs/51_driveagent/65_motion.ipynb #56b5e868
 class Grids:
     "The obstacles of scene i, drawn when asked for."
-    def __init__(self, scenes, *how): self.scenes, self.how = scenes, how
-    def __getitem__(self, i): return obstacles(self.scenes[i], *self.how)
+
+    def __init__(self, scenes, *how):
+        self.scenes, self.how = scenes, how
+
+    def __getitem__(self, i):
+        return obstacles(self.scenes[i], *self.how)
 
 
-def score(
-    plans,  # (N, 6, 2) or a list, None where there is no plan
-    scenes,
-    unreadable=None,  # (N,) bool: the agent's answer could not be read
-):  # DataFrame of open_loop.table, with a column of unreadable answers
-    "Displacement and collisions of plans under both conventions."
+def score(plans, scenes, unreadable=None):
+    """Displacement and collisions of plans under both conventions.
+
+    Args:
+        plans: (N, 6, 2) or a list, None where there is no plan
+        unreadable: (N,) bool: the agent's answer could not be read
+
+    Returns:
+        DataFrame of open_loop.table, with a column of unreadable answers
+    """
     e = errors(list(plans), way_points(scenes), Grids(scenes), uniad_grids=Grids(scenes, ("vehicle", "bicycle"), False))
     return table(e).assign(**{"unreadable answers": 0 if unreadable is None else int(np.sum(unreadable))})
 
 
-def evaluate_head(
-    head,  # MotionHead
-    features,  # dict of `features` for these scenes
-    scenes,
-    drop_unreadable=False,  # an unreadable answer is no plan
-):  # DataFrame as of `score`
-    "Table 3 for a head."
+def evaluate_head(head, features, scenes, drop_unreadable=False):
+    """Table 3 for a head.
+
+    Args:
+        head: MotionHead
+        features: dict of `features` for these scenes
+        drop_unreadable: an unreadable answer is no plan
+
+    Returns:
+        DataFrame as of `score`
+    """
     unreadable = features["actions"][:, -1] > 0
     plans = [None if drop_unreadable and u else p for p, u in zip(predict(head, features), unreadable, strict=True)]
     return score(plans, scenes, unreadable)

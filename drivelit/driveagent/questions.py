@@ -23,38 +23,62 @@ from ..scene.core import Scene
 from ..scene.plot import EGO_FRONT, box_corners
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #f1a5b960
-VIEWS = {"front": "CAM_FRONT", "front left": "CAM_FRONT_LEFT", "front right": "CAM_FRONT_RIGHT", "back": "CAM_BACK",
-         "back left": "CAM_BACK_LEFT", "back right": "CAM_BACK_RIGHT"}
-KINDS = dict(vehicle=("vehicle", "vehicles"), pedestrian=("person", "people"), bicycle=("cyclist", "cyclists"), traffic_cone=("cone", "cones"),
-             barrier=("barrier", "barriers"), czone_sign=("construction sign", "construction signs"), generic_object=("object", "objects"))
+VIEWS = {
+    "front": "CAM_FRONT",
+    "front left": "CAM_FRONT_LEFT",
+    "front right": "CAM_FRONT_RIGHT",
+    "back": "CAM_BACK",
+    "back left": "CAM_BACK_LEFT",
+    "back right": "CAM_BACK_RIGHT",
+}
+KINDS = dict(
+    vehicle=("vehicle", "vehicles"),
+    pedestrian=("person", "people"),
+    bicycle=("cyclist", "cyclists"),
+    traffic_cone=("cone", "cones"),
+    barrier=("barrier", "barriers"),
+    czone_sign=("construction sign", "construction signs"),
+    generic_object=("object", "objects"),
+)
 REACH, NIGHT_REACH, PIXELS, PART = 60.0, 20.0, 8, 0.3  # metres, metres, pixels, share
 
 
 @dataclass(frozen=True)
 class Thing:
-    "Something in a picture."
+    """Something in a picture.
+
+    Attributes:
+        kind: a key of KINDS, or "light"
+        box: x0, y0, x1, y1: pixels of the picture shown, of the part that can be seen
+        distance: metres over ground from the camera to its middle
+        pixels: that can be seen
+        state: of a light whose disc is a pixel or wider
+    """
+
     id: str
-    kind: str  # a key of KINDS, or "light"
-    box: tuple  # x0, y0, x1, y1: pixels of the picture shown, of the part that can be seen
-    distance: float  # metres over ground from the camera to its middle
-    pixels: int  # that can be seen
+    kind: str
+    box: tuple
+    distance: float
+    pixels: int
     clear: bool
-    state: str = ""  # of a light whose disc is a pixel or wider
+    state: str = ""
 
 
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) / 2
 _EDGES = np.array([(i, j) for i in range(8) for j in range(i) if (_CORNERS[i] != _CORNERS[j]).sum() == 1])
 
 
-def outline(
-    center,  # (3,) x, y, z of the middle, metres, ego frame
-    heading,
-    size,  # length, width, height
-    camera,
-    shown,  # (width, height) of the picture
-    ego=(0.0, 0.0, 0.0),
-):  # shapely polygon in pixels; empty behind the camera
-    "What a box covers in a picture, not cut at the picture's edge."
+def outline(center, heading, size, camera, shown, ego=(0.0, 0.0, 0.0)):
+    """What a box covers in a picture, not cut at the picture's edge.
+
+    Args:
+        center: (3,) x, y, z of the middle, metres, ego frame
+        size: length, width, height
+        shown: (width, height) of the picture
+
+    Returns:
+        shapely polygon in pixels; empty behind the camera
+    """
     p, c, s = _CORNERS * size, np.cos(heading), np.sin(heading)
     p = np.stack([c * p[:, 0] - s * p[:, 1], s * p[:, 0] + c * p[:, 1], p[:, 2]], 1) + center
     q = to_camera(p, camera, ego)
@@ -72,7 +96,8 @@ def _candidates(scene, camera, size, time, ego):
     out, here = [], ego[:2] + camera.cam2ego[:2, 3]
     for a in scene.agents:
         pose = a.poses[0] if len(a.times) == 1 else a.at(time)
-        if pose is None: continue
+        if pose is None:
+            continue
         hull = outline([*pose[:2], a.z], pose[2], (a.length, a.width, a.height), camera, size, ego)
         reach = NIGHT_REACH if scene.night and a.type != "vehicle" else REACH
         out.append((a.id, a.type, float(np.hypot(*(pose[:2] - here))), hull, "", reach))
@@ -81,119 +106,208 @@ def _candidates(scene, camera, size, time, ego):
         facing = np.cos(l.heading - np.arctan2(*(here - l.position[:2])[::-1])) > 0.3
         wide = 0.32 * camera.intrinsic[0, 0] * size[0] / camera.width / max(d, NEAR)  # pixels across the disc
         state = l.at(time) if facing and wide >= 1.2 else ""
-        out.append((l.id, "light", d, outline(l.position, l.heading, (0.25, 0.45, 1.2), camera, size, ego), state if state != "unknown" else "", REACH))
+        out.append(
+            (
+                l.id,
+                "light",
+                d,
+                outline(l.position, l.heading, (0.25, 0.45, 1.2), camera, size, ego),
+                state if state != "unknown" else "",
+                REACH,
+            )
+        )
     return sorted((c for c in out if c[3].area > 0), key=lambda c: -c[2])
 
 
-def things(
-    scene: Scene,
-    view="front",  # a key of VIEWS
-    size=(168, 84),  # (width, height) of the picture
-    time=0.0,
-    xray=False,  # as if nothing hid anything, and nothing were doubtful
-):  # list of Thing, the nearest first
-    "What is to be seen in a picture."
+def things(scene: Scene, view="front", size=(168, 84), time=0.0, xray=False):
+    """What is to be seen in a picture.
+
+    Args:
+        view: a key of VIEWS
+        size: (width, height) of the picture
+        xray: as if nothing hid anything, and nothing were doubtful
+
+    Returns:
+        list of Thing, the nearest first
+    """
     camera, ego, frame = scene.cameras[VIEWS[view]], ego_pose_at(scene, time), shapely.box(0, 0, *size)
     numbers, found = Image.new("I", size), _candidates(scene, camera, size, time, ego)
     found = [(*c, shapely.intersection(c[3], frame)) for c in found]
     found = [c for c in found if c[-1].area >= 1]
     layers = []
     for n, c in enumerate(found, 1):
-        if xray: numbers = Image.new("I", size)
+        if xray:
+            numbers = Image.new("I", size)
         ImageDraw.Draw(numbers).polygon(shapely.get_coordinates(c[-1]).ravel().tolist(), fill=n)
-        if xray: layers.append(np.asarray(numbers) == n)
-    if not xray: layers = [np.asarray(numbers) == n for n in range(1, len(found) + 1)]
+        if xray:
+            layers.append(np.asarray(numbers) == n)
+    if not xray:
+        layers = [np.asarray(numbers) == n for n in range(1, len(found) + 1)]
     seen = [_thing(*c, mask, xray) for c, mask in zip(found, layers, strict=True)]
     return sorted((t for t in seen if t), key=lambda t: t.distance)
 
 
 def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
     y, x = np.nonzero(mask)
-    if len(x) < 3: return None
+    if len(x) < 3:
+        return None
     enough = len(x) >= (PIXELS if kind != "light" else 4) and len(x) >= PART * hull.area
     clear = distance <= reach and (enough or xray)
-    if xray and not clear: return None
-    return Thing(id, kind, (int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1), distance, len(x), clear, state)
+    if xray and not clear:
+        return None
+    return Thing(
+        id, kind, (int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1), distance, len(x), clear, state
+    )
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #08e0d1bd
 class Facts:
-    "What is true about a scene, as far as these pictures show it."
+    """What is true about a scene, as far as these pictures show it.
 
-    def __init__(
-        self,
-        scene: Scene,
-        views,  # keys of VIEWS: the pictures shown
-        size=(168, 84),
-        xray=False,
-    ):
+    Args:
+        views: keys of VIEWS: the pictures shown
+    """
+
+    def __init__(self, scene: Scene, views, size=(168, 84), xray=False):
         self.scene, self.views, self.size, self.xray = scene, tuple(views), size, xray
-        self.known = scene.source == "toy" or bool(scene.agents)  # a recording without boxes: nobody knows what is in it
+        self.known = scene.source == "toy" or bool(
+            scene.agents
+        )  # a recording without boxes: nobody knows what is in it
         self.time_known = scene.source == "toy" or scene.night or bool(scene.meta.get("description") and scene.agents)
         self.seen = {v: things(scene, v, size, xray=xray) if self.known else [] for v in views}
 
-    def of(self, view, kind):  # list of Thing, the nearest first; None if it is not certain which there are
-        "All of a kind in a view."
+    def of(self, view, kind):
+        """All of a kind in a view.
+
+        Returns:
+            list of Thing, the nearest first; None if it is not certain which there are
+        """
         own = [t for t in self.seen[view] if t.kind == kind]
         return own if self.known and all(t.clear for t in own) else None
 
-    def nearest(self, view, kind=None):  # Thing, or None
-        "The nearest of a kind, or of all that can stand in the way."
+    def nearest(self, view, kind=None):
+        """The nearest of a kind, or of all that can stand in the way.
+
+        Returns:
+            Thing, or None
+        """
         own = [t for t in self.seen[view] if (t.kind == kind if kind else t.kind != "light")]
         return own[0] if own and own[0].clear else None
 
     @cached_property
-    def light(self):  # "red", ...; "" if there is none; None if it is there and cannot be read
+    def light(self):
+        """
+        Args:
+            self: "red", ...; "" if there is none; None if it is there and cannot be read
+
+        Returns:
+            "red", ...; "" if there is none; None if it is there and cannot be read
+        """
         found = self.of("front", "light")
-        return None if found is None or any(not t.state for t in found) or len({t.state for t in found}) > 1 else found[0].state if found else ""
+        return (
+            None
+            if found is None or any(not t.state for t in found) or len({t.state for t in found}) > 1
+            else found[0].state
+            if found
+            else ""
+        )
 
     @cached_property
-    def route(self):  # shapely line from the car's front on, or None
+    def route(self):
+        """
+        Args:
+            self: shapely line from the car's front on, or None
+
+        Returns:
+            shapely line from the car's front on, or None
+        """
         c = self.scene.map.centerline
-        if len(c) < 2: return None
+        if len(c) < 2:
+            return None
         line = shapely.LineString(c[:, :2])
         s = line.project(shapely.Point(EGO_FRONT, 0))
         return substring(line, s, min(s + 60, line.length))
 
     def _in_strip(self, thing, reach, half):
-        if thing.kind == "light": return False
+        if thing.kind == "light":
+            return False
         a = self.scene.agent(thing.id)
         foot = shapely.Polygon(box_corners(a.poses[0] if len(a.times) == 1 else a.at(0.0), a.length, a.width))
         return substring(self.route, 0, reach).buffer(half, cap_style="flat").intersects(foot)
 
     @cached_property
-    def lane_free(self):  # bool or None: nothing in the car's lane within 25 m
-        if not self.known or self.route is None: return None
+    def lane_free(self):
+        """
+        Args:
+            self: bool or None: nothing in the car's lane within 25 m
+
+        Returns:
+            bool or None: nothing in the car's lane within 25 m
+        """
+        if not self.known or self.route is None:
+            return None
         near = [(t.clear, self._in_strip(t, 25, 1.0), self._in_strip(t, 30, 1.7)) for t in self.seen["front"]]
-        if any(c and tight for c, tight, _ in near): return False
+        if any(c and tight for c, tight, _ in near):
+            return False
         return None if any(wide for _, _, wide in near) else True
 
     @cached_property
-    def give_way(self):  # bool or None: a person on or at a crossing, or in the lane ahead
-        people = self.of("front", "pedestrian")
-        if people is None or self.route is None: return None
-        crossings, near = shapely.union_all([a.polygon for a in self.scene.map.of("crossing")]), [t for t in people if t.distance < 40]
-        at = lambda t: shapely.Point(self.scene.agent(t.id).at(0.0)[:2] if len(self.scene.agent(t.id).times) > 1 else self.scene.agent(t.id).poses[0, :2])
-        return any(self._in_strip(t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near)
+    def give_way(self):
+        """
+        Args:
+            self: bool or None: a person on or at a crossing, or in the lane ahead
 
-    def area_ahead(self, kind, near, far):  # bool or None: one within `near` metres, none within `far`
-        "Whether the road has an area of a kind in front of the front camera."
-        if not self.scene.map.areas: return None
+        Returns:
+            bool or None: a person on or at a crossing, or in the lane ahead
+        """
+        people = self.of("front", "pedestrian")
+        if people is None or self.route is None:
+            return None
+        crossings, near = (
+            shapely.union_all([a.polygon for a in self.scene.map.of("crossing")]),
+            [t for t in people if t.distance < 40],
+        )
+        at = lambda t: shapely.Point(
+            self.scene.agent(t.id).at(0.0)[:2]
+            if len(self.scene.agent(t.id).times) > 1
+            else self.scene.agent(t.id).poses[0, :2]
+        )
+        return any(
+            self._in_strip(t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near
+        )
+
+    def area_ahead(self, kind, near, far):
+        """Whether the road has an area of a kind in front of the front camera.
+
+        Returns:
+            bool or None: one within `near` metres, none within `far`
+        """
+        if not self.scene.map.areas:
+            return None
         ahead = shapely.Polygon([(EGO_FRONT, -2), (far, -0.5 * far), (far, 0.5 * far), (EGO_FRONT, 2)])
         found = [shapely.intersection(a.polygon, ahead) for a in self.scene.map.of(kind)]
         d = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in found if not p.is_empty), default=np.inf)
         return True if d <= near else False if d >= far - EGO_FRONT else None
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #fbfbc63b
-CATEGORIES = ("scene description", "recognition of traffic entities", "localization of critical targets", "traffic commonsense and rules")
+CATEGORIES = (
+    "scene description",
+    "recognition of traffic entities",
+    "localization of critical targets",
+    "traffic commonsense and rules",
+)
 
 
-def yes(value): return None if value is None else "Yes." if value else "No."
+def yes(value):
+    return None if value is None else "Yes." if value else "No."
 
 
 def road_way(f, view, kind):
     "Where the road goes in the next forty metres."
-    if f.route is None or f.scene.command != "GO STRAIGHT" or f.route.length < 40: return None
-    (ax, ay), (bx, by), (cx, cy), (dx, dy) = (shapely.get_coordinates(f.route.interpolate(s))[0] for s in (0, 2, 38, 40))
+    if f.route is None or f.scene.command != "GO STRAIGHT" or f.route.length < 40:
+        return None
+    (ax, ay), (bx, by), (cx, cy), (dx, dy) = (
+        shapely.get_coordinates(f.route.interpolate(s))[0] for s in (0, 2, 38, 40)
+    )
     turn = np.degrees(np.angle(complex(dx - cx, dy - cy) / complex(bx - ax, by - ay)))
     return "Straight." if abs(turn) < 6 else None if abs(turn) < 12 else "Left." if turn > 0 else "Right."
 
@@ -201,7 +315,8 @@ def road_way(f, view, kind):
 def describe(f, view, kind):
     "One line for everything."
     counts = {k: f.of(view, k) for k in ("vehicle", "pedestrian", "bicycle")}
-    if None in counts.values() or not f.time_known: return None
+    if None in counts.values() or not f.time_known:
+        return None
     parts = [f"{len(v)} {KINDS[k][len(v) != 1]}." for k, v in counts.items() if v]
     return " ".join(["Night." if f.scene.night else "Day.", *(parts or ["Nobody."])])
 
@@ -221,7 +336,8 @@ def closest(f, view, kind):
     return t and f"{KINDS[t.kind][0].capitalize()}."
 
 
-def light_colour(f, view, kind): return f"{f.light.capitalize()}." if f.light else None
+def light_colour(f, view, kind):
+    return f"{f.light.capitalize()}." if f.light else None
 
 
 def where(f, view, kind):
@@ -231,7 +347,8 @@ def where(f, view, kind):
 
 def side(f, view, kind):
     t = f.nearest(view, kind)
-    if not t: return None
+    if not t:
+        return None
     u = (t.box[0] + t.box[2]) / 2 / f.size[0] * 3
     return None if min(abs(u - 1), abs(u - 2)) < 0.08 else ("Left.", "Middle.", "Right.")[int(u)]
 
@@ -242,31 +359,46 @@ def how_far(f, view, kind):
 
 
 def which_view(f, view, kind):
-    if any(not t.clear for v in f.views for t in f.seen[v] if t.kind == kind): return None
+    if any(not t.clear for v in f.views for t in f.seen[v] if t.kind == kind):
+        return None
     best = sorted((t.distance, v) for v in f.views for t in f.of(v, kind) or ())
-    if not best or (len(best) > 1 and best[1][0] - best[0][0] < 2): return None  # as near in another view, or the same thing in two views
+    if not best or (len(best) > 1 and best[1][0] - best[0][0] < 2):
+        return None  # as near in another view, or the same thing in two views
     return f"{best[0][1].capitalize()} view."
 
 
 def must(f, view, kind):
     "Stop for red and yellow, slow down for what is in the lane or wants to cross, go otherwise."
-    if f.light in ("red", "yellow"): return "Stop."
-    if f.light is None or f.lane_free is None or f.give_way is None: return None
+    if f.light in ("red", "yellow"):
+        return "Stop."
+    if f.light is None or f.lane_free is None or f.give_way is None:
+        return None
     return "Go." if f.lane_free and not f.give_way else "Slow down."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #ad35d74d
 @dataclass(frozen=True)
 class Form:
-    "A question and the rule that answers it."
+    """A question and the rule that answers it.
+
+    Attributes:
+        answer: function (facts, view, kind) -> text, or None where it cannot be asked
+        words: wordings: the template's, the scripted teacher's, the rewriter's; {k} and {ks} are the kind
+        kinds: that it can be asked about
+        options: possible answers, if they are few words
+        front: about the front view only
+        six: only if all six views are shown
+        presumes: that there is one
+    """
+
     name: str
     category: str
-    answer: object  # function (facts, view, kind) -> text, or None where it cannot be asked
-    words: tuple  # wordings: the template's, the scripted teacher's, the rewriter's; {k} and {ks} are the kind
-    kinds: tuple = ("",)  # that it can be asked about
-    options: tuple = ()  # possible answers, if they are few words
-    front: bool = True  # about the front view only
-    six: bool = False  # only if all six views are shown
-    presumes: bool = False  # that there is one
+    answer: object
+    words: tuple
+    kinds: tuple = ("",)
+    options: tuple = ()
+    front: bool = True
+    six: bool = False
+    presumes: bool = False
 
 
 _USERS = ("vehicle", "pedestrian", "bicycle")
@@ -276,68 +408,247 @@ _D, _R, _L, _C = CATEGORIES
 _NAMES = tuple(f"{KINDS[k][0].capitalize()}." for k in SOLID)
 
 FORMS = (
-    Form("time", _D, lambda f, v, k: ("Night." if f.scene.night else "Day.") if f.time_known else None,
-         ("Is it day or night?", "What time of day is it?", "Is this a day scene or a night scene?", "Is it dark or light outside?"),
-         options=("Day.", "Night.")),
-    Form("road", _D, road_way,
-         ("Which way does the road go?", "Is the road straight, or does it bend?", "What is the direction of the road ahead?",
-          "Does the road go straight, left or right?"), options=("Straight.", "Left.", "Right.")),
-    Form("junction", _D, lambda f, v, k: yes(f.area_ahead("intersection", 30, 55)),
-         ("Is there a junction ahead?", "Do roads meet ahead?", "Does the car come to a junction?", "Is an intersection in front of the car?"),
-         options=_YES),
-    Form("crossing", _D, lambda f, v, k: yes(f.area_ahead("crossing", 20, 45)),
-         ("Is there a zebra crossing ahead?", "Are there zebra stripes on the road ahead?", "Does a crossing for people lie ahead?",
-          "Is a pedestrian crossing in front of the car?"), options=_YES),
-    Form("describe", _D, describe,
-         ("Who is in the picture?", "Describe the picture: who is there?", "Whom does the camera show?", "Who can be seen, by day or night?"), front=False),
-    Form("count", _R, count,
-         ("How many {ks} are there?", "What is the number of {ks}?", "How many {ks} can be seen?", "How many {ks} does the picture show?"),
-         kinds=SOLID, front=False),
-    Form("exists", _R, exists, ("Is there a {k}?", "Is a {k} in the picture?", "Can a {k} be seen?", "Does the picture show a {k}?"),
-         kinds=SOLID, options=_YES, front=False),
-    Form("closest", _R, closest,
-         ("What is closest to the car?", "What stands or moves nearest to the camera?", "What is the nearest thing?", "Which kind of object is nearest?"),
-         options=_NAMES, front=False, presumes=True),
-    Form("colour", _R, light_colour,
-         ("What colour is the traffic light?", "Which colour does the signal show?", "Is the light red, yellow or green?",
-          "What does the traffic light show?"), options=("Red.", "Yellow.", "Green."), presumes=True),
-    Form("where", _L, where,
-         ("Where is the nearest {k}?", "What is the box of the nearest {k}?", "Which pixels show the nearest {k}?",
-          "In which box of pixels is the nearest {k}?"), kinds=SOLID, front=False, presumes=True),
-    Form("side", _L, side,
-         ("On which side is the nearest {k}?", "Is the nearest {k} left, right or in the middle?", "In which part of the picture is the nearest {k}?",
-          "Left, middle or right: where is the nearest {k}?"),
-         kinds=SOLID, options=("Left.", "Middle.", "Right."), front=False, presumes=True),
-    Form("distance", _L, how_far,
-         ("How far is the nearest {k}?", "What is the distance to the nearest {k}?", "How many metres away is the nearest {k}?",
-          "At what distance is the nearest {k}?"), kinds=SOLID, front=False, presumes=True),
-    Form("view", _L, which_view,
-         ("Which view shows the nearest {k}?", "In which view is the nearest {k}?", "Which camera sees the nearest {k}?",
-          "Which of the six views has the nearest {k}?"),
-         kinds=_USERS, options=tuple(f"{v.capitalize()} view." for v in VIEWS), six=True, presumes=True),
-    Form("demand", _C, lambda f, v, k: dict(red="Stop.", yellow="Prepare to stop.", green="Go.").get(f.light),
-         ("What does the traffic light demand?", "What does this traffic light mean?", "What is the rule at this light?",
-          "What does the signal tell the driver?"), options=("Stop.", "Prepare to stop.", "Go."), presumes=True),
-    Form("lane", _C, lambda f, v, k: yes(f.lane_free),
-         ("Is the lane ahead free?", "Can the car drive on in its lane for now?", "Is nothing in the car's lane?", "Is the own lane clear?"), options=_YES),
-    Form("way", _C, lambda f, v, k: yes(f.give_way),
-         ("Must the car give way to a person?", "Does somebody on foot have the right of way?", "Does the car have to let a person cross?",
-          "Is a person to be let across?"), options=_YES),
-    Form("must", _C, must,
-         ("What must the driver do: stop, slow down or go?", "What is right now: stop, slow down or go?",
-          "Stop, slow down or go: what do the rules ask for?", "Which is right, stop, slow down or go?"), options=("Stop.", "Slow down.", "Go.")),
-    Form("lamps", _C, lambda f, v, k: yes(f.scene.night) if f.time_known else None,
-         ("Does the car need its headlights?", "Must the headlights be on?", "Are headlights required here?", "Should the car's lights be on?"), options=_YES),
+    Form(
+        "time",
+        _D,
+        lambda f, v, k: ("Night." if f.scene.night else "Day.") if f.time_known else None,
+        (
+            "Is it day or night?",
+            "What time of day is it?",
+            "Is this a day scene or a night scene?",
+            "Is it dark or light outside?",
+        ),
+        options=("Day.", "Night."),
+    ),
+    Form(
+        "road",
+        _D,
+        road_way,
+        (
+            "Which way does the road go?",
+            "Is the road straight, or does it bend?",
+            "What is the direction of the road ahead?",
+            "Does the road go straight, left or right?",
+        ),
+        options=("Straight.", "Left.", "Right."),
+    ),
+    Form(
+        "junction",
+        _D,
+        lambda f, v, k: yes(f.area_ahead("intersection", 30, 55)),
+        (
+            "Is there a junction ahead?",
+            "Do roads meet ahead?",
+            "Does the car come to a junction?",
+            "Is an intersection in front of the car?",
+        ),
+        options=_YES,
+    ),
+    Form(
+        "crossing",
+        _D,
+        lambda f, v, k: yes(f.area_ahead("crossing", 20, 45)),
+        (
+            "Is there a zebra crossing ahead?",
+            "Are there zebra stripes on the road ahead?",
+            "Does a crossing for people lie ahead?",
+            "Is a pedestrian crossing in front of the car?",
+        ),
+        options=_YES,
+    ),
+    Form(
+        "describe",
+        _D,
+        describe,
+        (
+            "Who is in the picture?",
+            "Describe the picture: who is there?",
+            "Whom does the camera show?",
+            "Who can be seen, by day or night?",
+        ),
+        front=False,
+    ),
+    Form(
+        "count",
+        _R,
+        count,
+        (
+            "How many {ks} are there?",
+            "What is the number of {ks}?",
+            "How many {ks} can be seen?",
+            "How many {ks} does the picture show?",
+        ),
+        kinds=SOLID,
+        front=False,
+    ),
+    Form(
+        "exists",
+        _R,
+        exists,
+        ("Is there a {k}?", "Is a {k} in the picture?", "Can a {k} be seen?", "Does the picture show a {k}?"),
+        kinds=SOLID,
+        options=_YES,
+        front=False,
+    ),
+    Form(
+        "closest",
+        _R,
+        closest,
+        (
+            "What is closest to the car?",
+            "What stands or moves nearest to the camera?",
+            "What is the nearest thing?",
+            "Which kind of object is nearest?",
+        ),
+        options=_NAMES,
+        front=False,
+        presumes=True,
+    ),
+    Form(
+        "colour",
+        _R,
+        light_colour,
+        (
+            "What colour is the traffic light?",
+            "Which colour does the signal show?",
+            "Is the light red, yellow or green?",
+            "What does the traffic light show?",
+        ),
+        options=("Red.", "Yellow.", "Green."),
+        presumes=True,
+    ),
+    Form(
+        "where",
+        _L,
+        where,
+        (
+            "Where is the nearest {k}?",
+            "What is the box of the nearest {k}?",
+            "Which pixels show the nearest {k}?",
+            "In which box of pixels is the nearest {k}?",
+        ),
+        kinds=SOLID,
+        front=False,
+        presumes=True,
+    ),
+    Form(
+        "side",
+        _L,
+        side,
+        (
+            "On which side is the nearest {k}?",
+            "Is the nearest {k} left, right or in the middle?",
+            "In which part of the picture is the nearest {k}?",
+            "Left, middle or right: where is the nearest {k}?",
+        ),
+        kinds=SOLID,
+        options=("Left.", "Middle.", "Right."),
+        front=False,
+        presumes=True,
+    ),
+    Form(
+        "distance",
+        _L,
+        how_far,
+        (
+            "How far is the nearest {k}?",
+            "What is the distance to the nearest {k}?",
+            "How many metres away is the nearest {k}?",
+            "At what distance is the nearest {k}?",
+        ),
+        kinds=SOLID,
+        front=False,
+        presumes=True,
+    ),
+    Form(
+        "view",
+        _L,
+        which_view,
+        (
+            "Which view shows the nearest {k}?",
+            "In which view is the nearest {k}?",
+            "Which camera sees the nearest {k}?",
+            "Which of the six views has the nearest {k}?",
+        ),
+        kinds=_USERS,
+        options=tuple(f"{v.capitalize()} view." for v in VIEWS),
+        six=True,
+        presumes=True,
+    ),
+    Form(
+        "demand",
+        _C,
+        lambda f, v, k: dict(red="Stop.", yellow="Prepare to stop.", green="Go.").get(f.light),
+        (
+            "What does the traffic light demand?",
+            "What does this traffic light mean?",
+            "What is the rule at this light?",
+            "What does the signal tell the driver?",
+        ),
+        options=("Stop.", "Prepare to stop.", "Go."),
+        presumes=True,
+    ),
+    Form(
+        "lane",
+        _C,
+        lambda f, v, k: yes(f.lane_free),
+        (
+            "Is the lane ahead free?",
+            "Can the car drive on in its lane for now?",
+            "Is nothing in the car's lane?",
+            "Is the own lane clear?",
+        ),
+        options=_YES,
+    ),
+    Form(
+        "way",
+        _C,
+        lambda f, v, k: yes(f.give_way),
+        (
+            "Must the car give way to a person?",
+            "Does somebody on foot have the right of way?",
+            "Does the car have to let a person cross?",
+            "Is a person to be let across?",
+        ),
+        options=_YES,
+    ),
+    Form(
+        "must",
+        _C,
+        must,
+        (
+            "What must the driver do: stop, slow down or go?",
+            "What is right now: stop, slow down or go?",
+            "Stop, slow down or go: what do the rules ask for?",
+            "Which is right, stop, slow down or go?",
+        ),
+        options=("Stop.", "Slow down.", "Go."),
+    ),
+    Form(
+        "lamps",
+        _C,
+        lambda f, v, k: yes(f.scene.night) if f.time_known else None,
+        (
+            "Does the car need its headlights?",
+            "Must the headlights be on?",
+            "Are headlights required here?",
+            "Should the car's lights be on?",
+        ),
+        options=_YES,
+    ),
 )
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #1b213f0d
-def question_text(
-    form: Form,
-    kind="",  # one of form.kinds
-    view=None,  # a key of VIEWS if six are shown
-    wording=0,
-):  # str
-    "A question in words."
+def question_text(form: Form, kind="", view=None, wording=0):
+    """A question in words.
+
+    Args:
+        kind: one of form.kinds
+        view: a key of VIEWS if six are shown
+
+    Returns:
+        str
+    """
     k, ks = KINDS.get(kind, ("", ""))
     text = form.words[wording].format(k=k, ks=ks)
     return text if view is None or form.six else f"{view.capitalize()} view. {text}"
@@ -349,19 +660,26 @@ def _known():
     for form in FORMS:
         for kind in form.kinds:
             for view in (None, *(["front"] if form.front else VIEWS)):
-                for w in range(len(form.words)): out[question_text(form, kind, view, w)] = (form, kind, view or "front")
+                for w in range(len(form.words)):
+                    out[question_text(form, kind, view, w)] = (form, kind, view or "front")
     return out
 
 
-def recognise(question):  # (form, kind, view), or None
-    "Which form a question is."
+def recognise(question):
+    """Which form a question is.
+
+    Returns:
+        (form, kind, view), or None
+    """
     return _known().get(question)
 
 
-def vqa_lines(
-    image_size=(168, 84),
-):  # tuple of texts
-    "What the toy's tokenizer should know to read these questions and answers."
+def vqa_lines(image_size=(168, 84)):
+    """What the toy's tokenizer should know to read these questions and answers.
+
+    Returns:
+        tuple of texts
+    """
     numbers = [str(n) for n in range(max(image_size) + 1)]
     answers = [a for f in FORMS for a in f.options] + [f"[{n}, {n}, {n}, {n}]" for n in ("1",)] + ["1 m"]
     line = [f"{t} " for v in VIEWS for t in (f"{v.capitalize()} view.",)] + ["Day. ", "Night. ", "Nobody."]
@@ -370,57 +688,85 @@ def vqa_lines(
     return tuple(dict.fromkeys([*bare, *answers, *line, *parts, *numbers]))
 
 
-def category_of(question):  # one of CATEGORIES
-    "The category of any question: by its form, else by its words."
-    if found := recognise(question): return found[0].category
+def category_of(question):
+    """The category of any question: by its form, else by its words.
+
+    Returns:
+        one of CATEGORIES
+    """
+    if found := recognise(question):
+        return found[0].category
     text = question.lower()
-    rules = ((_C, r"\b(must|should|allowed|may|right of way|rule|legal|safe|yield|give way|need to|have to)\b"),
-             (_L, r"\b(where|how far|distance|which side|position|located|location|box|pixels)\b"),
-             (_R, r"\b(how many|number of|colou?r|what type|what kind|is there|are there|which vehicle|sign|light)\b"))
+    rules = (
+        (_C, r"\b(must|should|allowed|may|right of way|rule|legal|safe|yield|give way|need to|have to)\b"),
+        (_L, r"\b(where|how far|distance|which side|position|located|location|box|pixels)\b"),
+        (_R, r"\b(how many|number of|colou?r|what type|what kind|is there|are there|which vehicle|sign|light)\b"),
+    )
     return next((c for c, r in rules if re.search(r, text)), _D)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #87bb5012
 @dataclass(eq=False)
 class Ask:
-    "Pictures to ask about."
+    """Pictures to ask about.
+
+    Attributes:
+        views: keys of VIEWS
+        images: one for each view
+        origin: or "free"
+        asked: template questions that the teacher must answer itself, where nobody knows the truth
+    """
+
     scene: Scene
-    views: tuple  # keys of VIEWS
-    images: list  # one for each view
-    origin: str = "template"  # or "free"
+    views: tuple
+    images: list
+    origin: str = "template"
     size: tuple = (168, 84)
-    asked: tuple = ()  # template questions that the teacher must answer itself, where nobody knows the truth
+    asked: tuple = ()
 
     @cached_property
-    def facts(self): return Facts(self.scene, self.views, self.size)
+    def facts(self):
+        return Facts(self.scene, self.views, self.size)
 
     @property
-    def six(self): return len(self.views) > 1
+    def six(self):
+        return len(self.views) > 1
 
 
 @dataclass(eq=False)
 class Pair:
-    "A question with its answer."
+    """A question with its answer.
+
+    Attributes:
+        fault: a fault that was put in on purpose; judges do not look here
+    """
+
     ask: Ask
     question: str
     answer: str
     attempt: int = 0
-    fault: str = ""  # a fault that was put in on purpose; judges do not look here
+    fault: str = ""
     category: str = ""
 
-    def __post_init__(self): self.category = category_of(self.question)
+    def __post_init__(self):
+        self.category = category_of(self.question)
 
 
-def possible(
-    facts: Facts,
-    six,  # six views are shown
-    rng,
-    wording=0,
-):  # iterator of (form, kind, view, question, answer), in random order but one category after the other
-    "Everything that can be asked here."
-    order = [[f for f in rng.permutation(np.array(FORMS, object)) if f.category == c] for c in rng.permutation(CATEGORIES)]
+def possible(facts: Facts, six, rng, wording=0):
+    """Everything that can be asked here.
+
+    Args:
+        six: six views are shown
+
+    Returns:
+        iterator of (form, kind, view, question, answer), in random order but one category after the other
+    """
+    order = [
+        [f for f in rng.permutation(np.array(FORMS, object)) if f.category == c] for c in rng.permutation(CATEGORIES)
+    ]
     for n in range(max(map(len, order))):
         for form in (o[n] for o in order if n < len(o)):
-            if form.six and not six: continue
+            if form.six and not six:
+                continue
             views = ["front"] if form.front or form.six else rng.permutation(facts.views)
             for view, kind in ((v, k) for v in views[:2] for k in _likely(form, facts, v, rng)):
                 if (answer := form.answer(facts, view, kind)) is not None:
@@ -435,18 +781,21 @@ def _likely(form, facts, view, rng):
     return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
 
 
-def template_pairs(
-    ask: Ask,
-    rng,
-    n=4,
-    taken=(),  # questions that were asked before
-    attempt=0,
-):  # list of at most n Pairs
-    "Questions from templates, answered from the facts."
+def template_pairs(ask: Ask, rng, n=4, taken=(), attempt=0):
+    """Questions from templates, answered from the facts.
+
+    Args:
+        taken: questions that were asked before
+
+    Returns:
+        list of at most n Pairs
+    """
     out = {}
     for *_, question, answer in possible(ask.facts, ask.six, rng):
-        if len(out) == n: break
-        if question not in taken: out.setdefault(question, Pair(ask, question, answer, attempt))
+        if len(out) == n:
+            break
+        if question not in taken:
+            out.setdefault(question, Pair(ask, question, answer, attempt))
     return list(out.values())
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #6636b510
@@ -454,24 +803,35 @@ _BOX = re.compile(r"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5
 _METRES = re.compile(r"(\d{1,4}) m")
 
 
-def overlap(a, b):  # boxes x0, y0, x1, y1 -> intersection over union
-    "How well two boxes agree."
+def overlap(a, b):
+    """How well two boxes agree.
+
+    Returns:
+        boxes x0, y0, x1, y1 -> intersection over union
+    """
     (ax, ay, au, av), (bx, by, bu, bv) = a, b
     both = max(0, min(au, bu) - max(ax, bx)) * max(0, min(av, bv) - max(ay, by))
     return both / max((au - ax) * (av - ay) + (bu - bx) * (bv - by) - both, 1e-9)
 
 
-def same_answer(
-    said,  # anything
-    truth,  # the answer of a pair
-    slack=1.0,  # 2: boxes and distances may be off twice as far
-):  # bool
-    "Whether an answer counts as right."
-    if not isinstance(said, str): return False
+def same_answer(said, truth, slack=1.0):
+    """Whether an answer counts as right.
+
+    Args:
+        said: anything
+        truth: the answer of a pair
+        slack: 2: boxes and distances may be off twice as far
+
+    Returns:
+        bool
+    """
+    if not isinstance(said, str):
+        return False
     said, truth = said.strip(), truth.strip()
     if box := _BOX.fullmatch(truth):
         found = _BOX.fullmatch(said)
-        if not found: return False
+        if not found:
+            return False
         a, b = ([int(v) for v in m.groups()] for m in (found, box))
         return a[0] < a[2] and a[1] < a[3] and overlap(a, b) >= 0.5 / slack
     if metres := _METRES.fullmatch(truth):

@@ -28,84 +28,132 @@ POINTS = 16
 BLUE = (0.10, 0.30, 1.0)
 
 
-def bev_picture(
-    scene,  # Scene with `meta["future"]`
-    size=(560, 360),  # (width, height)
-):  # PIL image
-    "The bird's-eye view with the future way in blue (A.7.2)."
+def bev_picture(scene, size=(560, 360)):
+    """The bird's-eye view with the future way in blue (A.7.2).
+
+    Args:
+        scene: Scene with `meta["future"]`
+        size: (width, height)
+
+    Returns:
+        PIL image
+    """
     way = np.vstack([[0.0, 0.0], np.asarray(scene.meta["future"], float)[:POINTS, :2]])
     low, high = way.min(0), way.max(0)
     half = max(15.0, (high[1] - low[1]) / 2 + 8)
     figure = Figure(figsize=(size[0] / 100, size[1] / 100), dpi=100, layout="tight")
     ax = figure.subplots()
     middle = (low[1] + high[1]) / 2
-    plot_scene(scene, ax, extent=(low[0] - 10, max(high[0] + 10, low[0] + 30), middle - half, middle + half), agents_future=False, legend=False, title="")
+    plot_scene(
+        scene,
+        ax,
+        extent=(low[0] - 10, max(high[0] + 10, low[0] + 30), middle - half, middle + half),
+        agents_future=False,
+        legend=False,
+        title="",
+    )
     ax.plot(*way.T, "-o", color=BLUE, ms=3, lw=2, zorder=12)
     data = io.BytesIO()
     figure.savefig(data, format="png")
-    with Image.open(data) as image: return image.convert("RGB").resize(size)
+    with Image.open(data) as image:
+        return image.convert("RGB").resize(size)
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #af773b37
-SYSTEM = ("You evaluate and correct the meta-actions of a drive. You are given a bird's-eye view in which a blue line is the future way of the "
-          "ego vehicle, and the four meta-actions that rules made of it, each a pair of speed and trajectory. Rate how well they fit the shape of "
-          "the way and plausible driving, and correct what is unreasonable.")
-RULES = ("Consider the picture and the four meta-actions of the rules.\n"
-         f"- Allowed speeds: {', '.join(('Stop', 'Keep Speed', 'Accelerate', 'Decelerate'))}.\n"
-         f"- Allowed trajectories: {', '.join(('Left Turn', 'Right Turn', 'Straight'))}.\n"
-         "- Return one strict JSON object with the keys score (an integer from 0 to 10), reason, and final_meta_actions.\n"
-         "- final_meta_actions is a list of exactly 4 strings '<speed>, <trajectory>' of the allowed words, and keeps the given speed of each step.\n"
-         "- Time: the steps cover 0-2 s, 2-4 s, 4-6 s and 6-8 s after now; the first one is the current window.\n"
-         "- Evidence for the trajectory: the first 16 future points from the ego on; ignore what lies farther.\n"
-         "- A turn need not fill all steps: 'Straight, Straight, Left Turn, Left Turn' is acceptable.\n"
-         "- Where future points are clustered in one place, infer no turn: set the trajectory to 'Straight' there.\n"
-         "- Fix only what is clearly unreasonable for the geometry and the window, such as 'Stop, Left Turn', which is 'Stop, Straight'.\n"
-         "- No commentary: the JSON object alone.\nThe meta-actions of the rules: ")
+SYSTEM = (
+    "You evaluate and correct the meta-actions of a drive. You are given a bird's-eye view in which a blue line is the future way of the "
+    "ego vehicle, and the four meta-actions that rules made of it, each a pair of speed and trajectory. Rate how well they fit the shape of "
+    "the way and plausible driving, and correct what is unreasonable."
+)
+RULES = (
+    "Consider the picture and the four meta-actions of the rules.\n"
+    f"- Allowed speeds: {', '.join(('Stop', 'Keep Speed', 'Accelerate', 'Decelerate'))}.\n"
+    f"- Allowed trajectories: {', '.join(('Left Turn', 'Right Turn', 'Straight'))}.\n"
+    "- Return one strict JSON object with the keys score (an integer from 0 to 10), reason, and final_meta_actions.\n"
+    "- final_meta_actions is a list of exactly 4 strings '<speed>, <trajectory>' of the allowed words, and keeps the given speed of each step.\n"
+    "- Time: the steps cover 0-2 s, 2-4 s, 4-6 s and 6-8 s after now; the first one is the current window.\n"
+    "- Evidence for the trajectory: the first 16 future points from the ego on; ignore what lies farther.\n"
+    "- A turn need not fill all steps: 'Straight, Straight, Left Turn, Left Turn' is acceptable.\n"
+    "- Where future points are clustered in one place, infer no turn: set the trajectory to 'Straight' there.\n"
+    "- Fix only what is clearly unreasonable for the geometry and the window, such as 'Stop, Left Turn', which is 'Stop, Straight'.\n"
+    "- No commentary: the JSON object alone.\nThe meta-actions of the rules: "
+)
 
 
-def question(scene, tentative):  # list of messages
-    "System and user message with the picture."
+def question(scene, tentative):
+    """System and user message with the picture.
+
+    Returns:
+        list of messages
+    """
     asked = RULES + json.dumps([f"{s}, {t}" for s, t in tentative])
-    return [{"role": "system", "content": SYSTEM},
-            {"role": "user", "content": [{"type": "image", "image": bev_picture(scene)}, {"type": "text", "text": asked}]}]
+    return [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": [{"type": "image", "image": bev_picture(scene)}, {"type": "text", "text": asked}]},
+    ]
 
 
 @dataclass(frozen=True)
 class Review:
-    "What a reviewer said of a label."
-    score: int  # 0 to 10
+    """What a reviewer said of a label.
+
+    Attributes:
+        score: 0 to 10
+        actions: 4 of (speed, trajectory)
+    """
+
+    score: int
     reason: str
-    actions: list  # 4 of (speed, trajectory)
+    actions: list
 
 
-def parse_review(
-    text,  # anything
-    tentative,  # 4 of (speed, trajectory): the rules' label
-):  # Review or a ParseError
-    "A strict reader of the reviewer's JSON."
-    try: got = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as e: return ParseError(f"not JSON ({str(e)[:50]})")
-    if not isinstance(got, dict): return ParseError(f"a JSON object expected, found {type(got).__name__}")
-    if set(got) != {"score", "reason", "final_meta_actions"}: return ParseError("keys are not score, reason, final_meta_actions")
+def parse_review(text, tentative):
+    """A strict reader of the reviewer's JSON.
+
+    Args:
+        text: anything
+        tentative: 4 of (speed, trajectory): the rules' label
+
+    Returns:
+        Review or a ParseError
+    """
+    try:
+        got = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as e:
+        return ParseError(f"not JSON ({str(e)[:50]})")
+    if not isinstance(got, dict):
+        return ParseError(f"a JSON object expected, found {type(got).__name__}")
+    if set(got) != {"score", "reason", "final_meta_actions"}:
+        return ParseError("keys are not score, reason, final_meta_actions")
     score, actions = got["score"], got["final_meta_actions"]
-    if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10: return ParseError("score is no integer from 0 to 10")
-    if not isinstance(got["reason"], str): return ParseError("reason is no text")
+    if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:
+        return ParseError("score is no integer from 0 to 10")
+    if not isinstance(got["reason"], str):
+        return ParseError("reason is no text")
     four = isinstance(actions, list) and len(actions) == STEPS and all(isinstance(a, str) for a in actions)
-    if not four: return ParseError(f"final_meta_actions are not {STEPS} texts")
+    if not four:
+        return ParseError(f"final_meta_actions are not {STEPS} texts")
     parsed = [parse_action(a) for a in actions]
     wrong = [a for a in parsed if isinstance(a, ParseError)]
-    if wrong: return wrong[0]
+    if wrong:
+        return wrong[0]
     changed = [k + 1 for k, (a, b) in enumerate(zip(parsed, tentative, strict=True)) if a[0] != b[0]]
-    if changed: return ParseError(f"the speed of step {changed[0]} was changed")
+    if changed:
+        return ParseError(f"the speed of step {changed[0]} was changed")
     return Review(score, got["reason"], parsed)
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #52334d1d
 class ChatReviewer:
     "A vision-language model."
 
-    def __init__(self, engine, new_tokens=512): self.engine, self.new_tokens = engine, new_tokens
+    def __init__(self, engine, new_tokens=512):
+        self.engine, self.new_tokens = engine, new_tokens
 
-    def answers(self, scenes, tentative):  # list of texts
-        "What it says of each label."
+    def answers(self, scenes, tentative):
+        """What it says of each label.
+
+        Returns:
+            list of texts
+        """
         asked = [Conversation(question(s, t)) for s, t in zip(scenes, tentative, strict=True)]
         return [c.text for c in self.engine.generate(asked, max_new_tokens=self.new_tokens, temperature=0.0)]
 
@@ -116,63 +164,89 @@ BROKEN = ("no JSON", "changed speed", "three actions", "score 12")
 class ScriptedReviewer:
     "In place of a model: the way's turn in each window, measured again, and faults."
 
-    def __init__(self, fault_rate=0.2, seed=0, turn=12.0): self.fault_rate, self.seed, self.turn, self.made = fault_rate, seed, turn, Counter()
+    def __init__(self, fault_rate=0.2, seed=0, turn=12.0):
+        self.fault_rate, self.seed, self.turn, self.made = fault_rate, seed, turn, Counter()
 
     def answers(self, scenes, tentative):
         rng = np.random.default_rng(self.seed)
-        return [self._one(s, t, rng.random() < self.fault_rate, int(rng.integers(len(BROKEN)))) for s, t in zip(scenes, tentative, strict=True)]
+        return [
+            self._one(s, t, rng.random() < self.fault_rate, int(rng.integers(len(BROKEN))))
+            for s, t in zip(scenes, tentative, strict=True)
+        ]
 
     def _one(self, scene, tentative, broken, kind):
         measured = windows(*drive_of(scene))
         turns = [t for _, t in name_actions(measured, Thresholds(turn=self.turn))]
         better, _ = plausible([(s, t) for (s, _), t in zip(tentative, turns, strict=True)], scene.meta["future"])
         wrong = sum(a != b for a, b in zip(better, tentative, strict=True))
-        said = dict(score=10 - 2 * wrong, reason=f"{wrong} of 4 changed", final_meta_actions=[f"{s}, {t}" for s, t in better])
-        if not broken: return json.dumps(said)
+        said = dict(
+            score=10 - 2 * wrong, reason=f"{wrong} of 4 changed", final_meta_actions=[f"{s}, {t}" for s, t in better]
+        )
+        if not broken:
+            return json.dumps(said)
         self.made[BROKEN[kind]] += 1
-        if kind == 0: return "The sequence looks good to me."
+        if kind == 0:
+            return "The sequence looks good to me."
         if kind == 1:
             other = SPEEDS[(SPEEDS.index(tentative[0][0]) + 1) % len(SPEEDS)]
-            return json.dumps(said | dict(final_meta_actions=[f"{other}, {better[0][1]}", *said["final_meta_actions"][1:]]))
-        return json.dumps(said | (dict(final_meta_actions=said["final_meta_actions"][:3]) if kind == 2 else dict(score=12)))
+            return json.dumps(
+                said | dict(final_meta_actions=[f"{other}, {better[0][1]}", *said["final_meta_actions"][1:]])
+            )
+        return json.dumps(
+            said | (dict(final_meta_actions=said["final_meta_actions"][:3]) if kind == 2 else dict(score=12))
+        )
 
 
 @dataclass
 class Refined:
-    "Labels after review."
-    actions: list  # for each scene, 4 of (speed, trajectory)
-    scores: list  # 0 to 10, None where the answer was rejected
+    """Labels after review.
+
+    Attributes:
+        actions: for each scene, 4 of (speed, trajectory)
+        scores: 0 to 10, None where the answer was rejected
+    """
+
+    actions: list
+    scores: list
     counts: Counter = field(default_factory=Counter)
 
 
-def refine(
-    scenes,  # with `meta["future"]`
-    reviewer,
-    confident=9,  # a score from here on leaves the rules' label alone: it is not a hard case
-) -> Refined:
-    "The final pass: corrected where the reviewer objects and its answer holds, the rules' label otherwise."
+def refine(scenes, reviewer, confident=9) -> Refined:
+    """The final pass: corrected where the reviewer objects and its answer holds, the rules' label otherwise.
+
+    Args:
+        scenes: with `meta["future"]`
+        confident: a score from here on leaves the rules' label alone: it is not a hard case
+    """
     tentative = [label_scene(s) for s in scenes]
     missing = [s.id for s, t in zip(scenes, tentative, strict=True) if t is None]
-    if missing: raise ValueError(f"scene {missing[0]}: no eight seconds of future, so there is no label to review")
+    if missing:
+        raise ValueError(f"scene {missing[0]}: no eight seconds of future, so there is no label to review")
     out = Refined([], [])
     for s, label, text in zip(scenes, tentative, reviewer.answers(scenes, tentative), strict=True):
         review = parse_review(text, label)
         if isinstance(review, ParseError):
             out.counts[f"rejected: {review.reason.split(' (')[0]}"] += 1
-            out.actions.append(label); out.scores.append(None)
+            out.actions.append(label)
+            out.scores.append(None)
             continue
         final = label if review.score >= confident else plausible(review.actions, s.meta["future"])[0]
         out.counts["kept" if final == label else "changed"] += 1
-        out.actions.append(final); out.scores.append(review.score)
+        out.actions.append(final)
+        out.scores.append(review.score)
     return out
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #0a36fed1
-def feedback(
-    scenes,
-    thresholds,  # Thresholds
-    reviewer,  # its answers are scored
-):  # mean score, share of labels against the scripted intent
-    "The two numbers of the dual feedback."
+def feedback(scenes, thresholds, reviewer):
+    """The two numbers of the dual feedback.
+
+    Args:
+        thresholds: Thresholds
+        reviewer: its answers are scored
+
+    Returns:
+        mean score, share of labels against the scripted intent
+    """
     labels = [name_actions(windows(*drive_of(s)), thresholds) for s in scenes]
     reviews = [parse_review(t, q) for t, q in zip(reviewer.answers(scenes, labels), labels, strict=True)]
     scores = [r.score for r in reviews if not isinstance(r, ParseError)]

@@ -10,15 +10,16 @@ __all__ = ['GAP', 'SPEED_SHARE', 'FORM', 'CALL', 'MOST', 'position_weights', 'ed
 import numpy as np
 
 # %% ../../nbs/51_driveagent/10_rewards.ipynb #d1096778
-def position_weights(
-    sequences,  # (N, steps) int: actions of the training data
-    count,  # size of the vocabulary
-    gamma=0.5,
-    low=0.7,
-    high=1.3,
-    eps=1e-6,
-):  # (count, steps), mean 1 at each step
-    "Position-action weights (A.5)."
+def position_weights(sequences, count, gamma=0.5, low=0.7, high=1.3, eps=1e-6):
+    """Position-action weights (A.5).
+
+    Args:
+        sequences: (N, steps) int: actions of the training data
+        count: size of the vocabulary
+
+    Returns:
+        (count, steps), mean 1 at each step
+    """
     s = np.asarray(sequences)
     f = np.stack([(s == c).mean(0) for c in range(count)])
     w = np.clip(((f.mean(0) + eps) / (f + eps)) ** gamma, low, high)
@@ -28,15 +29,21 @@ def position_weights(
 GAP = 0.6
 
 
-def edit_distance(
-    predicted,  # (N, m) int
-    truth,  # (N, n) int
-    weights,  # (count, n)
-    border=GAP,  # cost of a row or column of the border; the released code has 1.0
-):  # (N,)
-    "The weighted Levenshtein distance, for many pairs at once."
+def edit_distance(predicted, truth, weights, border=GAP):
+    """The weighted Levenshtein distance, for many pairs at once.
+
+    Args:
+        predicted: (N, m) int
+        truth: (N, n) int
+        weights: (count, n)
+        border: cost of a row or column of the border; the released code has 1.0
+
+    Returns:
+        (N,)
+    """
     p, t = np.asarray(predicted), np.asarray(truth)
-    if p.ndim != 2 or t.ndim != 2 or len(p) != len(t): raise ValueError(f"predicted {p.shape} and truth {t.shape}: expected (N, m) and (N, n)")
+    if p.ndim != 2 or t.ndim != 2 or len(p) != len(t):
+        raise ValueError(f"predicted {p.shape} and truth {t.shape}: expected (N, m) and (N, n)")
     (count, m), n = p.shape, t.shape[1]
     d = np.zeros((count, m + 1, n + 1))
     d[:, :, 0], d[:, 0, :] = border * np.arange(m + 1), border * np.arange(n + 1)
@@ -47,35 +54,50 @@ def edit_distance(
     return d[:, m, n]
 
 
-def sequence_reward(predicted, truth, weights, border=GAP):  # as `edit_distance` -> (N,)
-    "R_seq: 1 for the true sequence where all weights are 1."
+def sequence_reward(predicted, truth, weights, border=GAP):
+    """R_seq: 1 for the true sequence where all weights are 1.
+
+    Returns:
+        as `edit_distance` -> (N,)
+    """
     return 1 - edit_distance(predicted, truth, weights, border) / max(np.shape(predicted)[1], np.shape(truth)[1])
 
 # %% ../../nbs/51_driveagent/10_rewards.ipynb #34257c12
 SPEED_SHARE, FORM = 0.7, 0.2
 
 
-def accuracy_reward(
-    predicted,  # (N, steps, 2) int of `encode`; -1: unreadable
-    truth,  # (N, steps, 2)
-    speed_weights,  # (4, steps)
-    trajectory_weights,  # (3, steps)
-    border=GAP,
-):  # (N,); NaN where unreadable
-    "R_acc."
+def accuracy_reward(predicted, truth, speed_weights, trajectory_weights, border=GAP):
+    """R_acc.
+
+    Args:
+        predicted: (N, steps, 2) int of `encode`; -1: unreadable
+        truth: (N, steps, 2)
+        speed_weights: (4, steps)
+        trajectory_weights: (3, steps)
+
+    Returns:
+        (N,); NaN where unreadable
+    """
     r = SPEED_SHARE * sequence_reward(predicted[..., 0], truth[..., 0], speed_weights, border)
     r = r + (1 - SPEED_SHARE) * sequence_reward(predicted[..., 1], truth[..., 1], trajectory_weights, border)
     return np.where((predicted >= 0).all((1, 2)), r, np.nan)
 
 
-def format_reward(
-    parts,  # (N, 4) bool: description, reasoning, prediction in order; the action list readable; tags closed; calls well-formed
-    mode,  # (N,) "text", "tool" or None
-    calls,  # (N,) tool calls made
-):  # (N,) in [0, 0.2]
-    "R_fmt: a quarter of 0.2 for each part, 0 for a mode that was not kept."
+def format_reward(parts, mode, calls):
+    """R_fmt: a quarter of 0.2 for each part, 0 for a mode that was not kept.
+
+    Args:
+        parts: (N, 4) bool: description, reasoning, prediction in order; the action list readable; tags
+            closed; calls well-formed
+        mode: (N,) "text", "tool" or None
+        calls: (N,) tool calls made
+
+    Returns:
+        (N,) in [0, 0.2]
+    """
     calls = np.asarray(calls)
-    if not len(parts) == len(mode) == len(calls): raise ValueError(f"{len(parts)} parts, {len(mode)} modes, {len(calls)} numbers of calls")
+    if not len(parts) == len(mode) == len(calls):
+        raise ValueError(f"{len(parts)} parts, {len(mode)} modes, {len(calls)} numbers of calls")
     misused = np.array([m is None or (m == "text") == (c > 0) for m, c in zip(mode, calls, strict=True)])
     return np.where(misused, 0.0, FORM * np.asarray(parts, float).mean(-1))
 
@@ -83,19 +105,25 @@ def format_reward(
 CALL, MOST = 0.125, 0.2
 
 
-def tool_reward(
-    accuracy,  # (N,) R_acc; NaN where unreadable
-    mode,  # (N,) "text", "tool" or None
-    calls,  # (N,)
-    group,  # (N,) which question
-):  # (N,)
-    "R_tool; an unreadable answer counts as accuracy 0, in the baseline too."
+def tool_reward(accuracy, mode, calls, group):
+    """R_tool; an unreadable answer counts as accuracy 0, in the baseline too.
+
+    Args:
+        accuracy: (N,) R_acc; NaN where unreadable
+        mode: (N,) "text", "tool" or None
+        calls: (N,)
+        group: (N,) which question
+
+    Returns:
+        (N,)
+    """
     accuracy, group = np.nan_to_num(np.asarray(accuracy, float)), np.asarray(group)
     text, tool = (np.array([m == k for m in mode]) for k in ("text", "tool"))
     out = np.zeros(len(accuracy))
     for g in np.unique(group):
         here = group == g
-        if not (here & text).any(): continue
+        if not (here & text).any():
+            continue
         gain = accuracy - accuracy[here & text].mean() - CALL * np.asarray(calls)
         out = np.where(here & tool, np.clip(gain, -MOST, MOST), out)
     return out

@@ -46,28 +46,38 @@ NEEDS = dict(
     ams=("fcm",),  # DriveAgent-R1: native GRPO with the tool reward
     ams_only=("sft",),  # variant 4
     motion=("ams",),  # table 3: way-points from the frozen agent
-    other_start=("align",),  # table 5: the same three stages without domain alignment, or with it if the others have none
+    other_start=(
+        "align",
+    ),  # table 5: the same three stages without domain alignment, or with it if the others have none
     surround=("align",),  # table 7: Passive-SV; the longest first, since these three wait for nothing else
     retrieve=("align",),  # Retrieve View only, all three stages
     front=("align",),  # Passive-FV
 )
-AGENTS = dict(full=dict(tools=TOOLS), retrieve=dict(tools=("Retrieve View",)), front=dict(tools=()), surround=dict(tools=(), view="surround"))
+AGENTS = dict(
+    full=dict(tools=TOOLS),
+    retrieve=dict(tools=("Retrieve View",)),
+    front=dict(tools=()),
+    surround=dict(tools=(), view="surround"),
+)
 PLAN = Stages("drivelit.driveagent.stages", NEEDS, shared=("scenes", "data", "vqa"))
 TRAINED = tuple(s for s in NEEDS if s not in PLAN.shared)  # what has results for each seed
 KINDS = {s: "" if s in (*PLAN.shared, "motion") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
 
 
-def agent_of(stage): return stage if stage in AGENTS else "full"
+def agent_of(stage):
+    return stage if stage in AGENTS else "full"
 
 
 @lru_cache
 def eyes(depth, detector, device="cpu"):
     "The back ends of two tools by their names in a profile."
-    if (depth, detector) == ("exact", "exact"): return ExactDepth(), ExactDetector()
+    if (depth, detector) == ("exact", "exact"):
+        return ExactDepth(), ExactDetector()
     from drivelit.driveagent.eyes import DepthAnything, OpenVocabularyDetector, ServedDetector
 
     far = ExactDepth() if depth == "exact" else DepthAnything(depth, device)
-    if detector == "exact": return far, ExactDetector()
+    if detector == "exact":
+        return far, ExactDetector()
     return far, ServedDetector(detector) if "://" in detector else OpenVocabularyDetector(far, detector, device=device)
 
 
@@ -75,55 +85,84 @@ def task_for(profile, agent, mode, weights=None, **more):
     "The task of an agent in a mode; a passive agent thinks in text."
     spec = AGENTS[agent]
     size = tuple(profile.image_size)
-    kit = Toolkit(spec["tools"], *eyes(profile.depth, profile.detector, device_of(profile)), size) if spec["tools"] else False
-    return DriveAgentTask(kit, mode if spec["tools"] else "text", weights, max_calls=profile.calls, image_size=size, view=spec.get("view", "front"), **more)
+    kit = (
+        Toolkit(spec["tools"], *eyes(profile.depth, profile.detector, device_of(profile)), size)
+        if spec["tools"]
+        else False
+    )
+    return DriveAgentTask(
+        kit,
+        mode if spec["tools"] else "text",
+        weights,
+        max_calls=profile.calls,
+        image_size=size,
+        view=spec.get("view", "front"),
+        **more,
+    )
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #b864cae6
 AT_ONCE = 16  # scenes for which a served teacher and judge are asked at the same time
 
 
-def served(
-    name,  # "scripted", or "NAME@URL" of a model behind an OpenAI-compatible endpoint
-    scripted,  # what stands in its place
-    real,  # function of an engine
-    policy=None,  # whose tokens the engine's answers are given in; only for playing episodes
-):
-    "A helper by its name in a profile."
-    if name == "scripted": return scripted
+def served(name, scripted, real, policy=None):
+    """A helper by its name in a profile.
+
+    Args:
+        name: "scripted", or "NAME@URL" of a model behind an OpenAI-compatible endpoint
+        scripted: what stands in its place
+        real: function of an engine
+        policy: whose tokens the engine's answers are given in; only for playing episodes
+    """
+    if name == "scripted":
+        return scripted
     model, _, url = name.partition("@")
-    if not url: raise ValueError(f"{name!r} is neither 'scripted' nor NAME@URL")
+    if not url:
+        raise ValueError(f"{name!r} is neither 'scripted' nor NAME@URL")
     return real(OpenAIEngine(os.path.expandvars(url), model, policy))
 
 
 def _modes(scenes, profile):
     "Necessity assessment by two readers."
     size, policy = tuple(profile.image_size), None
-    if "@" in profile.reader_small + profile.reader_large: policy = load(profile.model, profile)  # the question's tokens; it does not answer
+    if "@" in profile.reader_small + profile.reader_large:
+        policy = load(profile.model, profile)  # the question's tokens; it does not answer
     limits = dict(max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=0.0)
     play_by = lambda engine: thought.PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
     small = served(profile.reader_small, thought.ScriptedReader(0.3, 0, size), play_by, policy)
     large = served(profile.reader_large, thought.ScriptedReader(0.1, 1, size), play_by, policy)
-    return thought.partition(small.accuracy(scenes, "text"), large.accuracy(scenes, "text"), large.accuracy(scenes, "tool"))
+    return thought.partition(
+        small.accuracy(scenes, "text"), large.accuracy(scenes, "text"), large.accuracy(scenes, "tool")
+    )
 
 
 def run_data(out, profile, seed):
     "Stage `data`."
     scenes, size, here = load_scenes(out, "train"), tuple(profile.image_size), PLAN.folder(out, "data")
     known = [i for i, s in enumerate(scenes) if label_scene(s)]
-    if not known: raise ValueError(f"{out}: no scene has eight seconds of future, so there are no meta-actions to learn")
+    if not known:
+        raise ValueError(f"{out}: no scene has eight seconds of future, so there are no meta-actions to learn")
     kinds = _modes([scenes[i] for i in known], profile)
     labels = [label_scene(scenes[i]) for i in known]
-    weights = [position_weights(encode(labels)[..., k], n).tolist() for k, n in enumerate((len(SPEEDS), len(TRAJECTORIES)))]
+    weights = [
+        position_weights(encode(labels)[..., k], n).tolist() for k, n in enumerate((len(SPEEDS), len(TRAJECTORIES)))
+    ]
     chosen = [i for i, k in zip(known, kinds, strict=True) if k != "explore"]
     modes = [k for k in kinds if k != "explore"]
     counts, lines, used = {}, set(), set()
     for agent, spec in AGENTS.items():
         task_of = partial(task_for, profile, agent)
-        teacher = served(profile.teacher, thought.ScriptedTeacher(0.25, 0, size, tools=spec["tools"] or None),
-                         lambda engine, of=task_of: thought.ChatTeacher(engine, of, profile.new_tokens))
-        judge = served(profile.judge, thought.ScriptedJudge(size), lambda engine, of=task_of: thought.ChatJudge(engine, of))
+        teacher = served(
+            profile.teacher,
+            thought.ScriptedTeacher(0.25, 0, size, tools=spec["tools"] or None),
+            lambda engine, of=task_of: thought.ChatTeacher(engine, of, profile.new_tokens),
+        )
+        judge = served(
+            profile.judge, thought.ScriptedJudge(size), lambda engine, of=task_of: thought.ChatJudge(engine, of)
+        )
         own = modes if spec["tools"] else ["text"] * len(chosen)
-        asking = dict(at_once=AT_ONCE, journal=here / f"{agent}.journal") if "@" in profile.teacher + profile.judge else {}
+        asking = (
+            dict(at_once=AT_ONCE, journal=here / f"{agent}.journal") if "@" in profile.teacher + profile.judge else {}
+        )
         kept, counts[agent] = thought.annotate([scenes[i] for i in chosen], own, teacher, judge, task_of, **asking)
         kept = thought.equal_halves(kept, modes, profile.data_thoughts)  # the same scenes for all agents, tools or not
         kept = [(chosen[i], turns) for i, turns in kept]
@@ -132,24 +171,46 @@ def run_data(out, profile, seed):
         thought.save_thoughts(here / f"{agent}.jsonl", scenes, kept, counts[agent])
         lines |= {line for _, turns in kept for t in turns for line in t.splitlines(True)}
         rows = [thought.row_of(task_of(modes[chosen.index(i)]), scenes[i], turns) for i, turns in kept[:100]]
-        lines |= {line for r in rows for m in r["messages"][1:] for p in m["content"] if "text" in p for line in p["text"].splitlines(True)}
+        lines |= {
+            line
+            for r in rows
+            for m in r["messages"][1:]
+            for p in m["content"]
+            if "text" in p
+            for line in p["text"].splitlines(True)
+        }
     pool = [i for i in known if i not in used]  # what no agent was tuned on (3.1.1)
     explore = [pool[j] for j in thought.balanced([label_scene(scenes[i]) for i in pool], profile.rl_scenes)]
     write_json(here / "explore.json", explore)
     write_json(here / "weights.json", weights)
     fixed = {part for agent in AGENTS for part in task_for(profile, agent, "text").fixed_parts()}
-    write_json(here / "text.json", dict(fixed=sorted(fixed), text=[*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(size)]))
-    return dict(scenes=len(scenes), labelled=len(known), drawn=len(explore), **{k: int((kinds == k).sum()) for k in ("text", "tool", "explore")},
-                counts=counts)
+    write_json(
+        here / "text.json",
+        dict(fixed=sorted(fixed), text=[*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(size)]),
+    )
+    return dict(
+        scenes=len(scenes),
+        labelled=len(known),
+        drawn=len(explore),
+        **{k: int((kinds == k).sum()) for k in ("text", "tool", "explore")},
+        counts=counts,
+    )
 
 
 def run_vqa(out, profile, seed):
     "Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones."
     here, size = PLAN.folder(out, "vqa"), tuple(profile.image_size)
-    who = (served(profile.teacher, None, vqa.ChatTeacher), served(profile.judge, None, vqa.ChatJudge), served(profile.teacher, None, vqa.ChatRewriter))
-    rows, counts = vqa.vqa_rows(load_scenes(out, "train"), *who, clusters=16, each=max(1, profile.train_scenes // 32), image_size=size)
+    who = (
+        served(profile.teacher, None, vqa.ChatTeacher),
+        served(profile.judge, None, vqa.ChatJudge),
+        served(profile.teacher, None, vqa.ChatRewriter),
+    )
+    rows, counts = vqa.vqa_rows(
+        load_scenes(out, "train"), *who, clusters=16, each=max(1, profile.train_scenes // 32), image_size=size
+    )
     test, _ = vqa.vqa_rows(load_scenes(out, "heldout"), *who, features=None, image_size=size, seed=1)
-    for name, some in (("train", rows[: profile.data_vqa or len(rows)]), ("test", test)): (here / f"{name}.pkl").write_bytes(pickle.dumps(some))
+    for name, some in (("train", rows[: profile.data_vqa or len(rows)]), ("test", test)):
+        (here / f"{name}.pkl").write_bytes(pickle.dumps(some))
     (here / "card.md").write_text(vqa.vqa_card(rows, counts))
     return dict(train=len(rows), test=len(test), chosen=counts.chosen)
 
@@ -162,27 +223,50 @@ def run_scenes(out, profile, seed):
     pairs = a[..., 0] * len(TRAJECTORIES) + a[..., 1]
     usual = np.array([[divmod(np.bincount(pairs[:, t]).argmax(), len(TRAJECTORIES)) for t in range(pairs.shape[1])]])
     c = credit(np.repeat(usual, len(heldout), 0), encode(heldout))
-    return dict(train=len(made["train"]), heldout=len(made["heldout"]), unlabelled=len(made["heldout"]) - len(heldout),
-                usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
-                need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])))
+    return dict(
+        train=len(made["train"]),
+        heldout=len(made["heldout"]),
+        unlabelled=len(made["heldout"]) - len(heldout),
+        usual=dict(first=float(c[:, 0].mean()), sequence=float(c.mean())),
+        need=float(np.mean([thought.needs_look(s, tuple(profile.image_size)) for s in made["heldout"]])),
+    )
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #4e8f2588
-def read_weights(out): return tuple(np.array(w) for w in json.loads((PLAN.folder(out, "data") / "weights.json").read_text()))
+def read_weights(out):
+    return tuple(np.array(w) for w in json.loads((PLAN.folder(out, "data") / "weights.json").read_text()))
 
 
-def play(policy, scenes, task, profile, seed=0, batch=256):  # list[Episode]
-    "Let an agent drive scenes, at the temperature of evaluation."
+def play(policy, scenes, task, profile, seed=0, batch=256):
+    """Let an agent drive scenes, at the temperature of evaluation.
+
+    Returns:
+        list[Episode]
+    """
     policy.model.eval()
-    return rollout(TransformersEngine(policy, batch), policy, task, scenes, max_turns=task.max_turns, max_new_tokens=profile.new_tokens,
-                   max_tokens=profile.tokens, seed=seed, temperature=profile.temperature if profile.eval_temperature < 0 else profile.eval_temperature)
+    return rollout(
+        TransformersEngine(policy, batch),
+        policy,
+        task,
+        scenes,
+        max_turns=task.max_turns,
+        max_new_tokens=profile.new_tokens,
+        max_tokens=profile.tokens,
+        seed=seed,
+        temperature=profile.temperature if profile.eval_temperature < 0 else profile.eval_temperature,
+    )
 
 
-def summary(
-    episodes,  # of DriveAgentTask, scenes with labels
-    need,  # (N,) bool: scenes that need a look
-    weights=None,  # of the accuracy reward: (4, 4) and (3, 4); default: all 1
-):  # dict of numbers, and lists for each scene under scene_
-    "What the tables need of one mode."
+def summary(episodes, need, weights=None):
+    """What the tables need of one mode.
+
+    Args:
+        episodes: of DriveAgentTask, scenes with labels
+        need: (N,) bool: scenes that need a look
+        weights: of the accuracy reward: (4, 4) and (3, 4); default: all 1
+
+    Returns:
+        dict of numbers, and lists for each scene under scene_
+    """
     answers = [formats.read(e.texts) for e in episodes]
     actions = encode([None if not (a := e.infos[-1].get("actions")) else a for e in episodes])
     truth = encode([e.infos[-1].get("truth") or [("Stop", "Straight")] * 4 for e in episodes])
@@ -191,50 +275,89 @@ def summary(
     errors = [i["error"] for e in episodes for i in e.infos if i.get("error")]
     calls = [i["call"] for e in episodes for i in e.infos if i.get("call")]
     rate = lambda rows, v=tool: float(v[rows].mean()) if rows.any() else None
-    reward = np.nan_to_num(accuracy_reward(actions, truth, *(weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4))))))
-    return dict(n=len(episodes), first=float(c[:, 0].mean()), sequence=float(c.mean()), exact=float(credit(actions, truth, False).mean()),
-                reward=float(reward.mean()), reward_need=rate(need, reward), reward_plain=rate(~need, reward),
-                sequence_need=rate(need, c.mean(1)), sequence_plain=rate(~need, c.mean(1)), unreadable=float(1 - readable.mean()),
-                tool_rate=float(tool.mean()), tool_rate_need=rate(need), tool_rate_plain=rate(~need),
-                calls=len(calls) / len(episodes), called={n: calls.count(n) for n in sorted(set(calls))},
-                errors={n: errors.count(n) for n in sorted(set(errors))},
-                tokens=float(np.mean([sum(t >= 0 for t in e.turn) for e in episodes])), images=float(np.mean([len(e.images) for e in episodes])),
-                scene_score=[round(float(v), 3) for v in c.mean(1)], scene_mode=[a.mode for a in answers])
+    reward = np.nan_to_num(
+        accuracy_reward(actions, truth, *(weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))))
+    )
+    return dict(
+        n=len(episodes),
+        first=float(c[:, 0].mean()),
+        sequence=float(c.mean()),
+        exact=float(credit(actions, truth, False).mean()),
+        reward=float(reward.mean()),
+        reward_need=rate(need, reward),
+        reward_plain=rate(~need, reward),
+        sequence_need=rate(need, c.mean(1)),
+        sequence_plain=rate(~need, c.mean(1)),
+        unreadable=float(1 - readable.mean()),
+        tool_rate=float(tool.mean()),
+        tool_rate_need=rate(need),
+        tool_rate_plain=rate(~need),
+        calls=len(calls) / len(episodes),
+        called={n: calls.count(n) for n in sorted(set(calls))},
+        errors={n: errors.count(n) for n in sorted(set(errors))},
+        tokens=float(np.mean([sum(t >= 0 for t in e.turn) for e in episodes])),
+        images=float(np.mean([len(e.images) for e in episodes])),
+        scene_score=[round(float(v), 3) for v in c.mean(1)],
+        scene_mode=[a.mode for a in answers],
+    )
 
 
-def evaluate(policy, out, profile, seed, agent="full", blind=True):  # dict: mode -> summary; msa
-    "Every mode of an agent on the held-out scenes."
+def evaluate(policy, out, profile, seed, agent="full", blind=True):
+    """Every mode of an agent on the held-out scenes.
+
+    Returns:
+        dict: mode -> summary; msa
+    """
     heldout = [s for s in load_scenes(out, "heldout") if label_scene(s)]
     need = np.array([thought.needs_look(s, tuple(profile.image_size)) for s in heldout])
     modes = ("text", "tool", "adaptive") if AGENTS[agent]["tools"] else ("text",)
     weights = read_weights(out)
-    found = {m: summary(play(policy, heldout, task_for(profile, agent, m), profile, seed), need, weights) for m in modes}
+    found = {
+        m: summary(play(policy, heldout, task_for(profile, agent, m), profile, seed), need, weights) for m in modes
+    }
     if "adaptive" in found:
         msa = mode_selection(found["adaptive"]["scene_mode"], *(found[m]["scene_score"] for m in ("text", "tool")))
-        found["msa"] = dict(msa=msa.msa / 100, without_ties=msa.msa_without_ties / 100, ties=msa.ties / 100, best_tool_rate=msa.best_tool_rate / 100)
-    if blind: found["blind"] = summary(play(policy, heldout, task_for(profile, agent, modes[-1], images=False), profile, seed), need, weights)
+        found["msa"] = dict(
+            msa=msa.msa / 100,
+            without_ties=msa.msa_without_ties / 100,
+            ties=msa.ties / 100,
+            best_tool_rate=msa.best_tool_rate / 100,
+        )
+    if blind:
+        found["blind"] = summary(
+            play(policy, heldout, task_for(profile, agent, modes[-1], images=False), profile, seed), need, weights
+        )
     found["latency"] = latency(policy, heldout, profile, agent, modes)
     return found
 
 
-def latency(policy, scenes, profile, agent, modes, n=12):  # dict: mode -> seconds an answer, one at a time
-    "Table 8: batch size 1."
+def latency(policy, scenes, profile, agent, modes, n=12):
+    """Table 8: batch size 1.
+
+    Returns:
+        dict: mode -> seconds an answer, one at a time
+    """
     out = {}
     for m in modes:
         begin = time.perf_counter()
-        for s in scenes[:n]: play(policy, [s], task_for(profile, agent, m), profile, 0, 1)
+        for s in scenes[:n]:
+            play(policy, [s], task_for(profile, agent, m), profile, 0, 1)
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #76927db0
-def trained(out, stage, seed): return PLAN.folder(out, stage, seed) / "final"
+def trained(out, stage, seed):
+    return PLAN.folder(out, stage, seed) / "final"
 
 
 class _Rows:
     "Rows of thoughts whose pictures are painted when they are asked for."
-    def __init__(self, scenes, kept, task_of): self.scenes, self.kept, self.task_of = scenes, kept, task_of
 
-    def __len__(self): return len(self.kept)
+    def __init__(self, scenes, kept, task_of):
+        self.scenes, self.kept, self.task_of = scenes, kept, task_of
+
+    def __len__(self):
+        return len(self.kept)
 
     def __getitem__(self, k):
         i, turns = self.kept[k]
@@ -255,34 +378,86 @@ def run_align(out, profile, seed):
         policy.save(folder / "final")
         return dict(steps=0)
     before = vqa.vqa_accuracy(policy, test[:300])
-    result = train_sft(policy, rows, folder, steps=profile.align_steps, lr=profile.sft_lr, batch=profile.sft_batch, micro_batch=profile.micro_batch, seed=seed,
-                       save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16", checkpointing=profile.checkpointing)
+    result = train_sft(
+        policy,
+        rows,
+        folder,
+        steps=profile.align_steps,
+        lr=profile.sft_lr,
+        batch=profile.sft_batch,
+        micro_batch=profile.micro_batch,
+        seed=seed,
+        save_steps=profile.save_every,
+        max_length=profile.tokens,
+        bf16=profile.precision == "bf16",
+        checkpointing=profile.checkpointing,
+    )
     return result | dict(vqa=vqa.vqa_accuracy(policy, test[:300]), vqa_before=before)
 
 
-def tune(out, profile, seed, agent, folder, aligned):  # Policy
-    "DM-SFT of an agent."
+def tune(out, profile, seed, agent, folder, aligned):
+    """DM-SFT of an agent.
+
+    Returns:
+        Policy
+    """
     data = PLAN.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
     kept = thought.load_thoughts(data / f"{agent}.jsonl")
     rows = _Rows(load_scenes(out, "train"), kept, partial(task_for, profile, agent))
-    if profile.model == "toy": rows = [rows[k] for k in range(len(rows))]  # small enough to be painted once
+    if profile.model == "toy":
+        rows = [rows[k] for k in range(len(rows))]  # small enough to be painted once
     length = dict(steps=profile.sft_steps) if profile.sft_steps else dict(epochs=profile.sft_epochs)
-    train_sft(policy, rows, folder, **length, lr=profile.sft_lr, batch=profile.sft_batch, micro_batch=profile.micro_batch, seed=seed,
-              save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16", checkpointing=profile.checkpointing)
+    train_sft(
+        policy,
+        rows,
+        folder,
+        **length,
+        lr=profile.sft_lr,
+        batch=profile.sft_batch,
+        micro_batch=profile.micro_batch,
+        seed=seed,
+        save_steps=profile.save_every,
+        max_length=profile.tokens,
+        bf16=profile.precision == "bf16",
+        checkpointing=profile.checkpointing,
+    )
     return policy
 
 
-def reinforce(policy, out, profile, seed, agent, mode, folder, tool_reward=False, steps=None):  # dict of `train_rl`
-    "A stage of reinforcement learning on the exploratory set."
+def reinforce(policy, out, profile, seed, agent, mode, folder, tool_reward=False, steps=None):
+    """A stage of reinforcement learning on the exploratory set.
+
+    Returns:
+        dict of `train_rl`
+    """
     data, train = PLAN.folder(out, "data"), load_scenes(out, "train")
     explore = json.loads((data / "explore.json").read_text())
     task = task_for(profile, agent, mode, read_weights(out), with_tool_reward=tool_reward)
-    return train_rl(policy, task, [train[i] for i in explore], folder, "sequence", std=profile.std, steps=steps or profile.rl_steps, batch=profile.rl_batch,
-                    mini_batch=profile.rl_mini_batch, group=profile.group, lr=profile.rl_lr, beta=profile.kl, num_iterations=profile.num_iterations,
-                    temperature=profile.temperature, micro_batch=profile.micro_batch, save_steps=max(1, profile.save_every // 5), seed=seed,
-                    bf16=profile.precision == "bf16", checkpointing=profile.checkpointing, max_turns=task.max_turns, max_new_tokens=profile.new_tokens,
-                    max_tokens=profile.tokens)
+    return train_rl(
+        policy,
+        task,
+        [train[i] for i in explore],
+        folder,
+        "sequence",
+        std=profile.std,
+        steps=steps or profile.rl_steps,
+        batch=profile.rl_batch,
+        mini_batch=profile.rl_mini_batch,
+        group=profile.group,
+        lr=profile.rl_lr,
+        beta=profile.kl,
+        num_iterations=profile.num_iterations,
+        temperature=profile.temperature,
+        micro_batch=profile.micro_batch,
+        save_steps=max(1, profile.save_every // 5),
+        seed=seed,
+        bf16=profile.precision == "bf16",
+        checkpointing=profile.checkpointing,
+        max_turns=task.max_turns,
+        max_new_tokens=profile.new_tokens,
+        max_tokens=profile.tokens,
+    )
 
 
 def run_sft(out, profile, seed):
@@ -303,9 +478,30 @@ def run_agent(stage, out, profile, seed):
     "Stages `retrieve`, `front`, `surround`, `other_start`: all training of another agent, each step kept."
     here, agent = PLAN.folder(out, stage, seed), agent_of(stage)
     tools = AGENTS[agent]["tools"]
-    steps = [("sft", lambda p: tune(out, profile, seed, agent, here / "sft", profile.align_first != (stage == "other_start")))]
-    if tools: steps.append(("fcm", lambda p: reinforce(p, out, profile, seed, agent, "partition", here / "fcm")))
-    steps.append(("rl", lambda p: reinforce(p, out, profile, seed, agent, "adaptive", here / "rl", bool(tools), profile.rl_steps * (1 if tools else 2))))
+    steps = [
+        (
+            "sft",
+            lambda p: tune(out, profile, seed, agent, here / "sft", profile.align_first != (stage == "other_start")),
+        )
+    ]
+    if tools:
+        steps.append(("fcm", lambda p: reinforce(p, out, profile, seed, agent, "partition", here / "fcm")))
+    steps.append(
+        (
+            "rl",
+            lambda p: reinforce(
+                p,
+                out,
+                profile,
+                seed,
+                agent,
+                "adaptive",
+                here / "rl",
+                bool(tools),
+                profile.rl_steps * (1 if tools else 2),
+            ),
+        )
+    )
     left = [k for k, (name, _) in enumerate(steps) if not (here / name / "done").exists()]
     policy = load(here / steps[left[0] - 1][0] / "final", profile, seed) if left and left[0] else None
     for k in left:
@@ -320,16 +516,26 @@ def run_motion(out, profile, seed, most=1000):
     "Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less or more."
     policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
     splits = {k: [s for s in load_scenes(out, k) if label_scene(s)][:most] for k in ("train", "heldout")}
-    said = {k: [e.infos[-1].get("actions") for e in play(policy, v, task_for(profile, "full", "adaptive"), profile, seed)] for k, v in splits.items()}
+    said = {
+        k: [e.infos[-1].get("actions") for e in play(policy, v, task_for(profile, "full", "adaptive"), profile, seed)]
+        for k, v in splits.items()
+    }
     true = {k: [label_scene(s) for s in v] for k, v in splits.items()}
     target, found = motion.way_points(splits["train"]), {}
-    found["constant velocity"] = motion.score(motion.features(None, splits["heldout"], said["heldout"])["straight"], splits["heldout"])
-    kinds = (("no actions", said, ("visual", "ego")), ("the agent's actions", said, motion.INPUTS), ("the true actions", true, motion.INPUTS))
+    found["constant velocity"] = motion.score(
+        motion.features(None, splits["heldout"], said["heldout"])["straight"], splits["heldout"]
+    )
+    kinds = (
+        ("no actions", said, ("visual", "ego")),
+        ("the agent's actions", said, motion.INPUTS),
+        ("the true actions", true, motion.INPUTS),
+    )
     for name, words, inputs in kinds:
         x = {k: motion.features(policy, v, words[k], size) for k, v in splits.items()}
         head, _ = motion.train_head(x["train"], target, inputs, seed=seed)
         found[name] = motion.evaluate_head(head, x["heldout"], splits["heldout"])
-        if name == "the agent's actions": motion.save_head(head, PLAN.folder(out, "motion", seed) / "head")
+        if name == "the agent's actions":
+            motion.save_head(head, PLAN.folder(out, "motion", seed) / "head")
     return dict(heads={n: t.reset_index().to_dict("records") for n, t in found.items()})
 
 
@@ -338,94 +544,209 @@ STAGES |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}
 STAGES |= {s: partial(run_agent, s) for s in ("other_start", "retrieve", "front", "surround")}
 assert set(STAGES) == set(NEEDS)
 
-if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("driveagent")
+if __name__ == "__main__" and "ipykernel" not in sys.modules:
+    PLAN.main("driveagent")
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #b35897dd
-ROWS = dict(other_start="Full toolkit, other start", sft="SFT", fcm="SFT + FCM", ams="SFT + FCM + AMS", ams_only="SFT + AMS",
-            retrieve="Retrieve View only", front="Passive, front view", surround="Passive, six views")
+ROWS = dict(
+    other_start="Full toolkit, other start",
+    sft="SFT",
+    fcm="SFT + FCM",
+    ams="SFT + FCM + AMS",
+    ams_only="SFT + AMS",
+    retrieve="Retrieve View only",
+    front="Passive, front view",
+    surround="Passive, six views",
+)
 
 
-def collect(
-    out,  # the run's folder
-    seeds,
-):  # dict, also in results.json
-    "The evaluations of a run in one file, without the numbers of single scenes."
+def collect(out, seeds):
+    """The evaluations of a run in one file, without the numbers of single scenes.
+
+    Args:
+        out: the run's folder
+
+    Returns:
+        dict, also in results.json
+    """
     short = lambda d: {k: v for k, v in d.items() if not k.startswith("scene_")} if isinstance(d, dict) else d
-    found = {str(s): {t: {k: short(v) for k, v in PLAN.result(out, t, s).items()} for t in TRAINED if PLAN.is_done(out, t, s)} for s in seeds}
-    results = dict(profile=json.loads((Path(out) / "run.json").read_text()), scenes=PLAN.result(out, "scenes"), data=PLAN.result(out, "data"), seeds=found)
+    found = {
+        str(s): {
+            t: {k: short(v) for k, v in PLAN.result(out, t, s).items()} for t in TRAINED if PLAN.is_done(out, t, s)
+        }
+        for s in seeds
+    }
+    results = dict(
+        profile=json.loads((Path(out) / "run.json").read_text()),
+        scenes=PLAN.result(out, "scenes"),
+        data=PLAN.result(out, "data"),
+        seeds=found,
+    )
     write_json(Path(out) / "results.json", results)
     return results
 
 
-def values(results, stage, mode, metric):  # (seeds,) array
-    "One number of the tables for each seed; NaN where it does not exist."
+def values(results, stage, mode, metric):
+    """One number of the tables for each seed; NaN where it does not exist.
+
+    Returns:
+        (seeds,) array
+    """
     found = [s[stage].get(mode, {}).get(metric) for s in results["seeds"].values() if stage in s]
     return np.array([np.nan if v is None else v for v in found], float)
 
 
-def table3(results):  # DataFrame
-    "Way-points of the heads, mean over the seeds."
-    found = [pd.DataFrame([dict(head=n) | r for n, rows in s["motion"]["heads"].items() for r in rows]) for s in results["seeds"].values() if "motion" in s]
-    if not found: return "not run"
-    shown = ("ADE m", "L2 m, ST-P3 / VAD (mean up to)", "collision %, ST-P3 / VAD, of all", "collision %, UniAD, of all")
+def table3(results):
+    """Way-points of the heads, mean over the seeds.
+
+    Returns:
+        DataFrame
+    """
+    found = [
+        pd.DataFrame([dict(head=n) | r for n, rows in s["motion"]["heads"].items() for r in rows])
+        for s in results["seeds"].values()
+        if "motion" in s
+    ]
+    if not found:
+        return "not run"
+    shown = (
+        "ADE m",
+        "L2 m, ST-P3 / VAD (mean up to)",
+        "collision %, ST-P3 / VAD, of all",
+        "collision %, UniAD, of all",
+    )
     found = [f[f["index"].isin(shown)] for f in found]
-    return pd.concat(found).groupby(["head", "index"], sort=False).mean().round(3).reset_index().rename(columns=dict(index="measure"))
+    return (
+        pd.concat(found)
+        .groupby(["head", "index"], sort=False)
+        .mean()
+        .round(3)
+        .reset_index()
+        .rename(columns=dict(index="measure"))
+    )
 
 
 USUAL = "always the most frequent answer"
 
 
-def table6(results):  # DataFrame
-    "Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, the reward that training pays for, and MSA."
+def table6(results):
+    """Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, the reward that training
+    pays for, and MSA.
+
+    Returns:
+        DataFrame
+    """
     usual = {"training": USUAL, "adaptive": cell([results["scenes"]["usual"]["sequence"]])}
-    rows = [{"training": ROWS[s], **{m: cell(values(results, s, m, "sequence")) for m in ("tool", "text", "adaptive")},
-             "R_acc x 100, adaptive": cell(values(results, s, "adaptive", "reward")),
-             "MSA": cell(values(results, s, "msa", "msa")), "MSA without ties": cell(values(results, s, "msa", "without_ties")),
-             "unreadable": cell(values(results, s, "adaptive", "unreadable"))} for s in ("sft", "fcm", "ams_only", "ams")]
+    rows = [
+        {
+            "training": ROWS[s],
+            **{m: cell(values(results, s, m, "sequence")) for m in ("tool", "text", "adaptive")},
+            "R_acc x 100, adaptive": cell(values(results, s, "adaptive", "reward")),
+            "MSA": cell(values(results, s, "msa", "msa")),
+            "MSA without ties": cell(values(results, s, "msa", "without_ties")),
+            "unreadable": cell(values(results, s, "adaptive", "unreadable")),
+        }
+        for s in ("sft", "fcm", "ams_only", "ams")
+    ]
     return pd.DataFrame([*rows, usual]).fillna("")
 
 
-def looks(results):  # DataFrame
-    "Where the tools are used: share of adaptive answers in the tool mode, how right the answers are, and what the tools bring when forced."
+def looks(results):
+    """Where the tools are used: share of adaptive answers in the tool mode, how right the answers are, and what the
+    tools bring when forced.
+
+    Returns:
+        DataFrame
+    """
     brings = lambda stage, where: cell(values(results, stage, "tool", where) - values(results, stage, "text", where))
-    return pd.DataFrame([{"training": ROWS[s], "scenes that need a look": cell(values(results, s, "adaptive", "tool_rate_need")),
-                          "other scenes": cell(values(results, s, "adaptive", "tool_rate_plain")),
-                          "accuracy there": cell(values(results, s, "adaptive", "sequence_need")),
-                          "accuracy elsewhere": cell(values(results, s, "adaptive", "sequence_plain")),
-                          "tools bring there, R_acc x 100": brings(s, "reward_need"), "elsewhere, R_acc x 100": brings(s, "reward_plain"),
-                          "tools serve better in": cell(values(results, s, "msa", "best_tool_rate"))} for s in ("sft", "fcm", "ams_only", "ams")])
+    return pd.DataFrame(
+        [
+            {
+                "training": ROWS[s],
+                "scenes that need a look": cell(values(results, s, "adaptive", "tool_rate_need")),
+                "other scenes": cell(values(results, s, "adaptive", "tool_rate_plain")),
+                "accuracy there": cell(values(results, s, "adaptive", "sequence_need")),
+                "accuracy elsewhere": cell(values(results, s, "adaptive", "sequence_plain")),
+                "tools bring there, R_acc x 100": brings(s, "reward_need"),
+                "elsewhere, R_acc x 100": brings(s, "reward_plain"),
+                "tools serve better in": cell(values(results, s, "msa", "best_tool_rate")),
+            }
+            for s in ("sft", "fcm", "ams_only", "ams")
+        ]
+    )
 
 
-def table7(results):  # DataFrame
-    "Active against passive, aligned or not (table 5); and the relative drop without images."
+def table7(results):
+    """Active against passive, aligned or not (table 5); and the relative drop without images.
+
+    Returns:
+        DataFrame
+    """
     rows, first = [], results["profile"]["align_first"]
     start = {True: "aligned", False: "not aligned"}
     name = dict(ROWS, ams=f"Full toolkit, {start[first]}", other_start=f"Full toolkit, {start[not first]}")
     for s in ("front", "surround", "retrieve", "other_start", "ams"):
         mode = "text" if not AGENTS[agent_of(s)]["tools"] else "adaptive"
         with_, without = values(results, s, mode, "sequence"), values(results, s, "blind", "sequence")
-        if not len(with_): continue
-        rows.append({"agent": name[s], "first frame": cell(values(results, s, mode, "first")), "sequence": cell(with_),
-                     "without images": cell(without), "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
-                     "unreadable without": cell(values(results, s, "blind", "unreadable")), "unreadable": cell(values(results, s, mode, "unreadable"))})
+        if not len(with_):
+            continue
+        rows.append(
+            {
+                "agent": name[s],
+                "first frame": cell(values(results, s, mode, "first")),
+                "sequence": cell(with_),
+                "without images": cell(without),
+                "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
+                "unreadable without": cell(values(results, s, "blind", "unreadable")),
+                "unreadable": cell(values(results, s, mode, "unreadable")),
+            }
+        )
     usual = results["scenes"]["usual"]
-    return pd.DataFrame([*rows, {"agent": USUAL, "first frame": cell([usual["first"]]), "sequence": cell([usual["sequence"]])}]).fillna("")
+    return pd.DataFrame(
+        [*rows, {"agent": USUAL, "first frame": cell([usual["first"]]), "sequence": cell([usual["sequence"]])}]
+    ).fillna("")
 
 
-def table8(results):  # DataFrame
-    "Seconds and the agent's own tokens for an answer, one at a time."
-    pick = (("surround", "text", "Passive, six views"), ("ams", "text", "text mode"), ("ams", "tool", "tool mode"), ("ams", "adaptive", "adaptive"))
+def table8(results):
+    """Seconds and the agent's own tokens for an answer, one at a time.
+
+    Returns:
+        DataFrame
+    """
+    pick = (
+        ("surround", "text", "Passive, six views"),
+        ("ams", "text", "text mode"),
+        ("ams", "tool", "tool mode"),
+        ("ams", "adaptive", "adaptive"),
+    )
     mean = lambda v: f"{np.nanmean(v):.2f}" if len(v) else ""
-    return pd.DataFrame([{"mode": name, "seconds": mean(values(results, s, "latency", m)), "tokens": mean(values(results, s, m, "tokens")),
-                          "images": mean(values(results, s, m, "images")), "calls": mean(values(results, s, m, "calls"))} for s, m, name in pick])
+    return pd.DataFrame(
+        [
+            {
+                "mode": name,
+                "seconds": mean(values(results, s, "latency", m)),
+                "tokens": mean(values(results, s, m, "tokens")),
+                "images": mean(values(results, s, m, "images")),
+                "calls": mean(values(results, s, m, "calls")),
+            }
+            for s, m, name in pick
+        ]
+    )
 
 
-def table9(results):  # DataFrame
-    "Questions and answers of held-out scenes before and after domain alignment, share of right answers."
+def table9(results):
+    """Questions and answers of held-out scenes before and after domain alignment, share of right answers.
+
+    Returns:
+        DataFrame
+    """
     found = [s["align"] for s in results["seeds"].values() if s.get("align", {}).get("vqa")]
-    if not found: return "not run"
+    if not found:
+        return "not run"
     get = lambda when, k: np.array([a.get(when, {}).get(k, np.nan) for a in found])
-    return pd.DataFrame([dict(category=k, before=cell(get("vqa_before", k)), after=cell(get("vqa", k))) for k in found[0]["vqa"]])
+    return pd.DataFrame(
+        [dict(category=k, before=cell(get("vqa_before", k)), after=cell(get("vqa", k))) for k in found[0]["vqa"]]
+    )
 
 
 ORDERINGS = (  # what, (better stage, mode, metric), (other ...)
@@ -454,8 +775,13 @@ def comparisons(results):
     return (*ORDERINGS, ("table 5: alignment helps", *(both if results["profile"]["align_first"] else both[::-1])))
 
 
-def orderings(results):  # DataFrame
-    "Each comparison of the paper: the difference for each seed (points; tokens for table 8), the mean with its standard error, and whether it holds in all."
+def orderings(results):
+    """Each comparison of the paper: the difference for each seed (points; tokens for table 8), the mean with its
+    standard error, and whether it holds in all.
+
+    Returns:
+        DataFrame
+    """
     rows = []
     for what, a, b in comparisons(results):
         both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a[0] in s and b[0] in s})
@@ -463,16 +789,29 @@ def orderings(results):  # DataFrame
         d = d[~np.isnan(d)]
         shown = d if "tokens" in a else 100 * d
         error = f" ± {shown.std(ddof=1) / len(d) ** 0.5:.1f}" if len(d) > 1 else ""
-        rows.append(dict(comparison=what, difference=", ".join(f"{x:+.1f}" for x in shown), mean=f"{shown.mean():+.1f}{error}" if len(d) else "",
-                         verdict=verdict(d) + " (one seed)" * (len(d) == 1)))
+        rows.append(
+            dict(
+                comparison=what,
+                difference=", ".join(f"{x:+.1f}" for x in shown),
+                mean=f"{shown.mean():+.1f}{error}" if len(d) else "",
+                verdict=verdict(d) + " (one seed)" * (len(d) == 1),
+            )
+        )
     return pd.DataFrame(rows)
 
 
-def plot_stages(results):  # Axes
-    "Figure 4: adaptive accuracy and MSA after each stage."
+def plot_stages(results):
+    """Figure 4: adaptive accuracy and MSA after each stage.
+
+    Returns:
+        Axes
+    """
     stages = [s for s in ("sft", "fcm", "ams") if all(s in d for d in results["seeds"].values())]
     _, axes = plt.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
-    for ax, mode, metric, title in ((axes[0], "adaptive", "sequence", "adaptive accuracy"), (axes[1], "msa", "msa", "mode selection accuracy")):
+    for ax, mode, metric, title in (
+        (axes[0], "adaptive", "sequence", "adaptive accuracy"),
+        (axes[1], "msa", "msa", "mode selection accuracy"),
+    ):
         v = 100 * np.stack([values(results, s, mode, metric) for s in stages])
         ax.plot(range(len(stages)), v, color="0.75", lw=1)
         ax.plot(range(len(stages)), v.mean(1), marker="o", color="#4263eb")
@@ -480,55 +819,87 @@ def plot_stages(results):  # Axes
     return axes
 
 
-def plot_episode(
-    policy,
-    scenes,  # held-out scenes to choose from
-    profile,
-    seed=0,
-    agent="full",
-):  # Figure
-    "One adaptive episode picture by picture: the best one that used a tool, or the first."
+def plot_episode(policy, scenes, profile, seed=0, agent="full"):
+    """One adaptive episode picture by picture: the best one that used a tool, or the first.
+
+    Args:
+        scenes: held-out scenes to choose from
+
+    Returns:
+        Figure
+    """
     episodes = play(policy, scenes, task_for(profile, agent, "adaptive"), profile, seed)
     score = [len(e.images) > 1 and e.rewards[-1].get("sequence", 0) + (e.infos[0]["error"] == "") for e in episodes]
     k = int(np.argmax(score))
     e, infos = episodes[k], [i for i in episodes[k].infos if i.get("call") and not i["error"]]
     figure, axes = plt.subplots(1, len(e.images), figsize=(4.2 * len(e.images), 2.5), squeeze=False)
     for j, ax in enumerate(axes[0]):
-        ax.imshow(e.images[j]); ax.axis("off")
+        ax.imshow(e.images[j])
+        ax.axis("off")
         ax.set_title("front view" if j == 0 else f"{infos[j - 1]['call']}\n{infos[j - 1]['reply'][:60]}", fontsize=9)
     said = e.infos[-1]
     show = lambda a: " | ".join(f"{s}, {w}" for s, w in a) if a else f"unreadable: {said.get('reason', '')}"
-    figure.suptitle(f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}", y=0.02, va="top", fontsize=9)
+    figure.suptitle(
+        f"{scenes[k].family}\nsaid: {show(said.get('actions'))}\ntrue: {show(said.get('truth'))}",
+        y=0.02,
+        va="top",
+        fontsize=9,
+    )
     return figure
 
 # %% ../../nbs/51_driveagent/60_stages.ipynb #65faa004
-def evaluate_real(
-    policy,
-    profile,
-    samples=None,  # folder with data/nuscenes_drivelm_keyframes, nuscenes_mini_scenes, nuscenes_mmdet3d_keyframe; default: the environment's DRIVELIT_SAMPLES
-    seed=0,
-    agent="full",
-):  # dict: source -> dict of counts, or None without samples
-    "An agent on recorded six-camera frames, in each mode."
+def evaluate_real(policy, profile, samples=None, seed=0, agent="full"):
+    """An agent on recorded six-camera frames, in each mode.
+
+    Args:
+        samples: folder with data/nuscenes_drivelm_keyframes, nuscenes_mini_scenes, nuscenes_mmdet3d_keyframe;
+            default: the environment's DRIVELIT_SAMPLES
+
+    Returns:
+        dict: source -> dict of counts, or None without samples
+    """
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
-    if not samples: return None
+    if not samples:
+        return None
     data = Path(samples) / "data"
-    marked = recorded.read(data / "nuscenes_mini_scenes" / "scene-0061.json.gz", 0.0, data / "nuscenes_mmdet3d_keyframe")
-    sources = {"DriveLM, no annotations": list(drivelm.scenes(data / "nuscenes_drivelm_keyframes")), "key frame with boxes and map": [marked]}
+    marked = recorded.read(
+        data / "nuscenes_mini_scenes" / "scene-0061.json.gz", 0.0, data / "nuscenes_mmdet3d_keyframe"
+    )
+    sources = {
+        "DriveLM, no annotations": list(drivelm.scenes(data / "nuscenes_drivelm_keyframes")),
+        "key frame with boxes and map": [marked],
+    }
     found = {}
     for name, scenes in sources.items():
         for mode in ("text", "tool", "adaptive"):
             episodes = play(policy, scenes, task_for(profile, agent, mode), profile, seed)
             s = summary(episodes, np.zeros(len(scenes), bool))
             keep = ("n", "unreadable", "calls", "called", "errors", "images", "tool_rate")
-            found.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(actions=[e.infos[-1].get("actions") for e in episodes])
+            found.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(
+                actions=[e.infos[-1].get("actions") for e in episodes]
+            )
     return found
 
 
-def real_table(real):  # DataFrame, or a sentence
-    "What happened on the real frames."
-    if not real: return "no recorded frames: DRIVELIT_SAMPLES is not set, and this results file has none"
-    rows = [dict(source=n, mode=m, frames=d["n"], unreadable=f"{100 * d['unreadable']:.1f} %", calls=f"{d['calls']:.2f}",
-                 tools=", ".join(f"{k} {v}" for k, v in d["called"].items()), errors=", ".join(f"{k} {v}" for k, v in d["errors"].items()))
-            for n, modes in real.items() for m, d in modes.items()]
+def real_table(real):
+    """What happened on the real frames.
+
+    Returns:
+        DataFrame, or a sentence
+    """
+    if not real:
+        return "no recorded frames: DRIVELIT_SAMPLES is not set, and this results file has none"
+    rows = [
+        dict(
+            source=n,
+            mode=m,
+            frames=d["n"],
+            unreadable=f"{100 * d['unreadable']:.1f} %",
+            calls=f"{d['calls']:.2f}",
+            tools=", ".join(f"{k} {v}" for k, v in d["called"].items()),
+            errors=", ".join(f"{k} {v}" for k, v in d["errors"].items()),
+        )
+        for n, modes in real.items()
+        for m, d in modes.items()
+    ]
     return pd.DataFrame(rows)

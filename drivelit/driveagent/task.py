@@ -21,27 +21,37 @@ from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #5982df13
-def harmless(
-    text,  # may quote what a model wrote
-    most=240,  # characters
-):  # str
-    "A text without the tokenizer's control words."
+def harmless(text, most=240):
+    """A text without the tokenizer's control words.
+
+    Args:
+        text: may quote what a model wrote
+        most: characters
+
+    Returns:
+        str
+    """
     return " ".join(str(text).replace("|", "").split())[:most]  # all of them have a bar
 
 
-def answer_call(
-    toolkit,  # Toolkit
-    scene,
-    call,  # ToolCall or ParseError
-    mode,  # "text", "tool" or None: how the agent began
-    used,  # calls before this one, readable or not
-    most=3,
-    words="paper",
-):  # text, image or None, error ("" if the call was carried out)
-    "The answer to a call, whatever the call is."
-    if used >= most: return f"No call is left, you have made {most}. Finish with your meta-actions.", None, "too many calls"
-    if mode != "tool": return f"Tools can be called under <{formats.WORDS[words]['tool']}> only. Finish without.", None, "wrong mode"
-    if isinstance(call, ParseError): return f"Your call could not be read: {harmless(call.reason)}.", None, "malformed"
+def answer_call(toolkit, scene, call, mode, used, most=3, words="paper"):
+    """The answer to a call, whatever the call is.
+
+    Args:
+        toolkit: Toolkit
+        call: ToolCall or ParseError
+        mode: "text", "tool" or None: how the agent began
+        used: calls before this one, readable or not
+
+    Returns:
+        text, image or None, error ("" if the call was carried out)
+    """
+    if used >= most:
+        return f"No call is left, you have made {most}. Finish with your meta-actions.", None, "too many calls"
+    if mode != "tool":
+        return f"Tools can be called under <{formats.WORDS[words]['tool']}> only. Finish without.", None, "wrong mode"
+    if isinstance(call, ParseError):
+        return f"Your call could not be read: {harmless(call.reason)}.", None, "malformed"
     result = toolkit(scene, call.name, call.params)
     return harmless(result.text), result.image, result.error
 
@@ -51,32 +61,55 @@ SURROUND = ("front_left", "front", "front_right", "back_left", "back", "back_rig
 
 
 class DriveAgentTask(Task):
-    "Meta-actions with hybrid thinking (DriveAgent-R1 section 2)."
+    """Meta-actions with hybrid thinking (DriveAgent-R1 section 2).
+
+    Args:
+        toolkit: Toolkit; default: all four tools with the embedded back ends; False: a passive agent
+        mode: one of MODES
+        weights: (4, 4) and (3, 4) position-action weights of speeds and trajectories; default: all 1
+        with_tool_reward: R_tool, for AMS-RL
+        max_calls: 3.1.3
+        view: or "surround": what is shown at the start
+        images: False: the text alone, for the drop without images
+        words: a key of formats.WORDS
+        image_size: (width, height)
+        border: cost of the border of the edit distance; 1.0 in the released code
+    """
 
     def __init__(
         self,
-        toolkit=None,  # Toolkit; default: all four tools with the embedded back ends; False: a passive agent
-        mode="adaptive",  # one of MODES
-        weights=None,  # (4, 4) and (3, 4) position-action weights of speeds and trajectories; default: all 1
-        with_tool_reward=False,  # R_tool, for AMS-RL
-        max_calls=3,  # 3.1.3
-        view="front",  # or "surround": what is shown at the start
-        images=True,  # False: the text alone, for the drop without images
-        words="paper",  # a key of formats.WORDS
-        image_size=(168, 84),  # (width, height)
-        border=0.6,  # cost of the border of the edit distance; 1.0 in the released code
+        toolkit=None,
+        mode="adaptive",
+        weights=None,
+        with_tool_reward=False,
+        max_calls=3,
+        view="front",
+        images=True,
+        words="paper",
+        image_size=(168, 84),
+        border=0.6,
     ):
         formats.opening("text", words)  # or an error
-        if mode not in MODES: raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}")
-        if view not in ("front", "surround"): raise ValueError(f"view: {view!r} is not 'front' or 'surround'")
+        if mode not in MODES:
+            raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}")
+        if view not in ("front", "surround"):
+            raise ValueError(f"view: {view!r} is not 'front' or 'surround'")
         self.toolkit = Toolkit(image_size=image_size) if toolkit is None else toolkit or None
-        if not self.toolkit and mode != "text": raise ValueError(f"mode: {mode!r} needs tools; a passive agent has mode='text'")
-        self.mode, self.with_tool_reward, self.max_calls, self.view, self.images = mode, with_tool_reward, max_calls, view, images
+        if not self.toolkit and mode != "text":
+            raise ValueError(f"mode: {mode!r} needs tools; a passive agent has mode='text'")
+        self.mode, self.with_tool_reward, self.max_calls, self.view, self.images = (
+            mode,
+            with_tool_reward,
+            max_calls,
+            view,
+            images,
+        )
         self.weights = weights or (np.ones((len(SPEEDS), STEPS)), np.ones((len(TRAJECTORIES), STEPS)))
         self.words, self.image_size, self.border, self._kept = words, tuple(image_size), border, OrderedDict()
 
     @property
-    def max_turns(self): return self.max_calls + 2  # the answer, and one more chance after a call too many
+    def max_turns(self):
+        return self.max_calls + 2  # the answer, and one more chance after a call too many
 
     def _shown(self, scene):
         "The pictures of the prompt; the last 64 scenes' are kept, since a group asks for the same."
@@ -84,12 +117,15 @@ class DriveAgentTask(Task):
         if key not in self._kept or self._kept[key][0] is not scene:
             views = ["front"] if self.view == "front" else SURROUND
             self._kept[key] = scene, [get_image(scene, VIEWS[v], self.image_size) for v in views]
-        while len(self._kept) > 64: self._kept.popitem(last=False)
+        while len(self._kept) > 64:
+            self._kept.popitem(last=False)
         return self._kept[key][1]
 
-    def tool_lines(self): return [DESCRIPTIONS[t] for t in self.toolkit.tools] if self.toolkit else []
+    def tool_lines(self):
+        return [DESCRIPTIONS[t] for t in self.toolkit.tools] if self.toolkit else []
 
-    def _view(self): return "a front-view image" if self.view == "front" else "six surround-view images"
+    def _view(self):
+        return "a front-view image" if self.view == "front" else "six surround-view images"
 
     def fixed_parts(self):
         "What is the same in every prompt (for a toy's tokenizer)."
@@ -103,36 +139,69 @@ class DriveAgentTask(Task):
         return [{"role": "user", "content": [*shown, {"type": "text", "text": text}]}]
 
     def opening(self, scene, place, group):
-        if self.mode == "adaptive": return ""
-        if self.mode == "partition" and group % 2: raise ValueError(f"group {group}: mode-partitioned GRPO needs an even group")
-        return formats.opening(("text" if place < group // 2 else "tool") if self.mode == "partition" else self.mode, self.words)
+        if self.mode == "adaptive":
+            return ""
+        if self.mode == "partition" and group % 2:
+            raise ValueError(f"group {group}: mode-partitioned GRPO needs an even group")
+        return formats.opening(
+            ("text" if place < group // 2 else "tool") if self.mode == "partition" else self.mode, self.words
+        )
 
     def step(self, state: TurnState, completion):
         "Answer a call, or end the episode."
         texts = state.memory.setdefault("texts", [])
         texts.append(completion)
         call, used = parse_call(completion), len(texts) - 1
-        going = call is not None and isinstance(parse_actions(completion), ParseError) and state.turn + 1 < self.max_turns and self.toolkit
-        if not going: return self._final(state, texts)
-        text, image, error = answer_call(self.toolkit, state.scene, call, formats.mode_of(texts[0], self.words), used, self.max_calls, self.words)
+        going = (
+            call is not None
+            and isinstance(parse_actions(completion), ParseError)
+            and state.turn + 1 < self.max_turns
+            and self.toolkit
+        )
+        if not going:
+            return self._final(state, texts)
+        text, image, error = answer_call(
+            self.toolkit, state.scene, call, formats.mode_of(texts[0], self.words), used, self.max_calls, self.words
+        )
         shown = [] if image is None or not self.images else [{"type": "image", "image": image}]
         info = dict(unreadable=0, call=call.name if isinstance(call, ToolCall) else "", error=error, reply=text)
-        return Step([{"role": "user", "content": [*shown, {"type": "text", "text": text}]}], dict(error=float(bool(error))), info)
+        return Step(
+            [{"role": "user", "content": [*shown, {"type": "text", "text": text}]}],
+            dict(error=float(bool(error))),
+            info,
+        )
 
     def _final(self, state, texts):
         answer, truth = read(texts, self.words), label_scene(state.scene)
         unreadable = isinstance(answer.actions, ParseError)
-        info = dict(unreadable=int(unreadable), reason=answer.actions.reason if unreadable else "", actions=None if unreadable else answer.actions,
-                    mode=answer.mode, calls=answer.calls + answer.malformed, truth=truth, call="", error="", reply="")
+        info = dict(
+            unreadable=int(unreadable),
+            reason=answer.actions.reason if unreadable else "",
+            actions=None if unreadable else answer.actions,
+            mode=answer.mode,
+            calls=answer.calls + answer.malformed,
+            truth=truth,
+            call="",
+            error="",
+            reply="",
+        )
         rewards = dict(tool=float(answer.mode == "tool"), calls=float(info["calls"]))
-        if truth: rewards["sequence"] = float(credit(encode([info["actions"]]), encode([truth])).mean())
+        if truth:
+            rewards["sequence"] = float(credit(encode([info["actions"]]), encode([truth])).mean())
         return Step(None, rewards, info)
 
     def outcome(self, episode):
         "Mode, form, calls and actions of an episode, readable or not, finished or cut off."
         answer, truth = read(episode.texts, self.words), episode.infos[-1].get("truth")
-        return dict(turns=episode.turns, mode=answer.mode, parts=list(answer.parts), calls=answer.calls + answer.malformed, scene=episode.scene_id,
-                    actions=None if isinstance(answer.actions, ParseError) else [list(a) for a in answer.actions], truth=truth)
+        return dict(
+            turns=episode.turns,
+            mode=answer.mode,
+            parts=list(answer.parts),
+            calls=answer.calls + answer.malformed,
+            scene=episode.scene_id,
+            actions=None if isinstance(answer.actions, ParseError) else [list(a) for a in answer.actions],
+            truth=truth,
+        )
 
     def compare(self, outcomes, groups):
         "The reward of each episode, the same for all its turns."
@@ -140,11 +209,18 @@ class DriveAgentTask(Task):
         turns = np.array([o["turns"] for o in outcomes])
         return np.where(np.arange(turns.max()) < turns[:, None], rewards[:, None], np.nan)
 
-    def rewards(self, outcomes, groups):  # dict of (B,) arrays: accuracy (NaN: unreadable), format, tool, reward
-        "R_acc, R_fmt, R_tool and their sum; an unreadable answer gets what its form deserves."
-        known = {g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]}  # an episode that was cut off has none of its own
+    def rewards(self, outcomes, groups):
+        """R_acc, R_fmt, R_tool and their sum; an unreadable answer gets what its form deserves.
+
+        Returns:
+            dict of (B,) arrays: accuracy (NaN: unreadable), format, tool, reward
+        """
+        known = {
+            g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]
+        }  # an episode that was cut off has none of its own
         missing = [o["scene"] for g, o in zip(groups, outcomes, strict=True) if g not in known]
-        if missing: raise ValueError(f"scene {missing[0]}: no meta-actions are known, so no episode of it can be rewarded")
+        if missing:
+            raise ValueError(f"scene {missing[0]}: no meta-actions are known, so no episode of it can be rewarded")
         truth, actions = encode([known[g] for g in groups]), encode([o["actions"] for o in outcomes])
         mode, calls = [o["mode"] for o in outcomes], np.array([o["calls"] for o in outcomes])
         accuracy = accuracy_reward(actions, truth, *self.weights, border=self.border)

@@ -31,32 +31,64 @@ from ..rollout.core import TurnState, rollout
 from ..scene.cameras import project
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #b1e319b9
-NOUNS = dict(vehicle="A vehicle", pedestrian="A person", bicycle="A cyclist", barrier="A barrier", traffic_cone="A barrier", czone_sign="A barrier",
-             generic_object="Something")
-OBJECTS = dict(vehicle="car", pedestrian="pedestrian", bicycle="cyclist", barrier="barrier", traffic_cone="traffic cone", czone_sign="sign",
-               generic_object="object")
-WHERE = dict(front="ahead", front_left="on the left", front_right="on the right", back="behind", back_left="behind on the left",
-             back_right="behind on the right")
+NOUNS = dict(
+    vehicle="A vehicle",
+    pedestrian="A person",
+    bicycle="A cyclist",
+    barrier="A barrier",
+    traffic_cone="A barrier",
+    czone_sign="A barrier",
+    generic_object="Something",
+)
+OBJECTS = dict(
+    vehicle="car",
+    pedestrian="pedestrian",
+    bicycle="cyclist",
+    barrier="barrier",
+    traffic_cone="traffic cone",
+    czone_sign="sign",
+    generic_object="object",
+)
+WHERE = dict(
+    front="ahead",
+    front_left="on the left",
+    front_right="on the right",
+    back="behind",
+    back_left="behind on the left",
+    back_right="behind on the right",
+)
 LAMP, BEAM, NEAR_WAY = 0.32, 18.0, 4.5  # metres
 
 
 @dataclass(frozen=True)
 class Evidence:
-    "Something that matters for the decision, and how it can be found out."
-    seen: bool  # in the front view at the model's size
-    doubt: str  # what can be said before a look
-    finding: str  # what is so
-    calls: tuple  # of ToolCall, each of which would show it; empty: no tool can
+    """Something that matters for the decision, and how it can be found out.
+
+    Attributes:
+        seen: in the front view at the model's size
+        doubt: what can be said before a look
+        finding: what is so
+        calls: of ToolCall, each of which would show it; empty: no tool can
+    """
+
+    seen: bool
+    doubt: str
+    finding: str
+    calls: tuple
 
 
 def _light(scene, light, image_size):
     camera = scene.cameras["CAM_FRONT"]
     pixel, depth = (v[0] for v in project(light.position[None], camera))
-    if depth < 1 or not (0 <= pixel[0] < camera.width and 0 <= pixel[1] < camera.height): return None
+    if depth < 1 or not (0 <= pixel[0] < camera.width and 0 <= pixel[1] < camera.height):
+        return None
     wide = LAMP * camera.intrinsic[0, 0] / depth * image_size[0] / camera.width
     half = np.array([120, 60])
     low = np.clip(np.round((pixel - half) / 20) * 20, 0, [camera.width - 240, camera.height - 120]).astype(int)
-    call = ToolCall("RoI Inspection", dict(view_index="front", bbox=[*low.tolist(), *(low + 2 * half).tolist()], description="the traffic light"))
+    call = ToolCall(
+        "RoI Inspection",
+        dict(view_index="front", bbox=[*low.tolist(), *(low + 2 * half).tolist()], description="the traffic light"),
+    )
     return Evidence(wide >= 1, "There is a light, too far to read.", f"The light is {light.at(0.0)}.", (call,))
 
 
@@ -64,25 +96,33 @@ def _matters(scene, agent):
     "Whether it comes near the ego's way in the next five seconds, or catches up beside it."
     line, v = scene.map.centerline, float(np.hypot(*scene.ego.velocity))
     here = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
-    if here is None or np.hypot(*here[:2]) > 60: return False
+    if here is None or np.hypot(*here[:2]) > 60:
+        return False
     times = np.arange(0, 5.1, 0.5)
     s = v * times
     if len(line):
         from_here = np.cumsum(np.r_[0, np.hypot(*np.diff(line[:, :2], axis=0).T)])
         from_here = from_here - from_here[np.argmin(np.hypot(*line[:, :2].T))]
         way = np.stack([np.interp(s, from_here, line[:, k]) for k in (0, 1)], 1)
-    else: way = np.stack([s, 0 * s], 1)
+    else:
+        way = np.stack([s, 0 * s], 1)
     at = np.array([p if (p := agent.at(t) if len(agent.times) > 1 else here) is not None else here for t in times])
-    if np.cos(here[2]) < -0.8 and here[1] > 2.5 and scene.command == "GO STRAIGHT": return False  # oncoming, in its own lane
+    if np.cos(here[2]) < -0.8 and here[1] > 2.5 and scene.command == "GO STRAIGHT":
+        return False  # oncoming, in its own lane
     catching = here[0] < -3 and 2 < abs(here[1]) < 5 and agent.velocity[np.argmin(np.abs(agent.times)), 0] > v + 1
     return bool(catching or (here[0] > -3 and np.hypot(*(at[:, :2] - way).T).min() < NEAR_WAY))
 
 
 def _thing(scene, agent, image_size):
     here = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
-    shows = [v for v in VIEWS if VIEWS[v] in scene.cameras and any(
-        np.hypot(b.x - here[0], b.y - here[1]) < 0.1 for b in ExactDetector().detect(scene, VIEWS[v], "all"))]
-    if not shows: return None
+    shows = [
+        v
+        for v in VIEWS
+        if VIEWS[v] in scene.cameras
+        and any(np.hypot(b.x - here[0], b.y - here[1]) < 0.1 for b in ExactDetector().detect(scene, VIEWS[v], "all"))
+    ]
+    if not shows:
+        return None
     view, far = shows[0], float(np.hypot(*here[:2]))
     camera = scene.cameras[VIEWS[view]]
     high = agent.height * camera.intrinsic[1, 1] / max(far, 1) * image_size[1] / camera.height
@@ -90,18 +130,29 @@ def _thing(scene, agent, image_size):
     look = ToolCall("Retrieve View", dict(frame_index="0s", view_index=view))
     detect = ToolCall("3D Object Detection", dict(view_index=view, object_text=OBJECTS[agent.type]))
     calls = (detect, ToolCall("Depth Estimation", dict(view_index="front"))) if view == "front" else (look, detect)
-    return Evidence(view == "front" and high >= 3 and not dark,
-                    "It is hard to see what is ahead." if view == "front" else f"What is {WHERE[view]} is out of view.",
-                    f"{NOUNS[agent.type]} is {WHERE[view]}, {'near' if far < 20 else 'far'}.", calls)
+    return Evidence(
+        view == "front" and high >= 3 and not dark,
+        "It is hard to see what is ahead." if view == "front" else f"What is {WHERE[view]} is out of view.",
+        f"{NOUNS[agent.type]} is {WHERE[view]}, {'near' if far < 20 else 'far'}.",
+        calls,
+    )
 
 
-def evidence(
-    scene,  # Scene with agents and lights: the ground truth
-    image_size=(168, 84),  # of the front view as the model gets it
-):  # list of Evidence, what is nearest first, each finding once
-    "What matters in a scene."
+def evidence(scene, image_size=(168, 84)):
+    """What matters in a scene.
+
+    Args:
+        scene: Scene with agents and lights: the ground truth
+        image_size: of the front view as the model gets it
+
+    Returns:
+        list of Evidence, what is nearest first, each finding once
+    """
     lights = [e for x in scene.lights if (e := _light(scene, x, image_size))]
-    near = sorted((a for a in scene.agents if _matters(scene, a)), key=lambda a: np.hypot(*a.poses[np.argmin(np.abs(a.times)), :2]))
+    near = sorted(
+        (a for a in scene.agents if _matters(scene, a)),
+        key=lambda a: np.hypot(*a.poses[np.argmin(np.abs(a.times)), :2]),
+    )
     things = [e for a in near if (e := _thing(scene, a, image_size))]
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
@@ -111,14 +162,17 @@ def needs_look(scene, image_size=(168, 84)):
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #b9e37f6b
-def partition(
-    small_text,  # (N,) accuracy of the small model in the text mode
-    large_text,  # (N,) of the large one
-    large_tool,  # (N,) of the large one with tools
-    easy=0.9,
-    gain=0.25,
-):  # (N,) of "text", "tool", "explore"
-    "Necessity assessment (A.4, step 1)."
+def partition(small_text, large_text, large_tool, easy=0.9, gain=0.25):
+    """Necessity assessment (A.4, step 1).
+
+    Args:
+        small_text: (N,) accuracy of the small model in the text mode
+        large_text: (N,) of the large one
+        large_tool: (N,) of the large one with tools
+
+    Returns:
+        (N,) of "text", "tool", "explore"
+    """
     small, text, tool = (np.asarray(v, float) for v in (small_text, large_text, large_tool))
     return np.where(small > easy, "text", np.where(tool - text >= gain - 1e-9, "tool", "explore"))
 
@@ -126,24 +180,37 @@ def partition(
 class ScriptedReader:
     "In place of a model: it is right if it can see what matters, goes on as if nothing were there otherwise, and errs at a given rate."
 
-    def __init__(self, noise=0.1, seed=0, image_size=(168, 84)): self.noise, self.seed, self.image_size = noise, seed, image_size
+    def __init__(self, noise=0.1, seed=0, image_size=(168, 84)):
+        self.noise, self.seed, self.image_size = noise, seed, image_size
 
-    def accuracy(self, scenes, mode):  # (N,) the mean credit of the four actions
-        "How right the answers are."
+    def accuracy(self, scenes, mode):
+        """How right the answers are.
+
+        Returns:
+            (N,) the mean credit of the four actions
+        """
         truth, said = [label_scene(s) for s in scenes], []
         for s, t in zip(scenes, truth, strict=True):
             blind = mode == "text" and needs_look(s, self.image_size)
             rng = np.random.default_rng([self.seed, mode == "tool", abs(hash_of(s.id))])
             wrong = rng.random() < self.noise
-            said.append([("Keep Speed", way) if blind else (SPEEDS[(SPEEDS.index(v) + 1) % 4], way) if wrong and k == 0 else (v, way)
-                         for k, (v, way) in enumerate(t)])
+            said.append(
+                [
+                    ("Keep Speed", way)
+                    if blind
+                    else (SPEEDS[(SPEEDS.index(v) + 1) % 4], way)
+                    if wrong and k == 0
+                    else (v, way)
+                    for k, (v, way) in enumerate(t)
+                ]
+            )
         return credit(encode(said), encode(truth)).mean(1)
 
 
 class PolicyReader:
     "A real model, by playing the scenes in one mode."
 
-    def __init__(self, engine, policy, task_of, batch=512, **limits):  # task_of: mode -> DriveAgentTask; batch: scenes at a time; limits: of `rollout`
+    def __init__(self, engine, policy, task_of, batch=512, **limits):
         self.engine, self.policy, self.task_of, self.batch, self.limits = engine, policy, task_of, batch, limits
 
     def accuracy(self, scenes, mode):
@@ -151,7 +218,13 @@ class PolicyReader:
         task = self.task_of(mode)
         right = lambda e: e.rewards[-1].get("sequence", np.nan) if not e.infos[-1]["unreadable"] else 0.0
         parts = [scenes[k : k + self.batch] for k in range(0, len(scenes), self.batch)]
-        return np.nan_to_num([right(e) for p in parts for e in rollout(self.engine, self.policy, task, p, max_turns=task.max_turns, **self.limits)])
+        return np.nan_to_num(
+            [
+                right(e)
+                for p in parts
+                for e in rollout(self.engine, self.policy, task, p, max_turns=task.max_turns, **self.limits)
+            ]
+        )
 
 
 def hash_of(text):
@@ -160,13 +233,24 @@ def hash_of(text):
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #39342d72
 FAULTS = ("invented object", "contradiction", "wrong actions", "broken form", "call twice", "broken call")
-FIRST = {"Stop": "I stay where I am.", "Decelerate": "I slow down.", "Keep Speed": "I keep my speed.", "Accelerate": "I speed up."}
+FIRST = {
+    "Stop": "I stay where I am.",
+    "Decelerate": "I slow down.",
+    "Keep Speed": "I keep my speed.",
+    "Accelerate": "I speed up.",
+}
 
 
-def because(found):  # list of sentences
-    "The middle section of a scripted thought."
-    if any("light is red" in f for f in found): return ["A red light means waiting."]
-    if any("light is green" in f for f in found): return ["A green light lets me go."]
+def because(found):
+    """The middle section of a scripted thought.
+
+    Returns:
+        list of sentences
+    """
+    if any("light is red" in f for f in found):
+        return ["A red light means waiting."]
+    if any("light is green" in f for f in found):
+        return ["A green light lets me go."]
     return ["I must keep clear of it."] if found else ["Nothing is in the way."]
 
 
@@ -185,11 +269,16 @@ class ScriptedTeacher:
         self.fault_rate, self.seed, self.image_size, self.words, self.tools = fault_rate, seed, image_size, words, tools
         self.made = Counter()  # faults, by name
 
-    def think(self, scene, mode, actions, used, attempt=0):  # list of turns
-        "A thought in a mode that ends in these actions; `used` counts the tools used so far."
+    def think(self, scene, mode, actions, used, attempt=0):
+        """A thought in a mode that ends in these actions; `used` counts the tools used so far.
+
+        Returns:
+            list of turns
+        """
         rng = np.random.default_rng([self.seed, attempt, mode == "tool", hash_of(scene.id)])
         fault = FAULTS[rng.integers(len(FAULTS))] if rng.random() < self.fault_rate else ""
-        if fault in ("call twice", "broken call") and mode == "text": fault = "contradiction"
+        if fault in ("call twice", "broken call") and mode == "text":
+            fault = "contradiction"
         facts = evidence(scene, self.image_size)
         found = [e.finding for e in facts if e.seen]
         said = found or ["The road ahead is free."] if mode == "text" or found else []
@@ -197,13 +286,16 @@ class ScriptedTeacher:
         if mode == "tool":
             for e in [e for e in facts if not e.seen and e.calls][:3] or [self._second_look(facts)]:
                 calls = [c for c in e.calls if not self.tools or c.name in self.tools]
-                if not calls: continue
+                if not calls:
+                    continue
                 call = min(calls, key=lambda c: used[c.name])
                 said += [e.doubt, call, *([call] if fault == "call twice" else []), e.finding]
                 found = [*found, e.finding]
         found = [f for f in found if "free" not in f]
         turns = self._with_fault(fault, mode, said, found, actions)
-        self.made[fault if turns != self._with_fault("", mode, said, found, actions) or fault == "call twice" else ""] += 1
+        self.made[
+            fault if turns != self._with_fault("", mode, said, found, actions) or fault == "call twice" else ""
+        ] += 1
         return turns
 
     def _second_look(self, facts):
@@ -214,37 +306,60 @@ class ScriptedTeacher:
         return Evidence(False, "I look once more.", finding, (now, before))
 
     def _with_fault(self, fault, mode, said, found, actions):
-        if fault == "invented object": said = ["A person is on the right, near.", *said] if "A person is on the right, near." not in found else said
-        if fault == "broken call": said = [replace(x, params={"view_index": "roof"}) if isinstance(x, ToolCall) else x for x in said]
-        last = in_words(actions if fault != "contradiction" else [("Accelerate" if actions[0][0] != "Accelerate" else "Decelerate", w) for _, w in actions])
-        ended = [(SPEEDS[(SPEEDS.index(actions[0][0]) + 2) % 4], actions[0][1]), *actions[1:]] if fault == "wrong actions" else actions
+        if fault == "invented object":
+            said = (
+                ["A person is on the right, near.", *said] if "A person is on the right, near." not in found else said
+            )
+        if fault == "broken call":
+            said = [replace(x, params={"view_index": "roof"}) if isinstance(x, ToolCall) else x for x in said]
+        last = in_words(
+            actions
+            if fault != "contradiction"
+            else [("Accelerate" if actions[0][0] != "Accelerate" else "Decelerate", w) for _, w in actions]
+        )
+        ended = (
+            [(SPEEDS[(SPEEDS.index(actions[0][0]) + 2) % 4], actions[0][1]), *actions[1:]]
+            if fault == "wrong actions"
+            else actions
+        )
         turns = write(mode, dict(description=said, reasoning=because(found), prediction=last), ended, self.words)
         return [t.replace("</reasoning>\n", "") for t in turns] if fault == "broken form" else turns
 
 
-TEACHER = ("You write down how a careful driver thinks. You are given the question that a driving agent gets, the mode, and the actions that "
-           "turned out to be right. Answer exactly in the form that the question asks for, beginning with {opening}. Reason from what the pictures "
-           "show towards these actions, and never mention that they were given. {tools}The right actions: {actions}")
+TEACHER = (
+    "You write down how a careful driver thinks. You are given the question that a driving agent gets, the mode, and the actions that "
+    "turned out to be right. Answer exactly in the form that the question asks for, beginning with {opening}. Reason from what the pictures "
+    "show towards these actions, and never mention that they were given. {tools}The right actions: {actions}"
+)
 
 
 class ChatTeacher:
     "A model behind any engine; it calls the tools of the task while it thinks."
 
-    def __init__(self, engine, task_of, new_tokens=1024, temperature=0.7):  # task_of: mode -> DriveAgentTask
+    def __init__(self, engine, task_of, new_tokens=1024, temperature=0.7):
         self.engine, self.task_of, self.new_tokens, self.temperature = engine, task_of, new_tokens, temperature
 
     def think(self, scene, mode, actions, used, attempt=0):
         task = self.task_of(mode)
         wanted = min(task.toolkit.tools, key=lambda t: used[t]) if task.toolkit and mode == "tool" else ""
-        order = TEACHER.format(opening=task.opening(scene, 0, 1).strip(), actions=format_actions(actions),
-                               tools=f"Use {wanted} where it helps. " if wanted else "")
+        order = TEACHER.format(
+            opening=task.opening(scene, 0, 1).strip(),
+            actions=format_actions(actions),
+            tools=f"Use {wanted} where it helps. " if wanted else "",
+        )
         messages = [{"role": "system", "content": order}, *task.prompt(scene)]
         state, turns = TurnState(scene, messages, 0), []
         for state.turn in range(task.max_turns):
-            (said,) = self.engine.generate([Conversation(list(messages))], max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+            (said,) = self.engine.generate(
+                [Conversation(list(messages))],
+                max_new_tokens=self.new_tokens,
+                temperature=self.temperature,
+                seed=attempt,
+            )
             turns.append(said.text)
             step = task.step(state, said.text)
-            if step.messages is None: break
+            if step.messages is None:
+                break
             messages += [{"role": "assistant", "content": said.text}, *step.messages]
         return turns
 
@@ -252,46 +367,67 @@ class ChatTeacher:
 class ScriptedJudge:
     "In place of a judge model: it knows the scene."
 
-    def __init__(self, image_size=(168, 84)): self.image_size = image_size
+    def __init__(self, image_size=(168, 84)):
+        self.image_size = image_size
 
-    def score(self, scene, turns, actions):  # float in [0, 1], or a ParseError
-        "Consistency of a thought with the scene and with itself."
+    def score(self, scene, turns, actions):
+        """Consistency of a thought with the scene and with itself.
+
+        Returns:
+            float in [0, 1], or a ParseError
+        """
         sentences = {x.strip() for t in turns for x in t.splitlines() if not x.startswith(("<", " "))}
         looked = mode_of(turns[0]) == "tool" if turns else False
-        true = {e.finding for e in evidence(scene, self.image_size) if e.seen or looked}  # what nobody saw is a guess, even a right one
+        true = {
+            e.finding for e in evidence(scene, self.image_size) if e.seen or looked
+        }  # what nobody saw is a guess, even a right one
         about = {x for x in sentences if x.startswith((*NOUNS.values(), "The light is"))}
         bare = [x for x in sentences if x in FIRST.values()]
         return 1.0 - 0.5 * bool(about - true) - 0.5 * (bare != [FIRST[actions[0][0]]])
 
 
-JUDGE = ("Judge the thought of a driving agent. Is every statement supported by the pictures, and does the reasoning lead to the actions {actions}? "
-         'Answer with one JSON object and nothing else: {{"score": a number from 0 to 1, "reason": a short text}}.\nThe thought:\n{thought}')
+JUDGE = (
+    "Judge the thought of a driving agent. Is every statement supported by the pictures, and does the reasoning lead to the actions {actions}? "
+    'Answer with one JSON object and nothing else: {{"score": a number from 0 to 1, "reason": a short text}}.\nThe thought:\n{thought}'
+)
 
 
-def parse_score(
-    text,  # anything
-):  # float in [0, 1] or a ParseError
-    "A judge's answer."
-    try: got = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as e: return ParseError(f"not JSON ({str(e)[:60]})")
+def parse_score(text):
+    """A judge's answer.
+
+    Args:
+        text: anything
+
+    Returns:
+        float in [0, 1] or a ParseError
+    """
+    try:
+        got = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as e:
+        return ParseError(f"not JSON ({str(e)[:60]})")
     s = got.get("score") if isinstance(got, dict) else None
-    if isinstance(s, bool) or not isinstance(s, (int, float)): return ParseError("no number under 'score'")
+    if isinstance(s, bool) or not isinstance(s, (int, float)):
+        return ParseError("no number under 'score'")
     return float(s) if 0 <= s <= 1 else ParseError(f"score {s} is not in [0, 1]")
 
 
 class ChatJudge:
     "A model behind any engine; it sees what the agent saw, the tools' answers too."
 
-    def __init__(self, engine, task_of, new_tokens=256):  # task_of: mode -> DriveAgentTask
+    def __init__(self, engine, task_of, new_tokens=256):
         self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens
 
     def score(self, scene, turns, actions):
         task, state = self.task_of(mode_of(turns[0]) or "text" if turns else "text"), TurnState(scene, [], 0)
         shown = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
-        for state.turn, turn in enumerate(turns[:-1]): shown += [p for m in task.step(state, turn).messages or [] for p in m["content"]]
+        for state.turn, turn in enumerate(turns[:-1]):
+            shown += [p for m in task.step(state, turn).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
-        (said,) = self.engine.generate([Conversation([{"role": "user", "content": [*shown, {"type": "text", "text": text}]}])],
-                                       max_new_tokens=self.new_tokens, temperature=0.0)
+        (said,) = self.engine.generate(
+            [Conversation([{"role": "user", "content": [*shown, {"type": "text", "text": text}]}])],
+            max_new_tokens=self.new_tokens,
+            temperature=0.0,
+        )
         return parse_score(said.text)
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #3a26eca0
@@ -301,82 +437,106 @@ def _one_call_each(turns):
     for t in turns:
         t, carry = carry + t, ""
         call = parse_call(t)
-        if isinstance(call, ToolCall) and (text := format_call(call)) in made: carry = t.replace(text, "")
+        if isinstance(call, ToolCall) and (text := format_call(call)) in made:
+            carry = t.replace(text, "")
         else:
-            if isinstance(call, ToolCall): made.add(text)
+            if isinstance(call, ToolCall):
+                made.add(text)
             out.append(t)
     return [*out, *([carry] if carry else [])], len(turns) - len(out)
 
 
-def clean(
-    task,  # DriveAgentTask: its tools, words and limit
-    scene,
-    turns,
-    actions,  # the true ones
-):  # turns or a ParseError, list of repairs
-    "Rule-based cleaning (A.4, step 3)."
+def clean(task, scene, turns, actions):
+    """Rule-based cleaning (A.4, step 3).
+
+    Args:
+        task: DriveAgentTask: its tools, words and limit
+        actions: the true ones
+
+    Returns:
+        turns or a ParseError, list of repairs
+    """
     repairs = []
     turns, twice = _one_call_each(turns)
-    if twice: repairs.append("call twice")
+    if twice:
+        repairs.append("call twice")
     answer = read(turns, task.words)
     broken = [n for n, ok in zip(("sections", "actions", "tags", "calls"), answer.parts, strict=True) if not ok]
-    if broken: return ParseError("form: " + ", ".join(broken)), repairs
+    if broken:
+        return ParseError("form: " + ", ".join(broken)), repairs
     if answer.actions != list(actions):
         turns = [*turns[:-1], turns[-1][: turns[-1].index("<meta actions>")] + format_actions(actions)]
         repairs.append("actions")
     calls = [parse_call(t) for t in turns[:-1]]
-    if not all(isinstance(c, ToolCall) for c in calls): return ParseError("turns: one that is not the last has no call"), repairs
-    if (answer.mode == "text") == bool(calls): return ParseError(f"mode: {len(calls)} calls in the {answer.mode} mode"), repairs
-    if len(calls) > task.max_calls: return ParseError(f"calls: {len(calls)}, at most {task.max_calls}"), repairs
+    if not all(isinstance(c, ToolCall) for c in calls):
+        return ParseError("turns: one that is not the last has no call"), repairs
+    if (answer.mode == "text") == bool(calls):
+        return ParseError(f"mode: {len(calls)} calls in the {answer.mode} mode"), repairs
+    if len(calls) > task.max_calls:
+        return ParseError(f"calls: {len(calls)}, at most {task.max_calls}"), repairs
     failed = [r for c in calls if (r := task.toolkit(scene, c.name, c.params)).error]
     return (ParseError(f"call fails: {failed[0].error}") if failed else turns), repairs
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #cdb05b35
-def _accepted(scene, mode, teacher, judge, used, threshold, tries):  # turns or None, Counter
-    "Step 2 for one scene: the teacher, until the judge accepts."
+def _accepted(scene, mode, teacher, judge, used, threshold, tries):
+    """Step 2 for one scene: the teacher, until the judge accepts.
+
+    Returns:
+        turns or None, Counter
+    """
     actions, count = label_scene(scene), Counter()
     for attempt in range(tries):
         turns = teacher.think(scene, mode, actions, used, attempt)
         score = judge.score(scene, turns, actions)
-        if not isinstance(score, ParseError) and score >= threshold: return turns, count
+        if not isinstance(score, ParseError) and score >= threshold:
+            return turns, count
         count["judge unreadable" if isinstance(score, ParseError) else "sent back by the judge"] += 1
     count[f"{mode}: given up after {tries} tries"] += 1
     return None, count
 
 
-def read_journal(
-    path,  # a file that `annotate` writes
-    scenes,
-    modes,
-):  # dict: scene number -> (turns or None, Counter)
-    "What was asked before. Half a line at the end, of a run that was killed, is cut off; a line of other scenes is a ValueError."
+def read_journal(path, scenes, modes):
+    """What was asked before. Half a line at the end, of a run that was killed, is cut off; a line of other scenes is a
+    ValueError.
+
+    Args:
+        path: a file that `annotate` writes
+
+    Returns:
+        dict: scene number -> (turns or None, Counter)
+    """
     path, found = Path(path), {}
-    if not path.exists(): return found
+    if not path.exists():
+        return found
     whole = path.read_bytes().rpartition(b"\n")
     for k, line in enumerate(whole[0].decode().splitlines(), 1):
         try:
             d = json.loads(line)
             i, who = int(d["scene"]), (d["id"], d["mode"])
             found[i] = d["turns"], Counter(d["counts"])
-        except (ValueError, KeyError, TypeError) as e: raise ValueError(f"{path}, line {k}: not an entry ({type(e).__name__}: {e})") from None
-        if not 0 <= i < len(scenes) or who != (scenes[i].id, modes[i]): raise ValueError(f"{path}, line {k}: scene {i} of this run is not {who[0]!r}, {who[1]}")
+        except (ValueError, KeyError, TypeError) as e:
+            raise ValueError(f"{path}, line {k}: not an entry ({type(e).__name__}: {e})") from None
+        if not 0 <= i < len(scenes) or who != (scenes[i].id, modes[i]):
+            raise ValueError(f"{path}, line {k}: scene {i} of this run is not {who[0]!r}, {who[1]}")
     os.truncate(path, len(whole[0]) + len(whole[1]))
     return found
 
 
-def annotate(
-    scenes,
-    modes,  # "text" or "tool" for each
-    teacher,
-    judge,
-    task_of,  # mode -> DriveAgentTask
-    threshold=0.8,  # tau; not stated in the paper
-    tries=3,
-    at_once=1,  # scenes in a wave
-    journal=None,  # file of what this teacher and judge said: what stands there is not asked again
-):  # list of (scene number, turns), Counter
-    "Steps 2 and 3: thoughts that a judge accepts and the rules let through."
-    if len(scenes) != len(modes): raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
+def annotate(scenes, modes, teacher, judge, task_of, threshold=0.8, tries=3, at_once=1, journal=None):
+    """Steps 2 and 3: thoughts that a judge accepts and the rules let through.
+
+    Args:
+        modes: "text" or "tool" for each
+        task_of: mode -> DriveAgentTask
+        threshold: tau; not stated in the paper
+        at_once: scenes in a wave
+        journal: file of what this teacher and judge said: what stands there is not asked again
+
+    Returns:
+        list of (scene number, turns), Counter
+    """
+    if len(scenes) != len(modes):
+        raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
     kept, used, count, lock = [], Counter(), Counter(), threading.Lock()
     asked = read_journal(journal, scenes, modes) if journal else {}
 
@@ -384,51 +544,66 @@ def annotate(
         asked[i] = turns, counts = _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
         entry = json.dumps(dict(scene=i, id=scenes[i].id, mode=modes[i], turns=turns, counts=counts))
         if journal:
-            with lock, open(journal, "a") as f: f.write(entry + "\n")
+            with lock, open(journal, "a") as f:
+                f.write(entry + "\n")
 
-    for mode in sorted(set(modes)): task_of(mode)  # the models behind the tools are loaded once, and not by each thread
+    for mode in sorted(set(modes)):
+        task_of(mode)  # the models behind the tools are loaded once, and not by each thread
     with ThreadPoolExecutor(at_once) as pool:
         for first in tqdm(range(0, len(scenes), at_once), desc="waves of thoughts", mininterval=5, disable=not journal):
             wave = range(first, min(first + at_once, len(scenes)))
             list(pool.map(ask, [i for i in wave if i not in asked]))
-            for i in wave: _tidy(i, scenes[i], modes[i], task_of, *asked[i], kept, used, count)
+            for i in wave:
+                _tidy(i, scenes[i], modes[i], task_of, *asked[i], kept, used, count)
     return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
 
 
 def _tidy(i, scene, mode, task_of, turns, counts, kept, used, count):
     "Step 3 for one scene: into `kept`, or counted."
     count.update(counts)
-    if turns is None: return
+    if turns is None:
+        return
     turns, repairs = clean(task_of(mode), scene, turns, label_scene(scene))
     count.update(f"repaired: {r}" for r in repairs)
-    if isinstance(turns, ParseError): count[f"thrown out, {turns.reason}"] += 1
+    if isinstance(turns, ParseError):
+        count[f"thrown out, {turns.reason}"] += 1
     else:
         count[f"{mode}: accepted"] += 1
         kept.append((i, turns))
         used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
 
 # %% ../../nbs/51_driveagent/45_thought.ipynb #68b6fe9d
-def row_of(
-    task,  # DriveAgentTask
-    scene,
-    turns,
-):  # {"messages", "images"}, as `train_sft` takes them
-    "A thought as a conversation with the task's own answers."
+def row_of(task, scene, turns):
+    """A thought as a conversation with the task's own answers.
+
+    Args:
+        task: DriveAgentTask
+
+    Returns:
+        {"messages", "images"}, as `train_sft` takes them
+    """
     messages, state = list(task.prompt(scene)), TurnState(scene, [], 0)
     for state.turn, turn in enumerate(turns):
         messages.append({"role": "assistant", "content": [{"type": "text", "text": turn}]})
         messages += task.step(state, turn).messages or []
     images = [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
-    plain = [m | {"content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]} for m in messages]
+    plain = [
+        m | {"content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]} for m in messages
+    ]
     return dict(messages=plain, images=images)
 
 
-def balanced(
-    sequences,  # list of N action sequences
-    n,  # how many to draw, without repetition
-    seed=0,
-):  # (n,) numbers
-    "Draw scenes by how rare their actions are at each step: more even than all, as far as the rare ones last (3.1.1)."
+def balanced(sequences, n, seed=0):
+    """Draw scenes by how rare their actions are at each step: more even than all, as far as the rare ones last
+    (3.1.1).
+
+    Args:
+        sequences: list of N action sequences
+        n: how many to draw, without repetition
+
+    Returns:
+        (n,) numbers
+    """
     a = encode(sequences)
     pair = a[..., 0] * 3 + a[..., 1]
     rare = np.stack([1 / np.bincount(pair[:, t], minlength=12)[pair[:, t]] for t in range(pair.shape[1])], 1).mean(1)
@@ -445,26 +620,41 @@ def equal_halves(kept, modes, n=None, seed=0):
     return [chosen[j] for j in rng.permutation(len(chosen))]
 
 
-def save_thoughts(
-    path,  # .jsonl; the card goes beside it
-    scenes,
-    kept,  # list of (scene number, turns)
-    counts,  # dict for the card
-    words="paper",
-):  # the path
-    "Thoughts as lines of JSON, and the data card; pictures are painted again by the task."
+def save_thoughts(path, scenes, kept, counts, words="paper"):
+    """Thoughts as lines of JSON, and the data card; pictures are painted again by the task.
+
+    Args:
+        path: .jsonl; the card goes beside it
+        kept: list of (scene number, turns)
+        counts: dict for the card
+
+    Returns:
+        the path
+    """
     path = Path(path)
-    path.write_text("".join(json.dumps(dict(scene=i, id=scenes[i].id, mode=mode_of(turns[0], words), turns=turns)) + "\n" for i, turns in kept))
+    path.write_text(
+        "".join(
+            json.dumps(dict(scene=i, id=scenes[i].id, mode=mode_of(turns[0], words), turns=turns)) + "\n"
+            for i, turns in kept
+        )
+    )
     rows = "\n".join(f"| {k} | {v} |" for k, v in counts.items())
     head = f"# DM-SFT thoughts\n\n{len(kept)} thoughts of {len(scenes)} scenes (DriveAgent-R1 A.4).\n\n| what | count |\n| --- | ---: |\n"
     path.with_suffix(".md").write_text(f"{head}{rows}\n")
     return path
 
 
-def load_thoughts(path):  # list of (scene number, turns)
-    "As `save_thoughts` wrote them. Raises ValueError with the file and the line."
+def load_thoughts(path):
+    """As `save_thoughts` wrote them. Raises ValueError with the file and the line.
+
+    Returns:
+        list of (scene number, turns)
+    """
     out = []
     for k, line in enumerate(Path(path).read_text().splitlines(), 1):
-        try: d = json.loads(line); out.append((int(d["scene"]), [str(t) for t in d["turns"]]))
-        except (ValueError, KeyError, TypeError) as e: raise ValueError(f"{path}, line {k}: not a thought ({type(e).__name__}: {e})") from None
+        try:
+            d = json.loads(line)
+            out.append((int(d["scene"]), [str(t) for t in d["turns"]]))
+        except (ValueError, KeyError, TypeError) as e:
+            raise ValueError(f"{path}, line {k}: not a thought ({type(e).__name__}: {e})") from None
     return out

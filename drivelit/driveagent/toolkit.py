@@ -22,25 +22,46 @@ from ..scene.core import SceneError, wrap_angle
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #22ab359f
 TOOLS = ("Retrieve View", "RoI Inspection", "Depth Estimation", "3D Object Detection")
-VIEWS = dict(front="CAM_FRONT", front_left="CAM_FRONT_LEFT", front_right="CAM_FRONT_RIGHT", back="CAM_BACK", back_left="CAM_BACK_LEFT",
-             back_right="CAM_BACK_RIGHT")
+VIEWS = dict(
+    front="CAM_FRONT",
+    front_left="CAM_FRONT_LEFT",
+    front_right="CAM_FRONT_RIGHT",
+    back="CAM_BACK",
+    back_left="CAM_BACK_LEFT",
+    back_right="CAM_BACK_RIGHT",
+)
 FRAMES = {f"{-k}s": float(-k) for k in range(6)}  # "0s", "-1s", ... "-5s": seconds
-EXAMPLES = {"Retrieve View": {"frame_index": "-1s", "view_index": "front_left"},
-            "RoI Inspection": {"view_index": "front", "bbox": [760, 380, 840, 440], "description": "the traffic lights"},
-            "Depth Estimation": {"view_index": "front"}, "3D Object Detection": {"view_index": "front", "object_text": "barrier"}}
-_WHAT = {"Retrieve View": "a view, now or up to 5 s ago", "RoI Inspection": "a box of a view, magnified; pixels of the 1600 x 900 image",
-         "Depth Estimation": "how far things are in a view", "3D Object Detection": "where objects of a kind are in a view"}
+EXAMPLES = {
+    "Retrieve View": {"frame_index": "-1s", "view_index": "front_left"},
+    "RoI Inspection": {"view_index": "front", "bbox": [760, 380, 840, 440], "description": "the traffic lights"},
+    "Depth Estimation": {"view_index": "front"},
+    "3D Object Detection": {"view_index": "front", "object_text": "barrier"},
+}
+_WHAT = {
+    "Retrieve View": "a view, now or up to 5 s ago",
+    "RoI Inspection": "a box of a view, magnified; pixels of the 1600 x 900 image",
+    "Depth Estimation": "how far things are in a view",
+    "3D Object Detection": "where objects of a kind are in a view",
+}
 DESCRIPTIONS = {t: f"{t}: {_WHAT[t]}. params: {json.dumps(EXAMPLES[t])}" for t in TOOLS}
 OPTIONAL = ("frame_index", "description")
 
 
 @dataclass(frozen=True)
 class Result:
-    "What a tool gives back."
-    text: str  # one line or a few, for the agent
-    image: object = None  # PIL image, RGB, or None
-    error: str = ""  # a kind of error, "" if there was none
-    reason: str = ""  # for the log, not for the agent
+    """What a tool gives back.
+
+    Attributes:
+        text: one line or a few, for the agent
+        image: PIL image, RGB, or None
+        error: a kind of error, "" if there was none
+        reason: for the log, not for the agent
+    """
+
+    text: str
+    image: object = None
+    error: str = ""
+    reason: str = ""
 
 
 class ToolError(Exception):
@@ -59,50 +80,81 @@ def _plain(text, most=40):
 
 def _show(value):
     "Anything as a short text."
-    try: return _plain(json.dumps(value))
-    except (TypeError, ValueError, RecursionError): return type(value).__name__
+    try:
+        return _plain(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        return type(value).__name__
 
 
-def _listed(words): return ", ".join(words)
+def _listed(words):
+    return ", ".join(words)
 
 
-def check_params(
-    tool,  # one of TOOLS
-    params,  # anything
-):  # None; raises ToolError
-    "Are they an object with the right keys?"
+def check_params(tool, params):
+    """Are they an object with the right keys?
+
+    Args:
+        tool: one of TOOLS
+        params: anything
+
+    Returns:
+        None; raises ToolError
+    """
     right = f"{tool} takes {json.dumps(EXAMPLES[tool])}."
-    if not isinstance(params, dict): raise ToolError("bad parameter", f"params is not an object; {right}")
+    if not isinstance(params, dict):
+        raise ToolError("bad parameter", f"params is not an object; {right}")
     extra = [k for k in params if k not in EXAMPLES[tool]]
-    if extra: raise ToolError("bad parameter", f"unknown parameter {_show(extra[0])}; {right}")
+    if extra:
+        raise ToolError("bad parameter", f"unknown parameter {_show(extra[0])}; {right}")
     missing = [k for k in EXAMPLES[tool] if k not in params and k not in OPTIONAL]
-    if missing: raise ToolError("bad parameter", f"{missing[0]} is missing; {right}")
+    if missing:
+        raise ToolError("bad parameter", f"{missing[0]} is missing; {right}")
     for k in ("view_index", "frame_index", "description", "object_text"):
-        if k in params and not isinstance(params[k], str): raise ToolError("bad parameter", f"{k} {_show(params[k])} is not a text; {right}")
+        if k in params and not isinstance(params[k], str):
+            raise ToolError("bad parameter", f"{k} {_show(params[k])} is not a text; {right}")
 
 
-def view_camera(scene, view):  # the camera's name; raises ToolError
-    "The camera of a view."
-    if view not in VIEWS: raise ToolError("unknown view", f"no view {_show(view)}; the views are {_listed(VIEWS)}.")
-    if VIEWS[view] not in scene.cameras: raise ToolError("not available", f"there is no {view} camera on this car.")
+def view_camera(scene, view):
+    """The camera of a view.
+
+    Returns:
+        the camera's name; raises ToolError
+    """
+    if view not in VIEWS:
+        raise ToolError("unknown view", f"no view {_show(view)}; the views are {_listed(VIEWS)}.")
+    if VIEWS[view] not in scene.cameras:
+        raise ToolError("not available", f"there is no {view} camera on this car.")
     cam = scene.cameras[VIEWS[view]]
-    if scene.source != "toy" and not cam.files: raise ToolError("not available", f"there are no {view} images of this scene.")
+    if scene.source != "toy" and not cam.files:
+        raise ToolError("not available", f"there are no {view} images of this scene.")
     return VIEWS[view]
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #69d3419b
-def frames_of(scene, camera):  # list of keys of FRAMES
-    "The memory pool of a camera."
+def frames_of(scene, camera):
+    """The memory pool of a camera.
+
+    Returns:
+        list of keys of FRAMES
+    """
     files = scene.cameras[camera].files
-    if files: return [f for f, t in FRAMES.items() if min(abs(t - k) for k in files) <= 0.3]
+    if files:
+        return [f for f, t in FRAMES.items() if min(abs(t - k) for k in files) <= 0.3]
     return [f for f, t in FRAMES.items() if scene.ego.times[0] <= t + 1e-6]
 
 
-def retrieve_view(kit, scene, params):  # Result
-    "Listing 1."
+def retrieve_view(kit, scene, params):
+    """Listing 1.
+
+    Returns:
+        Result
+    """
     view, frame = params["view_index"], params.get("frame_index", "0s")
     camera = view_camera(scene, view)
     pool = frames_of(scene, camera)
-    if frame not in pool: raise ToolError("no such frame", f"no frame {_show(frame)} of the {view} view; the frames are {_listed(pool) or 'none'}.")
+    if frame not in pool:
+        raise ToolError(
+            "no such frame", f"no frame {_show(frame)} of the {view} view; the frames are {_listed(pool) or 'none'}."
+        )
     return Result(f"{view} view at {frame}.", get_image(scene, camera, kit.image_size, FRAMES[frame]))
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #8aea69ee
@@ -110,32 +162,45 @@ SMALLEST = 8  # pixels of the full image
 
 
 @lru_cache(maxsize=4)
-def full_view(scene, camera): return get_image(scene, camera)  # 4 MB each
+def full_view(scene, camera):
+    return get_image(scene, camera)  # 4 MB each
 
 
-def check_box(
-    box,  # anything
-    width,
-    height,
-):  # four floats; raises ToolError
-    "A box that lies in the image, or what is wrong with it."
+def check_box(box, width, height):
+    """A box that lies in the image, or what is wrong with it.
+
+    Args:
+        box: anything
+
+    Returns:
+        four floats; raises ToolError
+    """
     bad = lambda text, kind="bad parameter": ToolError(kind, f"bbox {_show(box)}: {text}")
-    if not isinstance(box, list) or len(box) != 4: raise bad("it takes four numbers, [x_min, y_min, x_max, y_max].")
-    if any(isinstance(v, bool) or not isinstance(v, (int, float)) or v != v for v in box): raise bad("not all of them are numbers.")
+    if not isinstance(box, list) or len(box) != 4:
+        raise bad("it takes four numbers, [x_min, y_min, x_max, y_max].")
+    if any(isinstance(v, bool) or not isinstance(v, (int, float)) or v != v for v in box):
+        raise bad("not all of them are numbers.")
     x0, y0, x1, y1 = box
-    if x1 < x0 or y1 < y0: raise bad("a minimum is larger than its maximum; the order is [x_min, y_min, x_max, y_max].")
-    if x1 == x0 or y1 == y0: raise bad(f"the box is empty; at least {SMALLEST} x {SMALLEST} pixels.")
-    if x0 < 0 or y0 < 0 or x1 > width or y1 > height: raise bad(f"not in the image, which is {width} x {height} pixels.", "outside the image")
-    if min(x1 - x0, y1 - y0) < SMALLEST: raise bad(f"the box is too small; at least {SMALLEST} x {SMALLEST} pixels.")
+    if x1 < x0 or y1 < y0:
+        raise bad("a minimum is larger than its maximum; the order is [x_min, y_min, x_max, y_max].")
+    if x1 == x0 or y1 == y0:
+        raise bad(f"the box is empty; at least {SMALLEST} x {SMALLEST} pixels.")
+    if x0 < 0 or y0 < 0 or x1 > width or y1 > height:
+        raise bad(f"not in the image, which is {width} x {height} pixels.", "outside the image")
+    if min(x1 - x0, y1 - y0) < SMALLEST:
+        raise bad(f"the box is too small; at least {SMALLEST} x {SMALLEST} pixels.")
     return tuple(float(v) for v in box)
 
 
-def grow(
-    box,  # x_min, y_min, x_max, y_max
-    width,
-    height,
-):  # the box that is shown, and its share of the image's width
-    "The smallest part of the image's shape around a box."
+def grow(box, width, height):
+    """The smallest part of the image's shape around a box.
+
+    Args:
+        box: x_min, y_min, x_max, y_max
+
+    Returns:
+        the box that is shown, and its share of the image's width
+    """
     x0, y0, x1, y1 = box
     share = max((x1 - x0) / width, (y1 - y0) / height)
     left = min(max((x0 + x1 - share * width) / 2, 0.0), (1 - share) * width)
@@ -143,8 +208,12 @@ def grow(
     return (left, top, left + share * width, top + share * height), share
 
 
-def roi_inspection(kit, scene, params):  # Result
-    "Listing 2."
+def roi_inspection(kit, scene, params):
+    """Listing 2.
+
+    Returns:
+        Result
+    """
     camera = view_camera(scene, params["view_index"])
     cam = scene.cameras[camera]
     box, share = grow(check_box(params["bbox"], cam.width, cam.height), cam.width, cam.height)
@@ -157,26 +226,41 @@ THINGS = (0.3, 4.0)  # metres over the road
 THIRDS = ("left", "centre", "right")
 
 
-def grey_picture(
-    share,  # (H, W) 0 black, 1 white
-):  # PIL image, RGB
-    "An array as a picture."
+def grey_picture(share):
+    """An array as a picture.
+
+    Args:
+        share: (H, W) 0 black, 1 white
+
+    Returns:
+        PIL image, RGB
+    """
     return Image.fromarray(np.round(255 * np.clip(share, 0, 1)).astype(np.uint8)).convert("RGB")
 
 
-def depth_picture(
-    depth,  # (H, W) metres
-):  # PIL image, RGB
-    "Near is bright."
+def depth_picture(depth):
+    """Near is bright.
+
+    Args:
+        depth: (H, W) metres
+
+    Returns:
+        PIL image, RGB
+    """
     near, far = DEPTH_RANGE
     return grey_picture(1 - np.log(np.clip(depth, near, far) / near) / np.log(far / near))
 
 
-def above_road(
-    depth,  # (H, W) metres
-    camera,  # Camera
-):  # (H, W) bool
-    "Which pixels show something that stands on the road."
+def above_road(depth, camera):
+    """Which pixels show something that stands on the road.
+
+    Args:
+        depth: (H, W) metres
+        camera: Camera
+
+    Returns:
+        (H, W) bool
+    """
     h, w = depth.shape
     u, v = np.meshgrid((np.arange(w) + 0.5) * camera.width / w, (np.arange(h) + 0.5) * camera.height / h)
     ray = np.stack([u, v, np.ones_like(u)], -1) @ np.linalg.inv(camera.intrinsic).T
@@ -184,50 +268,82 @@ def above_road(
     return (z > THINGS[0]) & (z < THINGS[1]) & (depth < DEPTH_RANGE[1])
 
 
-def _thirds(values): return np.array_split(values, 3, axis=1)
+def _thirds(values):
+    return np.array_split(values, 3, axis=1)
 
 
-def depth_words(
-    depth,  # (H, W) metres
-    camera,  # Camera
-):  # str
-    "The nearest thing in each third."
+def depth_words(depth, camera):
+    """The nearest thing in each third.
+
+    Args:
+        depth: (H, W) metres
+        camera: Camera
+
+    Returns:
+        str
+    """
     found = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
-    return _listed(f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, found, strict=True))
+    return _listed(
+        f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, found, strict=True)
+    )
 
 
 class ExactDepth:
     "The toy town's own depth, not an estimate. Back ends have `depth` and say whether it is `metric`: if not, it is 0 far to 1 near."
+
     metric = True
 
-    def depth(self, scene, camera, size):  # (H, W) float32 metres, infinity where nothing is
-        if scene.source != "toy": raise ToolError("not available", "there is no depth of this scene.", f"exact depth of a scene from {scene.source!r}")
+    def depth(self, scene, camera, size):
+        """
+        Returns:
+            (H, W) float32 metres, infinity where nothing is
+        """
+        if scene.source != "toy":
+            raise ToolError(
+                "not available", "there is no depth of this scene.", f"exact depth of a scene from {scene.source!r}"
+            )
         return get_depth(scene, camera, size)
 
 
-def depth_estimation(kit, scene, params):  # Result
-    "Listing 3."
+def depth_estimation(kit, scene, params):
+    """Listing 3.
+
+    Returns:
+        Result
+    """
     view = params["view_index"]
     camera = view_camera(scene, view)
     depth = kit.depth.depth(scene, camera, kit.image_size)
     if kit.depth.metric:
         scale = f"white {DEPTH_RANGE[0]:g} m to black {DEPTH_RANGE[1]:g} m"
-        return Result(f"depth of the {view} view, {scale}; nearest: {depth_words(depth, scene.cameras[camera])}.", depth_picture(depth))
+        return Result(
+            f"depth of the {view} view, {scale}; nearest: {depth_words(depth, scene.cameras[camera])}.",
+            depth_picture(depth),
+        )
     words = _listed(f"{n} {np.median(d):.2f}" for n, d in zip(THIRDS, _thirds(depth), strict=True))
-    return Result(f"relative depth of the {view} view, white near to black far, no metres; median from 0 far to 1 near: {words}.", grey_picture(depth))
+    return Result(
+        f"relative depth of the {view} view, white near to black far, no metres; median from 0 far to 1 near: {words}.",
+        grey_picture(depth),
+    )
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #0e1466e1
 @dataclass(frozen=True)
 class Box:
-    "An object in the ego's frame."
+    """An object in the ego's frame.
+
+    Attributes:
+        x: metres, of the centre
+        heading: radians
+    """
+
     name: str
-    x: float  # metres, of the centre
+    x: float
     y: float
     z: float
     length: float
     width: float
     height: float
-    heading: float  # radians
+    heading: float
     score: float = 1.0
 
 
@@ -240,21 +356,35 @@ _EDGES = [(a, b) for a in range(8) for b in range(a + 1, 8) if (_CORNERS[a] != _
 def _frame(b):
     "Centre (3,), size (3,) and rotation (3, 3) of a box; the rotation's rows are its axes."
     c, s = np.cos(b.heading), np.sin(b.heading)
-    return np.array([b.x, b.y, b.z]), np.array([b.length, b.width, b.height]), np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]])
+    return (
+        np.array([b.x, b.y, b.z]),
+        np.array([b.length, b.width, b.height]),
+        np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]),
+    )
 
 
-def _place(shares, b):  # (N, 3) shares of the box's size -> (N, 3) points in the ego's frame
+def _place(shares, b):
+    """
+    Returns:
+        (N, 3) shares of the box's size -> (N, 3) points in the ego's frame
+    """
     centre, size, turn = _frame(b)
     return (shares * size) @ turn + centre
 
 
-def meets(
-    start,  # (3,)
-    ends,  # (P, 3)
-    boxes,  # list of Box
-):  # (P,) bool
-    "Which of the lines from `start` to `ends` run through any of the boxes: the slab test in each box's frame."
-    if not boxes: return np.zeros(len(ends), bool)
+def meets(start, ends, boxes):
+    """Which of the lines from `start` to `ends` run through any of the boxes: the slab test in each box's frame.
+
+    Args:
+        start: (3,)
+        ends: (P, 3)
+        boxes: list of Box
+
+    Returns:
+        (P,) bool
+    """
+    if not boxes:
+        return np.zeros(len(ends), bool)
     centre, size, turn = (np.stack(x) for x in zip(*map(_frame, boxes), strict=True))
     a = np.einsum("mij,mj->mi", turn, start - centre)[:, None] / size[:, None]  # (M, 1, 3)
     step = np.einsum("mij,mpj->mpi", turn, ends - centre[:, None]) / size[:, None] - a
@@ -263,92 +393,149 @@ def meets(
     return (np.maximum(near.max(-1), 0) < np.minimum(far.min(-1), 1)).any(0)
 
 
-def can_be_seen(
-    box,  # Box
-    others,  # list of Box
-    camera,  # Camera
-):  # bool
-    "In the image and not hidden."
+def can_be_seen(box, others, camera):
+    """In the image and not hidden.
+
+    Args:
+        box: Box
+        others: list of Box
+        camera: Camera
+
+    Returns:
+        bool
+    """
     points = _place(_GRID, box)
     pixel, depth = project(points, camera)
     inside = (depth > NEAR) & (pixel >= 0).all(1) & (pixel < (camera.width, camera.height)).all(1)
-    if inside.sum() < SEEN: return False
+    if inside.sum() < SEEN:
+        return False
     return bool((~meets(camera.cam2ego[:3, 3], points[inside], others)).sum() >= SEEN)
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #4f8837e6
-_WORDS = dict(vehicle="vehicle car truck bus van lorry trailer suv taxi motorcycle",
-              pedestrian="pedestrian person people human man men woman women child children",
-              bicycle="bicycle bike cyclist rider", traffic_cone="cone", barrier="barrier roadblock fence", czone_sign="sign", generic_object="debris")
-WORDS = {w: t for t, words in _WORDS.items() for w in words.split()} | {"light": "traffic light", "signal": "traffic light"}
+_WORDS = dict(
+    vehicle="vehicle car truck bus van lorry trailer suv taxi motorcycle",
+    pedestrian="pedestrian person people human man men woman women child children",
+    bicycle="bicycle bike cyclist rider",
+    traffic_cone="cone",
+    barrier="barrier roadblock fence",
+    czone_sign="sign",
+    generic_object="debris",
+)
+WORDS = {w: t for t, words in _WORDS.items() for w in words.split()} | {
+    "light": "traffic light",
+    "signal": "traffic light",
+}
 WORDS |= dict.fromkeys(("object", "obstacle", "thing", "everything", "all"), "all")
 KNOWN = ("car", "truck", "pedestrian", "bicycle", "traffic cone", "barrier", "sign", "traffic light", "object")
 
 
-def object_parts(
-    text,  # "cars and traffic cones"
-):  # list of texts
-    "The objects of a text, one by one."
-    for mark in (" and ", ".", ";", "/"): text = text.replace(mark, ",")
+def object_parts(text):
+    """The objects of a text, one by one.
+
+    Args:
+        text: "cars and traffic cones"
+
+    Returns:
+        list of texts
+    """
+    for mark in (" and ", ".", ";", "/"):
+        text = text.replace(mark, ",")
     return [p for part in text.lower().split(",") if (p := part.strip())]
 
 
-def object_type(
-    part,  # "the parked cars"
-):  # an agent type, "traffic light", "all", or None
-    "What a word means to the table."
+def object_type(part):
+    """What a word means to the table.
+
+    Args:
+        part: "the parked cars"
+
+    Returns:
+        an agent type, "traffic light", "all", or None
+    """
     word = part.split()[-1]
     return next((WORDS[w] for w in (word, word.removesuffix("s"), word.removesuffix("es")) if w in WORDS), None)
 
 
-def object_types(
-    text,
-):  # set of agent types and "traffic light"; raises ToolError
-    "What an object text asks for."
+def object_types(text):
+    """What an object text asks for.
+
+    Returns:
+        set of agent types and "traffic light"; raises ToolError
+    """
     parts = object_parts(text)
-    if not parts: raise ToolError("bad parameter", f"object_text is empty; known are {_listed(KNOWN)}.")
+    if not parts:
+        raise ToolError("bad parameter", f"object_text is empty; known are {_listed(KNOWN)}.")
     types = {p: object_type(p) for p in parts}
     unknown = [p for p, t in types.items() if t is None]
-    if unknown: raise ToolError("bad parameter", f"unknown object {_show(unknown[0])}; known are {_listed(KNOWN)}.")
+    if unknown:
+        raise ToolError("bad parameter", f"unknown object {_show(unknown[0])}; known are {_listed(KNOWN)}.")
     return set(WORDS.values()) - {"all"} if "all" in types.values() else set(types.values())
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #2dfef3f2
 class ExactDetector:
     "The scene's annotations, as far as the camera can see them: not a detection. Back ends have `detect`, and a `note` for the agent."
+
     note = ""
 
-    def detect(self, scene, camera, text):  # list of Box
-        wanted, boxes = object_types(text), [("traffic light", Box("traffic light", *x.position, 0.25, 0.45, 1.2, x.heading)) for x in scene.lights]
+    def detect(self, scene, camera, text):
+        """
+        Returns:
+            list of Box
+        """
+        wanted, boxes = (
+            object_types(text),
+            [("traffic light", Box("traffic light", *x.position, 0.25, 0.45, 1.2, x.heading)) for x in scene.lights],
+        )
         if scene.source != "toy" and not (scene.lights if wanted == {"traffic light"} else scene.agents):
-            raise ToolError("not available", "nobody has marked such objects in this scene.", f"no annotations of {sorted(wanted)}")
+            raise ToolError(
+                "not available", "nobody has marked such objects in this scene.", f"no annotations of {sorted(wanted)}"
+            )
         for a in scene.agents:
             pose = a.poses[0] if len(a.times) == 1 else a.at(0.0)
-            if pose is not None: boxes.append((a.type, Box(a.type.replace("_", " "), *pose[:2], a.z, a.length, a.width, a.height, pose[2])))
+            if pose is not None:
+                boxes.append(
+                    (a.type, Box(a.type.replace("_", " "), *pose[:2], a.z, a.length, a.width, a.height, pose[2]))
+                )
         near = [(t, b) for t, b in boxes if np.hypot(b.x, b.y) <= REACH]
-        return [b for t, b in near if t in wanted and can_be_seen(b, [o for _, o in near if o is not b], scene.cameras[camera])]
+        return [
+            b
+            for t, b in near
+            if t in wanted and can_be_seen(b, [o for _, o in near if o is not b], scene.cameras[camera])
+        ]
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #7744c812
 MOST = 5  # lines
 
 
-def box_line(b):  # str
-    "A box for a small language model: one decimal, two for the heading."
+def box_line(b):
+    """A box for a small language model: one decimal, two for the heading.
+
+    Returns:
+        str
+    """
     n = lambda v: f"{round(float(v), 1) + 0.0:.1f}"
     return f"{b.name} ({n(b.x)}, {n(b.y)}), {n(b.length)} x {n(b.width)} x {n(b.height)} m, heading {round(float(wrap_angle(b.heading)), 2) + 0.0:+.2f}"
 
 
-def draw_boxes(
-    image,  # PIL image, drawn into
-    boxes,  # list of Box
-    camera,  # Camera
-):  # the image
-    "Wire frames; the front face has its own colour."
+def draw_boxes(image, boxes, camera):
+    """Wire frames; the front face has its own colour.
+
+    Args:
+        image: PIL image, drawn into
+        boxes: list of Box
+        camera: Camera
+
+    Returns:
+        the image
+    """
     draw, width = ImageDraw.Draw(image), max(1, image.width // 400)
     k, scale = camera.intrinsic, np.array(image.size) / (camera.width, camera.height)
     for b in boxes:
         q = to_camera(_place(_CORNERS, b), camera)
         for i, j in _EDGES:
             p = np.array([q[i], q[j]])
-            if p[:, 2].max() <= NEAR: continue
+            if p[:, 2].max() <= NEAR:
+                continue
             if p[:, 2].min() < NEAR:
                 far, near = p[p[:, 2].argmax()], p[p[:, 2].argmin()]
                 p = np.array([far, far + (far[2] - NEAR) / (far[2] - near[2]) * (near - far)])
@@ -357,16 +544,23 @@ def draw_boxes(
     return image
 
 
-def object_detection(kit, scene, params):  # Result
-    "Listing 4."
+def object_detection(kit, scene, params):
+    """Listing 4.
+
+    Returns:
+        Result
+    """
     view, text = params["view_index"], params["object_text"]
     camera = view_camera(scene, view)
     boxes = sorted(kit.detector.detect(scene, camera, text), key=lambda b: np.hypot(b.x, b.y))
     image = get_image(scene, camera, kit.image_size)
-    if not boxes: return Result(f"no {_plain(text)} found in the {view} view.", image)
+    if not boxes:
+        return Result(f"no {_plain(text)} found in the {view} view.", image)
     order = ", nearest first" if len(boxes) > 1 else ""
     head = f"{view} view, {len(boxes)} found{order} (x forward, y left, in m{kit.detector.note}):"
-    return Result("\n".join([head, *map(box_line, boxes[:MOST])]), draw_boxes(image, boxes[:MOST], scene.cameras[camera]))
+    return Result(
+        "\n".join([head, *map(box_line, boxes[:MOST])]), draw_boxes(image, boxes[:MOST], scene.cameras[camera])
+    )
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #5c159926
 _RUN = dict(zip(TOOLS, (retrieve_view, roi_inspection, depth_estimation, object_detection), strict=True))
@@ -374,27 +568,41 @@ _RUN = dict(zip(TOOLS, (retrieve_view, roi_inspection, depth_estimation, object_
 
 @dataclass
 class Toolkit:
-    "The tools of an agent. Total: whatever a model writes, a call returns a Result."
-    tools: tuple = TOOLS  # those that may be called
-    depth: object = ExactDepth()  # noqa: RUF009
-    detector: object = ExactDetector()  # noqa: RUF009
-    image_size: tuple = (168, 84)  # of all pictures that are returned
+    """The tools of an agent. Total: whatever a model writes, a call returns a Result.
+
+    Attributes:
+        tools: those that may be called
+        depth: noqa: RUF009
+        detector: noqa: RUF009
+        image_size: of all pictures that are returned
+    """
+
+    tools: tuple = TOOLS
+    depth: object = ExactDepth()
+    detector: object = ExactDetector()
+    image_size: tuple = (168, 84)
 
     def __post_init__(self):
         unknown = [t for t in self.tools if t not in TOOLS]
-        if unknown: raise ValueError(f"tools: {unknown[0]!r} is not one of {_listed(TOOLS)}")
+        if unknown:
+            raise ValueError(f"tools: {unknown[0]!r} is not one of {_listed(TOOLS)}")
 
-    def __call__(
-        self,
-        scene,  # Scene
-        name,  # anything
-        params,  # anything
-    ) -> Result:
-        "Run a tool."
+    def __call__(self, scene, name, params) -> Result:
+        """Run a tool.
+
+        Args:
+            scene: Scene
+            name: anything
+            params: anything
+        """
         try:
             if not isinstance(name, str) or name not in self.tools:
-                raise ToolError("unknown tool", f"no tool {_show(name)}; the tools are {_listed(self.tools) or 'none'}.")
+                raise ToolError(
+                    "unknown tool", f"no tool {_show(name)}; the tools are {_listed(self.tools) or 'none'}."
+                )
             check_params(name, params)
             return _RUN[name](self, scene, params)
-        except ToolError as e: return Result(e.text, None, e.kind, e.reason)
-        except SceneError as e: return Result("this picture cannot be read.", None, "not available", str(e))
+        except ToolError as e:
+            return Result(e.text, None, e.kind, e.reason)
+        except SceneError as e:
+            return Result("this picture cannot be read.", None, "not available", str(e))

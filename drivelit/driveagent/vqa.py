@@ -20,7 +20,19 @@ import numpy as np
 from PIL import Image
 from scipy.cluster.vq import kmeans2
 
-from .questions import FORMS, SOLID, VIEWS, Ask, Facts, Pair, possible, question_text, recognise, same_answer, template_pairs
+from drivelit.driveagent.questions import (
+    FORMS,
+    SOLID,
+    VIEWS,
+    Ask,
+    Facts,
+    Pair,
+    possible,
+    question_text,
+    recognise,
+    same_answer,
+    template_pairs,
+)
 from ..metrics.images import embed_images
 from ..policy.engines import Conversation, TransformersEngine
 from ..policy.formats import ParseError
@@ -28,31 +40,47 @@ from ..scene.cameras import get_image
 from ..training.sft import with_images
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #a5fd9378
-def thumbnails(
-    images,  # list of PIL images
-    size=(14, 7),
-):  # (N, 3 · width · height), each column with mean 0, in units of the whole set's deviation
-    "Colour and layout of pictures as vectors. Not CLIP, and not called so."
+def thumbnails(images, size=(14, 7)):
+    """Colour and layout of pictures as vectors. Not CLIP, and not called so.
+
+    Args:
+        images: list of PIL images
+
+    Returns:
+        (N, 3 · width · height), each column with mean 0, in units of the whole set's deviation
+    """
     v = np.stack([np.asarray(i.convert("RGB").resize(size, Image.BOX), float).ravel() / 255 for i in images])
     return (v - v.mean(0)) / max(v.std(), 1e-9)
 
 
-def clip_features(
-    model,  # CLIP of transformers, as in `drivelit.metrics.images`
-    batch=32,
-):  # function: list of PIL images -> (N, D) unit vectors
-    "The paper's embedding."
-    def features(images): return np.concatenate([embed_images(model, images[i: i + batch]).numpy() for i in range(0, len(images), batch)])
+def clip_features(model, batch=32):
+    """The paper's embedding.
+
+    Args:
+        model: CLIP of transformers, as in `drivelit.metrics.images`
+
+    Returns:
+        function: list of PIL images -> (N, D) unit vectors
+    """
+
+    def features(images):
+        return np.concatenate(
+            [embed_images(model, images[i : i + batch]).numpy() for i in range(0, len(images), batch)]
+        )
+
     return features
 
 
-def diverse(
-    features,  # (N, D)
-    clusters=8,
-    each=8,  # at most so many from a cluster
-    seed=0,
-):  # (indices in rising order, (N,) cluster of each)
-    "A fixed number from each cluster (A.3.1, step 1)."
+def diverse(features, clusters=8, each=8, seed=0):
+    """A fixed number from each cluster (A.3.1, step 1).
+
+    Args:
+        features: (N, D)
+        each: at most so many from a cluster
+
+    Returns:
+        (indices in rising order, (N,) cluster of each)
+    """
     features = np.asarray(features, float)
     _, label = kmeans2(features, min(clusters, len(features)), minit="++", seed=seed, missing="warn")
     rng = np.random.default_rng(seed)
@@ -60,64 +88,107 @@ def diverse(
     return np.sort(np.concatenate(chosen).astype(int)), label
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #1b70874a
-ASPECTS = ("Lane lines and road boundaries", "Presence, type, and status of traffic signs and lights",
-           "Positions and number of vehicles, pedestrians, or cyclists", "Obstacles or unusual road conditions", "Road directions or upcoming maneuvers")
+ASPECTS = (
+    "Lane lines and road boundaries",
+    "Presence, type, and status of traffic signs and lights",
+    "Positions and number of vehicles, pedestrians, or cyclists",
+    "Obstacles or unusual road conditions",
+    "Road directions or upcoming maneuvers",
+)
 
 
-def teacher_prompt(
-    views=("front",),  # keys of VIEWS: the pictures that stand before the text, in this order
-    asked=(),  # questions to answer; none: the teacher makes its own
-    n=4,
-):  # str
-    "The request of A.3.1 for free-form questions, or for answers to given ones."
-    what = ("a front-view image" if tuple(views) == ("front",) else f"{len(views)} images of one moment, in this order: {', '.join(views)}")
-    layout = "\n".join(f"Q{k}: {q}\nA{k}: <answer {k}>" for k, q in enumerate(asked or [f"<question {k}>" for k in range(1, n + 1)], 1))
-    own = (f"Design {n} diverse and specific question-answer pairs, each about a different key element that matters for driving decisions. Cover as "
-           "much as possible of:\n" + "".join(f"- {a}\n" for a in ASPECTS))
+def teacher_prompt(views=("front",), asked=(), n=4):
+    """The request of A.3.1 for free-form questions, or for answers to given ones.
+
+    Args:
+        views: keys of VIEWS: the pictures that stand before the text, in this order
+        asked: questions to answer; none: the teacher makes its own
+
+    Returns:
+        str
+    """
+    what = (
+        "a front-view image"
+        if tuple(views) == ("front",)
+        else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
+    )
+    layout = "\n".join(
+        f"Q{k}: {q}\nA{k}: <answer {k}>" for k, q in enumerate(asked or [f"<question {k}>" for k in range(1, n + 1)], 1)
+    )
+    own = (
+        f"Design {n} diverse and specific question-answer pairs, each about a different key element that matters for driving decisions. Cover as "
+        "much as possible of:\n" + "".join(f"- {a}\n" for a in ASPECTS)
+    )
     given = "Answer each of the questions below; repeat the question as it stands.\n"
-    return (f"You see {what} of a driving scene. The pairs train a vision-language model to understand driving scenes.\n" + (given if asked else own)
-            + "Use only what is visible. Do NOT ask about or mention objects, events or details that are not in the image. Each answer is accurate, "
-            "unambiguous and short. Boxes are [x0, y0, x1, y1] in pixels of the image, distances whole metres such as 12 m.\n"
-            f"Output exactly this, one line each, and nothing else:\n{layout}")
+    return (
+        f"You see {what} of a driving scene. The pairs train a vision-language model to understand driving scenes.\n"
+        + (given if asked else own)
+        + "Use only what is visible. Do NOT ask about or mention objects, events or details that are not in the image. Each answer is accurate, "
+        "unambiguous and short. Boxes are [x0, y0, x1, y1] in pixels of the image, distances whole metres such as 12 m.\n"
+        f"Output exactly this, one line each, and nothing else:\n{layout}"
+    )
 
 
-def format_pairs(pairs):  # [(question, answer)] -> str
-    "Q1:, A1:, Q2:, ..."
+def format_pairs(pairs):
+    """Q1:, A1:, Q2:, ...
+
+    Returns:
+        [(question, answer)] -> str
+    """
     return "\n\n".join(f"Q{k}: {q}\nA{k}: {a}" for k, (q, a) in enumerate(pairs, 1))
 
 
 _LINE = re.compile(r"([QA])([1-9][0-9]?): (\S.*)")
 
 
-def parse_pairs(
-    text,  # anything
-    count=4,  # pairs expected; None: any number from 1 to 99
-    asked=(),  # the questions that must stand there
-    longest=400,  # characters of a line
-):  # list of (question, answer), or a ParseError
-    "The pairs of a reply, strictly: nothing but Q1:, A1:, Q2:, ... in order, one line each."
-    if not isinstance(text, str): return ParseError(f"not a text but {type(text).__name__}")
+def parse_pairs(text, count=4, asked=(), longest=400):
+    """The pairs of a reply, strictly: nothing but Q1:, A1:, Q2:, ... in order, one line each.
+
+    Args:
+        text: anything
+        count: pairs expected; None: any number from 1 to 99
+        asked: the questions that must stand there
+        longest: characters of a line
+
+    Returns:
+        list of (question, answer), or a ParseError
+    """
+    if not isinstance(text, str):
+        return ParseError(f"not a text but {type(text).__name__}")
     lines = [l.strip() for l in text.replace("\r\n", "\n").split("\n") if l.strip()]
-    if not lines: return ParseError("empty")
+    if not lines:
+        return ParseError("empty")
     said = []
     for n, line in enumerate(lines):
         want, found = f"{'QA'[n % 2]}{n // 2 + 1}", _LINE.fullmatch(line)
-        if not found or found[1] + found[2] != want: return ParseError(f"line {n + 1}: expected '{want}: ...', found {line[:40]!r}")
-        if len(line) > longest or not line.isprintable(): return ParseError(f"{want}: longer than {longest} characters, or not printable")
+        if not found or found[1] + found[2] != want:
+            return ParseError(f"line {n + 1}: expected '{want}: ...', found {line[:40]!r}")
+        if len(line) > longest or not line.isprintable():
+            return ParseError(f"{want}: longer than {longest} characters, or not printable")
         said.append(found[3])
-    if len(said) % 2: return ParseError(f"A{len(said) // 2 + 1} is missing")
+    if len(said) % 2:
+        return ParseError(f"A{len(said) // 2 + 1} is missing")
     pairs = list(zip(said[::2], said[1::2], strict=True))
-    if count is not None and len(pairs) != count: return ParseError(f"{len(pairs)} pairs found, expected {count}")
-    if bad := next((q for q, _ in pairs if not q.endswith("?")), None): return ParseError(f"{bad[:40]!r} does not end with a question mark")
-    if len({q for q, _ in pairs}) < len(pairs): return ParseError("a question stands twice")
-    if asked and [q for q, _ in pairs] != list(asked): return ParseError("the questions are not those that were asked")
+    if count is not None and len(pairs) != count:
+        return ParseError(f"{len(pairs)} pairs found, expected {count}")
+    if bad := next((q for q, _ in pairs if not q.endswith("?")), None):
+        return ParseError(f"{bad[:40]!r} does not end with a question mark")
+    if len({q for q, _ in pairs}) < len(pairs):
+        return ParseError("a question stands twice")
+    if asked and [q for q, _ in pairs] != list(asked):
+        return ParseError("the questions are not those that were asked")
     return pairs
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #2daa5db2
-def as_message(images, text): return {"role": "user", "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
+def as_message(images, text):
+    return {
+        "role": "user",
+        "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}],
+    }
 
 
-def _say(engine, conversations, **how): return [c.text for c in engine.generate([Conversation([m]) for m in conversations], **how)]
+def _say(engine, conversations, **how):
+    return [c.text for c in engine.generate([Conversation([m]) for m in conversations], **how)]
 
 
 class ChatTeacher:
@@ -126,21 +197,34 @@ class ChatTeacher:
     def __init__(self, engine, temperature=0.7, max_new_tokens=600, seed=0):
         self.engine, self.how, self.seed = engine, dict(temperature=temperature, max_new_tokens=max_new_tokens), seed
 
-    def questions(
-        self,
-        asks,  # list of Ask
-        attempt=0,  # counts up when it is asked again
-    ):  # list of texts for `parse_pairs`
-        "One reply for each."
+    def questions(self, asks, attempt=0):
+        """One reply for each.
+
+        Args:
+            asks: list of Ask
+            attempt: counts up when it is asked again
+
+        Returns:
+            list of texts for `parse_pairs`
+        """
         said = [as_message(a.images, teacher_prompt(a.views, a.asked)) for a in asks]
         return _say(self.engine, said, seed=self.seed + 100_000 * attempt, **self.how)
 
 
 FAULTS = ("wrong answer", "absent object", "off-topic", "broken format")
-OFF_TOPIC = (("What is the capital of France?", "Paris."), ("Which brand is the camera?", "It is a Canon."),
-             ("What music does the driver hear?", "Jazz."), ("What did the street look like a hundred years ago?", "It was a dirt road."))
-_BREAKS = (lambda t: "Sure, here are the pairs.\n" + t, lambda t: t[: t.rindex("A")], lambda t: t.replace("Q2:", "Question 2:"),
-           lambda t: re.sub(r"([QA]\d:)", r"**\1**", t), lambda t: t.replace("\nA1:", " A1:"))
+OFF_TOPIC = (
+    ("What is the capital of France?", "Paris."),
+    ("Which brand is the camera?", "It is a Canon."),
+    ("What music does the driver hear?", "Jazz."),
+    ("What did the street look like a hundred years ago?", "It was a dirt road."),
+)
+_BREAKS = (
+    lambda t: "Sure, here are the pairs.\n" + t,
+    lambda t: t[: t.rindex("A")],
+    lambda t: t.replace("Q2:", "Question 2:"),
+    lambda t: re.sub(r"([QA]\d:)", r"**\1**", t),
+    lambda t: t.replace("\nA1:", " A1:"),
+)
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #b05e08f3
 def _unlike(answer, form, size, rng):
@@ -149,38 +233,59 @@ def _unlike(answer, form, size, rng):
         x0, y0, x1, y1 = map(int, answer[1:-1].split(","))
         dx = int(np.ceil((x1 - x0) * rng.uniform(0.6, 2) + 1)) * (1 if x0 < size[0] / 2 else -1)
         return f"[{x0 + dx}, {y0}, {x1 + dx}, {y1}]"
-    if m := re.fullmatch(r"(\d+) m", answer): return f"{max(1, round(int(m[1]) * rng.choice([0.4, 0.6, 1.4, 1.7, 2.5]))) + (int(m[1]) < 4) * 4} m"
-    if answer.isdigit(): return str(max(0, int(answer) - 1) if answer != "0" and rng.random() < 0.5 else int(answer) + 1)
-    if form.options: return str(rng.choice([o for o in form.options if o != answer]))
-    return answer.replace("Day.", "Night.") if "Day." in answer and rng.random() < 0.5 else answer.replace("Nobody.", "1 person.") + " 3 cyclists."
+    if m := re.fullmatch(r"(\d+) m", answer):
+        return f"{max(1, round(int(m[1]) * rng.choice([0.4, 0.6, 1.4, 1.7, 2.5]))) + (int(m[1]) < 4) * 4} m"
+    if answer.isdigit():
+        return str(max(0, int(answer) - 1) if answer != "0" and rng.random() < 0.5 else int(answer) + 1)
+    if form.options:
+        return str(rng.choice([o for o in form.options if o != answer]))
+    return (
+        answer.replace("Day.", "Night.")
+        if "Day." in answer and rng.random() < 0.5
+        else answer.replace("Nobody.", "1 person.") + " 3 cyclists."
+    )
 
 
 class ScriptedTeacher:
-    "A teacher that reads the facts and makes known mistakes."
+    """A teacher that reads the facts and makes known mistakes.
 
-    def __init__(
-        self,
-        fault_rate=0.3,  # share of its pairs with a fault of the first three kinds; the same share of the replies is broken
-        seed=0,
-    ):
+    Args:
+        fault_rate: share of its pairs with a fault of the first three kinds; the same share of the replies is
+            broken
+    """
+
+    def __init__(self, fault_rate=0.3, seed=0):
         self.fault_rate, self.seed = fault_rate, seed
-        self.injected, self.broken = {}, 0  # (scene, views, question, answer) -> kind of fault; replies in a broken format
+        self.injected, self.broken = (
+            {},
+            0,
+        )  # (scene, views, question, answer) -> kind of fault; replies in a broken format
 
-    def questions(self, asks, attempt=0):  # list of texts
-        "One reply for each; scenes without facts get an empty one."
-        return [self._one(a, np.random.default_rng([self.seed, attempt, zlib.crc32(f"{a.scene.id} {a.views}".encode())])) for a in asks]
+    def questions(self, asks, attempt=0):
+        """One reply for each; scenes without facts get an empty one.
+
+        Returns:
+            list of texts
+        """
+        return [
+            self._one(a, np.random.default_rng([self.seed, attempt, zlib.crc32(f"{a.scene.id} {a.views}".encode())]))
+            for a in asks
+        ]
 
     def _one(self, ask, rng):
         pairs = {}
         for form, _, view, question, answer in possible(ask.facts, ask.six, rng, wording=1):
-            if len(pairs) == 4: break
+            if len(pairs) == 4:
+                break
             fault = str(rng.choice(FAULTS[:3])) if rng.random() < self.fault_rate else ""
             pair = self._spoil(fault, ask, form, view, question, answer, rng) if fault else (question, answer)
             if pair and pair[0] not in pairs:
                 pairs[pair[0]] = pair[1]
-                if fault: self.injected[ask.scene.id, ask.views, *pair] = fault
+                if fault:
+                    self.injected[ask.scene.id, ask.views, *pair] = fault
         text = format_pairs(list(pairs.items()))
-        if not pairs or rng.random() >= self.fault_rate: return text
+        if not pairs or rng.random() >= self.fault_rate:
+            return text
         self.broken += 1
         return _BREAKS[rng.integers(len(_BREAKS))](text)
 
@@ -188,12 +293,16 @@ class ScriptedTeacher:
         if fault == "wrong answer":
             bad = _unlike(answer, form, ask.size, rng)
             return None if same_answer(bad, answer) else (question, bad)
-        if fault == "off-topic": return OFF_TOPIC[rng.integers(len(OFF_TOPIC))]
+        if fault == "off-topic":
+            return OFF_TOPIC[rng.integers(len(OFF_TOPIC))]
         absent = [k for k in SOLID if not any(t.kind == k for t in ask.facts.seen[view])]
-        if not absent: return None
+        if not absent:
+            return None
         about = {f.name: f for f in FORMS}[str(rng.choice(["where", "side", "distance"]))]
         x, y, w, h = rng.integers(10, 100), rng.integers(30, 50), rng.integers(6, 20), rng.integers(6, 20)
-        invented = dict(where=f"[{x}, {y}, {x + w}, {y + h}]", side="Middle.", distance=f"{rng.integers(5, 40)} m")[about.name]
+        invented = dict(where=f"[{x}, {y}, {x + w}, {y + h}]", side="Middle.", distance=f"{rng.integers(5, 40)} m")[
+            about.name
+        ]
         return question_text(about, str(rng.choice(absent)), view if ask.six else None, 1), invented
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #796a1fb1
@@ -201,71 +310,122 @@ SCORES = ("relevance", "correctness", "grounding")
 PERFECT = 10
 
 
-def judge_prompt(views, question, answer):  # str
-    "The request to a judge (the paper names the dimensions, the words are ours)."
-    what = "a front-view image" if tuple(views) == ("front",) else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
-    return (f"You see {what} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole numbers:\n"
-            "- relevance: does the question matter for driving here?\n- correctness: is the answer right and unambiguous?\n"
-            "- grounding: is all that question and answer speak of visible in the image?\n"
-            f"Question: {question}\nAnswer: {answer}\n"
-            'Output only a JSON object such as {"relevance": 10, "correctness": 7, "grounding": 10}, nothing before or after it.')
+def judge_prompt(views, question, answer):
+    """The request to a judge (the paper names the dimensions, the words are ours).
+
+    Returns:
+        str
+    """
+    what = (
+        "a front-view image"
+        if tuple(views) == ("front",)
+        else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
+    )
+    return (
+        f"You see {what} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole numbers:\n"
+        "- relevance: does the question matter for driving here?\n- correctness: is the answer right and unambiguous?\n"
+        "- grounding: is all that question and answer speak of visible in the image?\n"
+        f"Question: {question}\nAnswer: {answer}\n"
+        'Output only a JSON object such as {"relevance": 10, "correctness": 7, "grounding": 10}, nothing before or after it.'
+    )
 
 
 def _once(pairs):
-    if len({k for k, _ in pairs}) < len(pairs): raise ValueError("a key stands twice")
+    if len({k for k, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice")
     return dict(pairs)
 
 
-def parse_scores(
-    text,  # anything
-):  # dict of the three scores, or a ParseError
-    "A judge's reply, strictly."
-    if not isinstance(text, str): return ParseError(f"not a text but {type(text).__name__}")
-    try: found = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as e: return ParseError(f"not JSON ({str(e)[:60]})")
-    if not isinstance(found, dict): return ParseError(f"expected a JSON object, found {type(found).__name__}")
-    if set(found) != set(SCORES): return ParseError(f"keys {', '.join(sorted(found))[:80]!r}, expected {', '.join(SCORES)}")
+def parse_scores(text):
+    """A judge's reply, strictly.
+
+    Args:
+        text: anything
+
+    Returns:
+        dict of the three scores, or a ParseError
+    """
+    if not isinstance(text, str):
+        return ParseError(f"not a text but {type(text).__name__}")
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as e:
+        return ParseError(f"not JSON ({str(e)[:60]})")
+    if not isinstance(found, dict):
+        return ParseError(f"expected a JSON object, found {type(found).__name__}")
+    if set(found) != set(SCORES):
+        return ParseError(f"keys {', '.join(sorted(found))[:80]!r}, expected {', '.join(SCORES)}")
     for k, v in found.items():
-        if type(v) is not int: return ParseError(f"{k}: {str(v)[:20]!r} is not a whole number")
-        if not 0 <= v <= PERFECT: return ParseError(f"{k}: {str(v)[:20]} is not in 0..{PERFECT}")
+        if type(v) is not int:
+            return ParseError(f"{k}: {str(v)[:20]!r} is not a whole number")
+        if not 0 <= v <= PERFECT:
+            return ParseError(f"{k}: {str(v)[:20]} is not in 0..{PERFECT}")
     return {k: found[k] for k in SCORES}
 
 
-def verdict(scores):  # of parse_scores -> "" if the pair stays, else the reason
-    "Only perfect scores stay."
-    if isinstance(scores, ParseError): return "judge unreadable"
+def verdict(scores):
+    """Only perfect scores stay.
+
+    Returns:
+        of parse_scores -> "" if the pair stays, else the reason
+    """
+    if isinstance(scores, ParseError):
+        return "judge unreadable"
     return next((k for k in ("relevance", "grounding", "correctness") if scores[k] < PERFECT), "")
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #7b645e02
 class ChatJudge:
     "A judge behind any engine."
 
-    def __init__(self, engine, max_new_tokens=100, seed=0): self.engine, self.how = engine, dict(temperature=0.0, max_new_tokens=max_new_tokens, seed=seed)
+    def __init__(self, engine, max_new_tokens=100, seed=0):
+        self.engine, self.how = engine, dict(temperature=0.0, max_new_tokens=max_new_tokens, seed=seed)
 
-    def scores(self, pairs):  # list of texts for `parse_scores`
-        "One reply for each Pair."
-        return _say(self.engine, [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer)) for p in pairs], **self.how)
+    def scores(self, pairs):
+        """One reply for each Pair.
+
+        Returns:
+            list of texts for `parse_scores`
+        """
+        return _say(
+            self.engine,
+            [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer)) for p in pairs],
+            **self.how,
+        )
 
 
 class ScriptedJudge:
     "A judge that reads the positions of all things within reach: it sees through them, and measures at half the precision."
 
-    def __init__(self, slack=2.0): self.slack, self._facts = slack, {}
+    def __init__(self, slack=2.0):
+        self.slack, self._facts = slack, {}
 
-    def scores(self, pairs):  # list of texts
-        "One reply for each Pair."
+    def scores(self, pairs):
+        """One reply for each Pair.
+
+        Returns:
+            list of texts
+        """
         return [json.dumps(dict(zip(SCORES, self._one(p), strict=True))) for p in pairs]
 
-    def _one(self, pair):  # relevance, correctness, grounding
+    def _one(self, pair):
+        """
+        Returns:
+            relevance, correctness, grounding
+        """
         known = recognise(pair.question)
-        if not known: return 0, 5, 5
+        if not known:
+            return 0, 5, 5
         form, kind, view = known
-        if view not in pair.ask.views: return 10, 0, 0
+        if view not in pair.ask.views:
+            return 10, 0, 0
         key = pair.ask.scene.id, pair.ask.views, pair.ask.size
-        if key not in self._facts: self._facts = {key: Facts(pair.ask.scene, pair.ask.views, pair.ask.size, xray=True)}
+        if key not in self._facts:
+            self._facts = {key: Facts(pair.ask.scene, pair.ask.views, pair.ask.size, xray=True)}
         truth = form.answer(self._facts[key], view, kind)
-        if truth is None: return 10, 0, 0
-        if same_answer(pair.answer, truth, self.slack): return 10, 10, 10
+        if truth is None:
+            return 10, 0, 0
+        if same_answer(pair.answer, truth, self.slack):
+            return 10, 10, 10
         return 10, 6 if same_answer(pair.answer, truth, 2 * self.slack) else 2, 10
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #acb73002
@@ -275,20 +435,31 @@ class ChatRewriter:
     def __init__(self, engine, temperature=0.9, max_new_tokens=100, seed=0):
         self.engine, self.how = engine, dict(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
 
-    def rewrite(self, questions):  # list of texts for `parse_question`
-        "One wording for each."
-        ask = ("Put this question into other words. Keep its meaning, every number and a view that it names at its beginning (such as 'Back left "
-               "view.') as they are, so that the same answer stays right. Output only the question, on one line.\n")
+    def rewrite(self, questions):
+        """One wording for each.
+
+        Returns:
+            list of texts for `parse_question`
+        """
+        ask = (
+            "Put this question into other words. Keep its meaning, every number and a view that it names at its beginning (such as 'Back left "
+            "view.') as they are, so that the same answer stays right. Output only the question, on one line.\n"
+        )
         return _say(self.engine, [as_message([], ask + q) for q in questions], **self.how)
 
 
 class ScriptedRewriter:
     "Wordings from the table of forms; a question that is not in it stays as it is."
 
-    def __init__(self, seed=0): self.seed = seed
+    def __init__(self, seed=0):
+        self.seed = seed
 
-    def rewrite(self, questions):  # list of texts
-        "One wording for each."
+    def rewrite(self, questions):
+        """One wording for each.
+
+        Returns:
+            list of texts
+        """
         rng, out = np.random.default_rng(self.seed), []
         for q in questions:
             form, kind, view = recognise(q) or (None, "", "")
@@ -297,45 +468,68 @@ class ScriptedRewriter:
         return out
 
 
-def parse_question(
-    text,  # anything
-    old,  # the question that was to be put into other words
-):  # str or a ParseError
-    "A rewritten question, strictly: one line, a question, with the numbers and the view of the old one."
-    if not isinstance(text, str): return ParseError(f"not a text but {type(text).__name__}")
+def parse_question(text, old):
+    """A rewritten question, strictly: one line, a question, with the numbers and the view of the old one.
+
+    Args:
+        text: anything
+        old: the question that was to be put into other words
+
+    Returns:
+        str or a ParseError
+    """
+    if not isinstance(text, str):
+        return ParseError(f"not a text but {type(text).__name__}")
     new = text.strip()
-    if not new.endswith("?") or not new.isprintable() or len(new) > 300: return ParseError("not one line that ends with a question mark")
-    if sorted(re.findall(r"\d+", new)) != sorted(re.findall(r"\d+", old)): return ParseError("other numbers")
-    view = next((f"{v.capitalize()} view. " for v in sorted(VIEWS, key=len, reverse=True) if old.startswith(f"{v.capitalize()} view. ")), "")
-    if not new.startswith(view): return ParseError(f"does not begin with {view!r}")
+    if not new.endswith("?") or not new.isprintable() or len(new) > 300:
+        return ParseError("not one line that ends with a question mark")
+    if sorted(re.findall(r"\d+", new)) != sorted(re.findall(r"\d+", old)):
+        return ParseError("other numbers")
+    view = next(
+        (
+            f"{v.capitalize()} view. "
+            for v in sorted(VIEWS, key=len, reverse=True)
+            if old.startswith(f"{v.capitalize()} view. ")
+        ),
+        "",
+    )
+    if not new.startswith(view):
+        return ParseError(f"does not begin with {view!r}")
     return new
 
 
-def trivial(
-    keys,  # what counts as the same question, for each pair
-    answers,
-    share=0.6,  # that one answer may have
-    seed=0,
-):  # (N,) bool: to be left out
-    "Majority answers beyond the share; a question that always has the same answer goes entirely."
+def trivial(keys, answers, share=0.6, seed=0):
+    """Majority answers beyond the share; a question that always has the same answer goes entirely.
+
+    Args:
+        keys: what counts as the same question, for each pair
+        share: that one answer may have
+
+    Returns:
+        (N,) bool: to be left out
+    """
     rng, out, groups = np.random.default_rng(seed), np.zeros(len(keys), bool), {}
-    for i, k in enumerate(keys): groups.setdefault(k, []).append(i)
+    for i, k in enumerate(keys):
+        groups.setdefault(k, []).append(i)
     for rows in groups.values():
-        (top, m), = Counter(answers[i] for i in rows).most_common(1)
+        ((top, m),) = Counter(answers[i] for i in rows).most_common(1)
         most = int(np.floor((len(rows) - m) * share / (1 - share) + 1e-9))
-        if m > most: out[rng.permutation([i for i in rows if answers[i] == top])[most:]] = True
+        if m > most:
+            out[rng.permutation([i for i in rows if answers[i] == top])[most:]] = True
     return out
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #58c9d9fb
-def make_asks(
-    scenes,
-    templates=0.7,  # share of asks that use templates
-    six=0.5,  # share of asks that show all six views
-    size=(168, 84),
-    seed=0,
-    fronts=None,  # front pictures of the scenes, if they are at hand
-):  # list of Ask
-    "Who is asked how, and what is shown. Exact shares; scenes without the other five cameras show the front."
+def make_asks(scenes, templates=0.7, six=0.5, size=(168, 84), seed=0, fronts=None):
+    """Who is asked how, and what is shown. Exact shares; scenes without the other five cameras show the front.
+
+    Args:
+        templates: share of asks that use templates
+        six: share of asks that show all six views
+        fronts: front pictures of the scenes, if they are at hand
+
+    Returns:
+        list of Ask
+    """
     rng, n = np.random.default_rng(seed), len(scenes)
     origin = rng.permutation(np.arange(n) < round(n * templates))
     around = rng.permutation(np.arange(n) < round(n * six))
@@ -353,109 +547,171 @@ def _template_questions(ask, rng, n=4):
     open = [f for f in FORMS if not f.presumes]
     picked = rng.permutation(np.array(open, object))[:n]
     view = str(rng.choice(ask.views)) if ask.six else None
-    return tuple(question_text(f, str(rng.choice(f.kinds)), ("front" if f.front else view) if ask.six else None) for f in picked)
+    return tuple(
+        question_text(f, str(rng.choice(f.kinds)), ("front" if f.front else view) if ask.six else None) for f in picked
+    )
 
 
-def generate_pairs(
-    asks,  # list of Ask
-    missing,  # how many pairs each still needs
-    taken,  # a set of questions for each
-    teacher,
-    attempt,
-    seed,
-    counts,  # Counter
-):  # list of Pair
-    "One round of stage 2."
+def generate_pairs(asks, missing, taken, teacher, attempt, seed, counts):
+    """One round of stage 2.
+
+    Args:
+        asks: list of Ask
+        missing: how many pairs each still needs
+        taken: a set of questions for each
+        counts: Counter
+
+    Returns:
+        list of Pair
+    """
     rng = [np.random.default_rng([seed, attempt, i]) for i in range(len(asks))]
     own = [a.origin == "template" and a.facts.known for a in asks]
     out = {i: template_pairs(asks[i], rng[i], missing[i], taken[i], attempt) for i in range(len(asks)) if own[i]}
     ask = [i for i in range(len(asks)) if not own[i]]
     for i in ask:
-        if asks[i].origin == "template": asks[i].asked = _template_questions(asks[i], rng[i])
+        if asks[i].origin == "template":
+            asks[i].asked = _template_questions(asks[i], rng[i])
     for i, text in zip(ask, teacher.questions([asks[i] for i in ask], attempt) if ask else [], strict=True):
         found = parse_pairs(text, None if not asks[i].asked else len(asks[i].asked), asks[i].asked)
         counts["replies"] += 1
-        if isinstance(found, ParseError): counts["replies unreadable"] += 1; continue
+        if isinstance(found, ParseError):
+            counts["replies unreadable"] += 1
+            continue
         faults = getattr(teacher, "injected", {})
-        fresh = [Pair(asks[i], q, a, attempt, faults.get((asks[i].scene.id, asks[i].views, q, a), "")) for q, a in found if q not in taken[i]]
+        fresh = [
+            Pair(asks[i], q, a, attempt, faults.get((asks[i].scene.id, asks[i].views, q, a), ""))
+            for q, a in found
+            if q not in taken[i]
+        ]
         out[i] = fresh[: missing[i]]
     return [p for i in sorted(out) for p in out[i]]
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #b04219b0
-def judged_pairs(
-    asks,
-    teacher,
-    judge,
-    rounds=2,
-    each=4,
-    seed=0,
-):  # kept pairs, counts of replies, counts by (category, what), counts by (fault, kept?)
-    "Stages 2 and 3: make, judge, make again what was rejected."
+def judged_pairs(asks, teacher, judge, rounds=2, each=4, seed=0):
+    """Stages 2 and 3: make, judge, make again what was rejected.
+
+    Returns:
+        kept pairs, counts of replies, counts by (category, what), counts by (fault, kept?)
+    """
     taken, kept = [set() for _ in asks], [[] for _ in asks]
     replies, table, faults, at = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
     for attempt in range(rounds):
         todo = [i for i in range(len(asks)) if len(kept[i]) < each]
-        if attempt: replies["asks made again"] += len(todo)
-        pairs = generate_pairs([asks[i] for i in todo], [each - len(kept[i]) for i in todo], [taken[i] for i in todo], teacher, attempt, seed, replies)
+        if attempt:
+            replies["asks made again"] += len(todo)
+        pairs = generate_pairs(
+            [asks[i] for i in todo],
+            [each - len(kept[i]) for i in todo],
+            [taken[i] for i in todo],
+            teacher,
+            attempt,
+            seed,
+            replies,
+        )
         for pair, text in zip(pairs, judge.scores(pairs) if pairs else [], strict=True):
             i, why = at[id(pair.ask)], verdict(parse_scores(text))
             taken[i].add(pair.question)
             table[pair.category, "made"] += 1
-            if attempt: table[pair.category, "made again"] += 1
-            if why: table[pair.category, f"rejected: {why}"] += 1
-            else: kept[i].append(pair)
+            if attempt:
+                table[pair.category, "made again"] += 1
+            if why:
+                table[pair.category, f"rejected: {why}"] += 1
+            else:
+                kept[i].append(pair)
             faults[pair.fault or "none", not why] += 1
     return [p for k in kept for p in k], replies, table, faults
 
 
-def vqa_row(pair, question):  # Pair, its final wording -> row
-    "A row for `train_sft`: messages without pictures, and the pictures."
+def vqa_row(pair, question):
+    """A row for `train_sft`: messages without pictures, and the pictures.
+
+    Returns:
+        Pair, its final wording -> row
+    """
     ask, known = pair.ask, recognise(pair.question)
-    meta = dict(family=ask.scene.family, turns=1, loss="last", category=pair.category, origin=ask.origin, views=list(ask.views), attempt=pair.attempt,
-                form=known[0].name if known else "", about=known[1] if known else "", question=pair.question)
-    messages = [{"role": "user", "content": [{"type": "image"} for _ in ask.images] + [{"type": "text", "text": question}]},
-                {"role": "assistant", "content": [{"type": "text", "text": pair.answer}]}]
+    meta = dict(
+        family=ask.scene.family,
+        turns=1,
+        loss="last",
+        category=pair.category,
+        origin=ask.origin,
+        views=list(ask.views),
+        attempt=pair.attempt,
+        form=known[0].name if known else "",
+        about=known[1] if known else "",
+        question=pair.question,
+    )
+    messages = [
+        {"role": "user", "content": [{"type": "image"} for _ in ask.images] + [{"type": "text", "text": question}]},
+        {"role": "assistant", "content": [{"type": "text", "text": pair.answer}]},
+    ]
     return dict(messages=messages, images=list(ask.images), kind="vqa", scene_id=ask.scene.id, meta=meta)
 
 
 @dataclass
 class Counts:
-    "What became of everything, for the data card."
-    frames: int = 0  # given
-    chosen: int = 0  # by stage 1
-    replies: Counter = field(default_factory=Counter)
-    table: Counter = field(default_factory=Counter)  # (category, what)
-    faults: Counter = field(default_factory=Counter)  # (kind of fault that the teacher put in, kept?)
+    """What became of everything, for the data card.
 
-    def of(self, what, category=None): return sum(n for (c, w), n in self.table.items() if w == what and category in (None, c))
+    Attributes:
+        frames: given
+        chosen: by stage 1
+        table: (category, what)
+        faults: (kind of fault that the teacher put in, kept?)
+    """
+
+    frames: int = 0
+    chosen: int = 0
+    replies: Counter = field(default_factory=Counter)
+    table: Counter = field(default_factory=Counter)
+    faults: Counter = field(default_factory=Counter)
+
+    def of(self, what, category=None):
+        return sum(n for (c, w), n in self.table.items() if w == what and category in (None, c))
 
 
 def vqa_rows(
     scenes,
-    teacher=None,  # default: ScriptedTeacher
-    judge=None,  # default: ScriptedJudge
-    rewriter=None,  # default: ScriptedRewriter
+    teacher=None,
+    judge=None,
+    rewriter=None,
     *,
-    features=thumbnails,  # function of pictures for stage 1; None: all scenes are taken
+    features=thumbnails,
     clusters=8,
-    each=8,  # scenes from a cluster
+    each=8,
     templates=0.7,
     six=0.5,
     image_size=(168, 84),
     rounds=2,
-    share=0.6,  # that the most frequent answer to a question may have
+    share=0.6,
     seed=0,
-):  # (rows, Counts)
-    "DriveAlign-VQA in small: stages 1 to 4 of A.3.1."
+):
+    """DriveAlign-VQA in small: stages 1 to 4 of A.3.1.
+
+    Args:
+        teacher: default: ScriptedTeacher
+        judge: default: ScriptedJudge
+        rewriter: default: ScriptedRewriter
+        features: function of pictures for stage 1; None: all scenes are taken
+        each: scenes from a cluster
+        share: that the most frequent answer to a question may have
+
+    Returns:
+        (rows, Counts)
+    """
     scenes = list(scenes)
-    teacher, judge, rewriter = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge(), rewriter or ScriptedRewriter(seed)
+    teacher, judge, rewriter = (
+        teacher or ScriptedTeacher(seed=seed),
+        judge or ScriptedJudge(),
+        rewriter or ScriptedRewriter(seed),
+    )
     fronts = [get_image(s, VIEWS["front"], image_size) for s in scenes]
     chosen = diverse(features(fronts), clusters, each, seed)[0] if features else range(len(scenes))
     asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed, [fronts[i] for i in chosen])
     pairs, replies, table, faults = judged_pairs(asks, teacher, judge, rounds, seed=seed)
     key = [(r[0].name, r[1]) if (r := recognise(p.question)) else p.question for p in pairs]
     dull = trivial(key, [p.answer for p in pairs], share, seed)
-    for p, d in zip(pairs, dull, strict=True): table[p.category, "trivial" if d else "kept"] += 1
+    for p, d in zip(pairs, dull, strict=True):
+        table[p.category, "trivial" if d else "kept"] += 1
     pairs = [p for p, d in zip(pairs, dull, strict=True) if not d]
     words, said = [], rewriter.rewrite([p.question for p in pairs]) if pairs else []
     for p, text in zip(pairs, said, strict=True):
@@ -463,42 +719,76 @@ def vqa_rows(
         refused = isinstance(new, ParseError)
         words.append(p.question if refused else new)
         table[p.category, "rewriting refused" if refused else "rewritten" if new != p.question else "same words"] += 1
-    return [vqa_row(p, w) for p, w in zip(pairs, words, strict=True)], Counts(len(scenes), len(chosen), replies, table, faults)
+    return [vqa_row(p, w) for p, w in zip(pairs, words, strict=True)], Counts(
+        len(scenes), len(chosen), replies, table, faults
+    )
 
 # %% ../../nbs/51_driveagent/40_vqa.ipynb #b0489bfc
-def vqa_card(
-    rows,
-    counts,  # Counts
-):  # str
-    "The data card."
+def vqa_card(rows, counts):
+    """The data card.
+
+    Args:
+        counts: Counts
+
+    Returns:
+        str
+    """
     lines = [f"| {category} | {what} | {n} |" for (category, what), n in sorted(counts.table.items())]
-    faults = [f"| {kind} | {'kept' if kept else 'caught'} | {n} |" for (kind, kept), n in sorted(counts.faults.items()) if kind]
-    return "\n".join([f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).\n",
-                      "| category | what | pairs |", "| --- | --- | ---: |", *lines,
-                      "\n| injected fault | what | pairs |", "| --- | --- | ---: |", *faults, ""])
+    faults = [
+        f"| {kind} | {'kept' if kept else 'caught'} | {n} |"
+        for (kind, kept), n in sorted(counts.faults.items())
+        if kind
+    ]
+    return "\n".join(
+        [
+            f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).\n",
+            "| category | what | pairs |",
+            "| --- | --- | ---: |",
+            *lines,
+            "\n| injected fault | what | pairs |",
+            "| --- | --- | ---: |",
+            *faults,
+            "",
+        ]
+    )
 
 
-def right_answer(
-    said,
-    true,
-    width=168,  # of the picture that boxes are in
-):  # bool
-    "Whether an answer counts."
+def right_answer(said, true, width=168):
+    """Whether an answer counts.
+
+    Args:
+        width: of the picture that boxes are in
+
+    Returns:
+        bool
+    """
     box = re.compile(r"\[(-?\d+), (-?\d+), (-?\d+), (-?\d+)\]")
     a, b = box.fullmatch(said.strip()), box.fullmatch(true.strip())
-    if a and b: return all(abs(int(x) - int(y)) <= width / 20 for x, y in zip(a.groups(), b.groups(), strict=True))
+    if a and b:
+        return all(abs(int(x) - int(y)) <= width / 20 for x, y in zip(a.groups(), b.groups(), strict=True))
     a, b = (re.fullmatch(r"(\d{1,4}) m", t.strip()) for t in (said, true))
-    if a and b: return abs(int(a[1]) - int(b[1])) <= int(b[1]) / 5
+    if a and b:
+        return abs(int(a[1]) - int(b[1])) <= int(b[1]) / 5
     return said.strip() == true.strip()
 
 
-def vqa_accuracy(
-    policy,  # Policy
-    rows,  # of `vqa_rows`
-):  # dict: category -> share, and all
-    "Greedy answers of a policy."
+def vqa_accuracy(policy, rows):
+    """Greedy answers of a policy.
+
+    Args:
+        policy: Policy
+        rows: of `vqa_rows`
+
+    Returns:
+        dict: category -> share, and all
+    """
     asked = [Conversation(with_images(dict(messages=r["messages"][:1], images=r["images"]))) for r in rows]
     said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
-    right = np.array([right_answer(s.text, r["messages"][-1]["content"][0]["text"], r["images"][0].width) for s, r in zip(said, rows, strict=True)])
+    right = np.array(
+        [
+            right_answer(s.text, r["messages"][-1]["content"][0]["text"], r["images"][0].width)
+            for s, r in zip(said, rows, strict=True)
+        ]
+    )
     of = np.array([r["meta"]["category"] for r in rows])
     return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))

@@ -19,38 +19,59 @@ from .kinematics import COMFORT
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #19247222
 ROUTES = 220
-PENALTY = dict(collisions_pedestrian=0.5, collisions_vehicle=0.6, collisions_layout=0.65, red_light=0.7, stop_infraction=0.8,
-               scenario_timeouts=0.7, yield_emergency_vehicle_infractions=0.7)
+PENALTY = dict(
+    collisions_pedestrian=0.5,
+    collisions_vehicle=0.6,
+    collisions_layout=0.65,
+    red_light=0.7,
+    stop_infraction=0.8,
+    scenario_timeouts=0.7,
+    yield_emergency_vehicle_infractions=0.7,
+)
 SLOW = "min_speed_infractions"
 OUTSIDE = re.compile(r"\(([\d.]+)% of the completed route\)")
 SPEED = re.compile(r"(\d+\.?\d*)%")
 
 
-def penalty(
-    infractions,  # dict: kind -> list of texts
-):  # float in [0, 1]
-    "The product of penalties. Raises ValueError for an unknown kind or an unreadable text."
+def penalty(infractions):
+    """The product of penalties. Raises ValueError for an unknown kind or an unreadable text.
+
+    Args:
+        infractions: dict: kind -> list of texts
+
+    Returns:
+        float in [0, 1]
+    """
     out = 1.0
     for kind, texts in infractions.items():
-        if kind in PENALTY: out *= PENALTY[kind] ** len(texts)
+        if kind in PENALTY:
+            out *= PENALTY[kind] ** len(texts)
         elif kind == "outside_route_lanes":
             for text in texts:
-                if not (m := OUTSIDE.search(text)): raise ValueError(f"outside_route_lanes: no percentage in {text!r}")
+                if not (m := OUTSIDE.search(text)):
+                    raise ValueError(f"outside_route_lanes: no percentage in {text!r}")
                 out *= 1 - float(m[1]) / 100
-        elif kind not in (SLOW, "route_dev", "vehicle_blocked", "route_timeout"): raise ValueError(f"infractions: unknown kind {kind!r}")
+        elif kind not in (SLOW, "route_dev", "vehicle_blocked", "route_timeout"):
+            raise ValueError(f"infractions: unknown kind {kind!r}")
     return out
 
 
-def composed(record): return record["scores"]["score_route"] * penalty(record["infractions"])
+def composed(record):
+    return record["scores"]["score_route"] * penalty(record["infractions"])
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb302a
-def success(record): return record["status"] in ("Completed", "Perfect") and not any(v for k, v in record["infractions"].items() if k != SLOW)
+def success(record):
+    return record["status"] in ("Completed", "Perfect") and not any(
+        v for k, v in record["infractions"].items() if k != SLOW
+    )
 
 
-def efficiency(
-    record,
-):  # float in percent, or None where no checkpoint counts
-    "The ego's speed beside that of the traffic."
+def efficiency(record):
+    """The ego's speed beside that of the traffic.
+
+    Returns:
+        float in percent, or None where no checkpoint counts
+    """
     found = [float(SPEED.search(text)[1]) for text in record["infractions"].get(SLOW, [])]
     kept = [v for v in found if v <= 1000]
     return float(np.mean(kept)) if kept else None
@@ -59,15 +80,21 @@ def efficiency(
 PIECE, WINDOW = 20, 7  # frames of 0.1 s
 
 
-def smooth_pieces(
-    acceleration,  # (T, 2 or 3) m/s², world axes
-    yaw_rate,  # (T,) rad/s
-    forward,  # (T, 2 or 3) unit vectors
-    right,  # (T, 2 or 3)
-):  # float: share of comfortable pieces
-    "Bench2Drive's comfort of one route."
+def smooth_pieces(acceleration, yaw_rate, forward, right):
+    """Bench2Drive's comfort of one route.
+
+    Args:
+        acceleration: (T, 2 or 3) m/s², world axes
+        yaw_rate: (T,) rad/s
+        forward: (T, 2 or 3) unit vectors
+        right: (T, 2 or 3)
+
+    Returns:
+        float: share of comfortable pieces
+    """
     a, yaw_rate = np.asarray(acceleration, float)[:, :2], np.unwrap(np.asarray(yaw_rate, float))
-    if len(a) < 3: raise ValueError(f"acceleration: {len(a)} frames; comfort needs three")
+    if len(a) < 3:
+        raise ValueError(f"acceleration: {len(a)} frames; comfort needs three")
     lon, lat = (np.einsum("ij,ij->i", a, np.asarray(v, float)[:, :2]) for v in (forward, right))
     n = len(a) // PIECE if len(a) > PIECE else 1
     size = PIECE if len(a) > PIECE else len(a)
@@ -75,42 +102,73 @@ def smooth_pieces(
     w = min(WINDOW, size)
     smooth = lambda v, order=0: savgol_filter(v, w, 2, deriv=order, delta=0.1 if order else 1.0)
     rate, lon_s, size_s = smooth(cut(yaw_rate)), smooth(cut(lon)), smooth(cut(np.hypot(*a.T)))
-    signals = dict(lon_accel=lon_s, lat_accel=smooth(cut(lat)), jerk=smooth(size_s, 1), lon_jerk=smooth(lon_s, 1), yaw_accel=rate, yaw_rate=rate)
+    signals = dict(
+        lon_accel=lon_s,
+        lat_accel=smooth(cut(lat)),
+        jerk=smooth(size_s, 1),
+        lon_jerk=smooth(lon_s, 1),
+        yaw_accel=rate,
+        yaw_rate=rate,
+    )
     return float(np.mean(np.all([((v > COMFORT[k][0]) & (v < COMFORT[k][1])).all(1) for k, v in signals.items()], 0)))
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30cdbb
-def read_results(
-    path,  # merged result JSON with _checkpoint.records
-):  # list of records
-    "The records of a run; errors name the file, the record and the field."
-    try: data = json.loads(Path(path).read_text())
-    except FileNotFoundError: raise ValueError(f"{path}: there is no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e: raise ValueError(f"{path}: not JSON, or cut short ({e})") from None
+def read_results(path):
+    """The records of a run; errors name the file, the record and the field.
+
+    Args:
+        path: merged result JSON with _checkpoint.records
+
+    Returns:
+        list of records
+    """
+    try:
+        data = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path}: not JSON, or cut short ({e})") from None
     records = data.get("_checkpoint", {}).get("records") if isinstance(data, dict) else None
-    if not isinstance(records, list): raise ValueError(f"{path}: _checkpoint.records: missing")
+    if not isinstance(records, list):
+        raise ValueError(f"{path}: _checkpoint.records: missing")
     for i, r in enumerate(records):
         for key in ("route_id", "status", "scores", "infractions"):
-            if not isinstance(r, dict) or key not in r: raise ValueError(f"{path}: record {i}: {key}: missing")
-        if "score_route" not in r["scores"]: raise ValueError(f"{path}: record {i} ({r['route_id']}): scores.score_route: missing")
+            if not isinstance(r, dict) or key not in r:
+                raise ValueError(f"{path}: record {i}: {key}: missing")
+        if "score_route" not in r["scores"]:
+            raise ValueError(f"{path}: record {i} ({r['route_id']}): scores.score_route: missing")
     ids = [r["route_id"] for r in records]
-    if len(set(ids)) < len(ids): raise ValueError(f"{path}: route {max(ids, key=ids.count)} stands twice: merge the runs first")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{path}: route {max(ids, key=ids.count)} stands twice: merge the runs first")
     return records
 
 
-def route_number(record): return int(re.search(r"(\d+)_rep", record["route_id"])[1])
+def route_number(record):
+    return int(re.search(r"(\d+)_rep", record["route_id"])[1])
 
 
-def summary(
-    records,
-    routes=ROUTES,  # of the benchmark
-    comfort=None,  # dict: route number -> share of comfortable pieces
-):  # DataFrame: driving score, success rate, ... over the routes that are there, and over all
-    "Bench2Drive's numbers, with both denominators."
-    if len(records) > routes: raise ValueError(f"{len(records)} records for {routes} routes")
+def summary(records, routes=ROUTES, comfort=None):
+    """Bench2Drive's numbers, with both denominators.
+
+    Args:
+        routes: of the benchmark
+        comfort: dict: route number -> share of comfortable pieces
+
+    Returns:
+        DataFrame: driving score, success rate, ... over the routes that are there, and over all
+    """
+    if len(records) > routes:
+        raise ValueError(f"{len(records)} records for {routes} routes")
     score, won = sum(map(composed, records)), sum(map(success, records))
     speed = [v for v in map(efficiency, records) if v is not None]
     n = len(records)
-    rows = {"driving score": (score / n, score / routes), "success rate %": (100 * won / n, 100 * won / routes),
-            "efficiency %": (np.mean(speed) if speed else np.nan, np.nan), "routes": (n, routes), "missing": (0, routes - n)}
-    if comfort: rows["comfort %"] = (100 * np.mean(list(comfort.values())), np.nan)
+    rows = {
+        "driving score": (score / n, score / routes),
+        "success rate %": (100 * won / n, 100 * won / routes),
+        "efficiency %": (np.mean(speed) if speed else np.nan, np.nan),
+        "routes": (n, routes),
+        "missing": (0, routes - n),
+    }
+    if comfort:
+        rows["comfort %"] = (100 * np.mean(list(comfort.values())), np.nan)
     return pd.DataFrame.from_dict(rows, orient="index", columns=["routes that are there", f"all {routes}"])

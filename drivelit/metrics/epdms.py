@@ -22,12 +22,18 @@ from .pdm import PDMScene
 from ..scene.core import Ego, Scene, from_frame
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #39cd701a
-def direction(
-    prepared: PDMScene,
-    states,  # (N, 41, 11)
-):  # (N,) 1, 0.5 or 0
-    "DDC: the most metres within a second outside the lanes of the route, so against the traffic or beside it, intersections not counted."
-    if prepared.on_route is None: return np.ones(len(states))
+def direction(prepared: PDMScene, states):
+    """DDC: the most metres within a second outside the lanes of the route, so against the traffic or beside it,
+    intersections not counted.
+
+    Args:
+        states: (N, 41, 11)
+
+    Returns:
+        (N,) 1, 0.5 or 0
+    """
+    if prepared.on_route is None:
+        return np.ones(len(states))
     center = pdm.ego_centers(states)[..., :2]
     moved = np.zeros(states.shape[:2])
     moved[:, 1:] = np.hypot(*np.moveaxis(np.diff(center, axis=1), -1, 0))
@@ -40,7 +46,8 @@ def direction(
 def traffic_lights(prepared, states):
     "TLC (N,): 0 where the ego's box touches the area of a red light on the route."
     red = pdm.red_zones(prepared.scene)
-    if not red: return np.ones(len(states))
+    if not red:
+        return np.ones(len(states))
     zone = shapely.union_all([shapely.make_valid(z) for z in red])
     shapely.prepare(zone)
     return 1.0 - shapely.intersects(zone, shapely.polygons(pdm.corners(states))).any(1)
@@ -51,7 +58,8 @@ TTC_STEPS, OFF_LINE, OFF_STEPS = 32, 0.5, 20  # steps, metres, steps
 
 def lane_keeping(prepared, states):
     "LK (N,)."
-    if prepared.route is None: return np.ones(len(states))
+    if prepared.route is None:
+        return np.ones(len(states))
     center = pdm.ego_centers(states)[..., :2]
     off = shapely.distance(prepared.route, shapely.points(center)) > OFF_LINE
     skip = pdm.inside(prepared.intersections, center)
@@ -62,56 +70,88 @@ def lane_keeping(prepared, states):
     return kept
 
 
-def progress_score(
-    own,  # (N,) metres along the route
-    allowed,  # (N,) product of the multiplied scores
-    reference,  # metres times that product, of the reference
-):  # (N,)
-    "EP: the whole way over the best safe one; 1 where that is 5 m or less."
+def progress_score(own, allowed, reference):
+    """EP: the whole way over the best safe one; 1 where that is 5 m or less.
+
+    Args:
+        own: (N,) metres along the route
+        allowed: (N,) product of the multiplied scores
+        reference: metres times that product, of the reference
+
+    Returns:
+        (N,)
+    """
     best = np.maximum(own * allowed, reference)
     return np.where(best > 5.0, np.clip(own / np.maximum(best, 1e-9), 0, 1), 1.0)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8195
-def comfort_signals(
-    states,  # (N, T, 11)
-):  # dict of (N, T)
-    "The filtered signals of v2's comfort."
+def comfort_signals(states):
+    """The filtered signals of v2's comfort.
+
+    Args:
+        states: (N, T, 11)
+
+    Returns:
+        dict of (N, T)
+    """
     n, f = states.shape[1], kin._filter
     shift = VEHICLE.to_center * (states[..., YAW_RATE] ** 2 + states[..., YAW_ACC])  # the official quirk, see above
     smooth = lambda a: np.round(a @ f(n, 8).T, 8)
     jerk = lambda a: smooth(a) @ f(n, 15, order=1).T
     ax, ay, size = states[..., AX] + shift, states[..., AY], np.hypot(states[..., AX], states[..., AY])
     heading = np.unwrap(states[..., HEADING], axis=1)
-    return dict(lon_accel=smooth(ax), lat_accel=smooth(ay), jerk=jerk(size), lon_jerk=jerk(ax), yaw_accel=heading @ f(n, 5, 3, 2).T,
-                yaw_rate=heading @ f(n, 5, 2, 1).T)
+    return dict(
+        lon_accel=smooth(ax),
+        lat_accel=smooth(ay),
+        jerk=jerk(size),
+        lon_jerk=jerk(ax),
+        yaw_accel=heading @ f(n, 5, 3, 2).T,
+        yaw_rate=heading @ f(n, 5, 2, 1).T,
+    )
 
 
-def past_states(
-    ego: Ego,
-    seconds=1.5,
-):  # (14, 11): every 0.1 s from -1.5 s to -0.2 s; fewer if less is known
-    "The recorded drive before now, as states. Accelerations that were not recorded are taken from the poses."
+def past_states(ego: Ego, seconds=1.5):
+    """The recorded drive before now, as states. Accelerations that were not recorded are taken from the poses.
+
+    Returns:
+        (14, 11): every 0.1 s from -1.5 s to -0.2 s; fewer if less is known
+    """
     ago = ego.times >= -seconds - 1e-6
     t, poses = ego.times[ago], ego.poses[ago]
-    if len(t) < 2: return np.zeros((0, 11))
-    if len(ego.past_acceleration): a = ego.past_acceleration[ago]
+    if len(t) < 2:
+        return np.zeros((0, 11))
+    if len(ego.past_acceleration):
+        a = ego.past_acceleration[ago]
     else:
         v = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], t)
         a = np.stack([np.gradient(v, t), v * np.gradient(np.unwrap(poses[:, 2]), t)], 1)
     at = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
     out = np.zeros((len(at), 11))
-    for column, value in ((X, poses[:, 0]), (Y, poses[:, 1]), (HEADING, np.unwrap(poses[:, 2])), (AX, a[:, 0]), (AY, a[:, 1])):
+    for column, value in (
+        (X, poses[:, 0]),
+        (Y, poses[:, 1]),
+        (HEADING, np.unwrap(poses[:, 2])),
+        (AX, a[:, 0]),
+        (AY, a[:, 1]),
+    ):
         out[:, column] = np.interp(at, t, value)
     return out
 
 
-def history_comfort(
-    states,  # (N, 41, 11)
-    past,  # (H, 11)
-):  # (N,)
-    "HC: 1 where all signals stay inside v1's bounds, from the past to the plan's end."
+def history_comfort(states, past):
+    """HC: 1 where all signals stay inside v1's bounds, from the past to the plan's end.
+
+    Args:
+        states: (N, 41, 11)
+        past: (H, 11)
+
+    Returns:
+        (N,)
+    """
     full = np.concatenate([np.repeat(past[None], len(states), 0), states], 1)
-    return np.all([((s > kin.COMFORT[k][0]) & (s < kin.COMFORT[k][1])).all(1) for k, s in comfort_signals(full).items()], 0).astype(float)
+    return np.all(
+        [((s > kin.COMFORT[k][0]) & (s < kin.COMFORT[k][1])).all(1) for k, s in comfort_signals(full).items()], 0
+    ).astype(float)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #15f4ab56
 EXTENDED = dict(accel=0.7, jerk=0.5, yaw_rate=0.1, yaw_accel=0.1)
@@ -121,16 +161,27 @@ def _extended_signals(states):
     n, f = states.shape[1], kin._filter
     size, heading = np.hypot(states[..., AX], states[..., AY]), np.unwrap(states[..., HEADING], axis=1)
     smooth = np.round(size @ f(n, 8).T, 8)
-    return dict(accel=smooth, jerk=smooth @ f(n, 15, order=1).T, yaw_rate=heading @ f(n, 5, 2, 1).T, yaw_accel=heading @ f(n, 5, 2, 2).T)
+    return dict(
+        accel=smooth,
+        jerk=smooth @ f(n, 15, order=1).T,
+        yaw_rate=heading @ f(n, 5, 2, 1).T,
+        yaw_accel=heading @ f(n, 5, 2, 2).T,
+    )
 
 
-def extended_comfort(
-    states,  # (N, 41, 11) drives of the plans of now
-    before,  # (N, 41, 11) or (41, 11) drives of the plans of the frame before
-    interval=0.5,  # seconds between the frames, 0 to 0.55
-):  # (N,) 1.0 or 0.0
-    "EC: the same drive, planned twice?"
-    if not 0 <= interval < 0.55: raise ValueError(f"interval: {interval} s; frames more than 0.55 s apart are not compared")
+def extended_comfort(states, before, interval=0.5):
+    """EC: the same drive, planned twice?
+
+    Args:
+        states: (N, 41, 11) drives of the plans of now
+        before: (N, 41, 11) or (41, 11) drives of the plans of the frame before
+        interval: seconds between the frames, 0 to 0.55
+
+    Returns:
+        (N,) 1.0 or 0.0
+    """
+    if not 0 <= interval < 0.55:
+        raise ValueError(f"interval: {interval} s; frames more than 0.55 s apart are not compared")
     k = round(interval / kin.DT)
     before = np.broadcast_to(before, states.shape)
     now, then = _extended_signals(states[:, : states.shape[1] - k]), _extended_signals(before[:, k:])
@@ -143,7 +194,15 @@ MULTIPLIED, WEIGHTS = ("nc", "dac", "ddc", "tlc"), dict(ep=5.0, ttc=5.0, lk=2.0,
 
 @dataclass(eq=False)
 class EPDMSResult:
-    "Scores of N plans; every array has one row a plan."
+    """Scores of N plans; every array has one row a plan.
+
+    Attributes:
+        ec: NaN without a frame before
+        progress: metres along the route
+        states: (N, 41, 11)
+        ttc_step: -1: none
+    """
+
     nc: np.ndarray
     dac: np.ndarray
     ddc: np.ndarray
@@ -152,14 +211,15 @@ class EPDMSResult:
     ttc: np.ndarray
     lk: np.ndarray
     hc: np.ndarray
-    ec: np.ndarray  # NaN without a frame before
-    progress: np.ndarray  # metres along the route
-    states: np.ndarray  # (N, 41, 11)
-    ttc_step: np.ndarray = None  # -1: none
+    ec: np.ndarray
+    progress: np.ndarray
+    states: np.ndarray
+    ttc_step: np.ndarray = None
     nc_step: np.ndarray = None
 
     @property
-    def product(self): return np.prod([getattr(self, k) for k in MULTIPLIED], 0)
+    def product(self):
+        return np.prod([getattr(self, k) for k in MULTIPLIED], 0)
 
     @property
     def epdms(self):
@@ -168,7 +228,8 @@ class EPDMSResult:
         weight = np.where(np.isnan(parts), 0, weight)
         return self.product * (np.nan_to_num(parts) * weight).sum(0) / weight.sum(0)
 
-    def __len__(self): return len(self.nc)
+    def __len__(self):
+        return len(self.nc)
 
 
 def early(prepared, touching):
@@ -178,15 +239,15 @@ def early(prepared, touching):
     return out
 
 
-def score_states(
-    prepared: PDMScene,
-    states,  # (N, 41, 11)
-    reference=None,  # metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
-    past=None,  # (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human
-    before=None,  # (N or 1, 41, 11) drives of the frame before
-    interval=0.5,
-) -> EPDMSResult:
-    "Score drives."
+def score_states(prepared: PDMScene, states, reference=None, past=None, before=None, interval=0.5) -> EPDMSResult:
+    """Score drives.
+
+    Args:
+        states: (N, 41, 11)
+        reference: metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
+        past: (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human
+        before: (N or 1, 41, 11) drives of the frame before
+    """
     touching, offroad = pdm.contacts(prepared, states), pdm.off_road(prepared, states)
     nc, nc_step, _ = pdm.no_collision(prepared, states, touching, offroad)
     ttc, ttc_step, _ = pdm.time_to_collision(prepared, states, early(prepared, touching), offroad)
@@ -195,50 +256,68 @@ def score_states(
     ep = progress_score(own, nc * dac * ddc * tlc, 0.0 if reference is None else reference)
     hc = np.ones(len(states)) if past is None else history_comfort(states, past)
     ec = np.full(len(states), np.nan) if before is None else extended_comfort(states, before, interval)
-    return EPDMSResult(nc, dac, ddc, tlc, ep, ttc, lane_keeping(prepared, states), hc, ec, own, states, ttc_step, nc_step)
+    return EPDMSResult(
+        nc, dac, ddc, tlc, ep, ttc, lane_keeping(prepared, states), hc, ec, own, states, ttc_step, nc_step
+    )
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #dab1b497
-def human_filter(
-    result: EPDMSResult,
-    human,  # (41, 11) drive of the recorded human, or EPDMSResult of it
-    prepared: PDMScene = None,  # needed for a drive
-) -> EPDMSResult:
-    "Forgive a plan what the human did, too."
-    if not isinstance(human, EPDMSResult): human = score_states(prepared, human[None])
+def human_filter(result: EPDMSResult, human, prepared: PDMScene = None) -> EPDMSResult:
+    """Forgive a plan what the human did, too.
+
+    Args:
+        human: (41, 11) drive of the recorded human, or EPDMSResult of it
+        prepared: needed for a drive
+    """
+    if not isinstance(human, EPDMSResult):
+        human = score_states(prepared, human[None])
     forgiven = {k: np.ones(len(result)) for k in (*MULTIPLIED, "ep", "ttc", "lk", "hc") if getattr(human, k)[0] == 0}
     return replace(result, **forgiven)
 
 
-def score(
-    scene,  # Scene or PDMScene
-    poses,  # (N, 8, 3) plans in the ego frame, at 0.5 s
-    reference=None,  # (41, 3) poses of the reference at 10 Hz; default: PDM-Closed's
-    before=None,  # (8, 3) or (N, 8, 3) plans of the frame before, in that frame, and `ego_before`
-    ego_before: Ego = None,
-    interval=0.5,  # seconds between the frames
-    human=None,  # (8, 3) recorded drive: the human filter is on
-) -> EPDMSResult:
-    "EPDMS of plans. Raises ValueError for a plan with NaN or of the wrong shape, and for `before` without `ego_before`."
+def score(scene, poses, reference=None, before=None, ego_before: Ego = None, interval=0.5, human=None) -> EPDMSResult:
+    """EPDMS of plans. Raises ValueError for a plan with NaN or of the wrong shape, and for `before` without
+    `ego_before`.
+
+    Args:
+        scene: Scene or PDMScene
+        poses: (N, 8, 3) plans in the ego frame, at 0.5 s
+        reference: (41, 3) poses of the reference at 10 Hz; default: PDM-Closed's
+        before: (8, 3) or (N, 8, 3) plans of the frame before, in that frame, and `ego_before`
+        interval: seconds between the frames
+        human: (8, 3) recorded drive: the human filter is on
+    """
     prepared = pdm.prepare(scene) if isinstance(scene, Scene) else scene
     ego = prepared.scene.ego
-    if (before is None) != (ego_before is None): raise ValueError("before and ego_before: EC needs the plan of the frame before and its ego")
+    if (before is None) != (ego_before is None):
+        raise ValueError("before and ego_before: EC needs the plan of the frame before and its ego")
     if reference is None:
         pdm.reference_progress(prepared)
         reference = prepared.reference
     r = score_states(prepared, kin.track(np.asarray(reference, float)[None], ego))
     then = None if before is None else kin.simulate(np.asarray(before, float).reshape(-1, 8, 3), ego_before)
-    result = score_states(prepared, kin.simulate(poses, ego), float(r.progress[0] * r.product[0]), past_states(ego), then, interval)
-    return result if human is None else human_filter(result, kin.simulate(np.asarray(human, float)[None], ego)[0], prepared)
+    result = score_states(
+        prepared, kin.simulate(poses, ego), float(r.progress[0] * r.product[0]), past_states(ego), then, interval
+    )
+    return (
+        result
+        if human is None
+        else human_filter(result, kin.simulate(np.asarray(human, float)[None], ego)[0], prepared)
+    )
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b9b5
 SIGMA2 = 0.1  # m²
 
 
-def second_stage_weights(
-    end,  # (2,) global end point of the first-stage plan
-    starts,  # (M, 2) global start points of the second-stage moments
-):  # (M,) sum 1
-    "How much each second-stage moment counts."
+def second_stage_weights(end, starts):
+    """How much each second-stage moment counts.
+
+    Args:
+        end: (2,) global end point of the first-stage plan
+        starts: (M, 2) global start points of the second-stage moments
+
+    Returns:
+        (M,) sum 1
+    """
     d2 = ((np.asarray(starts, float) - np.asarray(end, float)) ** 2).sum(-1)
     w = np.exp(-d2 / (2 * SIGMA2))
     return np.full(len(w), 1 / len(w)) if np.isclose(w.sum(), 0.0) else w / w.sum()
@@ -262,13 +341,21 @@ def _row_score(row):
     return np.prod([row[k] for k in MULTIPLIED]) * sum(row[k] * v for k, v in w.items()) / sum(w.values())
 
 
-def two_stage(
-    table,  # DataFrame, one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y; readable plans only
-    mappings,  # list of (now, before, [(second-stage now, second-stage before), ...])
-):  # dict of Series: combined, stage_one, stage_two
-    "NAVSIM v2's pseudo closed-loop score. Raises ValueError for a token that has no row: a plan that could not be read has to be decided on before."
+def two_stage(table, mappings):
+    """NAVSIM v2's pseudo closed-loop score. Raises ValueError for a token that has no row: a plan that could not be
+    read has to be decided on before.
+
+    Args:
+        table: DataFrame, one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y; readable
+            plans only
+        mappings: list of (now, before, [(second-stage now, second-stage before), ...])
+
+    Returns:
+        dict of Series: combined, stage_one, stage_two
+    """
     tokens = {t for now, before, second in mappings for t in (now, before, *[x for pair in second for x in pair])}
-    if missing := sorted(tokens - set(table.index)): raise ValueError(f"no scores for {len(missing)} tokens, such as {missing[0]!r}")
+    if missing := sorted(tokens - set(table.index)):
+        raise ValueError(f"no scores for {len(missing)} tokens, such as {missing[0]!r}")
     table = with_extended_comfort(table, [p for now, before, second in mappings for p in ((now, before), *second)])
     columns, one, two, groups = list(COLUMNS), [], [], []
     for now, before, second in mappings:
@@ -282,32 +369,50 @@ def two_stage(
     return {k: pd.DataFrame(v).mean() for k, v in dict(combined=groups, stage_one=one, stage_two=two).items()}
 
 
-def one_stage(
-    table,  # as in `two_stage`, with a column `log`
-    gap=0.55,  # seconds: frames of one log that are nearer are neighbours
-):  # Series of column means, and the table with EC and score
-    "The one-stage script: EC with the frame before of the same log where there is one, else its weight is 0."
+def one_stage(table, gap=0.55):
+    """The one-stage script: EC with the frame before of the same log where there is one, else its weight is 0.
+
+    Args:
+        table: as in `two_stage`, with a column `log`
+        gap: seconds: frames of one log that are nearer are neighbours
+
+    Returns:
+        Series of column means, and the table with EC and score
+    """
     pairs = []
     for _, rows in table.sort_values("time").groupby("log", sort=False):
-        pairs += [(b, a) for a, b in zip(rows.index, rows.index[1:], strict=False) if rows.at[b, "time"] - rows.at[a, "time"] <= gap]
+        pairs += [
+            (b, a)
+            for a, b in zip(rows.index, rows.index[1:], strict=False)
+            if rows.at[b, "time"] - rows.at[a, "time"] <= gap
+        ]
     table = table.assign(ec=np.nan)
     for now, before in pairs:
-        table.loc[now, "ec"] = extended_comfort(table.at[now, "states"][None], table.at[before, "states"], table.at[now, "time"] - table.at[before, "time"])[0]
+        table.loc[now, "ec"] = extended_comfort(
+            table.at[now, "states"][None], table.at[before, "states"], table.at[now, "time"] - table.at[before, "time"]
+        )[0]
     table = table.assign(score=[_row_score(r) for _, r in table.iterrows()])
     return table[list(COLUMNS)].astype(float).mean(), table
 
 
-def rows(
-    result: EPDMSResult,
-    tokens,  # N names
-    poses,  # (N, 8, 3) the plans
-    origins,  # (N, 3) global rear-axle poses
-    times,  # (N,) seconds
-    logs=None,  # N names
-):  # DataFrame for `two_stage` and `one_stage`
-    "Results as a table."
+def rows(result: EPDMSResult, tokens, poses, origins, times, logs=None):
+    """Results as a table.
+
+    Args:
+        tokens: N names
+        poses: (N, 8, 3) the plans
+        origins: (N, 3) global rear-axle poses
+        times: (N,) seconds
+        logs: N names
+
+    Returns:
+        DataFrame for `two_stage` and `one_stage`
+    """
     end = np.array([from_frame(np.asarray(p)[-1:], o)[0] for p, o in zip(poses, origins, strict=True)])
-    t = pd.DataFrame({k: getattr(result, k) for k in (*MULTIPLIED, "ep", "ttc", "lk", "hc")} | dict(time=np.asarray(times, float)), index=list(tokens))
+    t = pd.DataFrame(
+        {k: getattr(result, k) for k in (*MULTIPLIED, "ep", "ttc", "lk", "hc")} | dict(time=np.asarray(times, float)),
+        index=list(tokens),
+    )
     t["x"], t["y"] = np.asarray(origins, float)[:, :2].T
     t["end_x"], t["end_y"] = end[:, :2].T
     return t.assign(states=list(result.states), log=logs if logs is not None else "")

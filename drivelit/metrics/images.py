@@ -18,23 +18,32 @@ from scipy.linalg import sqrtm
 class Moments:
     "Mean and covariance of features, batch by batch."
 
-    def __init__(self): self.n, self.total, self.outer = 0, 0.0, 0.0
+    def __init__(self):
+        self.n, self.total, self.outer = 0, 0.0, 0.0
 
-    def add(
-        self,
-        features,  # (B, D)
-    ):  # itself
-        "Take in a batch. Raises ValueError for NaN and for a wrong shape."
+    def add(self, features):
+        """Take in a batch. Raises ValueError for NaN and for a wrong shape.
+
+        Args:
+            features: (B, D)
+
+        Returns:
+            itself
+        """
         f = np.asarray(features.detach().cpu() if isinstance(features, torch.Tensor) else features, np.float64)
-        if f.ndim != 2: raise ValueError(f"features: shape {f.shape}, expected (batch, D)")
-        if not np.isfinite(f).all(): raise ValueError("features: hold NaN or infinity")
-        if self.n == 0: self.origin = f[0].copy()  # sums around a point of the cloud lose no digits
+        if f.ndim != 2:
+            raise ValueError(f"features: shape {f.shape}, expected (batch, D)")
+        if not np.isfinite(f).all():
+            raise ValueError("features: hold NaN or infinity")
+        if self.n == 0:
+            self.origin = f[0].copy()  # sums around a point of the cloud lose no digits
         f = f - self.origin
         self.n, self.total, self.outer = self.n + len(f), self.total + f.sum(0), self.outer + f.T @ f
         return self
 
     @property
-    def mean(self): return self.origin + self.total / self.n
+    def mean(self):
+        return self.origin + self.total / self.n
 
     @property
     def covariance(self):
@@ -42,52 +51,71 @@ class Moments:
         return (self.outer - self.n * np.outer(m, m)) / (self.n - 1)
 
 
-def frechet(
-    a: Moments,
-    b: Moments,
-):  # float, squared distance
-    "The Fréchet distance of two sets of features (FID if they are Inception's pool features)."
+def frechet(a: Moments, b: Moments):
+    """The Fréchet distance of two sets of features (FID if they are Inception's pool features).
+
+    Returns:
+        float, squared distance
+    """
     for name, m in (("first", a), ("second", b)):
-        if m.n < 2: raise ValueError(f"the {name} set has {m.n} samples; a covariance needs two")
-        if m.n < len(m.mean): warnings.warn(f"the {name} set has {m.n} samples for {len(m.mean)} features: the distance is biased upwards", stacklevel=2)
+        if m.n < 2:
+            raise ValueError(f"the {name} set has {m.n} samples; a covariance needs two")
+        if m.n < len(m.mean):
+            warnings.warn(
+                f"the {name} set has {m.n} samples for {len(m.mean)} features: the distance is biased upwards",
+                stacklevel=2,
+            )
     root = np.real(sqrtm(a.covariance @ b.covariance))
     return float(max(0.0, ((a.mean - b.mean) ** 2).sum() + np.trace(a.covariance + b.covariance - 2 * root)))
 
 
-def frechet_of(
-    extract,  # function: list of images -> (B, D) features
-    real,  # sequence of PIL images
-    made,
-    batch=32,
-):  # float
-    "The same from images, with any extractor."
-    parts = lambda images: [images[i: i + batch] for i in range(0, len(images), batch)]
+def frechet_of(extract, real, made, batch=32):
+    """The same from images, with any extractor.
+
+    Args:
+        extract: function: list of images -> (B, D) features
+        real: sequence of PIL images
+
+    Returns:
+        float
+    """
+    parts = lambda images: [images[i : i + batch] for i in range(0, len(images), batch)]
     a, b = Moments(), Moments()
     for m, images in ((a, real), (b, made)):
-        for p in parts(images): m.add(extract(p))
+        for p in parts(images):
+            m.add(extract(p))
     return frechet(a, b)
 
 # %% ../../nbs/10_metrics/70_images.ipynb #4b0b09df
 INCEPTION, BICUBIC = 2048, 3  # features; PIL's number for the filter
 
 
-def fid(
-    real,  # sequence of PIL images
-    made,
-    network,  # path of a TorchScript file, or a module: (B, 3, 299, 299) uint8 -> (B, 2048)
-    batch=32,
-):  # float
-    "FID. Raises ValueError naming what is missing if there is no Inception."
+def fid(real, made, network, batch=32):
+    """FID. Raises ValueError naming what is missing if there is no Inception.
+
+    Args:
+        real: sequence of PIL images
+        network: path of a TorchScript file, or a module: (B, 3, 299, 299) uint8 -> (B, 2048)
+
+    Returns:
+        float
+    """
     if not isinstance(network, torch.nn.Module):
         if not network or not Path(network).is_file():
-            raise ValueError(f"{network}: there is no Inception network here. Export FID's InceptionV3 (pool features, TensorFlow weights) to "
-                             "TorchScript and give its path, or use `frechet_of` with another extractor and do not call it FID")
+            raise ValueError(
+                f"{network}: there is no Inception network here. Export FID's InceptionV3 (pool features, TensorFlow weights) to "
+                "TorchScript and give its path, or use `frechet_of` with another extractor and do not call it FID"
+            )
         network = torch.jit.load(str(network), map_location="cpu")
 
     def extract(images):
-        pixels = np.stack([np.asarray(i.convert("RGB").resize((299, 299), BICUBIC)) for i in images]).transpose(0, 3, 1, 2)
-        with torch.no_grad(): f = network(torch.from_numpy(pixels))
-        if f.shape != (len(images), INCEPTION): raise ValueError(f"network: {tuple(f.shape)} features; FID's Inception gives {(len(images), INCEPTION)}")
+        pixels = np.stack([np.asarray(i.convert("RGB").resize((299, 299), BICUBIC)) for i in images]).transpose(
+            0, 3, 1, 2
+        )
+        with torch.no_grad():
+            f = network(torch.from_numpy(pixels))
+        if f.shape != (len(images), INCEPTION):
+            raise ValueError(f"network: {tuple(f.shape)} features; FID's Inception gives {(len(images), INCEPTION)}")
         return f
 
     return frechet_of(extract, real, made, batch)
@@ -96,11 +124,15 @@ def fid(
 MEAN, DEVIATION = np.array([0.48145466, 0.4578275, 0.40821073]), np.array([0.26862954, 0.26130258, 0.27577711])
 
 
-def clip_pixels(
-    images,  # list of PIL images
-    size=224,
-):  # (B, 3, size, size) float32
-    "Images as CLIP wants them."
+def clip_pixels(images, size=224):
+    """Images as CLIP wants them.
+
+    Args:
+        images: list of PIL images
+
+    Returns:
+        (B, 3, size, size) float32
+    """
     out = []
     for i in images:
         i = i.convert("RGB")
@@ -111,37 +143,50 @@ def clip_pixels(
     return torch.from_numpy(((np.stack(out) - MEAN) / DEVIATION).transpose(0, 3, 1, 2).astype(np.float32))
 
 
-def _pooled(output): return output if isinstance(output, torch.Tensor) else output.pooler_output
+def _pooled(output):
+    return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 
 def embed_images(model, images):
     "(B, D) unit vectors."
-    with torch.no_grad(): v = _pooled(model.get_image_features(pixel_values=clip_pixels(images, model.config.vision_config.image_size)))
+    with torch.no_grad():
+        v = _pooled(model.get_image_features(pixel_values=clip_pixels(images, model.config.vision_config.image_size)))
     return unit(v)
 
 
 def embed_texts(model, tokens):
     "(B, D) unit vectors; tokens: dict of input_ids and attention_mask."
-    with torch.no_grad(): return unit(_pooled(model.get_text_features(**tokens)))
+    with torch.no_grad():
+        return unit(_pooled(model.get_text_features(**tokens)))
 
 
-def unit(v): return v / v.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+def unit(v):
+    return v / v.norm(dim=-1, keepdim=True).clamp_min(1e-12)
 
 
-def image_similarity(
-    model,  # CLIP-like
-    dreamed,  # list of images
-    true,  # list of images
-):  # (B,) cosine in [-1, 1]
-    "MindDriver eq. 2."
-    if len(dreamed) != len(true): raise ValueError(f"{len(dreamed)} dreamed and {len(true)} true images")
+def image_similarity(model, dreamed, true):
+    """MindDriver eq. 2.
+
+    Args:
+        model: CLIP-like
+        dreamed: list of images
+        true: list of images
+
+    Returns:
+        (B,) cosine in [-1, 1]
+    """
+    if len(dreamed) != len(true):
+        raise ValueError(f"{len(dreamed)} dreamed and {len(true)} true images")
     return (embed_images(model, dreamed) * embed_images(model, true)).sum(-1).numpy()
 
 
-def clip_score(
-    model,
-    images,
-    tokens,  # of one sentence for each image
-):  # (B,) in [0, 100]
-    "The CLIP score of images and sentences."
+def clip_score(model, images, tokens):
+    """The CLIP score of images and sentences.
+
+    Args:
+        tokens: of one sentence for each image
+
+    Returns:
+        (B,) in [0, 100]
+    """
     return (100 * (embed_images(model, images) * embed_texts(model, tokens)).sum(-1)).clamp_min(0).numpy()

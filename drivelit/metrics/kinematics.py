@@ -19,23 +19,43 @@ from scipy.signal import savgol_filter
 from ..scene.core import Ego, Scene, wrap_angle
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #35971afb
-COLUMNS = ("x", "y", "heading", "vx", "vy", "ax", "ay", "steering_angle", "steering_rate", "yaw_rate", "yaw_acceleration")
+COLUMNS = (
+    "x",
+    "y",
+    "heading",
+    "vx",
+    "vy",
+    "ax",
+    "ay",
+    "steering_angle",
+    "steering_rate",
+    "yaw_rate",
+    "yaw_acceleration",
+)
 X, Y, HEADING, VX, VY, AX, AY, STEER, STEER_RATE, YAW_RATE, YAW_ACC = range(11)
 DT, STEPS = 0.1, 40  # seconds, steps
 
 
 @dataclass(frozen=True)
 class Vehicle:
-    "NAVSIM's ego vehicle, metres."
+    """NAVSIM's ego vehicle, metres.
+
+    Attributes:
+        front: from the rear axle
+    """
+
     width: float = 2.297
-    front: float = 4.049  # from the rear axle
+    front: float = 4.049
     rear: float = 1.127
     wheelbase: float = 3.089
 
     @property
-    def length(self): return self.front + self.rear
+    def length(self):
+        return self.front + self.rear
+
     @property
-    def to_center(self): return (self.front - self.rear) / 2
+    def to_center(self):
+        return (self.front - self.rear) / 2
 
 
 VEHICLE = Vehicle()
@@ -44,19 +64,28 @@ VEHICLE = Vehicle()
 FAR = 1e6  # metres or radians
 
 
-def interpolate(
-    poses,  # (N, P, 3) rear-axle poses in the ego frame, at dt, 2 dt, ...
-    dt=0.5,  # seconds between poses
-    steps=STEPS,  # of 0.1 s
-):  # (N, steps + 1, 3); raises ValueError for NaN, wrong shapes and absurd values
-    "A plan at 10 Hz, starting at the origin."
+def interpolate(poses, dt=0.5, steps=STEPS):
+    """A plan at 10 Hz, starting at the origin.
+
+    Args:
+        poses: (N, P, 3) rear-axle poses in the ego frame, at dt, 2 dt, ...
+        dt: seconds between poses
+        steps: of 0.1 s
+
+    Returns:
+        (N, steps + 1, 3); raises ValueError for NaN, wrong shapes and absurd values
+    """
     poses = np.asarray(poses, float)
-    if poses.ndim != 3 or poses.shape[-1] != 3: raise ValueError(f"poses: shape {poses.shape}, expected (N, points, 3)")
+    if poses.ndim != 3 or poses.shape[-1] != 3:
+        raise ValueError(f"poses: shape {poses.shape}, expected (N, points, 3)")
     bad = ~np.isfinite(poses).all((1, 2))
-    if bad.any(): raise ValueError(f"poses[{int(np.argmax(bad))}]: holds NaN or infinity")
+    if bad.any():
+        raise ValueError(f"poses[{int(np.argmax(bad))}]: holds NaN or infinity")
     bad = (np.abs(poses) > FAR).any((1, 2))
-    if bad.any(): raise ValueError(f"poses[{int(np.argmax(bad))}]: a value beyond {FAR:.0e} is no plan for a car")
-    if poses.shape[1] * dt < steps * DT - 1e-9: raise ValueError(f"poses: {poses.shape[1]} poses of {dt} s do not reach {steps * DT} s")
+    if bad.any():
+        raise ValueError(f"poses[{int(np.argmax(bad))}]: a value beyond {FAR:.0e} is no plan for a car")
+    if poses.shape[1] * dt < steps * DT - 1e-9:
+        raise ValueError(f"poses: {poses.shape[1]} poses of {dt} s do not reach {steps * DT} s")
     full = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)
     full[..., 2] = np.unwrap(full[..., 2], axis=1)
     at = np.arange(steps + 1) * DT / dt
@@ -81,20 +110,30 @@ def _speed_fit(n):
     return A @ x / DT
 
 
-def speed_profile(
-    poses,  # (N, T + 1, 3) at 10 Hz
-):  # (N, T) m/s
-    "The smooth speed that best explains the plan's displacements."
+def speed_profile(poses):
+    """The smooth speed that best explains the plan's displacements.
+
+    Args:
+        poses: (N, T + 1, 3) at 10 Hz
+
+    Returns:
+        (N, T) m/s
+    """
     d = np.diff(poses[..., :2], axis=1)
     along = d[..., 0] * np.cos(poses[:, :-1, 2]) + d[..., 1] * np.sin(poses[:, :-1, 2])
     return along @ _speed_fit(along.shape[1]).T
 
 
-def curvature_profile(
-    poses,  # (N, T + 1, 3) at 10 Hz
-    speed,  # (N, T)
-):  # (N, T) 1/m
-    "The smooth curvature that best explains the plan's changes of heading at these speeds."
+def curvature_profile(poses, speed):
+    """The smooth curvature that best explains the plan's changes of heading at these speeds.
+
+    Args:
+        poses: (N, T + 1, 3) at 10 Hz
+        speed: (N, T)
+
+    Returns:
+        (N, T) 1/m
+    """
     turn = wrap_angle(np.diff(poses[..., 2], axis=1))
     n = turn.shape[1]
     steps = np.tril(np.full((n, n), DT**2))
@@ -111,14 +150,18 @@ Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
 
-def control(
-    state,  # (N, 11) now
-    reference,  # (N, 3) the plan's pose now
-    target,  # (N,) the plan's speed at the horizon
-    curvature,  # (N, HORIZON) the plan's curvature from now on
-    wheelbase=VEHICLE.wheelbase,
-):  # (N,) acceleration m/s², (N,) steering rate rad/s
-    "What the tracker asks of the car now."
+def control(state, reference, target, curvature, wheelbase=VEHICLE.wheelbase):
+    """What the tracker asks of the car now.
+
+    Args:
+        state: (N, 11) now
+        reference: (N, 3) the plan's pose now
+        target: (N,) the plan's speed at the horizon
+        curvature: (N, HORIZON) the plan's curvature from now on
+
+    Returns:
+        (N,) acceleration m/s², (N,) steering rate rad/s
+    """
     v, span = state[:, VX], HORIZON * DT
     accel = -span * Q_LON * (v - target) / (span**2 * Q_LON + R_LON)
     dx, dy = state[:, X] - reference[:, 0], state[:, Y] - reference[:, 1]
@@ -131,7 +174,9 @@ def control(
         offset, b0 = offset + vk * DT * heading, b0 + vk * DT * b1
         heading, b1 = heading + vk * DT / wheelbase * steer - vk * curvature[:, k] * DT, b1 + vk * DT / wheelbase * b2
         b2 = b2 + DT
-    rate = -(b0 * Q_LAT[0] * offset + b1 * Q_LAT[1] * wrap_angle(heading)) / (b0**2 * Q_LAT[0] + b1**2 * Q_LAT[1] + R_LAT)
+    rate = -(b0 * Q_LAT[0] * offset + b1 * Q_LAT[1] * wrap_angle(heading)) / (
+        b0**2 * Q_LAT[0] + b1**2 * Q_LAT[1] + R_LAT
+    )
     stop = (target <= STOP_SPEED) & (v <= STOP_SPEED)
     return np.where(stop, -STOP_GAIN * (v - target), accel), np.where(stop, 0.0, rate)
 
@@ -139,13 +184,17 @@ def control(
 ACCEL_DELAY, STEER_DELAY, MAX_STEER = 0.2, 0.05, np.pi / 3
 
 
-def step(
-    state,  # (N, 11)
-    accel,  # (N,) wanted, m/s²
-    steer_rate,  # (N,) wanted, rad/s
-    wheelbase=VEHICLE.wheelbase,
-):  # (N, 11) 0.1 s later
-    "One Euler step of the kinematic bicycle."
+def step(state, accel, steer_rate, wheelbase=VEHICLE.wheelbase):
+    """One Euler step of the kinematic bicycle.
+
+    Args:
+        state: (N, 11)
+        accel: (N,) wanted, m/s²
+        steer_rate: (N,) wanted, rad/s
+
+    Returns:
+        (N, 11) 0.1 s later
+    """
     v, h, d = state[:, VX], state[:, HEADING], state[:, STEER]
     ax = DT / (DT + ACCEL_DELAY) * (accel - state[:, AX]) + state[:, AX]
     rate = DT / (DT + STEER_DELAY) * DT * steer_rate / DT
@@ -159,18 +208,27 @@ def step(
     return out
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #72867c47
-def initial_state(ego: Ego):  # (11,) at the origin
-    "The ego's state now, in its own frame."
+def initial_state(ego: Ego):
+    """The ego's state now, in its own frame.
+
+    Returns:
+        (11,) at the origin
+    """
     s = np.zeros(11)
-    s[VX:VY + 1], s[AX:AY + 1], s[STEER] = ego.velocity, ego.acceleration, ego.steering_angle
+    s[VX : VY + 1], s[AX : AY + 1], s[STEER] = ego.velocity, ego.acceleration, ego.steering_angle
     return s
 
 
-def track(
-    plan,  # (N, 41, 3) rear-axle poses at 10 Hz in the ego frame
-    ego,  # Ego, or (N, 11) a first state for each plan: plans of many scenes are driven together
-):  # (N, 41, 11) states in the ego frame
-    "Drive plans: tracker and bicycle, all plans at once."
+def track(plan, ego):
+    """Drive plans: tracker and bicycle, all plans at once.
+
+    Args:
+        plan: (N, 41, 3) rear-axle poses at 10 Hz in the ego frame
+        ego: Ego, or (N, 11) a first state for each plan: plans of many scenes are driven together
+
+    Returns:
+        (N, 41, 11) states in the ego frame
+    """
     plan = np.asarray(plan, float)
     speed = speed_profile(plan)
     curvature = curvature_profile(plan, speed)
@@ -179,22 +237,31 @@ def track(
     states = np.empty((*plan.shape[:2], 11))
     states[:, 0] = initial_state(ego) if isinstance(ego, Ego) else ego
     for k in range(plan.shape[1] - 1):
-        commands = control(states[:, k], plan[:, k], speed[:, min(k + HORIZON, last)], curvature[:, k:k + HORIZON])
+        commands = control(states[:, k], plan[:, k], speed[:, min(k + HORIZON, last)], curvature[:, k : k + HORIZON])
         states[:, k + 1] = step(states[:, k], *commands)
     return states
 
 
-def simulate(
-    poses,  # (N, 8, 3) rear-axle poses in the ego frame at 0.5 s
-    ego: Ego,
-):  # (N, 41, 11)
-    "What the car does when it follows each plan (NAVSIM's PDM simulator)."
+def simulate(poses, ego: Ego):
+    """What the car does when it follows each plan (NAVSIM's PDM simulator).
+
+    Args:
+        poses: (N, 8, 3) rear-axle poses in the ego frame at 0.5 s
+
+    Returns:
+        (N, 41, 11)
+    """
     return track(interpolate(poses), ego)
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #ea7d0a84
 COMFORT = dict(  # signal: (low, high), strictly inside
-    lon_accel=(-4.05, 2.40), lat_accel=(-4.89, 4.89), jerk=(-8.37, 8.37), lon_jerk=(-4.13, 4.13), yaw_accel=(-1.93, 1.93),
-    yaw_rate=(-0.95, 0.95))
+    lon_accel=(-4.05, 2.40),
+    lat_accel=(-4.89, 4.89),
+    jerk=(-8.37, 8.37),
+    lon_jerk=(-4.13, 4.13),
+    yaw_accel=(-1.93, 1.93),
+    yaw_rate=(-0.95, 0.95),
+)
 
 
 @lru_cache
@@ -203,30 +270,49 @@ def _filter(n, window, degree=2, order=0):
     return savgol_filter(np.eye(n), min(window, n), degree, deriv=order, delta=DT, axis=0)
 
 
-def comfort_signals(
-    states,  # (N, T, 11)
-):  # dict of (N, T)
-    "The filtered signals that the comfort checks look at."
+def comfort_signals(states):
+    """The filtered signals that the comfort checks look at.
+
+    Args:
+        states: (N, T, 11)
+
+    Returns:
+        dict of (N, T)
+    """
     n = states.shape[1]
     ax, ay, heading = states[..., AX], states[..., AY], np.unwrap(states[..., HEADING], axis=1)
     jerk = lambda a: np.round(a @ _filter(n, 8).T, 8) @ _filter(n, n, order=1).T
-    return dict(lon_accel=np.round(ax @ _filter(n, n).T, 8), lat_accel=np.round(ay @ _filter(n, n).T, 8), jerk=jerk(np.hypot(ax, ay)),
-                lon_jerk=jerk(ax), yaw_accel=heading @ _filter(n, 5, 3, 2).T, yaw_rate=heading @ _filter(n, 5, 2, 1).T)
+    return dict(
+        lon_accel=np.round(ax @ _filter(n, n).T, 8),
+        lat_accel=np.round(ay @ _filter(n, n).T, 8),
+        jerk=jerk(np.hypot(ax, ay)),
+        lon_jerk=jerk(ax),
+        yaw_accel=heading @ _filter(n, 5, 3, 2).T,
+        yaw_rate=heading @ _filter(n, 5, 2, 1).T,
+    )
 
 
-def comfort(
-    states,  # (N, T, 11)
-):  # (N,) 1.0 where all signals stay inside their bounds, else 0.0
-    "The comfort score C."
+def comfort(states):
+    """The comfort score C.
+
+    Args:
+        states: (N, T, 11)
+
+    Returns:
+        (N,) 1.0 where all signals stay inside their bounds, else 0.0
+    """
     inside = [(s > COMFORT[k][0]).all(1) & (s < COMFORT[k][1]).all(1) for k, s in comfort_signals(states).items()]
     return np.all(inside, 0).astype(float)
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #059326f2
-def constant_velocity(
-    scene: Scene,
-    points=8,
-    dt=0.5,  # seconds
-):  # (points, 3)
-    "Straight on at the present speed: the plan of someone who has fallen asleep."
+def constant_velocity(scene: Scene, points=8, dt=0.5):
+    """Straight on at the present speed: the plan of someone who has fallen asleep.
+
+    Args:
+        dt: seconds
+
+    Returns:
+        (points, 3)
+    """
     t = dt * np.arange(1, points + 1)
     return np.stack([np.hypot(*scene.ego.velocity) * t, 0 * t, 0 * t], -1)

@@ -19,58 +19,87 @@ STEPS = 4
 RELAXED = (1.0, 0.5, 0.2, 0.0)  # credit for 0, 1, 2, 3 levels safer than the truth; riskier: 0
 
 
-def encode(
-    sequences,  # list of sequences of (speed, trajectory), or None (or a falsy reason) for one that cannot be read
-    steps=STEPS,
-):  # (N, steps, 2) int, -1 where a sequence cannot be read
-    "Words to numbers. Raises ValueError for a word that is not in the vocabulary and for a wrong length."
+def encode(sequences, steps=STEPS):
+    """Words to numbers. Raises ValueError for a word that is not in the vocabulary and for a wrong length.
+
+    Args:
+        sequences: list of sequences of (speed, trajectory), or None (or a falsy reason) for one that cannot
+            be read
+
+    Returns:
+        (N, steps, 2) int, -1 where a sequence cannot be read
+    """
     out = np.full((len(sequences), steps, 2), -1)
     for i, s in enumerate(sequences):
-        if not isinstance(s, (list, tuple, np.ndarray)): continue
-        if len(s) != steps: raise ValueError(f"sequences[{i}]: {len(s)} actions, expected {steps}. Give None for one that cannot be read")
+        if not isinstance(s, (list, tuple, np.ndarray)):
+            continue
+        if len(s) != steps:
+            raise ValueError(
+                f"sequences[{i}]: {len(s)} actions, expected {steps}. Give None for one that cannot be read"
+            )
         for k, (speed, way) in enumerate(s):
-            if speed not in SPEEDS: raise ValueError(f"sequences[{i}][{k}]: speed {speed!r} is not one of {', '.join(SPEEDS)}")
-            if way not in TRAJECTORIES: raise ValueError(f"sequences[{i}][{k}]: trajectory {way!r} is not one of {', '.join(TRAJECTORIES)}")
+            if speed not in SPEEDS:
+                raise ValueError(f"sequences[{i}][{k}]: speed {speed!r} is not one of {', '.join(SPEEDS)}")
+            if way not in TRAJECTORIES:
+                raise ValueError(f"sequences[{i}][{k}]: trajectory {way!r} is not one of {', '.join(TRAJECTORIES)}")
             out[i, k] = SPEEDS.index(speed), TRAJECTORIES.index(way)
     return out
 
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #ec465dda
-def credit(
-    predicted,  # (N, steps, 2) of `encode`; -1: unreadable
-    truth,  # (N, steps, 2)
-    relaxed=True,
-):  # (N, steps) in [0, 1]; 0 where unreadable
-    "How right each action is."
+def credit(predicted, truth, relaxed=True):
+    """How right each action is.
+
+    Args:
+        predicted: (N, steps, 2) of `encode`; -1: unreadable
+        truth: (N, steps, 2)
+
+    Returns:
+        (N, steps) in [0, 1]; 0 where unreadable
+    """
     safer = truth[..., 0] - predicted[..., 0]
     table = np.array(RELAXED if relaxed else (1.0, 0, 0, 0))
     speed = np.where(safer >= 0, table[np.clip(safer, 0, 3)], 0.0)
     return speed * (predicted[..., 1] == truth[..., 1]) * (predicted[..., 0] >= 0)
 
 
-def accuracy(
-    predictions,  # list of sequences, None where unreadable
-    truths,  # list of sequences
-):  # DataFrame: first-frame and sequence average, exact and relaxed, over readable and over all; and the counts
-    "DriveAgent-R1's accuracies in percent, with both denominators."
+def accuracy(predictions, truths):
+    """DriveAgent-R1's accuracies in percent, with both denominators.
+
+    Args:
+        predictions: list of sequences, None where unreadable
+        truths: list of sequences
+
+    Returns:
+        DataFrame: first-frame and sequence average, exact and relaxed, over readable and over all; and the
+            counts
+    """
     p, t = encode(predictions), encode(truths)
-    if len(p) != len(t): raise ValueError(f"{len(p)} predictions and {len(t)} truths")
-    if (t < 0).any(): raise ValueError(f"truths[{int(np.argmax((t < 0).any((1, 2))))}]: cannot be read")
+    if len(p) != len(t):
+        raise ValueError(f"{len(p)} predictions and {len(t)} truths")
+    if (t < 0).any():
+        raise ValueError(f"truths[{int(np.argmax((t < 0).any((1, 2))))}]: cannot be read")
     readable = (p >= 0).all((1, 2))
     rows = {}
     for name, relaxed in (("exact", False), ("relaxed", True)):
         c = credit(p, t, relaxed)
         for what, v in (("first frame", c[:, 0]), ("sequence average", c.mean(1))):
-            rows[f"{what}, {name}"] = (100 * v[readable].mean() if readable.any() else np.nan, 100 * v.mean() if len(v) else np.nan)
+            rows[f"{what}, {name}"] = (
+                100 * v[readable].mean() if readable.any() else np.nan,
+                100 * v.mean() if len(v) else np.nan,
+            )
     out = pd.DataFrame.from_dict(rows, orient="index", columns=["of readable", "of all"])
     return out.assign(readable=int(readable.sum()), unreadable=int((~readable).sum()))
 
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #210b89d3
-def confusion(
-    predictions,
-    truths,
-    which="speed",  # or "trajectory"
-):  # DataFrame of counts: truth by said, with a column for unreadable
-    "Counts over all steps."
+def confusion(predictions, truths, which="speed"):
+    """Counts over all steps.
+
+    Args:
+        which: or "trajectory"
+
+    Returns:
+        DataFrame of counts: truth by said, with a column for unreadable
+    """
     words, k = (SPEEDS, 0) if which == "speed" else (TRAJECTORIES, 1)
     p, t = encode(predictions)[..., k].ravel(), encode(truths)[..., k].ravel()
     table = np.zeros((len(words), len(words) + 1), int)
@@ -80,28 +109,48 @@ def confusion(
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #917f2fbb
 @dataclass(frozen=True)
 class ModeSelection:
-    "MSA and what lies behind it, in percent."
-    msa: float  # a tie counts as text
-    msa_without_ties: float  # over the samples in which one mode is better; NaN if there are none
+    """MSA and what lies behind it, in percent.
+
+    Attributes:
+        msa: a tie counts as text
+        msa_without_ties: over the samples in which one mode is better; NaN if there are none
+        tool_rate: how often the agent chose tools
+        best_tool_rate: how often tools are better
+        unreadable: the agent's choice could not be read: counted as wrong
+    """
+
+    msa: float
+    msa_without_ties: float
     ties: float
-    tool_rate: float  # how often the agent chose tools
-    best_tool_rate: float  # how often tools are better
-    unreadable: int  # the agent's choice could not be read: counted as wrong
+    tool_rate: float
+    best_tool_rate: float
+    unreadable: int
 
 
-def mode_selection(
-    chosen,  # (N,) "text", "tool", or None where it cannot be read
-    text_score,  # (N,) of the forced text mode
-    tool_score,  # (N,) of the forced tool mode
-) -> ModeSelection:
-    "Mode selection accuracy."
+def mode_selection(chosen, text_score, tool_score) -> ModeSelection:
+    """Mode selection accuracy.
+
+    Args:
+        chosen: (N,) "text", "tool", or None where it cannot be read
+        text_score: (N,) of the forced text mode
+        tool_score: (N,) of the forced tool mode
+    """
     text, tool = np.asarray(text_score, float), np.asarray(tool_score, float)
-    if not len(chosen) == len(text) == len(tool): raise ValueError(f"{len(chosen)} choices, {len(text)} and {len(tool)} scores")
-    if bad := [m for m in chosen if m not in ("text", "tool", None)]: raise ValueError(f"mode {bad[0]!r} is not 'text', 'tool' or None")
-    if not len(chosen): raise ValueError("no samples")
+    if not len(chosen) == len(text) == len(tool):
+        raise ValueError(f"{len(chosen)} choices, {len(text)} and {len(tool)} scores")
+    if bad := [m for m in chosen if m not in ("text", "tool", None)]:
+        raise ValueError(f"mode {bad[0]!r} is not 'text', 'tool' or None")
+    if not len(chosen):
+        raise ValueError("no samples")
     best, tie = np.where(tool > text, "tool", "text"), np.isclose(tool, text)
     best[tie] = "text"
     right = np.array([m == b for m, b in zip(chosen, best, strict=True)])
     pick = np.array([m == "tool" for m in chosen])
-    return ModeSelection(100 * right.mean(), 100 * right[~tie].mean() if (~tie).any() else np.nan, 100 * tie.mean(), 100 * pick.mean(),
-                         100 * (best == "tool").mean(), sum(m is None for m in chosen))
+    return ModeSelection(
+        100 * right.mean(),
+        100 * right[~tie].mean() if (~tie).any() else np.nan,
+        100 * tie.mean(),
+        100 * pick.mean(),
+        100 * (best == "tool").mean(),
+        sum(m is None for m in chosen),
+    )

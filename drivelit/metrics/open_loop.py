@@ -18,10 +18,15 @@ from ..scene.core import Scene
 LIDAR_AHEAD, STEPS = 0.943713, 6  # metres ahead of the rear axle (nuScenes' calibration), half seconds
 
 
-def to_lidar(
-    poses,  # (..., 3) rear-axle poses in the ego frame
-):  # (..., 2) x right, y forward: where the lidar is then, seen from where it is now
-    "Ego poses as nuScenes planners write them."
+def to_lidar(poses):
+    """Ego poses as nuScenes planners write them.
+
+    Args:
+        poses: (..., 3) rear-axle poses in the ego frame
+
+    Returns:
+        (..., 2) x right, y forward: where the lidar is then, seen from where it is now
+    """
     poses = np.asarray(poses, float)
     x, y, h = poses[..., 0], poses[..., 1], poses[..., 2]
     return np.stack([-(y + LIDAR_AHEAD * np.sin(h)), x + LIDAR_AHEAD * (np.cos(h) - 1)], -1)
@@ -31,13 +36,18 @@ SIDE, CELL = 50.0, 0.5  # metres: half the side of the grid, a cell
 CELLS = int(2 * SIDE / CELL)
 
 
-def draw(
-    futures,  # (A, 6, 3) box centres x, y, heading in the lidar frame (heading counter-clockwise from x)
-    sizes,  # (A, 2) length, width
-    valid,  # (A, 6) bool: known at that step
-    front_first=True,  # True: VAD's grid, row 0 in front; False: rows grow with y, as in UniAD's
-):  # (6, 200, 200) bool
-    "Which cells are occupied."
+def draw(futures, sizes, valid, front_first=True):
+    """Which cells are occupied.
+
+    Args:
+        futures: (A, 6, 3) box centres x, y, heading in the lidar frame (heading counter-clockwise from x)
+        sizes: (A, 2) length, width
+        valid: (A, 6) bool: known at that step
+        front_first: True: VAD's grid, row 0 in front; False: rows grow with y, as in UniAD's
+
+    Returns:
+        (6, 200, 200) bool
+    """
     grid = np.zeros((STEPS, CELLS, CELLS), np.uint8)
     corner = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) / 2
     for future, size, known in zip(np.asarray(futures, float), np.asarray(sizes, float), valid, strict=True):
@@ -49,12 +59,15 @@ def draw(
     return grid.astype(bool)
 
 
-def obstacles(
-    scene: Scene,
-    types=MOVING_TYPES,  # VAD: vehicles and people; ("vehicle", "bicycle"): UniAD
-    front_first=True,
-):  # (6, 200, 200) bool
-    "The grid of a scene's agents over the next three seconds."
+def obstacles(scene: Scene, types=MOVING_TYPES, front_first=True):
+    """The grid of a scene's agents over the next three seconds.
+
+    Args:
+        types: VAD: vehicles and people; ("vehicle", "bicycle"): UniAD
+
+    Returns:
+        (6, 200, 200) bool
+    """
     times, rows = 0.5 * np.arange(1, STEPS + 1), [a for a in scene.agents if a.type in types]
     at = [[a.at(t) for t in times] for a in rows]
     valid = np.array([[p is not None for p in r] for r in at], bool).reshape(-1, STEPS)
@@ -66,12 +79,16 @@ def obstacles(
 EGO_ROWS, EGO_COLUMNS = np.mgrid[97:105, 98:102].reshape(2, -1)  # cells inside the box at the origin
 
 
-def box_hits(
-    trajectory,  # (6, 2) x right, y forward
-    grid,  # (6, 200, 200) bool
-    front_first=True,
-):  # (6,) bool
-    "Does the ego's box touch an occupied cell?"
+def box_hits(trajectory, grid, front_first=True):
+    """Does the ego's box touch an occupied cell?
+
+    Args:
+        trajectory: (6, 2) x right, y forward
+        grid: (6, 200, 200) bool
+
+    Returns:
+        (6,) bool
+    """
     p = (np.asarray(trajectory, np.float32)[:, None] / np.float32(CELL)).astype(float)
     rows, columns = p[..., 1] + EGO_ROWS, p[..., 0] + EGO_COLUMNS
     rows = CELLS - rows if front_first else rows
@@ -79,15 +96,18 @@ def box_hits(
     return grid[np.arange(STEPS)[:, None], clip(rows), clip(columns)].any(1)
 
 
-def point_hits(
-    trajectory,
-    grid,
-    front_first=True,
-):  # (6,) bool
-    "The same for a point. VAD's is off by a quarter of the grid (it halves an offset), which makes no sense and is kept for comparison only."
+def point_hits(trajectory, grid, front_first=True):
+    """The same for a point. VAD's is off by a quarter of the grid (it halves an offset), which makes no sense and is
+    kept for comparison only.
+
+    Returns:
+        (6,) bool
+    """
     x, y = np.asarray(trajectory, np.float32).T
     first = np.float32(-SIDE + CELL / 2)
-    rows, columns = ((-first / 2 - y) / CELL, (-first / 2 + x) / CELL) if front_first else ((y - first) / CELL, (x - first) / CELL)
+    rows, columns = (
+        ((-first / 2 - y) / CELL, (-first / 2 + x) / CELL) if front_first else ((y - first) / CELL, (x - first) / CELL)
+    )
     rows, columns = np.trunc(rows).astype(int), np.trunc(columns).astype(int)
     inside = (rows >= 0) & (rows < CELLS) & (columns >= 0) & (columns < CELLS)
     out = np.zeros(STEPS, bool)
@@ -95,37 +115,47 @@ def point_hits(
     return out
 
 
-def collisions(
-    trajectory,  # (6, 2)
-    truth,  # (6, 2) what the human did
-    grid,
-    front_first=True,
-    hits=box_hits,
-):  # (6,) bool
-    "Hits, not counting steps at which the human's own box is hit: the grid is coarse."
+def collisions(trajectory, truth, grid, front_first=True, hits=box_hits):
+    """Hits, not counting steps at which the human's own box is hit: the grid is coarse.
+
+    Args:
+        trajectory: (6, 2)
+        truth: (6, 2) what the human did
+
+    Returns:
+        (6,) bool
+    """
     return hits(trajectory, grid, front_first) & ~box_hits(truth, grid, front_first)
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #6c35ab5c
-def errors(
-    predictions,  # list of (6, 2), or None (or a falsy reason) for a plan that cannot be read
-    truths,  # (N, 6, 2)
-    grids=None,  # list of (6, 200, 200), or None: no collisions
-    valid=None,  # (N, 6) ground truth is known; default: all
-    front_first=True,
-    uniad_grids=None,  # list, rows growing with y; default: `grids`
-    complete=None,  # (N,) all six futures exist, as the data set says; default: all valid
-):  # dict: l2 (N, 6) NaN where unreadable, hit_vad, hit_uniad (N, 6), readable (N,), valid (N, 6), complete (N,)
-    "Distances and hits of every sample and step."
+def errors(predictions, truths, grids=None, valid=None, front_first=True, uniad_grids=None, complete=None):
+    """Distances and hits of every sample and step.
+
+    Args:
+        predictions: list of (6, 2), or None (or a falsy reason) for a plan that cannot be read
+        truths: (N, 6, 2)
+        grids: list of (6, 200, 200), or None: no collisions
+        valid: (N, 6) ground truth is known; default: all
+        uniad_grids: list, rows growing with y; default: `grids`
+        complete: (N,) all six futures exist, as the data set says; default: all valid
+
+    Returns:
+        dict: l2 (N, 6) NaN where unreadable, hit_vad, hit_uniad (N, 6), readable (N,), valid (N, 6), complete
+            (N,)
+    """
     n = len(predictions)
     truths = np.asarray(truths, float)
-    if truths.shape != (n, STEPS, 2): raise ValueError(f"truths: shape {truths.shape}, expected {(n, STEPS, 2)}")
+    if truths.shape != (n, STEPS, 2):
+        raise ValueError(f"truths: shape {truths.shape}, expected {(n, STEPS, 2)}")
     valid = np.ones((n, STEPS), bool) if valid is None else np.asarray(valid, bool)
     readable = np.array([isinstance(p, (list, np.ndarray)) for p in predictions], bool)
     plans = np.full((n, STEPS, 2), np.nan)
     for i in np.flatnonzero(readable):
         p = np.asarray(predictions[i], float)
         if p.shape != (STEPS, 2) or not np.isfinite(p).all():
-            raise ValueError(f"predictions[{i}]: shape {p.shape}; needs six finite points. Give None for a plan that cannot be read")
+            raise ValueError(
+                f"predictions[{i}]: shape {p.shape}; needs six finite points. Give None for a plan that cannot be read"
+            )
         plans[i] = p
     complete = valid.all(1) if complete is None else np.asarray(complete, bool)
     out = dict(l2=np.hypot(*(plans - truths).transpose(2, 0, 1)), readable=readable, valid=valid, complete=complete)
@@ -137,19 +167,32 @@ def errors(
     return out
 
 
-def table(
-    e,  # dict of `errors`
-):  # DataFrame: metric x (1s, 2s, 3s, avg, samples, unreadable)
-    "Both conventions side by side, with their denominators."
+def table(e):
+    """Both conventions side by side, with their denominators.
+
+    Args:
+        e: dict of `errors`
+
+    Returns:
+        DataFrame: metric x (1s, 2s, 3s, avg, samples, unreadable)
+    """
     full, readable = e["complete"], e["readable"]
-    upto, at = lambda v: [np.mean(v[:, : 2 * s]) for s in (1, 2, 3)], lambda v: [np.mean(v[:, 2 * s - 1]) for s in (1, 2, 3)]
+    upto, at = (
+        lambda v: [np.mean(v[:, : 2 * s]) for s in (1, 2, 3)],
+        lambda v: [np.mean(v[:, 2 * s - 1]) for s in (1, 2, 3)],
+    )
     vad, uniad = full & readable, readable
-    rows = {"L2 m, ST-P3 / VAD (mean up to)": (upto(e["l2"][vad]), vad, full), "L2 m, UniAD (at)": (at((e["l2"] * e["valid"])[uniad]), uniad, full | True)}
+    rows = {
+        "L2 m, ST-P3 / VAD (mean up to)": (upto(e["l2"][vad]), vad, full),
+        "L2 m, UniAD (at)": (at((e["l2"] * e["valid"])[uniad]), uniad, full | True),
+    }
     if "hit_vad" in e:
-        rows |= {"collision %, ST-P3 / VAD": ([100 * v for v in upto(e["hit_vad"][vad])], vad, full),
-                 "collision %, ST-P3 / VAD, of all": ([100 * v for v in upto(e["hit_vad"][full])], full, full),
-                 "collision %, UniAD": ([100 * v for v in at(e["hit_uniad"][uniad])], uniad, full | True),
-                 "collision %, UniAD, of all": ([100 * v for v in at(e["hit_uniad"])], full | True, full | True)}
+        rows |= {
+            "collision %, ST-P3 / VAD": ([100 * v for v in upto(e["hit_vad"][vad])], vad, full),
+            "collision %, ST-P3 / VAD, of all": ([100 * v for v in upto(e["hit_vad"][full])], full, full),
+            "collision %, UniAD": ([100 * v for v in at(e["hit_uniad"][uniad])], uniad, full | True),
+            "collision %, UniAD, of all": ([100 * v for v in at(e["hit_uniad"])], full | True, full | True),
+        }
     data = {k: [*v, np.mean(v), int(used.sum()), int((of & ~readable).sum())] for k, (v, used, of) in rows.items()}
     ade = np.mean(e["l2"][vad])
     data["ADE m"] = [np.nan, np.nan, ade, np.nan, int(vad.sum()), int((full & ~readable).sum())]

@@ -13,67 +13,98 @@ from scipy.optimize import linear_sum_assignment
 MATCH = 0.5
 
 
-def boxes(
-    values,  # list of [x1, y1, x2, y2], pixels
-    name="boxes",
-):  # (N, 4)
-    "Checked boxes. Raises ValueError for a wrong length, NaN, or corners in the wrong order: a model's boxes are checked by its parser before."
+def boxes(values, name="boxes"):
+    """Checked boxes. Raises ValueError for a wrong length, NaN, or corners in the wrong order: a model's boxes are
+    checked by its parser before.
+
+    Args:
+        values: list of [x1, y1, x2, y2], pixels
+
+    Returns:
+        (N, 4)
+    """
     a = np.asarray(values, float).reshape(-1, 4) if len(values) == 0 or np.shape(values)[1:] == (4,) else None
-    if a is None: raise ValueError(f"{name}: shape {np.shape(values)}, expected (N, 4)")
+    if a is None:
+        raise ValueError(f"{name}: shape {np.shape(values)}, expected (N, 4)")
     for i, b in enumerate(a):
-        if not np.isfinite(b).all(): raise ValueError(f"{name}[{i}]: holds NaN or infinity")
-        if b[2] <= b[0] or b[3] <= b[1]: raise ValueError(f"{name}[{i}]: {b.tolist()} is not x1 < x2, y1 < y2")
+        if not np.isfinite(b).all():
+            raise ValueError(f"{name}[{i}]: holds NaN or infinity")
+        if b[2] <= b[0] or b[3] <= b[1]:
+            raise ValueError(f"{name}[{i}]: {b.tolist()} is not x1 < x2, y1 < y2")
     return a
 
 
-def iou(
-    a,  # (N, 4)
-    b,  # (M, 4)
-):  # (N, M)
-    "Intersection over union."
+def iou(a, b):
+    """Intersection over union.
+
+    Args:
+        a: (N, 4)
+        b: (M, 4)
+
+    Returns:
+        (N, M)
+    """
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.clip(high - low, 0, None), -1)
     area = lambda x: np.prod(x[:, 2:] - x[:, :2], -1)
     return common / (area(a)[:, None] + area(b)[None] - common)
 
 
-def match(
-    predicted,  # (N, 4)
-    truth,  # (M, 4)
-    labels=None,  # (N labels, M labels): pairs of different labels do not match; None: labels do not matter
-):  # list of (i, j, IoU)
-    "Pairs of an overlap of 0.5 or more."
+def match(predicted, truth, labels=None):
+    """Pairs of an overlap of 0.5 or more.
+
+    Args:
+        predicted: (N, 4)
+        truth: (M, 4)
+        labels: (N labels, M labels): pairs of different labels do not match; None: labels do not matter
+
+    Returns:
+        list of (i, j, IoU)
+    """
     predicted, truth = boxes(predicted, "predicted"), boxes(truth, "truth")
-    if not len(predicted) or not len(truth): return []
+    if not len(predicted) or not len(truth):
+        return []
     overlap = iou(predicted, truth)
-    if labels is not None: overlap = overlap * (np.asarray(labels[0], object)[:, None] == np.asarray(labels[1], object)[None])
-    return [(int(i), int(j), float(overlap[i, j])) for i, j in zip(*linear_sum_assignment(-overlap), strict=True) if overlap[i, j] >= MATCH]
+    if labels is not None:
+        overlap = overlap * (np.asarray(labels[0], object)[:, None] == np.asarray(labels[1], object)[None])
+    return [
+        (int(i), int(j), float(overlap[i, j]))
+        for i, j in zip(*linear_sum_assignment(-overlap), strict=True)
+        if overlap[i, j] >= MATCH
+    ]
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #ca0c8af1
-def perception(
-    predicted,
-    truth,
-    labels=None,
-):  # float in [0, 1]
-    "AutoDrive-P3's perception score."
+def perception(predicted, truth, labels=None):
+    """AutoDrive-P3's perception score.
+
+    Returns:
+        float in [0, 1]
+    """
     n, m = len(predicted), len(truth)
-    if not n and not m: return 1.0
+    if not n and not m:
+        return 1.0
     pairs = match(predicted, truth, labels)
-    if not pairs: return 0.0
+    if not pairs:
+        return 0.0
     return float(np.mean([p[2] for p in pairs])) * (len(pairs) / n + len(pairs) / m) / 2
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #53eb5e89
-def prediction(
-    predicted,
-    actions,  # of the predicted boxes
-    truth,
-    true_actions,
-):  # float in [0, 1]
-    "AutoDrive-P3's prediction score."
+def prediction(predicted, actions, truth, true_actions):
+    """AutoDrive-P3's prediction score.
+
+    Args:
+        actions: of the predicted boxes
+
+    Returns:
+        float in [0, 1]
+    """
     n, m = len(predicted), len(truth)
-    if n != len(actions) or m != len(true_actions): raise ValueError(f"{n} boxes with {len(actions)} actions, {m} with {len(true_actions)}")
-    if not n and not m: return 1.0
+    if n != len(actions) or m != len(true_actions):
+        raise ValueError(f"{n} boxes with {len(actions)} actions, {m} with {len(true_actions)}")
+    if not n and not m:
+        return 1.0
     pairs = match(predicted, truth)
-    if not pairs: return 0.0
+    if not pairs:
+        return 0.0
     right = sum(w for i, j, w in pairs if str(actions[i]).strip().lower() == str(true_actions[j]).strip().lower())
     return right / sum(p[2] for p in pairs) * (len(pairs) / n + len(pairs) / m) / 2

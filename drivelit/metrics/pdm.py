@@ -33,20 +33,28 @@ def kinematic(scene: Scene) -> Scene:
         past, now, v = a.times[: k + 1], a.poses[k], a.velocity[k]
         future = np.concatenate([now[None, :2] + (t - past[-1])[:, None] * v, np.full((len(t), 1), now[2])], 1)
         new = t > past[-1] + 1e-6
-        return replace(a, times=np.r_[past, t[new]], poses=np.r_[a.poses[: k + 1], future[new]],
-                       velocity=np.r_[a.velocity[: k + 1], np.repeat(v[None], new.sum(), 0)])
+        return replace(
+            a,
+            times=np.r_[past, t[new]],
+            poses=np.r_[a.poses[: k + 1], future[new]],
+            velocity=np.r_[a.velocity[: k + 1], np.repeat(v[None], new.sum(), 0)],
+        )
 
     return replace(scene, agents=[extrapolate(a) for a in scene.agents if a.times[0] <= 1e-6])
 
 
-def at_10hz(
-    agent: Agent,
-):  # (51, 3) box centre poses, NaN where it does not exist; None if it is not observed from now on
-    "Where an agent is at each tenth of a second."
+def at_10hz(agent: Agent):
+    """Where an agent is at each tenth of a second.
+
+    Returns:
+        (51, 3) box centre poses, NaN where it does not exist; None if it is not observed from now on
+    """
     seen = (agent.times > -1e-6) & (agent.times < AHEAD * kin.DT + 1e-6)
-    if not seen.any(): return None
+    if not seen.any():
+        return None
     times, poses = agent.times[seen], agent.poses[seen].copy()
-    if len(times) == 1: return np.repeat(poses, AHEAD + 1, 0)
+    if len(times) == 1:
+        return np.repeat(poses, AHEAD + 1, 0)
     poses[:, 2] = np.unwrap(poses[:, 2])
     t = np.arange(AHEAD + 1) * kin.DT
     out = np.stack([np.interp(t, times, poses[:, i]) for i in range(3)], 1)
@@ -54,17 +62,22 @@ def at_10hz(
     return out
 
 
-def red_zones(
-    scene: Scene,
-):  # list of polygons
-    "What a red light on the route keeps the ego off: its lane connectors, or a strip of half a metre behind its stop line."
+def red_zones(scene: Scene):
+    """What a red light on the route keeps the ego off: its lane connectors, or a strip of half a metre behind its stop
+    line.
+
+    Returns:
+        list of polygons
+    """
     route, out = {a.id: a for a in scene.map.areas if a.on_route}, []
     for light in scene.lights:
-        if light.at(0.0) != "red": continue
+        if light.at(0.0) != "red":
+            continue
         lanes = [route[i] for i in light.lane_ids if i in route]
         connectors = [a.polygon for a in lanes if a.kind == "lane_connector"]
         out += connectors
-        if not connectors and len(light.stop_line) and (lanes or not light.lane_ids): out.append(_behind(light.stop_line))
+        if not connectors and len(light.stop_line) and (lanes or not light.lane_ids):
+            out.append(_behind(light.stop_line))
     return out
 
 
@@ -78,70 +91,108 @@ def _behind(line, depth=0.5):
 # %% ../../nbs/10_metrics/10_pdm.ipynb #7e98e6fa
 @dataclass(eq=False)
 class PDMScene:
-    "A scene made ready for scoring."
+    """A scene made ready for scoring.
+
+    Attributes:
+        ids: A agent ids
+        centers: (A, 51, 3) box centre poses, NaN where absent
+        half: (A, 2) half length, half width
+        moving_type: (A,) vehicle, pedestrian or bicycle
+        stopped: (A,) not of a moving type, or standing at its first observation
+        drivable: one polygon; None if the map is empty
+        on_route: union of the lanes on route; None without
+        lanes: polygons
+        route: the line that progress is measured along; None without
+        reference: (41, 3) of PDM-Closed, once it was needed
+        reference_way: its progress · NC · DAC, once it was needed
+    """
+
     scene: Scene
-    ids: list  # A agent ids
-    centers: np.ndarray  # (A, 51, 3) box centre poses, NaN where absent
-    half: np.ndarray  # (A, 2) half length, half width
-    moving_type: np.ndarray  # (A,) vehicle, pedestrian or bicycle
-    stopped: np.ndarray  # (A,) not of a moving type, or standing at its first observation
-    drivable: object  # one polygon; None if the map is empty
-    on_route: object  # union of the lanes on route; None without
+    ids: list
+    centers: np.ndarray
+    half: np.ndarray
+    moving_type: np.ndarray
+    stopped: np.ndarray
+    drivable: object
+    on_route: object
     intersections: object
-    lanes: list  # polygons
-    route: object  # the line that progress is measured along; None without
-    reference: np.ndarray = None  # (41, 3) of PDM-Closed, once it was needed
-    reference_way: float = None  # its progress · NC · DAC, once it was needed
+    lanes: list
+    route: object
+    reference: np.ndarray = None
+    reference_way: float = None
 
 
 def _union(areas):
-    if not areas: return None
+    if not areas:
+        return None
     geometry = shapely.union_all([shapely.make_valid(a.polygon) for a in areas])
     shapely.prepare(geometry)
     return geometry
 
 
-def prepare(
-    scene: Scene,
-    perception="oracle",  # "oracle": the recorded future of the agents; "kinematic": constant velocity
-) -> PDMScene:
-    "Make the geometry of a scene ready for `score`."
-    if perception not in ("oracle", "kinematic"): raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
-    known = [(a, c) for a in (scene if perception == "oracle" else kinematic(scene)).agents if (c := at_10hz(a)) is not None]
+def prepare(scene: Scene, perception="oracle") -> PDMScene:
+    """Make the geometry of a scene ready for `score`.
+
+    Args:
+        perception: "oracle": the recorded future of the agents; "kinematic": constant velocity
+    """
+    if perception not in ("oracle", "kinematic"):
+        raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
+    known = [
+        (a, c) for a in (scene if perception == "oracle" else kinematic(scene)).agents if (c := at_10hz(a)) is not None
+    ]
     speed = np.array([np.hypot(*a.velocity[np.argmax(a.times > -1e-6)]) for a, _ in known])
     moving = np.array([a.type in MOVING_TYPES for a, _ in known], bool)
     lanes = [a.polygon for a in scene.map.of("lane", "lane_connector")]
     shapely.prepare(lanes)
     line = scene.map.centerline
     return PDMScene(
-        scene=scene, ids=[a.id for a, _ in known], centers=np.stack([c for _, c in known]) if known else np.zeros((0, AHEAD + 1, 3)),
-        half=np.array([[a.length / 2, a.width / 2] for a, _ in known]).reshape(-1, 2), moving_type=moving,
-        stopped=~moving | (speed <= 0.05), drivable=_union(scene.map.of(*DRIVABLE_KINDS)),
+        scene=scene,
+        ids=[a.id for a, _ in known],
+        centers=np.stack([c for _, c in known]) if known else np.zeros((0, AHEAD + 1, 3)),
+        half=np.array([[a.length / 2, a.width / 2] for a, _ in known]).reshape(-1, 2),
+        moving_type=moving,
+        stopped=~moving | (speed <= 0.05),
+        drivable=_union(scene.map.of(*DRIVABLE_KINDS)),
         on_route=_union([a for a in scene.map.of("lane", "lane_connector") if a.on_route]),
-        intersections=_union(scene.map.of("intersection")), lanes=lanes,
-        route=shapely.LineString(line[:, :2]) if len(line) > 1 else None)
+        intersections=_union(scene.map.of("intersection")),
+        lanes=lanes,
+        route=shapely.LineString(line[:, :2]) if len(line) > 1 else None,
+    )
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #75135f42
 LOOK = np.array([0, 3, 6, 9])  # steps of 0.1 s
 EGO_HALF = np.array([VEHICLE.length / 2, VEHICLE.width / 2])
 
 
-def ego_centers(
-    states,  # (..., 11) rear axle
-):  # (..., 3) box centre poses
-    "The middle of the ego's box."
+def ego_centers(states):
+    """The middle of the ego's box.
+
+    Args:
+        states: (..., 11) rear axle
+
+    Returns:
+        (..., 3) box centre poses
+    """
     h = states[..., HEADING]
-    return np.stack([states[..., X] + VEHICLE.to_center * np.cos(h), states[..., Y] + VEHICLE.to_center * np.sin(h), h], -1)
+    return np.stack(
+        [states[..., X] + VEHICLE.to_center * np.cos(h), states[..., Y] + VEHICLE.to_center * np.sin(h), h], -1
+    )
 
 
-def contacts(
-    prepared: PDMScene,
-    states,  # (N, 41, 11)
-):  # (N, 41, 4, A) bool: plan, step, look-ahead, agent
-    "Where the ego's box, pushed ahead, touches an agent."
+def contacts(prepared: PDMScene, states):
+    """Where the ego's box, pushed ahead, touches an agent.
+
+    Args:
+        states: (N, 41, 11)
+
+    Returns:
+        (N, 41, 4, A) bool: plan, step, look-ahead, agent
+    """
     n, t = states.shape[:2]
     out = np.zeros((n, t, len(LOOK), len(prepared.ids)), bool)
-    if not prepared.ids: return out
+    if not prepared.ids:
+        return out
     ego = np.repeat(ego_centers(states)[:, :, None], len(LOOK), 2)
     speed = np.hypot(states[..., VX], states[..., VY])[..., None]
     ego[..., 0] += np.cos(ego[..., 2]) * speed * LOOK * kin.DT
@@ -151,45 +202,69 @@ def contacts(
     for i in range(n):  # plan by plan: memory stays linear and small
         gap = (ego[i, :, :, None, :2] - agents[..., :2]) ** 2
         k, j, a = np.nonzero(gap[..., 0] + gap[..., 1] <= reach**2)  # NaN is never near
-        if len(k): out[i, k, j, a] = boxes_touch(ego[i, k, j], EGO_HALF, agents[k, j, a], prepared.half[a])
+        if len(k):
+            out[i, k, j, a] = boxes_touch(ego[i, k, j], EGO_HALF, agents[k, j, a], prepared.half[a])
     return out
 
 
-def bearing(
-    pose,  # (..., 3) rear axle
-    point,  # (..., 2)
-):  # (...,) degrees, 0 straight ahead to 180 behind
-    "The angle under which a point is seen."
+def bearing(pose, point):
+    """The angle under which a point is seen.
+
+    Args:
+        pose: (..., 3) rear axle
+        point: (..., 2)
+
+    Returns:
+        (...,) degrees, 0 straight ahead to 180 behind
+    """
     dx, dy = point[..., 0] - pose[..., 0], point[..., 1] - pose[..., 1]
     along = dx * np.cos(pose[..., 2]) + dy * np.sin(pose[..., 2])
     return np.degrees(np.arccos(np.clip(along / np.maximum(np.hypot(dx, dy), 1e-12), -1, 1)))
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #825af52f
-def corners(
-    states,  # (..., 11)
-):  # (..., 4, 2) front left, rear left, rear right, front right
-    "The corners of the ego's box."
+def corners(states):
+    """The corners of the ego's box.
+
+    Args:
+        states: (..., 11)
+
+    Returns:
+        (..., 4, 2) front left, rear left, rear right, front right
+    """
     c = ego_centers(states)
     ch, sh = np.cos(c[..., 2:]), np.sin(c[..., 2:])
     signs = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * EGO_HALF
-    return np.stack([c[..., 0:1] + signs[:, 0] * ch - signs[:, 1] * sh, c[..., 1:2] + signs[:, 0] * sh + signs[:, 1] * ch], -1)
+    return np.stack(
+        [c[..., 0:1] + signs[:, 0] * ch - signs[:, 1] * sh, c[..., 1:2] + signs[:, 0] * sh + signs[:, 1] * ch], -1
+    )
 
 
-def inside(
-    geometry,  # polygon or None
-    points,  # (..., 2)
-):  # (...,) bool; the edge is outside, and nothing is inside None
-    "Strictly inside."
-    if geometry is None: return np.zeros(points.shape[:-1], bool)
+def inside(geometry, points):
+    """Strictly inside.
+
+    Args:
+        geometry: polygon or None
+        points: (..., 2)
+
+    Returns:
+        (...,) bool; the edge is outside, and nothing is inside None
+    """
+    if geometry is None:
+        return np.zeros(points.shape[:-1], bool)
     return shapely.contains_xy(geometry, points[..., 0], points[..., 1])
 
 
-def in_several_lanes(
-    prepared: PDMScene,
-    states,  # (M, 11)
-):  # (M,) bool
-    "Corners in more than one lane, and no lane that holds all four."
-    if not prepared.lanes or not len(states): return np.zeros(len(states), bool)
+def in_several_lanes(prepared: PDMScene, states):
+    """Corners in more than one lane, and no lane that holds all four.
+
+    Args:
+        states: (M, 11)
+
+    Returns:
+        (M,) bool
+    """
+    if not prepared.lanes or not len(states):
+        return np.zeros(len(states), bool)
     points = corners(states)
     held = np.stack([inside(lane, points) for lane in prepared.lanes]).sum(-1)  # (lanes, M)
     return ((held > 0).sum(0) > 1) & (held < 4).all(0)
@@ -208,8 +283,14 @@ def no_collision(prepared, states, touching, offroad):
     "NC (N,), the step of the first at-fault contact (N,) or -1, and that agent's index."
     n, a, k = _first(touching[:, :, 0])
     state, agent = states[n, k], prepared.centers[a, k]
-    bumper = np.stack([state[:, X] + VEHICLE.front * np.cos(state[:, HEADING]), state[:, Y] + VEHICLE.front * np.sin(state[:, HEADING]),
-                       state[:, HEADING]], -1)
+    bumper = np.stack(
+        [
+            state[:, X] + VEHICLE.front * np.cos(state[:, HEADING]),
+            state[:, Y] + VEHICLE.front * np.sin(state[:, HEADING]),
+            state[:, HEADING],
+        ],
+        -1,
+    )
     front = boxes_touch(bumper, np.array([0, VEHICLE.width / 2]), agent, prepared.half[a])
     standing = np.hypot(state[:, VX], state[:, VY]) <= STOPPED_EGO
     side = offroad[n, k] | in_several_lanes(prepared, state)
@@ -242,13 +323,15 @@ def time_to_collision(prepared, states, touching, offroad):
 # %% ../../nbs/10_metrics/10_pdm.ipynb #5458946a
 def off_road(prepared, states):
     "(N, 41) bool: a corner is not inside the drivable area."
-    if prepared.drivable is None: return np.zeros(states.shape[:2], bool)
+    if prepared.drivable is None:
+        return np.zeros(states.shape[:2], bool)
     return ~inside(prepared.drivable, corners(states)).all(-1)
 
 
 def direction(prepared, states):
     "DDC (N,)."
-    if prepared.on_route is None: return np.ones(len(states))
+    if prepared.on_route is None:
+        return np.ones(len(states))
     center = ego_centers(states)[..., :2]
     moved = np.zeros(states.shape[:2])
     moved[:, 1:] = np.hypot(*np.moveaxis(np.diff(center, axis=1), -1, 0))
@@ -262,105 +345,166 @@ def direction(prepared, states):
 def raw_progress(prepared, states):
     "(N,) metres along the route, not negative; without a route, metres straight ahead."
     center = ego_centers(states)[:, [0, -1], :2]
-    if prepared.route is None: return np.maximum(0, center[:, 1, 0] - center[:, 0, 0])
+    if prepared.route is None:
+        return np.maximum(0, center[:, 1, 0] - center[:, 0, 0])
     s = shapely.line_locate_point(prepared.route, shapely.points(center))
     return np.maximum(0, s[:, 1] - s[:, 0])
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917e0a
 @dataclass(eq=False)
 class PDMResult:
-    "Scores of N plans; every array has one row a plan."
-    nc: np.ndarray  # (N,) 0, 0.5 or 1
-    dac: np.ndarray  # (N,) 0 or 1
-    ddc: np.ndarray  # (N,) 0, 0.5 or 1; weight 0
-    ttc: np.ndarray  # (N,) 0 or 1
-    comfort: np.ndarray  # (N,) 0 or 1
-    ep: np.ndarray  # (N,) in [0, 1]; NaN if it was not asked for
-    pdms: np.ndarray  # (N,) in [0, 1]; NaN if EP was not asked for
-    progress: np.ndarray  # (N,) metres along the route
-    states: np.ndarray  # (N, 41, 11) the drives
-    nc_step: np.ndarray  # (N,) step of the first at-fault contact, -1: none
-    nc_agent: list  # its agent's id, or None
-    ttc_step: np.ndarray  # (N,) step at which the ego is too close, -1: none
+    """Scores of N plans; every array has one row a plan.
+
+    Attributes:
+        nc: (N,) 0, 0.5 or 1
+        dac: (N,) 0 or 1
+        ddc: (N,) 0, 0.5 or 1; weight 0
+        ttc: (N,) 0 or 1
+        comfort: (N,) 0 or 1
+        ep: (N,) in [0, 1]; NaN if it was not asked for
+        pdms: (N,) in [0, 1]; NaN if EP was not asked for
+        progress: (N,) metres along the route
+        states: (N, 41, 11) the drives
+        nc_step: (N,) step of the first at-fault contact, -1: none
+        nc_agent: its agent's id, or None
+        ttc_step: (N,) step at which the ego is too close, -1: none
+        offroad: (N, 41) a corner is off the road
+    """
+
+    nc: np.ndarray
+    dac: np.ndarray
+    ddc: np.ndarray
+    ttc: np.ndarray
+    comfort: np.ndarray
+    ep: np.ndarray
+    pdms: np.ndarray
+    progress: np.ndarray
+    states: np.ndarray
+    nc_step: np.ndarray
+    nc_agent: list
+    ttc_step: np.ndarray
     ttc_agent: list
-    offroad: np.ndarray  # (N, 41) a corner is off the road
+    offroad: np.ndarray
 
     @staticmethod
-    def point_of(
-        step,  # 0 to 40, tenths of a second
-    ):  # 0 to 7
-        "Which of the eight points of the plan a step belongs to: the first at or after it."
+    def point_of(step):
+        """Which of the eight points of the plan a step belongs to: the first at or after it.
+
+        Args:
+            step: 0 to 40, tenths of a second
+
+        Returns:
+            0 to 7
+        """
         return int(np.clip(np.ceil(step / 5) - 1, 0, 7))
 
-    def __len__(self): return len(self.nc)
+    def __len__(self):
+        return len(self.nc)
 
 
-def progress_score(
-    own,  # (N,) progress · NC · DAC of the plans
-    reference,  # progress · NC · DAC of the reference
-    allowed,  # (N,) NC · DAC of the plans
-):  # (N,)
-    "EP from the progress of plan and reference."
+def progress_score(own, reference, allowed):
+    """EP from the progress of plan and reference.
+
+    Args:
+        own: (N,) progress · NC · DAC of the plans
+        reference: progress · NC · DAC of the reference
+        allowed: (N,) NC · DAC of the plans
+
+    Returns:
+        (N,)
+    """
     best = np.maximum(own, reference)
     return np.where(best > 5.0, own / np.maximum(best, 1e-9), np.where(allowed == 0, 0.0, 1.0))
 
 
-def score_states(
-    prepared: PDMScene,
-    states,  # (N, 41, 11)
-    reference=None,  # progress · NC · DAC of the reference; None: no EP
-) -> PDMResult:
-    "Score drives."
+def score_states(prepared: PDMScene, states, reference=None) -> PDMResult:
+    """Score drives.
+
+    Args:
+        states: (N, 41, 11)
+        reference: progress · NC · DAC of the reference; None: no EP
+    """
     touching, offroad = contacts(prepared, states), off_road(prepared, states)
     nc, nc_step, nc_agent = no_collision(prepared, states, touching, offroad)
     ttc, ttc_step, ttc_agent = time_to_collision(prepared, states, touching, offroad)
     dac, c, progress = (~offroad.any(1)).astype(float), kin.comfort(states), raw_progress(prepared, states)
     ep = np.full(len(states), np.nan) if reference is None else progress_score(progress * nc * dac, reference, nc * dac)
     name = lambda index: [prepared.ids[i] if i >= 0 else None for i in index]
-    return PDMResult(nc, dac, direction(prepared, states), ttc, c, ep, nc * dac * (5 * ep + 5 * ttc + 2 * c) / 12, progress, states,
-                     nc_step, name(nc_agent), ttc_step, name(ttc_agent), offroad)
+    return PDMResult(
+        nc,
+        dac,
+        direction(prepared, states),
+        ttc,
+        c,
+        ep,
+        nc * dac * (5 * ep + 5 * ttc + 2 * c) / 12,
+        progress,
+        states,
+        nc_step,
+        name(nc_agent),
+        ttc_step,
+        name(ttc_agent),
+        offroad,
+    )
 
 
-def score(
-    scene,  # Scene or PDMScene
-    poses,  # (N, 8, 3) plans in the ego frame, at 0.5 s
-    reference=None,  # (41, 3) poses of the reference at 10 Hz in the ego frame; default: PDM-Closed's
-    ep=True,  # False: without reference, EP and PDMS (faster; all that a feedback needs)
-) -> PDMResult:
-    "The PDM Score of plans, NAVSIM v1. Raises ValueError for a plan with NaN or of the wrong shape."
+def score(scene, poses, reference=None, ep=True) -> PDMResult:
+    """The PDM Score of plans, NAVSIM v1. Raises ValueError for a plan with NaN or of the wrong shape.
+
+    Args:
+        scene: Scene or PDMScene
+        poses: (N, 8, 3) plans in the ego frame, at 0.5 s
+        reference: (41, 3) poses of the reference at 10 Hz in the ego frame; default: PDM-Closed's
+        ep: False: without reference, EP and PDMS (faster; all that a feedback needs)
+    """
     prepared = scene if isinstance(scene, PDMScene) else prepare(scene)
     states = kin.simulate(poses, prepared.scene.ego)
-    if not ep: return score_states(prepared, states)
+    if not ep:
+        return score_states(prepared, states)
     return score_states(prepared, states, reference_progress(prepared, reference))
 
 
-def score_scenes(
-    scenes,  # list of Scene or PDMScene
-    plans,  # list of (N_i, 8, 3), one array for each scene
-    ep=True,
-) -> list[PDMResult]:
-    "`score` for many scenes: the drives of all plans are simulated together, which is what a few plans a scene spend their time on."
+def score_scenes(scenes, plans, ep=True) -> list[PDMResult]:
+    """`score` for many scenes: the drives of all plans are simulated together, which is what a few plans a scene spend
+    their time on.
+
+    Args:
+        scenes: list of Scene or PDMScene
+        plans: list of (N_i, 8, 3), one array for each scene
+    """
     ready = [s if isinstance(s, PDMScene) else prepare(s) for s in scenes]
-    if len(ready) != len(plans): raise ValueError(f"{len(ready)} scenes and {len(plans)} arrays of plans")
+    if len(ready) != len(plans):
+        raise ValueError(f"{len(ready)} scenes and {len(plans)} arrays of plans")
     counts = [len(p) for p in plans]
     start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], counts, 0)
     states = kin.track(kin.interpolate(np.concatenate(plans)), start)
-    return [score_states(r, s, reference_progress(r) if ep else None) for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)]
+    return [
+        score_states(r, s, reference_progress(r) if ep else None)
+        for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)
+    ]
 
 
-def reference_progress(
-    prepared: PDMScene,
-    reference=None,  # (41, 3); default: PDM-Closed's, kept in `prepared` together with its way
-):  # float: progress · NC · DAC
-    "How far the reference gets, as far as it is safe."
+def reference_progress(prepared: PDMScene, reference=None):
+    """How far the reference gets, as far as it is safe.
+
+    Args:
+        reference: (41, 3); default: PDM-Closed's, kept in `prepared` together with its way
+
+    Returns:
+        float: progress · NC · DAC
+    """
     if reference is None and prepared.reference_way is None:
         from drivelit.metrics.pdm_closed import reference as plan_reference
 
-        if prepared.reference is None: prepared.reference = plan_reference(prepared)
+        if prepared.reference is None:
+            prepared.reference = plan_reference(prepared)
         prepared.reference_way = reference_progress(prepared, prepared.reference)
-    if reference is None: return prepared.reference_way
+    if reference is None:
+        return prepared.reference_way
     reference = np.asarray(reference, float)
-    if reference.shape != (kin.STEPS + 1, 3): raise ValueError(f"reference: shape {reference.shape}, expected {(kin.STEPS + 1, 3)}")
-    if not np.isfinite(reference).all(): raise ValueError("reference: holds NaN or infinity")
+    if reference.shape != (kin.STEPS + 1, 3):
+        raise ValueError(f"reference: shape {reference.shape}, expected {(kin.STEPS + 1, 3)}")
+    if not np.isfinite(reference).all():
+        raise ValueError("reference: holds NaN or infinity")
     r = score_states(prepared, kin.track(reference[None], prepared.scene.ego))
     return float(r.progress[0] * r.nc[0] * r.dac[0])

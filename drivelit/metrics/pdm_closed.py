@@ -24,19 +24,33 @@ REACH, MOST, MOST_STATIC = 100.0, dict(vehicle=50, pedestrian=25, bicycle=10), 5
 
 @dataclass(eq=False)
 class Forecast:
-    "Objects around the ego: agents at constant speed along their headings, red lights as areas."
-    boxes: np.ndarray  # (26, K) polygons at 0, 0.2, ... 5 s
-    heading: np.ndarray  # (K,) now
-    speed: np.ndarray  # (K,) m/s, 0 for objects and lights
-    ignored: np.ndarray  # (K,) touches the ego now
-    agents: PDMScene  # the agents alone (not the lights, nor who is ignored), as the scorer wants them
+    """Objects around the ego: agents at constant speed along their headings, red lights as areas.
+
+    Attributes:
+        boxes: (26, K) polygons at 0, 0.2, ... 5 s
+        heading: (K,) now
+        speed: (K,) m/s, 0 for objects and lights
+        ignored: (K,) touches the ego now
+        agents: the agents alone (not the lights, nor who is ignored), as the scorer wants them
+    """
+
+    boxes: np.ndarray
+    heading: np.ndarray
+    speed: np.ndarray
+    ignored: np.ndarray
+    agents: PDMScene
 
 
-def box_polygons(
-    poses,  # (..., 3) centres
-    half,  # (..., 2) half length, half width
-):  # (...) polygons
-    "Rectangles."
+def box_polygons(poses, half):
+    """Rectangles.
+
+    Args:
+        poses: (..., 3) centres
+        half: (..., 2) half length, half width
+
+    Returns:
+        (...) polygons
+    """
     sign = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
     c, s = np.cos(poses[..., None, 2]), np.sin(poses[..., None, 2])
     a, b = sign[:, 0] * half[..., None, 0], sign[:, 1] * half[..., None, 1]
@@ -45,16 +59,16 @@ def box_polygons(
 
 def present(scene):
     "The agents that are seen now and count, the nearest first."
-    seen = [(a, a.at(0.0), a.velocity[np.searchsorted(a.times, 1e-6) - 1]) for a in scene.agents if a.at(0.0) is not None]
+    seen = [
+        (a, a.at(0.0), a.velocity[np.searchsorted(a.times, 1e-6) - 1]) for a in scene.agents if a.at(0.0) is not None
+    ]
     far = lambda x: float(np.hypot(x[1][0] - VEHICLE.to_center, x[1][1]))
     seen = sorted((x for x in seen if far(x) <= REACH), key=far)
     groups = [[x for x in seen if x[0].type == k][:n] for k, n in MOST.items()]
     return [x for group in groups for x in group] + [x for x in seen if x[0].type not in MOST][:MOST_STATIC]
 
 
-def forecast(
-    prepared: PDMScene,
-) -> Forecast:
+def forecast(prepared: PDMScene) -> Forecast:
     "What the planner expects of the next five seconds."
     scene = prepared.scene
     agents = present(scene)
@@ -64,30 +78,46 @@ def forecast(
     v = np.array([v for _, _, v in agents]).reshape(-1, 2)
     speed = np.where(moving, np.hypot(*v.T), 0.0)
     backwards = np.abs(wrap_angle(pose[:, 2] - np.arctan2(v[:, 1], v[:, 0]))) >= np.pi / 2
-    course = speed[:, None] * np.stack([np.cos(pose[:, 2]), np.sin(pose[:, 2])], -1) * np.where(backwards, -1, 1)[:, None]
+    course = (
+        speed[:, None] * np.stack([np.cos(pose[:, 2]), np.sin(pose[:, 2])], -1) * np.where(backwards, -1, 1)[:, None]
+    )
     centers = np.repeat(pose[:, None], AHEAD + 1, 1)
     centers[..., :2] += course[:, None] * (np.arange(AHEAD + 1) // 2 * 2 * kin.DT)[:, None]
     ego = box_polygons(np.array([VEHICLE.to_center, 0, 0]), EGO_HALF)
     boxes, lights = box_polygons(centers[:, ::2], half[:, None]).T, np.array(red_zones(scene), object)
     touched = shapely.intersects(boxes[0], ego) if len(agents) else np.zeros(0, bool)
-    known = replace(prepared, ids=[a.id for (a, _, _), t in zip(agents, touched, strict=True) if not t], centers=centers[~touched],
-                    half=half[~touched], moving_type=moving[~touched], stopped=(~moving | (speed <= 0.05))[~touched], reference=None)
+    known = replace(
+        prepared,
+        ids=[a.id for (a, _, _), t in zip(agents, touched, strict=True) if not t],
+        centers=centers[~touched],
+        half=half[~touched],
+        moving_type=moving[~touched],
+        stopped=(~moving | (speed <= 0.05))[~touched],
+        reference=None,
+    )
     n, zero = len(lights), np.zeros(len(lights))
-    return Forecast(np.concatenate([boxes.reshape(26, -1), np.repeat(lights[None], 26, 0).reshape(26, n)], 1), np.r_[pose[:, 2], zero],
-                    np.r_[speed, np.full(n, np.nan)], np.r_[touched, shapely.within(ego, lights) if n else np.zeros(0, bool)], known)
+    return Forecast(
+        np.concatenate([boxes.reshape(26, -1), np.repeat(lights[None], 26, 0).reshape(26, n)], 1),
+        np.r_[pose[:, 2], zero],
+        np.r_[speed, np.full(n, np.nan)],
+        np.r_[touched, shapely.within(ego, lights) if n else np.zeros(0, bool)],
+        known,
+    )
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #1e73459b
-def idm(
-    v,  # (...,) own speed m/s
-    wanted,  # (...,) wanted speed
-    gap,  # (...,) metres to the one ahead
-    ahead,  # (...,) its speed
-    accel=1.5,
-    decel=3.0,
-    headway=1.5,  # seconds
-    min_gap=1.0,
-):  # (...,) m/s², in [-decel, accel]
-    "The Intelligent Driver Model's acceleration."
+def idm(v, wanted, gap, ahead, accel=1.5, decel=3.0, headway=1.5, min_gap=1.0):
+    """The Intelligent Driver Model's acceleration.
+
+    Args:
+        v: (...,) own speed m/s
+        wanted: (...,) wanted speed
+        gap: (...,) metres to the one ahead
+        ahead: (...,) its speed
+        headway: seconds
+
+    Returns:
+        (...,) m/s², in [-decel, accel]
+    """
     want = min_gap + v * headway + v * (v - ahead) / (2 * np.sqrt(accel * decel))
     return np.clip(accel * (1 - (v / wanted) ** 10 - (want / np.maximum(gap, min_gap)) ** 2), -decel, accel)
 
@@ -96,13 +126,14 @@ OFFSETS, FRACTIONS, EVERY = (0.0, -1.0, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0), 2
 
 
 class Track:
-    "A centre line, shifted sideways: poses at a distance along it."
+    """A centre line, shifted sideways: poses at a distance along it.
 
-    def __init__(
-        self,
-        line,  # (M, 3) x, y, heading
-        offset=0.0,  # metres to the left
-    ):
+    Args:
+        line: (M, 3) x, y, heading
+        offset: metres to the left
+    """
+
+    def __init__(self, line, offset=0.0):
         line = np.asarray(line, float)
         normal = np.stack([-np.sin(line[:, 2]), np.cos(line[:, 2])], -1)
         self.xy, self.heading = line[:, :2] + offset * normal, np.unwrap(line[:, 2])
@@ -127,24 +158,41 @@ def leaders(track, world, blocking, position, s, step):
     out, row = np.zeros((len(s), 3)), np.zeros(3)
     some = np.flatnonzero(blocking)
     ego = track.at(s)
-    c = np.stack([ego[:, 0] + VEHICLE.to_center * np.cos(ego[:, 2]), ego[:, 1] + VEHICLE.to_center * np.sin(ego[:, 2]), ego[:, 2]], -1)
-    far = shapely.distance(box_polygons(c, EGO_HALF)[:, None], world.boxes[step // EVERY, some][None]) if len(some) else None
+    c = np.stack(
+        [
+            ego[:, 0] + VEHICLE.to_center * np.cos(ego[:, 2]),
+            ego[:, 1] + VEHICLE.to_center * np.sin(ego[:, 2]),
+            ego[:, 2],
+        ],
+        -1,
+    )
+    far = (
+        shapely.distance(box_polygons(c, EGO_HALF)[:, None], world.boxes[step // EVERY, some][None])
+        if len(some)
+        else None
+    )
     for i in range(len(s)):  # `row` is not cleared between the speeds: the official quirk
         ahead = np.flatnonzero(position[some] > s[i])
         if len(ahead):
             near = ahead[np.argmin(far[i, ahead])]
             row[0] = s[i] + far[i, near]
-            if not np.isnan(world.speed[some[near]]): row[1] = world.speed[some[near]] * np.cos(world.heading[some[near]] - ego[i, 2])
-        else: row[0], row[2] = track.line.length, VEHICLE.length / 2
+            if not np.isnan(world.speed[some[near]]):
+                row[1] = world.speed[some[near]] * np.cos(world.heading[some[near]] - ego[i, 2])
+        else:
+            row[0], row[2] = track.line.length, VEHICLE.length / 2
         out[i] = row
     return out
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9ef16241
-def proposals(
-    prepared: PDMScene,
-    world: Forecast = None,  # default: forecast(prepared)
-):  # (15, 41, 3) rear-axle poses at 10 Hz, on the paths
-    "Three paths times five speeds."
+def proposals(prepared: PDMScene, world: Forecast = None):
+    """Three paths times five speeds.
+
+    Args:
+        world: default: forecast(prepared)
+
+    Returns:
+        (15, 41, 3) rear-axle poses at 10 Hz, on the paths
+    """
     scene, world = prepared.scene, world or forecast(prepared)
     limit = max(scene.map.speed_limit, 0.1)
     wanted, out = np.array(FRACTIONS) * limit, []
@@ -152,38 +200,53 @@ def proposals(
         track = Track(scene.map.centerline, offset)
         s = np.full((kin.STEPS + 1, len(FRACTIONS)), track.line.project(shapely.Point(0, 0)))
         v, lead = np.full(len(FRACTIONS), float(scene.ego.velocity[0])), np.zeros((len(FRACTIONS), 3))
-        blocking = shapely.intersects(track.corridor(s[0, 0], s[0, 0] + limit * AHEAD * kin.DT), world.boxes) & ~world.ignored
+        blocking = (
+            shapely.intersects(track.corridor(s[0, 0], s[0, 0] + limit * AHEAD * kin.DT), world.boxes) & ~world.ignored
+        )
         position = shapely.line_locate_point(track.line, shapely.centroid(world.boxes))
         for k in range(1, kin.STEPS + 1):
-            if k % EVERY == 0: lead = leaders(track, world, blocking[k // EVERY], position[k // EVERY], s[k - 1], k)
+            if k % EVERY == 0:
+                lead = leaders(track, world, blocking[k // EVERY], position[k // EVERY], s[k - 1], k)
             a = idm(v, wanted, lead[:, 0] - s[k - 1] - lead[:, 2], lead[:, 1])
             s[k], v = s[k - 1] + kin.DT * v, v + kin.DT * a
         out.append(track.at(s.T))
     return np.concatenate(out)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858973
-def best(
-    result,  # PDMResult of the proposals
-):  # index
-    "The proposal with the highest PDM Score among themselves."
+def best(result):
+    """The proposal with the highest PDM Score among themselves.
+
+    Args:
+        result: PDMResult of the proposals
+
+    Returns:
+        index
+    """
     safe = result.nc * result.dac
     way = result.progress * safe
     ep = way / way.max() if way.max() > 5.0 else np.where(safe == 0, 0.0, 1.0)
     return int(np.argmax(safe * (5 * ep + 5 * result.ttc + 2 * result.comfort)))
 
 
-def reference(
-    scene,  # Scene or PDMScene
-    brake=False,  # nuPlan's emergency brake on top; NAVSIM goes without
-):  # (41, 3) rear-axle poses in the ego frame at 10 Hz
-    "PDM-Closed's plan. Without a route: straight on at the present speed."
+def reference(scene, brake=False):
+    """PDM-Closed's plan. Without a route: straight on at the present speed.
+
+    Args:
+        scene: Scene or PDMScene
+        brake: nuPlan's emergency brake on top; NAVSIM goes without
+
+    Returns:
+        (41, 3) rear-axle poses in the ego frame at 10 Hz
+    """
     prepared = prepare(scene) if isinstance(scene, Scene) else scene
-    if len(prepared.scene.map.centerline) < 2: return kin.interpolate(constant_speed(prepared.scene.ego)[None])[0]
+    if len(prepared.scene.map.centerline) < 2:
+        return kin.interpolate(constant_speed(prepared.scene.ego)[None])[0]
     world = forecast(prepared)
     plans = proposals(prepared, world)
     result = score_states(world.agents, kin.track(plans, prepared.scene.ego))
     chosen = best(result)
-    if brake and 0 <= result.nc_step[chosen] <= 20 and np.hypot(*prepared.scene.ego.velocity) <= 5.0: return emergency_brake(prepared.scene.ego)
+    if brake and 0 <= result.nc_step[chosen] <= 20 and np.hypot(*prepared.scene.ego.velocity) <= 5.0:
+        return emergency_brake(prepared.scene.ego)
     return plans[chosen]
 
 
@@ -192,12 +255,16 @@ def constant_speed(ego, points=8):
     return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5e846692
-def emergency_brake(
-    ego: Ego,
-):  # (41, 3) poses at 10 Hz
-    "A plan at the speed that makes the tracker brake as hard as comfort allows."
+def emergency_brake(ego: Ego):
+    """A plan at the speed that makes the tracker brake as hard as comfort allows.
+
+    Returns:
+        (41, 3) poses at 10 Hz
+    """
     v, a = ego.velocity[0], ego.acceleration[0]
-    if v > 0.2: speed = 1.1 * (v + np.clip(-10.0 * v, -4.05, 2.40))
-    else: speed = np.clip(-4.0 * v - a, -4.05, 2.40)
+    if v > 0.2:
+        speed = 1.1 * (v + np.clip(-10.0 * v, -4.05, 2.40))
+    else:
+        speed = np.clip(-4.0 * v - a, -4.05, 2.40)
     t = np.arange(kin.STEPS + 1) * kin.DT
     return np.stack([speed * t, 0 * t, 0 * t], -1)

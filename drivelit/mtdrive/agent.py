@@ -20,11 +20,30 @@ from ..policy.formats import format_number
 from ..scene.core import Agent, Area, Ego, Map, Scene, Trajectory
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #9e7cb34a
-APPENDIX_FIRST = np.array([  # the paper's first plan: constant velocity
-    (3.1, 0, 0), (6.21, 0, 0), (9.31, 0, 0), (12.42, 0, 0), (15.52, 0, 0), (18.62, 0, 0), (21.73, 0, 0), (24.83, 0, 0)])
-APPENDIX_SECOND = np.array([  # its answer to the feedback
-    (2.97, 0.02, 0), (5.82, 0.02, 0), (8.54, 0, -0.03), (11.17, -0.07, -0.05), (13.73, -0.22, -0.09), (16.21, -0.56, -0.16),
-    (18.62, -1.10, -0.24), (20.94, -1.77, -0.28)])
+APPENDIX_FIRST = np.array(
+    [  # the paper's first plan: constant velocity
+        (3.1, 0, 0),
+        (6.21, 0, 0),
+        (9.31, 0, 0),
+        (12.42, 0, 0),
+        (15.52, 0, 0),
+        (18.62, 0, 0),
+        (21.73, 0, 0),
+        (24.83, 0, 0),
+    ]
+)
+APPENDIX_SECOND = np.array(
+    [  # its answer to the feedback
+        (2.97, 0.02, 0),
+        (5.82, 0.02, 0),
+        (8.54, 0, -0.03),
+        (11.17, -0.07, -0.05),
+        (13.73, -0.22, -0.09),
+        (16.21, -0.56, -0.16),
+        (18.62, -1.10, -0.24),
+        (20.94, -1.77, -0.28),
+    ]
+)
 
 
 def appendix_scene() -> Scene:
@@ -32,30 +51,56 @@ def appendix_scene() -> Scene:
     strip = lambda y0, y1: [[-40, y0], [120, y0], [120, y1], [-40, y1]]
     past = np.array([(-9.44, 0.02, -0.02), (-6.21, -0.02, 0.0), (-3.05, -0.03, 0.0), (0.0, 0.0, 0.0)])
     bus = Agent("bus", "vehicle", 10.26, 2.95, 4.39, [0.0], [[34.14, -0.85, -0.02]], [[0, 0]], z=1.59)
-    lanes = [Area(f"lane{i}", "lane", strip(y - 1.85, y + 1.85), [[-40, y], [120, y]], on_route=True) for i, y in enumerate((-3.7, 0, 3.7))]
+    lanes = [
+        Area(f"lane{i}", "lane", strip(y - 1.85, y + 1.85), [[-40, y], [120, y]], on_route=True)
+        for i, y in enumerate((-3.7, 0, 3.7))
+    ]
     line = np.stack([np.arange(-20, 100.0), np.zeros(120), np.zeros(120)], 1)
-    return Scene("appendix-A1", "hand", Ego(np.arange(-1.5, 0.1, 0.5), past, (24.83 / 4, 0.0)), "GO STRAIGHT", [bus],
-                 Map([Area("road", "roadblock", strip(-5.55, 5.55)), *lanes], line), expert=Trajectory(APPENDIX_SECOND))
+    return Scene(
+        "appendix-A1",
+        "hand",
+        Ego(np.arange(-1.5, 0.1, 0.5), past, (24.83 / 4, 0.0)),
+        "GO STRAIGHT",
+        [bus],
+        Map([Area("road", "roadblock", strip(-5.55, 5.55)), *lanes], line),
+        expert=Trajectory(APPENDIX_SECOND),
+    )
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #6b71d1c0
 @dataclass(frozen=True, eq=False)
 class Issue:
-    "One offending point of a plan, and what is in its way."
-    metric: str  # "NC", "DAC", "TTC", or what another agent checks
-    point: int  # 0 to 7
-    pose: np.ndarray  # (3,) that point, as planned
-    object_id: str = None  # the agent that is hit or too close
-    box: tuple = None  # its x, y, z, l, w, h, heading, name at that time, in the ego frame
+    """One offending point of a plan, and what is in its way.
+
+    Attributes:
+        metric: "NC", "DAC", "TTC", or what another agent checks
+        point: 0 to 7
+        pose: (3,) that point, as planned
+        object_id: the agent that is hit or too close
+        box: its x, y, z, l, w, h, heading, name at that time, in the ego frame
+    """
+
+    metric: str
+    point: int
+    pose: np.ndarray
+    object_id: str = None
+    box: tuple = None
 
 
 @dataclass(frozen=True, eq=False)
 class Feedback:
-    "What an agent says about one plan."
-    text: str = ""  # the next user message; "" if there is nothing to say
-    issues: list = field(default_factory=list)  # of Issue
+    """What an agent says about one plan.
+
+    Attributes:
+        text: the next user message; "" if there is nothing to say
+        issues: of Issue
+    """
+
+    text: str = ""
+    issues: list = field(default_factory=list)
 
     @property
-    def empty(self): return not self.text
+    def empty(self):
+        return not self.text
 
 
 class FeedbackAgent(Protocol):
@@ -68,41 +113,57 @@ class FeedbackAgent(Protocol):
     ) -> list[Feedback]: ...  # one for each plan
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #8510e6f1
-HEAD = ("This was your previous trajectory prediction. Analyze this trajectory data and propose a revised prediction. "
-        "Consider the following identified issues:\n")
+HEAD = (
+    "This was your previous trajectory prediction. Analyze this trajectory data and propose a revised prediction. "
+    "Consider the following identified issues:\n"
+)
 TAIL = "Based on these issues, provide an improved trajectory prediction."
-OBJECTS = ("The format for describing these objects is: (x, y, z, l, w, h, heading, name). Where x, y, z are the center coordinates of the "
-           "object in ego-coordinate system, l, w, h are length, width, height of the bounding box, heading is the object heading, and "
-           "name is the object class name. The specific trajectory points and their corresponding objects are as follows:\n")
+OBJECTS = (
+    "The format for describing these objects is: (x, y, z, l, w, h, heading, name). Where x, y, z are the center coordinates of the "
+    "object in ego-coordinate system, l, w, h are length, width, height of the bounding box, heading is the object heading, and "
+    "name is the object class name. The specific trajectory points and their corresponding objects are as follows:\n"
+)
 POINTS = "The specific trajectory points are as follows:\n"
 COMPLAINTS = dict(
     NC=f"The NC metric reveals that certain trajectory points will result in collisions with surrounding objects. {OBJECTS}",
     DAC=f"The DAC metric reveals that certain trajectory points fall outside the drivable area. {POINTS}",
-    TTC=f"The TTC metric reveals that certain trajectory points fail to maintain a safe distance from surrounding objects. {OBJECTS}")
+    TTC=f"The TTC metric reveals that certain trajectory points fail to maintain a safe distance from surrounding objects. {OBJECTS}",
+)
 
 
-def pose_text(
-    pose,  # (3,) x, y, heading
-) -> str:
-    "A pose as plans are written: `(+3.10, -0.02, +0.00)`."
+def pose_text(pose) -> str:
+    """A pose as plans are written: `(+3.10, -0.02, +0.00)`.
+
+    Args:
+        pose: (3,) x, y, heading
+    """
     return f"({', '.join(map(format_number, pose))})"
 
 
-def object_text(
-    box,  # x, y, z, l, w, h, heading, name
-) -> str:
-    "An object as the feedback names it: `(34.14, -0.85, 1.59, 10.26, 2.95, 4.39, -0.02, vehicle)`."
+def object_text(box) -> str:
+    """An object as the feedback names it: `(34.14, -0.85, 1.59, 10.26, 2.95, 4.39, -0.02, vehicle)`.
+
+    Args:
+        box: x, y, z, l, w, h, heading, name
+    """
     return "(" + ", ".join(f"{v:.2f}" for v in np.round(box[:7], 2) + 0.0) + f", {box[7]})"
 
 
-def feedback_text(
-    issues,  # list of Issue, those of a metric one after another
-    complaints=COMPLAINTS,  # metric -> sentence
-) -> str:  # "" without issues
-    "The user message that lists the issues (MTDrive appendix A.1)."
-    if not issues: return ""
+def feedback_text(issues, complaints=COMPLAINTS) -> str:
+    """The user message that lists the issues (MTDrive appendix A.1).
+
+    Args:
+        issues: list of Issue, those of a metric one after another
+        complaints: metric -> sentence
+
+    Returns:
+        "" without issues
+    """
+    if not issues:
+        return ""
     lines, by_metric = [HEAD], {}
-    for i in issues: by_metric.setdefault(i.metric, []).append(i)
+    for i in issues:
+        by_metric.setdefault(i.metric, []).append(i)
     for number, (metric, found) in enumerate(by_metric.items(), 1):
         lines.append(f"{number}. {complaints[metric]}")
         for k, i in enumerate(found, 1):
@@ -111,12 +172,15 @@ def feedback_text(
     return "".join([*lines, TAIL])
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #317eb4b5
-def box_at(
-    prepared: PDMScene,
-    object_id: str,
-    step: int,  # tenths of a second from now
-):  # x, y, z, l, w, h, heading, name
-    "An object at a step; at the nearest one where it is known, if it comes later or goes earlier."
+def box_at(prepared: PDMScene, object_id: str, step: int):
+    """An object at a step; at the nearest one where it is known, if it comes later or goes earlier.
+
+    Args:
+        step: tenths of a second from now
+
+    Returns:
+        x, y, z, l, w, h, heading, name
+    """
     a, agent = prepared.ids.index(object_id), prepared.scene.agent(object_id)
     known = np.flatnonzero(~np.isnan(prepared.centers[a, :, 0]))
     x, y, h = prepared.centers[a, known[np.argmin(np.abs(known - step))]]
@@ -124,83 +188,103 @@ def box_at(
     return float(x), float(y), agent.z, agent.length, agent.width, agent.height, float(h), agent.type
 
 
-def find_issues(
-    prepared: PDMScene,
-    result: PDMResult,
-    poses,  # (N, 8, 3) the plans that were scored
-    i: int,  # which of them
-):  # list of Issue: NC, DAC, TTC
-    "What is wrong with plan i."
+def find_issues(prepared: PDMScene, result: PDMResult, poses, i: int):
+    """What is wrong with plan i.
+
+    Args:
+        poses: (N, 8, 3) the plans that were scored
+        i: which of them
+
+    Returns:
+        list of Issue: NC, DAC, TTC
+    """
+
     def contact(metric, step, agent):
-        if step[i] < 0: return []
+        if step[i] < 0:
+            return []
         k = result.point_of(step[i])
         return [Issue(metric, k, poses[i, k], agent[i], box_at(prepared, agent[i], round((k + 1) * 0.5 / DT)))]
 
     off = sorted({result.point_of(s) for s in np.flatnonzero(result.offroad[i])})
-    return [*contact("NC", result.nc_step, result.nc_agent), *[Issue("DAC", k, poses[i, k]) for k in off],
-            *contact("TTC", result.ttc_step, result.ttc_agent)]
+    return [
+        *contact("NC", result.nc_step, result.nc_agent),
+        *[Issue("DAC", k, poses[i, k]) for k in off],
+        *contact("TTC", result.ttc_step, result.ttc_agent),
+    ]
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #383babb6
 class Ready:
-    "Scenes made ready for scoring, the most recent ones kept."
+    """Scenes made ready for scoring, the most recent ones kept.
 
-    def __init__(
-        self,
-        perception="oracle",  # "oracle" or "kinematic"
-        keep=512,  # scenes
-    ):
-        if perception not in ("oracle", "kinematic"): raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
+    Args:
+        perception: "oracle" or "kinematic"
+        keep: scenes
+    """
+
+    def __init__(self, perception="oracle", keep=512):
+        if perception not in ("oracle", "kinematic"):
+            raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
         self.perception, self.keep, self.scenes = perception, keep, OrderedDict()
 
     def __call__(self, scene: Scene) -> PDMScene:
         key = (scene.source, scene.id)
-        if key not in self.scenes or self.scenes[key].scene is not scene: self.scenes[key] = prepare(scene, self.perception)
+        if key not in self.scenes or self.scenes[key].scene is not scene:
+            self.scenes[key] = prepare(scene, self.perception)
         self.scenes.move_to_end(key)
-        while len(self.scenes) > self.keep: self.scenes.popitem(last=False)
+        while len(self.scenes) > self.keep:
+            self.scenes.popitem(last=False)
         return self.scenes[key]
 
 
 class PDMAgent:
-    "MTDrive's agent: NC, DAC and TTC of the PDM Score, in words (section 3.1)."
+    """MTDrive's agent: NC, DAC and TTC of the PDM Score, in words (section 3.1).
 
-    def __init__(
-        self,
-        perception="oracle",  # "oracle": knows everybody's future; "kinematic": expects constant velocity (MTDrive table 1)
-        keep=512,  # scenes that are kept ready
-    ):
+    Args:
+        perception: "oracle": knows everybody's future; "kinematic": expects constant velocity (MTDrive table
+            1)
+        keep: scenes that are kept ready
+    """
+
+    def __init__(self, perception="oracle", keep=512):
         self.ready = Ready(perception, keep)
 
     @property
-    def perception(self): return self.ready.perception
+    def perception(self):
+        return self.ready.perception
 
-    def judge(
-        self,
-        scene: Scene,
-        poses,  # (N, 8, 3)
-    ) -> list[Feedback]:
-        "One feedback a plan. Raises ValueError for NaN or a wrong shape."
+    def judge(self, scene: Scene, poses) -> list[Feedback]:
+        """One feedback a plan. Raises ValueError for NaN or a wrong shape.
+
+        Args:
+            poses: (N, 8, 3)
+        """
         prepared, poses = self.ready(scene), np.asarray(poses, float)
         return self.of(prepared, score(prepared, poses, ep=False), poses)
 
-    def of(
-        self,
-        prepared: PDMScene,
-        result: PDMResult,  # of these plans, with this agent's perception
-        poses,  # (N, 8, 3)
-    ) -> list[Feedback]:
-        "The feedback that follows from a score."
+    def of(self, prepared: PDMScene, result: PDMResult, poses) -> list[Feedback]:
+        """The feedback that follows from a score.
+
+        Args:
+            result: of these plans, with this agent's perception
+            poses: (N, 8, 3)
+        """
         issues = [find_issues(prepared, result, poses, i) for i in range(len(poses))]
         return [Feedback(feedback_text(found), found) for found in issues]
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #f1cd0d4a
 class SpeedAgent:
-    "Complains about points that are reached faster than a limit; a second agent, to show that the loop knows none."
-    COMPLAINT = dict(SPEED="The SPEED metric reveals that certain trajectory points are reached faster than the speed limit. " + POINTS)
+    """Complains about points that are reached faster than a limit; a second agent, to show that the loop knows none.
 
-    def __init__(
-        self,
-        limit: float = None,  # m/s; None: the map's
-    ):
+    Args:
+        limit: m/s; None: the map's
+    """
+
+    COMPLAINT = dict(
+        SPEED="The SPEED metric reveals that certain trajectory points are reached faster than the speed limit. "
+        + POINTS
+    )
+
+    def __init__(self, limit: float = None):
         self.limit = limit
 
     def judge(self, scene, poses):

@@ -34,189 +34,272 @@ from ..scene.town import scenes as toy_scenes
 KINDS = ("single", "two_turn", "three_turn", "mock_multi_turn", "understanding")
 
 
-def expert_poses(scene: Scene):  # (8, 3)
-    "What the good driver did. Raises SceneError for a scene without it."
-    if scene.expert is None or len(scene.expert.poses) < 8: raise SceneError(f"expert: scene {scene.id!r} has no expert of 8 poses")
+def expert_poses(scene: Scene):
+    """What the good driver did. Raises SceneError for a scene without it.
+
+    Returns:
+        (8, 3)
+    """
+    if scene.expert is None or len(scene.expert.poses) < 8:
+        raise SceneError(f"expert: scene {scene.id!r} has no expert of 8 poses")
     return scene.expert.poses[:8]
 
 
-def make_row(
-    kind,  # of KINDS
-    scene: Scene,
-    messages,  # as `Policy.encode` takes them, the last one the assistant's
-    **meta,  # plain JSON values
-):  # dict: messages, images, kind, scene_id, meta
-    "A row of a data set: images out of the messages into a list of their own."
+def make_row(kind, scene: Scene, messages, **meta):
+    """A row of a data set: images out of the messages into a list of their own.
+
+    Args:
+        kind: of KINDS
+        messages: as `Policy.encode` takes them, the last one the assistant's
+        **meta: plain JSON values
+
+    Returns:
+        dict: messages, images, kind, scene_id, meta
+    """
     images = [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
-    plain = [{"role": m["role"], "content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]} for m in messages]
+    plain = [
+        {"role": m["role"], "content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]}
+        for m in messages
+    ]
     turns = sum(m["role"] == "assistant" for m in messages)
     meta = dict(family=scene.family, turns=turns, loss="last") | meta
     return dict(messages=plain, images=images, kind=kind, scene_id=scene.id, meta=meta)
 
 
-def chat(
-    row,  # of a data set
-):  # messages with their images in place, for `Policy.encode`
-    "The conversation of a row as the policy reads it."
+def chat(row):
+    """The conversation of a row as the policy reads it.
+
+    Args:
+        row: of a data set
+
+    Returns:
+        messages with their images in place, for `Policy.encode`
+    """
     images = iter(row["images"])
-    return [m | {"content": [p | {"image": next(images)} if p["type"] == "image" else p for p in m["content"]]} for m in row["messages"]]
+    return [
+        m | {"content": [p | {"image": next(images)} if p["type"] == "image" else p for p in m["content"]]}
+        for m in row["messages"]
+    ]
 
 
-def says(role, text): return {"role": role, "content": [{"type": "text", "text": text}]}
+def says(role, text):
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #e29be6bc
-def dialogue(
-    kind,  # of KINDS
-    scene: Scene,
-    plans,  # (8, 3) arrays or None: the flawed plans of the earlier turns
-    task: MTDriveTask,  # whose prompt and agent are used
-    need=None,  # at least so many plans must have got feedback; default: all
-    **meta,
-):  # row, or None
-    "Question, flawed plans and feedback, and the expert's answer."
-    written = [parse_trajectory(format_trajectory(p)) for p in plans if p is not None]  # judged as the model would have written them
+def dialogue(kind, scene: Scene, plans, task: MTDriveTask, need=None, **meta):
+    """Question, flawed plans and feedback, and the expert's answer.
+
+    Args:
+        kind: of KINDS
+        plans: (8, 3) arrays or None: the flawed plans of the earlier turns
+        task: whose prompt and agent are used
+        need: at least so many plans must have got feedback; default: all
+
+    Returns:
+        row, or None
+    """
+    written = [
+        parse_trajectory(format_trajectory(p)) for p in plans if p is not None
+    ]  # judged as the model would have written them
     written = [p for p in written if not isinstance(p, ParseError)]
     said = task.agent.judge(scene, np.stack(written)) if written else []
     flawed = [(p, s) for p, s in zip(written, said, strict=True) if not s.empty]
-    if len(flawed) < (len(plans) if need is None else need): return None
+    if len(flawed) < (len(plans) if need is None else need):
+        return None
     messages = list(task.prompt(scene))
-    for plan, feedback in flawed: messages += [says("assistant", format_trajectory(plan)), says("user", feedback.text)]
+    for plan, feedback in flawed:
+        messages += [says("assistant", format_trajectory(plan)), says("user", feedback.text)]
     named = sorted({i.metric for _, s in flawed for i in s.issues})
-    return make_row(kind, scene, [*messages, says("assistant", format_trajectory(expert_poses(scene)))], feedback=named, **meta)
+    return make_row(
+        kind, scene, [*messages, says("assistant", format_trajectory(expert_poses(scene)))], feedback=named, **meta
+    )
 
 
-def single_turn(
-    scenes,  # iterable of Scene
-    task=None,  # MTDriveTask; default: the paper's
-    text_only=0.0,  # share of rows without the image, spread evenly
-):  # list of rows
-    "Question and expert: how to drive at all."
+def single_turn(scenes, task=None, text_only=0.0):
+    """Question and expert: how to drive at all.
+
+    Args:
+        scenes: iterable of Scene
+        task: MTDriveTask; default: the paper's
+        text_only: share of rows without the image, spread evenly
+
+    Returns:
+        list of rows
+    """
     task = task or MTDriveTask()
     blind = MTDriveTask(task.agent, task.max_turns, task.w_p, task.w_f, task.image_size, images=False)
-    return [dialogue("single", s, [], blind if _nth(i, text_only) else task, source="expert") for i, s in enumerate(scenes)]
+    return [
+        dialogue("single", s, [], blind if _nth(i, text_only) else task, source="expert") for i, s in enumerate(scenes)
+    ]
 
 
-def _nth(i, share): return int((i + 1) * share) > int(i * share)
+def _nth(i, share):
+    return int((i + 1) * share) > int(i * share)
 
 
-def two_turn(
-    scenes,
-    predictions=None,  # (8, 3) or None for each scene; default: constant velocity
-    task=None,
-    source=None,  # a word for who predicted
-):  # list of rows, one for each scene whose plan gets feedback
-    "A flawed plan, the feedback, the expert (appendix B)."
+def two_turn(scenes, predictions=None, task=None, source=None):
+    """A flawed plan, the feedback, the expert (appendix B).
+
+    Args:
+        predictions: (8, 3) or None for each scene; default: constant velocity
+        source: a word for who predicted
+
+    Returns:
+        list of rows, one for each scene whose plan gets feedback
+    """
     task, source = task or MTDriveTask(), source or ("constant_velocity" if predictions is None else "model")
-    if predictions is None: predictions = [constant_velocity(s) for s in scenes]
+    if predictions is None:
+        predictions = [constant_velocity(s) for s in scenes]
     rows = [dialogue("two_turn", s, [p], task, source=source) for s, p in zip(scenes, predictions, strict=True)]
     return [r for r in rows if r]
 
 
-def three_turn(
-    scenes,
-    first,  # (8, 3) or None for each scene: the model's first plan
-    second,  # its answer to the feedback, or None
-    task=None,
-    source="model",
-):  # list of rows, one for each scene where both plans get feedback
-    "Two flawed plans with their feedback, then the expert (appendix B)."
+def three_turn(scenes, first, second, task=None, source="model"):
+    """Two flawed plans with their feedback, then the expert (appendix B).
+
+    Args:
+        first: (8, 3) or None for each scene: the model's first plan
+        second: its answer to the feedback, or None
+
+    Returns:
+        list of rows, one for each scene where both plans get feedback
+    """
     task = task or MTDriveTask()
-    rows = [dialogue("three_turn", s, [p, q], task, source=source) for s, p, q in zip(scenes, first, second, strict=True)]
+    rows = [
+        dialogue("three_turn", s, [p, q], task, source=source) for s, p, q in zip(scenes, first, second, strict=True)
+    ]
     return [r for r in rows if r]
 
 
-def mock_multi_turn(
-    scenes,
-    samples,  # for each scene a list of conversations, each a list of its plans ((8, 3) or None)
-    task=None,
-    source="model",
-):  # list of rows with 4 to task.max_turns turns
-    "Several sampled conversations of one scene, one after another (appendix B)."
+def mock_multi_turn(scenes, samples, task=None, source="model"):
+    """Several sampled conversations of one scene, one after another (appendix B).
+
+    Args:
+        samples: for each scene a list of conversations, each a list of its plans ((8, 3) or None)
+
+    Returns:
+        list of rows with 4 to task.max_turns turns
+    """
     task, rows = task or MTDriveTask(), []
     for scene, conversations in zip(scenes, samples, strict=True):
         plans = [p for c in conversations for p in c if p is not None]
         different = [p for i, p in enumerate(plans) if not any(np.abs(p - q).max() < 0.005 for q in plans[:i])]
         said = task.agent.judge(scene, np.stack(different)) if different else []
         flawed = [p for p, s in zip(different, said, strict=True) if not s.empty][: task.max_turns - 1]
-        if len(flawed) >= 3: rows.append(dialogue("mock_multi_turn", scene, flawed, task, need=3, source=source))
+        if len(flawed) >= 3:
+            rows.append(dialogue("mock_multi_turn", scene, flawed, task, need=3, source=source))
     return [r for r in rows if r]
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #3d870c4b
 ROLE = "You are a vehicle trajectory prediction model for an autonomous driving system. One of your key metrics is "
 ANSWER = "Output Requirements:\nFormat: Yes or No\nMaintain numerical precision to two decimal places."
-POINT = ("Given a trajectory prediction point and a front-view image, where trajectory point is formatted as (x: float, y: float, "
-         "heading: float), your task is to identify if the given trajectory point ")
+POINT = (
+    "Given a trajectory prediction point and a front-view image, where trajectory point is formatted as (x: float, y: float, "
+    "heading: float), your task is to identify if the given trajectory point "
+)
 QUESTIONS = dict(
-    DAC=ROLE + "Drivable Area Compliance (DAC), which assesses whether trajectory points remain within the drivable area. " + POINT
+    DAC=ROLE
+    + "Drivable Area Compliance (DAC), which assesses whether trajectory points remain within the drivable area. "
+    + POINT
     + "stays within the drivable area.\n",
-    NC=ROLE + "No Collisions (NC), which assesses whether the vehicle collides with other traffic participants or objects. " + POINT
+    NC=ROLE
+    + "No Collisions (NC), which assesses whether the vehicle collides with other traffic participants or objects. "
+    + POINT
     + "collides with a surrounding object.\n",
-    TTC=ROLE + "Time-to-Collision (TTC), which assesses whether the vehicle maintains a safe distance to surrounding objects. " + POINT
+    TTC=ROLE
+    + "Time-to-Collision (TTC), which assesses whether the vehicle maintains a safe distance to surrounding objects. "
+    + POINT
     + "keeps a safe distance from surrounding objects.\n",
-    EP=ROLE + "Ego Progress (EP), which assesses whether the vehicle makes progress along its route. Given a trajectory and a front-view "
+    EP=ROLE
+    + "Ego Progress (EP), which assesses whether the vehicle makes progress along its route. Given a trajectory and a front-view "
     "image, where trajectory points are formatted as (x: float, y: float, heading: float), your task is to identify if the given "
-    "trajectory makes at least half of the possible progress.\n")
+    "trajectory makes at least half of the possible progress.\n",
+)
 ENOUGH = 0.5  # EP below this is too little progress
 
 
-def question_text(
-    metric,  # DAC, NC, TTC or EP
-    poses,  # (3,) a point, or (8, 3) for EP
-    box=None,  # the object asked about (NC, TTC)
-) -> str:
-    "A question in the words of MTDrive appendix A.2."
-    asked = (f"Trajectory points are {', '.join(map(pose_text, poses))}.\n" if metric == "EP" else
-             f"Trajectory point is {pose_text(poses)}.\n" + (f"Object is {object_text(box)}.\n" if box else ""))
+def question_text(metric, poses, box=None) -> str:
+    """A question in the words of MTDrive appendix A.2.
+
+    Args:
+        metric: DAC, NC, TTC or EP
+        poses: (3,) a point, or (8, 3) for EP
+        box: the object asked about (NC, TTC)
+    """
+    asked = (
+        f"Trajectory points are {', '.join(map(pose_text, poses))}.\n"
+        if metric == "EP"
+        else f"Trajectory point is {pose_text(poses)}.\n" + (f"Object is {object_text(box)}.\n" if box else "")
+    )
     return QUESTIONS[metric] + asked + ANSWER
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #a08c5d96
-def variants(
-    plan,  # (8, 3)
-    rng,
-):  # (4, 8, 3): faster, slower, to the left, to the right
-    "A plan's neighbours, some of them bad."
+def variants(plan, rng):
+    """A plan's neighbours, some of them bad.
+
+    Args:
+        plan: (8, 3)
+
+    Returns:
+        (4, 8, 3): faster, slower, to the left, to the right
+    """
     bend = np.linspace(0, 1, 8)[:, None] ** 2 * [0, 1, 0]
     left, right = rng.uniform(1.5, 6, 2)
-    return np.stack([plan * [rng.uniform(1.1, 1.6), 1, 1], plan * [rng.uniform(0.2, 0.6), 1, 1], plan + left * bend, plan - right * bend])
+    return np.stack(
+        [
+            plan * [rng.uniform(1.1, 1.6), 1, 1],
+            plan * [rng.uniform(0.2, 0.6), 1, 1],
+            plan + left * bend,
+            plan - right * bend,
+        ]
+    )
 
 
 def nearest_box(prepared, pose, k, other_than):
     "The object nearest to point k of a plan, and not `other_than`; None if there is none."
     at = prepared.centers[:, 5 * (k + 1), :2]
-    order = [a for a in np.argsort(np.hypot(*(at - pose[:2]).T)) if not np.isnan(at[a, 0]) and prepared.ids[a] != other_than]
+    order = [
+        a for a in np.argsort(np.hypot(*(at - pose[:2]).T)) if not np.isnan(at[a, 0]) and prepared.ids[a] != other_than
+    ]
     return box_at(prepared, prepared.ids[order[0]], 5 * (k + 1)) if order else None
 
 
-def questions_of(
-    prepared,
-    result: PDMResult,
-    poses,  # (N, 8, 3)
-    i,  # which plan
-    rng,
-):  # list of (metric, poses, box, "Yes." or "No.")
-    "What can be asked about a scored plan."
+def questions_of(prepared, result: PDMResult, poses, i, rng):
+    """What can be asked about a scored plan.
+
+    Args:
+        poses: (N, 8, 3)
+        i: which plan
+
+    Returns:
+        list of (metric, poses, box, "Yes." or "No.")
+    """
     issues, out = find_issues(prepared, result, poses, i), []
     for metric, bad, good in (("DAC", "No.", "Yes."), ("NC", "Yes.", "No."), ("TTC", "No.", "Yes.")):
         found = [x for x in issues if x.metric == metric]
         first = min((x.point for x in found), default=8)
         hit = found[0].object_id if found and metric != "DAC" else None
         out += [(metric, x.pose, x.box, bad) for x in found[:1]]
-        if first == 0: continue  # no point before the offence
+        if first == 0:
+            continue  # no point before the offence
         k = int(rng.integers(0, first))
         box = None if metric == "DAC" else nearest_box(prepared, poses[i, k], k, None if rng.random() < 0.5 else hit)
-        if metric == "DAC" or box: out.append((metric, poses[i, k], box, good))
+        if metric == "DAC" or box:
+            out.append((metric, poses[i, k], box, good))
     safe = result.nc[i] * result.dac[i] == 1  # a crash has no progress either, but that is another question
     return [*out, *([("EP", poses[i], None, "Yes." if result.ep[i] >= ENOUGH else "No.")] if safe else [])]
 
 
-def pdm_understanding(
-    scenes,
-    predictions=None,  # (8, 3) or None for each scene; default: constant velocity
-    count=None,  # rows; default: all that are balanced
-    task=None,
-    seed=0,
-):  # list of rows, as many Yes as No for each metric
-    "Questions about the metrics with positive and negative answers (appendix A.2)."
+def pdm_understanding(scenes, predictions=None, count=None, task=None, seed=0):
+    """Questions about the metrics with positive and negative answers (appendix A.2).
+
+    Args:
+        predictions: (8, 3) or None for each scene; default: constant velocity
+        count: rows; default: all that are balanced
+
+    Returns:
+        list of rows, as many Yes as No for each metric
+    """
     task, rng, found = task or MTDriveTask(), np.random.default_rng(seed), {}
     predictions = [constant_velocity(s) for s in scenes] if predictions is None else predictions
     for scene, plan in zip(scenes, predictions, strict=True):
@@ -225,9 +308,19 @@ def pdm_understanding(
         prepared = task.ready(scene)
         result = score(prepared, poses)
         for i in range(len(poses)):
-            for q in questions_of(prepared, result, poses, i, rng): found.setdefault((q[0], q[3]), []).append((scene, q))
-    return [make_row("understanding", s, [*_asked(task, s, q), says("assistant", q[3])], metric=q[0], answer=q[3], source="scorer")
-            for s, q in _balanced(found, count, rng)]
+            for q in questions_of(prepared, result, poses, i, rng):
+                found.setdefault((q[0], q[3]), []).append((scene, q))
+    return [
+        make_row(
+            "understanding",
+            s,
+            [*_asked(task, s, q), says("assistant", q[3])],
+            metric=q[0],
+            answer=q[3],
+            source="scorer",
+        )
+        for s, q in _balanced(found, count, rng)
+    ]
 
 
 def _asked(task, scene, q):
@@ -239,22 +332,32 @@ def _balanced(found, count, rng):
     "As many of each answer for each metric, all metrics alike if there are enough, in random order."
     each = [min(len(found.get((m, a), [])) for a in ("Yes.", "No.")) for m in QUESTIONS]
     quota = [min(n, max(0, -(-count // (2 * len(each))))) if count is not None else n for n in each]
-    picked = [found[m, a][k] for m, n in zip(QUESTIONS, quota, strict=True) if n for a in ("Yes.", "No.")
-              for k in rng.choice(len(found[m, a]), n, replace=False)]
+    picked = [
+        found[m, a][k]
+        for m, n in zip(QUESTIONS, quota, strict=True)
+        if n
+        for a in ("Yes.", "No.")
+        for k in rng.choice(len(found[m, a]), n, replace=False)
+    ]
     return [picked[k] for k in rng.permutation(len(picked))[:count]]
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #967064d3
 CATEGORIES = ("two_turn", "low_score", "other")
 
 
-def select_rl(
-    empty,  # (n,) bool: the feedback after the first plan was empty
-    pdms,  # (n,) PDM Score of the first plan, NaN where it was unreadable
-    size,  # scenes wanted
-    threshold=0.8,  # MTDrive 3.2
-    seed=0,
-):  # (indices of the chosen scenes in random order, (n,) category of every scene)
-    "The RL scenes: all 2-turn and low-score ones, others to fill up; if even the former are too many, a random part of them."
+def select_rl(empty, pdms, size, threshold=0.8, seed=0):
+    """The RL scenes: all 2-turn and low-score ones, others to fill up; if even the former are too many, a random part
+    of them.
+
+    Args:
+        empty: (n,) bool: the feedback after the first plan was empty
+        pdms: (n,) PDM Score of the first plan, NaN where it was unreadable
+        size: scenes wanted
+        threshold: MTDrive 3.2
+
+    Returns:
+        (indices of the chosen scenes in random order, (n,) category of every scene)
+    """
     empty, pdms = np.asarray(empty, bool), np.asarray(pdms, float)
     talk = ~empty | np.isnan(pdms)  # an unreadable plan is answered too
     category = np.where(talk, "two_turn", np.where(pdms < threshold, "low_score", "other"))
@@ -263,8 +366,15 @@ def select_rl(
     return rng.permutation(np.concatenate([hard[:size], rest[: max(0, size - len(hard))]])), category
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #52a217bf
-SCHEMA = pa.schema([("messages", pa.string()), ("images", pa.list_(pa.binary())), ("kind", pa.string()), ("scene_id", pa.string()),
-                    ("meta", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("messages", pa.string()),
+        ("images", pa.list_(pa.binary())),
+        ("kind", pa.string()),
+        ("scene_id", pa.string()),
+        ("meta", pa.string()),
+    ]
+)
 
 
 def _png(image):
@@ -273,16 +383,32 @@ def _png(image):
     return out.getvalue()
 
 
-def write(
-    rows,  # list of rows
-    path,  # a .parquet file
-):  # the path
-    "Write rows; the file is complete or absent."
+def write(rows, path):
+    """Write rows; the file is complete or absent.
+
+    Args:
+        rows: list of rows
+        path: a .parquet file
+
+    Returns:
+        the path
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = lambda v: json.dumps(v, ensure_ascii=False, sort_keys=True)
-    table = pa.Table.from_pylist([dict(messages=text(r["messages"]), images=[_png(i) for i in r["images"]], kind=r["kind"],
-                                       scene_id=r["scene_id"], meta=text(r["meta"])) for r in rows], schema=SCHEMA)
+    table = pa.Table.from_pylist(
+        [
+            dict(
+                messages=text(r["messages"]),
+                images=[_png(i) for i in r["images"]],
+                kind=r["kind"],
+                scene_id=r["scene_id"],
+                meta=text(r["meta"]),
+            )
+            for r in rows
+        ],
+        schema=SCHEMA,
+    )
     new = path.with_name(path.name + ".new")
     pq.write_table(table, new, compression="zstd")
     os.replace(new, path)
@@ -292,46 +418,65 @@ def write(
 class Rows(Sequence):
     "Rows of a data set on disk, decoded one at a time."
 
-    def __init__(self, table): self.table = table
+    def __init__(self, table):
+        self.table = table
 
-    def __len__(self): return self.table.num_rows
+    def __len__(self):
+        return self.table.num_rows
 
     def __getitem__(self, i):
-        if isinstance(i, slice): return [self[k] for k in range(*i.indices(len(self)))]
-        if not -len(self) <= i < len(self): raise IndexError(i)
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
         (r,) = self.table.slice(i % len(self), 1).to_pylist()
         images = [Image.open(io.BytesIO(b)) for b in r["images"]]
         try:
-            for image in images: image.load()
-        except OSError as e: raise ValueError(f"row {i} ({r['kind']}, scene {r['scene_id']}): images: {e}") from None
+            for image in images:
+                image.load()
+        except OSError as e:
+            raise ValueError(f"row {i} ({r['kind']}, scene {r['scene_id']}): images: {e}") from None
         return r | dict(messages=json.loads(r["messages"]), meta=json.loads(r["meta"]), images=images)
 
-    def column(self, name): return self.table.column(name).to_pylist()
+    def column(self, name):
+        return self.table.column(name).to_pylist()
 
 
-def read(
-    *paths,  # Parquet files made by `write`
-):  # Rows
-    "Open data sets as one. Raises ValueError naming the file that cannot be read."
+def read(*paths):
+    """Open data sets as one. Raises ValueError naming the file that cannot be read.
+
+    Args:
+        *paths: Parquet files made by `write`
+
+    Returns:
+        Rows
+    """
     tables = []
     for p in paths:
-        try: table = pq.read_table(p)
-        except pa.ArrowInvalid as e: raise ValueError(f"{p}: no complete Parquet file ({e})") from None
+        try:
+            table = pq.read_table(p)
+        except pa.ArrowInvalid as e:
+            raise ValueError(f"{p}: no complete Parquet file ({e})") from None
         missing = sorted(set(SCHEMA.names) - set(table.column_names))
-        if missing: raise ValueError(f"{p}: no column {missing[0]!r}, so not a data set of drivelit.mtdrive.data")
+        if missing:
+            raise ValueError(f"{p}: no column {missing[0]!r}, so not a data set of drivelit.mtdrive.data")
         tables.append(table.select(SCHEMA.names).cast(SCHEMA))
     return Rows(pa.concat_tables(tables))
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #de7ca8e3
-def content_hash(
-    rows: Rows,
-):  # (hash of the words, hash of the pictures): 16 hexadecimal digits each
-    "Hashes of what the rows say and show, independent of how Parquet and PNG pack it."
+def content_hash(rows: Rows):
+    """Hashes of what the rows say and show, independent of how Parquet and PNG pack it.
+
+    Returns:
+        (hash of the words, hash of the pictures): 16 hexadecimal digits each
+    """
     words, pixels = hashlib.sha256(), hashlib.sha256()
     for column in ("messages", "kind", "scene_id", "meta"):
-        for v in rows.column(column): words.update(v.encode() + b"\0")
+        for v in rows.column(column):
+            words.update(v.encode() + b"\0")
     for row in rows.column("images"):
-        for b in row: pixels.update(Image.open(io.BytesIO(b)).convert("RGB").tobytes())
+        for b in row:
+            pixels.update(Image.open(io.BytesIO(b)).convert("RGB").tobytes())
     return words.hexdigest()[:16], pixels.hexdigest()[:16]
 
 
@@ -341,12 +486,13 @@ def _histogram(title, counts):
     return "\n".join([f"| {title} | rows | share |", "| --- | ---: | ---: |", *lines])
 
 
-def card(
-    path,  # Parquet file
-    title="MTDrive dialogues",
-    how="",  # the command that makes the file again
-) -> str:
-    "A Markdown data card, made from the file."
+def card(path, title="MTDrive dialogues", how="") -> str:
+    """A Markdown data card, made from the file.
+
+    Args:
+        path: Parquet file
+        how: the command that makes the file again
+    """
     rows = read(path)
     kinds, meta = rows.column("kind"), [json.loads(m) for m in rows.column("meta")]
     images = [len(i) for i in rows.column("images")]
@@ -354,52 +500,75 @@ def card(
     sizes = Counter("x".join(map(str, Image.open(io.BytesIO(b)).size)) for row in rows.column("images") for b in row)
     asked = Counter(f"{m['metric']}: {m['answer']}" for m in meta if "metric" in m)
     named = Counter(x for m in meta for x in m.get("feedback", ()))
-    tables = [_histogram("kind", Counter(kinds)), _histogram("turns", Counter(m["turns"] for m in meta)),
-              _histogram("made by", Counter(m["source"] for m in meta)), _histogram("family", Counter(m["family"] or "none" for m in meta))]
-    if named: tables.append(_histogram("complaint (a row may have several)", named))
-    if asked: tables.append(_histogram("question: answer", asked))
-    facts = [f"{len(rows)} rows from {len(set(rows.column('scene_id')))} scenes; {images.count(0)} rows without image.",
-             f"Image sizes: {', '.join(f'{k} ({n})' for k, n in sorted(sizes.items())) or 'no images'}.",
-             "The loss belongs on the last assistant message of a row (`meta.loss`).",
-             f"Hash of the words: `{words}`, of the pictures: `{pixels}`.",
-             f"Made by `{how}`." if how else "Made by `drivelit.mtdrive.data`."]
+    tables = [
+        _histogram("kind", Counter(kinds)),
+        _histogram("turns", Counter(m["turns"] for m in meta)),
+        _histogram("made by", Counter(m["source"] for m in meta)),
+        _histogram("family", Counter(m["family"] or "none" for m in meta)),
+    ]
+    if named:
+        tables.append(_histogram("complaint (a row may have several)", named))
+    if asked:
+        tables.append(_histogram("question: answer", asked))
+    facts = [
+        f"{len(rows)} rows from {len(set(rows.column('scene_id')))} scenes; {images.count(0)} rows without image.",
+        f"Image sizes: {', '.join(f'{k} ({n})' for k, n in sorted(sizes.items())) or 'no images'}.",
+        "The loss belongs on the last assistant message of a row (`meta.loss`).",
+        f"Hash of the words: `{words}`, of the pictures: `{pixels}`.",
+        f"Made by `{how}`." if how else "Made by `drivelit.mtdrive.data`.",
+    ]
     return "\n".join([f"# {title}", "", *[f"- {f}" for f in facts], "", "\n\n".join(tables), ""])
 
 
-def check_card(
-    path,  # Parquet file
-    card_path,  # its Markdown card
-):  # None
-    "Raise ValueError with the first line in which a card and its data differ."
+def check_card(path, card_path):
+    """Raise ValueError with the first line in which a card and its data differ.
+
+    Args:
+        path: Parquet file
+        card_path: its Markdown card
+
+    Returns:
+        None
+    """
     held = Path(card_path).read_text()
     lines = held.splitlines()
     title = lines[0].removeprefix("# ") if lines else ""
-    how = next((l[len("- Made by `"):-2] for l in lines if l.startswith("- Made by `")), "")
+    how = next((l[len("- Made by `") : -2] for l in lines if l.startswith("- Made by `")), "")
     now = card(path, title, "" if how == "drivelit.mtdrive.data" else how).splitlines()
     for n in range(max(len(now), len(lines))):
         a, b = (x[n] if n < len(x) else "(nothing)" for x in (lines, now))
-        if a != b: raise ValueError(f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {how}")
+        if a != b:
+            raise ValueError(f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {how}")
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #37ff488c
 SAMPLE_COMMAND = """python -c "from drivelit.mtdrive.data import make_sample; make_sample('runs', 'data_cards/mtdrive_sample.md')\""""
 
 
-def sample_rows(
-    count=96,  # toy scenes
-    seed=0,
-    image_size=(168, 84),
-):  # list of rows
-    "A small set that needs no model: single-turn, 2-turn from constant velocity, understanding."
+def sample_rows(count=96, seed=0, image_size=(168, 84)):
+    """A small set that needs no model: single-turn, 2-turn from constant velocity, understanding.
+
+    Args:
+        count: toy scenes
+
+    Returns:
+        list of rows
+    """
     town, task = toy_scenes(count, seed), MTDriveTask(image_size=image_size)
     asked = pdm_understanding(town, count=count, task=task, seed=seed)
     return [*single_turn(town, task, text_only=1 / 8), *two_turn(town, task=task), *asked]
 
 
-def make_sample(
-    folder,  # gets mtdrive_sample.parquet
-    card_path=None,  # also write the card here, such as data_cards/mtdrive_sample.md
-):  # path of the Parquet file
-    "The sample whose card is committed."
+def make_sample(folder, card_path=None):
+    """The sample whose card is committed.
+
+    Args:
+        folder: gets mtdrive_sample.parquet
+        card_path: also write the card here, such as data_cards/mtdrive_sample.md
+
+    Returns:
+        path of the Parquet file
+    """
     path = write(sample_rows(), Path(folder) / "mtdrive_sample.parquet")
-    if card_path is not None: Path(card_path).write_text(card(path, "MTDrive sample on the toy town", SAMPLE_COMMAND))
+    if card_path is not None:
+        Path(card_path).write_text(card(path, "MTDrive sample on the toy town", SAMPLE_COMMAND))
     return path

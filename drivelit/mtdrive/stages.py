@@ -51,8 +51,12 @@ NEEDS = dict(  # stage: the stages whose results it reads
 )
 RL_ARMS = ("grpo", "mtgrpo_turn", "mtgrpo_cross")
 TRAINED = tuple(s for s in NEEDS if s.startswith("sft")) + RL_ARMS
-KINDS = {s: "rl" if s in RL_ARMS else "sft" if s in TRAINED else "" for s in NEEDS}  # whose number of GPUs a stage takes
-PLAN = Stages("drivelit.mtdrive.stages", NEEDS, shared=("scenes", "data_single"))  # these two are the same for all seeds
+KINDS = {
+    s: "rl" if s in RL_ARMS else "sft" if s in TRAINED else "" for s in NEEDS
+}  # whose number of GPUs a stage takes
+PLAN = Stages(
+    "drivelit.mtdrive.stages", NEEDS, shared=("scenes", "data_single")
+)  # these two are the same for all seeds
 folder, is_done = PLAN.folder, PLAN.is_done
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #48b7e44d
@@ -69,73 +73,129 @@ def run_scenes(out, profile, seed):
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=means)
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #d3bc7da4
-def carry(
-    values,  # (J,) a metric per turn, NaN where there was no turn or no readable plan
-):  # (J,) the value of the last readable plan up to each turn
-    "Carry the last number forward."
+def carry(values):
+    """Carry the last number forward.
+
+    Args:
+        values: (J,) a metric per turn, NaN where there was no turn or no readable plan
+
+    Returns:
+        (J,) the value of the last readable plan up to each turn
+    """
     values = np.array(values, float)
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
     return np.where(last >= 0, values[last], np.nan)
 
 
-def summary(
-    episodes,  # list of episodes of MTDriveTask
-    turns,  # J, the limit
-):  # dict: per turn the mean metrics over readable scenes, the unreadable share, the share still revising; per scene the PDMS
-    "The tables' numbers."
-    per = {m: np.array([carry([e.rewards[j][m] if j < len(e.rewards) else np.nan for j in range(turns)]) for e in episodes])
-           for m in METRICS}
+def summary(episodes, turns):
+    """The tables' numbers.
+
+    Args:
+        episodes: list of episodes of MTDriveTask
+        turns: J, the limit
+
+    Returns:
+        dict: per turn the mean metrics over readable scenes, the unreadable share, the share still revising;
+            per scene the PDMS
+    """
+    per = {
+        m: np.array(
+            [carry([e.rewards[j][m] if j < len(e.rewards) else np.nan for j in range(turns)]) for e in episodes]
+        )
+        for m in METRICS
+    }
     used = np.array([len(e.rewards) for e in episodes])
-    rows = [{m: float(np.nanmean(per[m][:, j])) if (~np.isnan(per[m][:, j])).any() else None for m in METRICS}
-            | dict(unreadable=float(np.isnan(per["pdms"][:, j]).mean()), revising=float((used > j).mean())) for j in range(turns)]
-    return dict(n=len(episodes), turns=rows, turns_used=float(used.mean()), scene_ids=[e.scene_id for e in episodes],
-                scene_pdms=[[None if np.isnan(v) else round(float(v), 4) for v in row] for row in per["pdms"]])
+    rows = [
+        {m: float(np.nanmean(per[m][:, j])) if (~np.isnan(per[m][:, j])).any() else None for m in METRICS}
+        | dict(unreadable=float(np.isnan(per["pdms"][:, j]).mean()), revising=float((used > j).mean()))
+        for j in range(turns)
+    ]
+    return dict(
+        n=len(episodes),
+        turns=rows,
+        turns_used=float(used.mean()),
+        scene_ids=[e.scene_id for e in episodes],
+        scene_pdms=[[None if np.isnan(v) else round(float(v), 4) for v in row] for row in per["pdms"]],
+    )
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #8c374b99
 def play(
-    policy,  # Policy
-    scenes,  # list[Scene]
-    profile,
-    perception="oracle",  # what the agent sees of the future: "oracle" or "kinematic"
-    seed=0,
-    max_turns=None,  # default: the profile's
-    engine=None,  # default: transformers on the policy itself
-    temperature=None,  # default: the profile's
-    task=None,  # default: MTDrive's, with this perception
-):  # list[Episode], one per scene
-    "Let a policy drive scenes with feedback, sampling as in training (MTDrive 4.1)."
+    policy, scenes, profile, perception="oracle", seed=0, max_turns=None, engine=None, temperature=None, task=None
+):
+    """Let a policy drive scenes with feedback, sampling as in training (MTDrive 4.1).
+
+    Args:
+        policy: Policy
+        scenes: list[Scene]
+        perception: what the agent sees of the future: "oracle" or "kinematic"
+        max_turns: default: the profile's
+        engine: default: transformers on the policy itself
+        temperature: default: the profile's
+        task: default: MTDrive's, with this perception
+
+    Returns:
+        list[Episode], one per scene
+    """
     turns = max_turns or profile.turns
     policy.model.eval()
-    return rollout(engine or TransformersEngine(policy), policy, task or task_for(profile, perception, turns), scenes, max_turns=turns,
-                   max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, seed=seed,
-                   temperature=profile.temperature if temperature is None else temperature)
+    return rollout(
+        engine or TransformersEngine(policy),
+        policy,
+        task or task_for(profile, perception, turns),
+        scenes,
+        max_turns=turns,
+        max_new_tokens=profile.new_tokens,
+        max_tokens=profile.tokens,
+        seed=seed,
+        temperature=profile.temperature if temperature is None else temperature,
+    )
 
 
-def evaluate(policy, out, profile, seed, turns=None, perceptions=("oracle", "kinematic")):  # dict: a summary for each perception
-    "The held-out scenes under both kinds of perception (table 1, * and **)."
+def evaluate(policy, out, profile, seed, turns=None, perceptions=("oracle", "kinematic")):
+    """The held-out scenes under both kinds of perception (table 1, * and **).
+
+    Returns:
+        dict: a summary for each perception
+    """
     heldout = load_scenes(out, "heldout")
     turns = turns or profile.turns
     return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in perceptions}
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #45b5a4c1
-UPDATES = dict(sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4)  # times profile.sft_steps
+UPDATES = dict(
+    sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4
+)  # times profile.sft_steps
 MIX = dict(  # stage: the data sets that it learns from
-    sft_single=["data_single/single"], sft_two_stage=["data_two/two"], sft_one_stage=["data_single/single", "data_two/two"],
+    sft_single=["data_single/single"],
+    sft_two_stage=["data_two/two"],
+    sft_one_stage=["data_single/single", "data_two/two"],
     sft_pdm=["data_single/single", "data_two/two", "data_two/understanding"],
-    sft_multi=["data_single/single", "data_two/two", "data_two/understanding", "data_multi/multi"])
+    sft_multi=["data_single/single", "data_two/two", "data_two/understanding", "data_multi/multi"],
+)
 
 
-def trained(out, stage, seed): return folder(out, stage, seed) / "final"
+def trained(out, stage, seed):
+    return folder(out, stage, seed) / "final"
 
 
 def task_for(profile, perception=None, turns=None):
     "MTDrive's task with the profile's numbers."
-    return MTDriveTask(PDMAgent(perception or profile.perception), max_turns=turns or profile.turns, w_p=profile.w_p, w_f=profile.w_f,
-                       image_size=tuple(profile.image_size), keep=4096)
+    return MTDriveTask(
+        PDMAgent(perception or profile.perception),
+        max_turns=turns or profile.turns,
+        w_p=profile.w_p,
+        w_f=profile.w_f,
+        image_size=tuple(profile.image_size),
+        keep=4096,
+    )
 
 
-def plans_of(episodes, turn):  # list of (8, 3) or None
-    "What was planned at a turn."
+def plans_of(episodes, turn):
+    """What was planned at a turn.
+
+    Returns:
+        list of (8, 3) or None
+    """
     return [e.infos[turn]["poses"] if e.turns > turn else None for e in episodes]
 
 
@@ -151,7 +211,11 @@ def run_data_single(out, profile, seed):
     "Stage `data_single`: one question and the expert's answer for each scene."
     train = load_scenes(out, "train")
     train = train[: profile.data_single or len(train)]
-    return dict(single=save_data(mtdata.single_turn(train, task_for(profile)), out, "data_single", seed, "single", "stage data_single"))
+    return dict(
+        single=save_data(
+            mtdata.single_turn(train, task_for(profile)), out, "data_single", seed, "single", "stage data_single"
+        )
+    )
 
 
 def run_data_two(out, profile, seed):
@@ -163,20 +227,28 @@ def run_data_two(out, profile, seed):
     count = profile.data_two_turn or len(rows)
     some = slice(None) if profile.data_understanding else slice(None, None, 3)  # every scene gives several questions
     asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
-    return dict(two=save_data(rows[:count], out, "data_two", seed, "two", "stage data_two"),
-                understanding=save_data(asked, out, "data_two", seed, "understanding", "stage data_two"))
+    return dict(
+        two=save_data(rows[:count], out, "data_two", seed, "two", "stage data_two"),
+        understanding=save_data(asked, out, "data_two", seed, "understanding", "stage data_two"),
+    )
 
 
 def run_data_multi(out, profile, seed):
     "Stage `data_multi`: 3-turn data from the 2-turn model, and mock multi-turn data by stacking three of its conversations."
     scenes, task = load_scenes(out, "train")[::4], task_for(profile)
     policy = load(trained(out, "sft_pdm", seed), profile)
-    samples = [play(policy, scenes, profile, seed=seed * 10 + k, max_turns=min(2 if k == 0 else 3, profile.turns), task=task)
-               for k in range(3)]
+    samples = [
+        play(policy, scenes, profile, seed=seed * 10 + k, max_turns=min(2 if k == 0 else 3, profile.turns), task=task)
+        for k in range(3)
+    ]
     rows = mtdata.three_turn(scenes, plans_of(samples[0], 0), plans_of(samples[0], 1), task)
     stacked = [[[i["poses"] for i in s[k].infos] for s in samples] for k in range(len(scenes))]
     rows += mtdata.mock_multi_turn(scenes, stacked, task)
-    return dict(multi=save_data(rows[: profile.data_multi_turn or len(rows)], out, "data_multi", seed, "multi", "stage data_multi"))
+    return dict(
+        multi=save_data(
+            rows[: profile.data_multi_turn or len(rows)], out, "data_multi", seed, "multi", "stage data_multi"
+        )
+    )
 
 
 def run_data_rl(out, profile, seed):
@@ -196,12 +268,30 @@ def run_sft(stage, out, profile, seed):
     policy = load(trained(out, start, seed) if start else profile.model, profile, seed)
     files = [folder(out, *f.split("/")[:1], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
     rows = mtdata.read(*[f for f in files if mtdata.pq.read_metadata(f).num_rows])
-    length = dict(steps=max(1, round(profile.sft_steps * UPDATES[stage]))) if profile.sft_steps else dict(epochs=profile.sft_epochs)
+    length = (
+        dict(steps=max(1, round(profile.sft_steps * UPDATES[stage])))
+        if profile.sft_steps
+        else dict(epochs=profile.sft_epochs)
+    )
     lr = profile.sft_lr * (0.5 if start else 1.0)
-    result = train_sft(policy, rows, folder(out, stage, seed), **length, lr=lr, batch=profile.sft_batch, micro_batch=profile.micro_batch,
-                       seed=seed, last_turn_only=True, save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.precision == "bf16",
-                       checkpointing=profile.checkpointing)
-    return result | evaluate(policy, out, profile, seed, perceptions=("oracle", "kinematic")[: 2 if stage == "sft_multi" else 1])
+    result = train_sft(
+        policy,
+        rows,
+        folder(out, stage, seed),
+        **length,
+        lr=lr,
+        batch=profile.sft_batch,
+        micro_batch=profile.micro_batch,
+        seed=seed,
+        last_turn_only=True,
+        save_steps=profile.save_every,
+        max_length=profile.tokens,
+        bf16=profile.precision == "bf16",
+        checkpointing=profile.checkpointing,
+    )
+    return result | evaluate(
+        policy, out, profile, seed, perceptions=("oracle", "kinematic")[: 2 if stage == "sft_multi" else 1]
+    )
 
 
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -212,87 +302,173 @@ def run_rl(stage, out, profile, seed):
     train = load_scenes(out, "train")
     chosen = json.loads((folder(out, "data_rl", seed) / "chosen.json").read_text())
     policy = load(trained(out, "sft_multi", seed), profile, seed)
-    result = train_rl(policy, task_for(profile), [train[i] for i in chosen], folder(out, stage, seed), ADVANTAGE[stage], std=profile.std,
-                      steps=profile.rl_steps, batch=profile.rl_batch, mini_batch=profile.rl_mini_batch, group=profile.group, lr=profile.rl_lr,
-                      beta=profile.kl, num_iterations=profile.num_iterations, temperature=profile.temperature, micro_batch=profile.micro_batch,
-                      save_steps=max(1, profile.save_every // 5), seed=seed, bf16=profile.precision == "bf16",
-                      checkpointing=profile.checkpointing, max_turns=profile.turns,
-                      max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    result = train_rl(
+        policy,
+        task_for(profile),
+        [train[i] for i in chosen],
+        folder(out, stage, seed),
+        ADVANTAGE[stage],
+        std=profile.std,
+        steps=profile.rl_steps,
+        batch=profile.rl_batch,
+        mini_batch=profile.rl_mini_batch,
+        group=profile.group,
+        lr=profile.rl_lr,
+        beta=profile.kl,
+        num_iterations=profile.num_iterations,
+        temperature=profile.temperature,
+        micro_batch=profile.micro_batch,
+        save_steps=max(1, profile.save_every // 5),
+        seed=seed,
+        bf16=profile.precision == "bf16",
+        checkpointing=profile.checkpointing,
+        max_turns=profile.turns,
+        max_new_tokens=profile.new_tokens,
+        max_tokens=profile.tokens,
+    )
     return result | evaluate(policy, out, profile, seed)
 
 
-STAGES = dict(scenes=run_scenes, data_single=run_data_single, data_two=run_data_two, data_multi=run_data_multi, data_rl=run_data_rl)
+STAGES = dict(
+    scenes=run_scenes,
+    data_single=run_data_single,
+    data_two=run_data_two,
+    data_multi=run_data_multi,
+    data_rl=run_data_rl,
+)
 STAGES |= {s: partial(run_sft, s) for s in MIX} | {s: partial(run_rl, s) for s in ADVANTAGE}
 assert set(STAGES) == set(NEEDS)
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #5be46e9d
-if __name__ == "__main__" and "ipykernel" not in sys.modules: PLAN.main("mtdrive")
+if __name__ == "__main__" and "ipykernel" not in sys.modules:
+    PLAN.main("mtdrive")
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #59366a2c
 ROWS = dict(  # stage: how the tables call it
-    sft_single="SFT, single-turn", sft_two_stage="SFT, 2-turn, two stages", sft_one_stage="SFT, 2-turn, one stage",
-    sft_pdm="SFT, 2-turn, with PDM understanding", sft_multi="SFT, multi-turn", grpo="GRPO, sequence",
-    mtgrpo_turn="mtGRPO, per turn", mtgrpo_cross="mtGRPO, across turns")
+    sft_single="SFT, single-turn",
+    sft_two_stage="SFT, 2-turn, two stages",
+    sft_one_stage="SFT, 2-turn, one stage",
+    sft_pdm="SFT, 2-turn, with PDM understanding",
+    sft_multi="SFT, multi-turn",
+    grpo="GRPO, sequence",
+    mtgrpo_turn="mtGRPO, per turn",
+    mtgrpo_cross="mtGRPO, across turns",
+)
 
 
-def collect(
-    out,  # the run's folder
-    seeds,
-):  # dict, also in results.json
-    "The evaluations of a run in one file."
-    short = lambda d: {k: v for k, v in d.items() if not k.startswith("scene_")}  # numbers of single scenes stay in done.json
+def collect(out, seeds):
+    """The evaluations of a run in one file.
+
+    Args:
+        out: the run's folder
+
+    Returns:
+        dict, also in results.json
+    """
+    short = lambda d: {
+        k: v for k, v in d.items() if not k.startswith("scene_")
+    }  # numbers of single scenes stay in done.json
+
     def evaluation(stage, seed):
         d = json.loads((folder(out, stage, seed) / "done.json").read_text())
         return {k: short(v) if isinstance(v, dict) else v for k, v in d.items()}
 
     found = {str(s): {t: evaluation(t, s) for t in TRAINED if is_done(out, t, s)} for s in seeds}
     scenes = json.loads((folder(out, "scenes") / "done.json").read_text())
-    results = dict(profile=json.loads((Path(out) / "run.json").read_text()), heldout=scenes["heldout"], baselines=scenes["baselines"],
-                   seeds=found)
+    results = dict(
+        profile=json.loads((Path(out) / "run.json").read_text()),
+        heldout=scenes["heldout"],
+        baselines=scenes["baselines"],
+        seeds=found,
+    )
     write_json(Path(out) / "results.json", results)
     return results
 
 
-def values(
-    results,  # from `collect`
-    stage,  # a key of ROWS
-    perception="oracle",
-    turn=-1,  # -1: the last
-    metric="pdms",
-):  # (seeds,) array
-    "One number of the tables, for each seed."
+def values(results, stage, perception="oracle", turn=-1, metric="pdms"):
+    """One number of the tables, for each seed.
+
+    Args:
+        results: from `collect`
+        stage: a key of ROWS
+        turn: -1: the last
+
+    Returns:
+        (seeds,) array
+    """
     rows = [s[stage][perception]["turns"] for s in results["seeds"].values() if stage in s]
-    return np.array([np.nan if r[min(turn, len(r) - 1)][metric] is None else r[min(turn, len(r) - 1)][metric] for r in rows])
+    return np.array(
+        [np.nan if r[min(turn, len(r) - 1)][metric] is None else r[min(turn, len(r) - 1)][metric] for r in rows]
+    )
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #1b480199
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP", pdms="PDMS", unreadable="unreadable")
 
 
-def table1(results):  # DataFrame
-    "Table 1: baselines, single-turn, multi-turn, RL; oracle (**) and kinematic (*) feedback."
+def table1(results):
+    """Table 1: baselines, single-turn, multi-turn, RL; oracle (**) and kinematic (*) feedback.
+
+    Returns:
+        DataFrame
+    """
     rows = [(name, "", {m: f"{100 * v:.1f}" for m, v in b.items()}) for name, b in results["baselines"].items()]
     for stage in ("sft_single", "sft_multi", *RL_ARMS):
         for p in ("oracle",) if stage == "sft_single" else ("oracle", "kinematic"):
             turn = 0 if stage == "sft_single" else -1
-            rows.append((ROWS[stage], "–" if stage == "sft_single" else p, {m: cell(values(results, stage, p, turn, m)) for m in TABLE_COLUMNS}))
-    return pd.DataFrame([dict(model=n, feedback=p) | {t: r.get(m, "") for m, t in TABLE_COLUMNS.items()} for n, p, r in rows])
+            rows.append(
+                (
+                    ROWS[stage],
+                    "–" if stage == "sft_single" else p,
+                    {m: cell(values(results, stage, p, turn, m)) for m in TABLE_COLUMNS},
+                )
+            )
+    return pd.DataFrame(
+        [dict(model=n, feedback=p) | {t: r.get(m, "") for m, t in TABLE_COLUMNS.items()} for n, p, r in rows]
+    )
 
 
-def table2(results):  # DataFrame
-    "Table 2: what supervised tuning needs (oracle feedback)."
-    rows = [("sft_single", "", "", 0), ("sft_two_stage", "", "", 1), ("sft_one_stage", "yes", "", 1), ("sft_pdm", "yes", "yes", 1),
-            ("sft_multi", "yes", "yes", -1)]
+def table2(results):
+    """Table 2: what supervised tuning needs (oracle feedback).
+
+    Returns:
+        DataFrame
+    """
+    rows = [
+        ("sft_single", "", "", 0),
+        ("sft_two_stage", "", "", 1),
+        ("sft_one_stage", "yes", "", 1),
+        ("sft_pdm", "yes", "yes", 1),
+        ("sft_multi", "yes", "yes", -1),
+    ]
     turns = lambda t: results["profile"]["turns"] if t < 0 else min(t + 1, results["profile"]["turns"])  # noqa: E731
-    return pd.DataFrame([{"ID": i, "one stage": one, "PDM data": pdm, "turns": turns(t), "PDMS": cell(values(results, s, turn=t)),
-                          "unreadable": cell(values(results, s, turn=t, metric="unreadable"))}
-                         for i, (s, one, pdm, t) in enumerate(rows, 1)])
+    return pd.DataFrame(
+        [
+            {
+                "ID": i,
+                "one stage": one,
+                "PDM data": pdm,
+                "turns": turns(t),
+                "PDMS": cell(values(results, s, turn=t)),
+                "unreadable": cell(values(results, s, turn=t, metric="unreadable")),
+            }
+            for i, (s, one, pdm, t) in enumerate(rows, 1)
+        ]
+    )
 
 
-def table3(results):  # DataFrame
-    "Table 3: PDMS after each turn for the ways of sharing credit (oracle feedback)."
+def table3(results):
+    """Table 3: PDMS after each turn for the ways of sharing credit (oracle feedback).
+
+    Returns:
+        DataFrame
+    """
     turns = range(results["profile"]["turns"])
-    return pd.DataFrame([dict(model=ROWS[s]) | {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
-                         for s in ("sft_multi", *RL_ARMS)])
+    return pd.DataFrame(
+        [
+            dict(model=ROWS[s]) | {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
+            for s in ("sft_multi", *RL_ARMS)
+        ]
+    )
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #e0335380
 ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), where
@@ -308,48 +484,77 @@ ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), wher
 )
 
 
-def orderings(results):  # DataFrame
-    "For each comparison of the paper: the difference in points, per seed, and whether the order holds in every seed. Where most answers cannot be read, none."
+def orderings(results):
+    """For each comparison of the paper: the difference in points, per seed, and whether the order holds in every seed.
+    Where most answers cannot be read, none.
+
+    Returns:
+        DataFrame
+    """
     rows = []
     for (a, i), (b, j), where in ORDERINGS:
         both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a in s and b in s})
         d = 100 * (values(both, a, turn=i) - values(both, b, turn=j))
-        lost = np.r_[values(both, a, turn=i, metric="unreadable"), values(both, b, turn=j, metric="unreadable"), 0].max()
+        lost = np.r_[
+            values(both, a, turn=i, metric="unreadable"), values(both, b, turn=j, metric="unreadable"), 0
+        ].max()
         word = verdict(d)
-        if lost > 0.5: word = f"no comparison: up to {100 * lost:.0f} % unreadable"
-        rows.append({"comparison": where, "better": ROWS[a], "than": ROWS[b], "difference": ", ".join(f"{x:+.1f}" for x in d), "verdict": word})
+        if lost > 0.5:
+            word = f"no comparison: up to {100 * lost:.0f} % unreadable"
+        rows.append(
+            {
+                "comparison": where,
+                "better": ROWS[a],
+                "than": ROWS[b],
+                "difference": ", ".join(f"{x:+.1f}" for x in d),
+                "verdict": word,
+            }
+        )
     return pd.DataFrame(rows)
 
 
-def plot_turns(results):  # Axes
-    "PDMS after each turn, mean and range over the seeds."
+def plot_turns(results):
+    """PDMS after each turn, mean and range over the seeds.
+
+    Returns:
+        Axes
+    """
     _, ax = plt.subplots(figsize=(6, 3.4))
     x = np.arange(1, results["profile"]["turns"] + 1)
     for stage in ("sft_multi", *RL_ARMS):
         v = 100 * np.stack([values(results, stage, turn=j) for j in range(len(x))])
-        line, = ax.plot(x, v.mean(1), marker="o", ms=4, label=ROWS[stage])
+        (line,) = ax.plot(x, v.mean(1), marker="o", ms=4, label=ROWS[stage])
         ax.fill_between(x, v.min(1), v.max(1), alpha=0.15, color=line.get_color())
-    ax.axhline(100 * values(results, "sft_single", turn=0).mean(), color="grey", ls="--", lw=1, label=ROWS["sft_single"])
+    ax.axhline(
+        100 * values(results, "sft_single", turn=0).mean(), color="grey", ls="--", lw=1, label=ROWS["sft_single"]
+    )
     ax.set(xlabel="turn", ylabel="PDMS", xticks=x, title="What each further turn is worth (held-out scenes)")
     ax.legend(frameon=False, fontsize=8)
     return ax
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #4f3b0737
-def plot_episode(
-    out,
-    seed,
-    profile,
-    arms=("mtgrpo_turn", "sft_multi"),  # the first that is trained is shown
-    tries=60,  # held-out scenes to choose from
-):  # Figure
-    "One episode turn by turn: the scene in which feedback helped most, offending points and objects in red."
+def plot_episode(out, seed, profile, arms=("mtgrpo_turn", "sft_multi"), tries=60):
+    """One episode turn by turn: the scene in which feedback helped most, offending points and objects in red.
+
+    Args:
+        arms: the first that is trained is shown
+        tries: held-out scenes to choose from
+
+    Returns:
+        Figure
+    """
     stage = next(a for a in arms if is_done(out, a, seed))
     scenes = load_scenes(out, "heldout")[:tries]
     episodes = play(load(trained(out, stage, seed), profile), scenes, profile, seed=seed + 5)
+
     def gain(e):
         p = e.reward("pdms")
-        if e.turns > 1 and any(i["unreadable"] for i in e.infos): return -5.0  # nothing to draw
-        return (np.nan_to_num(p[-1], nan=-1) - np.nan_to_num(p[0], nan=1)) + 0.2 * min(e.turns, 3) if e.turns > 1 else -9.0
+        if e.turns > 1 and any(i["unreadable"] for i in e.infos):
+            return -5.0  # nothing to draw
+        return (
+            (np.nan_to_num(p[-1], nan=-1) - np.nan_to_num(p[0], nan=1)) + 0.2 * min(e.turns, 3) if e.turns > 1 else -9.0
+        )
+
     k = int(np.argmax([gain(e) for e in episodes]))
     scene, e = scenes[k], episodes[k]
     figure, axes = plt.subplots(1, e.turns, figsize=(5.4 * e.turns, 3.2), squeeze=False)
@@ -358,24 +563,38 @@ def plot_episode(
         poses = info["poses"]
         points = None if poses is None or not info["issues"] else np.array([i.pose[:2] for i in info["issues"]])
         marks = {i.object_id: "#e03131" for i in info["issues"] if i.object_id}
-        plot_scene(scene, ax, plans={} if poses is None else {"plan": poses}, extent=(-8, 52, -14, 14), mark_points=points, mark_agents=marks)
-        if ax.get_legend(): ax.get_legend().remove()
-        words = "unreadable" if poses is None else f"PDMS {100 * p:.0f}" + "".join(f", {m}" for m in sorted({i.metric for i in info["issues"]}))
+        plot_scene(
+            scene,
+            ax,
+            plans={} if poses is None else {"plan": poses},
+            extent=(-8, 52, -14, 14),
+            mark_points=points,
+            mark_agents=marks,
+        )
+        if ax.get_legend():
+            ax.get_legend().remove()
+        words = (
+            "unreadable"
+            if poses is None
+            else f"PDMS {100 * p:.0f}" + "".join(f", {m}" for m in sorted({i.metric for i in info["issues"]}))
+        )
         ax.set_title(f"turn {j + 1}: {words}", fontsize=10)
     figure.suptitle(f"{ROWS[stage]}: {scene.family}, {scene.meta.get('intent', '')}", y=1.02)
     return figure
 
 
-def evaluate_real(
-    out,
-    profile,
-    seed,
-    samples=None,  # folder with data/nuscenes_mini_scenes; default: the environment's DRIVELIT_SAMPLES
-    arm="mtgrpo_cross",
-):  # dict, or None without samples
-    "Constant velocity, the human log and a trained policy with its turns on recorded scenes, every half second."
+def evaluate_real(out, profile, seed, samples=None, arm="mtgrpo_cross"):
+    """Constant velocity, the human log and a trained policy with its turns on recorded scenes, every half second.
+
+    Args:
+        samples: folder with data/nuscenes_mini_scenes; default: the environment's DRIVELIT_SAMPLES
+
+    Returns:
+        dict, or None without samples
+    """
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
-    if not samples: return None
+    if not samples:
+        return None
     real = list(recorded.scenes(Path(samples) / "data" / "nuscenes_mini_scenes"))
     scored = [score(s, np.stack([constant_velocity(s), s.expert.poses])) for s in real]
     mean = lambda m, k: float(np.mean([getattr(r, m)[k] for r in scored]))
@@ -384,10 +603,20 @@ def evaluate_real(
     return dict(n=len(real), baselines=rows, policy=summary(play(policy, real, profile, seed=seed), profile.turns))
 
 
-def real_table(real):  # DataFrame, or a sentence
-    "The recorded scenes."
-    if not real: return "no recorded scenes: DRIVELIT_SAMPLES is not set, and this results file has none"
-    rows = [dict(plan=n) | {TABLE_COLUMNS[m]: f"{100 * v:.1f}" for m, v in b.items()} for n, b in real["baselines"].items()]
+def real_table(real):
+    """The recorded scenes.
+
+    Returns:
+        DataFrame, or a sentence
+    """
+    if not real:
+        return "no recorded scenes: DRIVELIT_SAMPLES is not set, and this results file has none"
+    rows = [
+        dict(plan=n) | {TABLE_COLUMNS[m]: f"{100 * v:.1f}" for m, v in b.items()} for n, b in real["baselines"].items()
+    ]
     for j, t in enumerate(real["policy"]["turns"]):
-        rows.append(dict(plan=f"toy policy, turn {j + 1}") | {TABLE_COLUMNS[m]: "" if t[m] is None else f"{100 * t[m]:.1f}" for m in TABLE_COLUMNS})
+        rows.append(
+            dict(plan=f"toy policy, turn {j + 1}")
+            | {TABLE_COLUMNS[m]: "" if t[m] is None else f"{100 * t[m]:.1f}" for m in TABLE_COLUMNS}
+        )
     return pd.DataFrame(rows).fillna("")

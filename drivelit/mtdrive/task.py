@@ -18,15 +18,19 @@ from ..scene.cameras import get_image
 from ..scene.core import Scene, SceneError
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #4a3ecf5f
-REQUIREMENTS = ("Output requirements:\n- Predict 8 future trajectory points\n- Each point format: (x:float, y:float, heading:float)\n"
-                "- Use [PT, ...] to encapsulate the trajectory\n- Maintain numerical precision to 2 decimal places")
+REQUIREMENTS = (
+    "Output requirements:\n- Predict 8 future trajectory points\n- Each point format: (x:float, y:float, heading:float)\n"
+    "- Use [PT, ...] to encapsulate the trajectory\n- Maintain numerical precision to 2 decimal places"
+)
 HISTORY = np.array([-1.5, -1.0, -0.5, 0.0])  # seconds: t-3 to t-0
 
 
-def history(
-    scene: Scene,
-):  # (4, 3) ego poses at t-3 ... t-0, half a second apart
-    "The ego's motion up to now. Raises SceneError if the scene does not reach back 1.5 s."
+def history(scene: Scene):
+    """The ego's motion up to now. Raises SceneError if the scene does not reach back 1.5 s.
+
+    Returns:
+        (4, 3) ego poses at t-3 ... t-0, half a second apart
+    """
     times, poses = scene.ego.times, scene.ego.poses
     if times[0] > HISTORY[0] + 0.05:
         raise SceneError(f"ego.times: scene {scene.id!r} reaches back {-times[0]:.2f} s, the prompt needs 1.5 s")
@@ -36,62 +40,83 @@ def history(
 def prompt_text(scene: Scene) -> str:
     "The question of MTDrive appendix A.1."
     motion = "".join(f" - t-{3 - k}: {pose_text(p)}" for k, p in enumerate(history(scene)))
-    return ("As an autonomous driving system, predict the vehicle's trajectory based on:\n1. Visual perception from front camera view\n"
-            f"2. Historical motion context (last 4 timesteps):{motion}\n3. Active navigation command: [{scene.command}]\n{REQUIREMENTS}")
+    return (
+        "As an autonomous driving system, predict the vehicle's trajectory based on:\n1. Visual perception from front camera view\n"
+        f"2. Historical motion context (last 4 timesteps):{motion}\n3. Active navigation command: [{scene.command}]\n{REQUIREMENTS}"
+    )
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #6cfdc482
 METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
 
-def turn_reward(
-    pdms,  # in [0, 1], NaN if there is no plan
-    form,  # format score in [0, 1]
-    w_p=0.8,
-    w_f=0.2,
-):  # float
-    "MTDrive eq. 2; without a plan only the format part."
+def turn_reward(pdms, form, w_p=0.8, w_f=0.2):
+    """MTDrive eq. 2; without a plan only the format part.
+
+    Args:
+        pdms: in [0, 1], NaN if there is no plan
+        form: format score in [0, 1]
+
+    Returns:
+        float
+    """
     return w_f * form + (0.0 if np.isnan(pdms) else w_p * pdms)
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #d7abc0b4
-def complaint(
-    reason,  # of a ParseError
-) -> str:
-    "The user message after an answer without a readable trajectory."
+def complaint(reason) -> str:
+    """The user message after an answer without a readable trajectory.
+
+    Args:
+        reason: of a ParseError
+    """
     reason = " ".join(str(reason).replace("<|", "<").replace("|>", ">").split())[:120].rstrip(".")
     return f"Your previous answer could not be read as a trajectory: {reason}.\n{REQUIREMENTS}"
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #37399568
 class MTDriveTask(Task):
-    "Plan, be told what is wrong, plan again (MTDrive section 3)."
+    """Plan, be told what is wrong, plan again (MTDrive section 3).
 
-    def __init__(
-        self,
-        agent=None,  # FeedbackAgent; default: the PDM Agent with oracle perception
-        max_turns=6,  # MTDrive 4.1
-        w_p=0.8,  # weight of the PDM Score, eq. 2
-        w_f=0.2,  # weight of the format score, eq. 2
-        image_size=(168, 84),  # (width, height) of the front image in the prompt
-        images="auto",  # "auto": a front image if the scene has a front camera; True: always; False: never
-        keep=512,  # scenes that are kept ready for scoring
-    ):
-        if images not in ("auto", True, False): raise ValueError(f"images: {images!r} is not 'auto', True or False")
+    Args:
+        agent: FeedbackAgent; default: the PDM Agent with oracle perception
+        max_turns: MTDrive 4.1
+        w_p: weight of the PDM Score, eq. 2
+        w_f: weight of the format score, eq. 2
+        image_size: (width, height) of the front image in the prompt
+        images: "auto": a front image if the scene has a front camera; True: always; False: never
+        keep: scenes that are kept ready for scoring
+    """
+
+    def __init__(self, agent=None, max_turns=6, w_p=0.8, w_f=0.2, image_size=(168, 84), images="auto", keep=512):
+        if images not in ("auto", True, False):
+            raise ValueError(f"images: {images!r} is not 'auto', True or False")
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
-        self.image_size, self.images, self.ready, self._painted = tuple(image_size), images, Ready("oracle", keep), OrderedDict()
+        self.image_size, self.images, self.ready, self._painted = (
+            tuple(image_size),
+            images,
+            Ready("oracle", keep),
+            OrderedDict(),
+        )
 
-    def image(self, scene: Scene):  # PIL image, or None for a prompt without one
-        "The front image of the prompt; the last 64 are kept, since a group of rollouts asks for the same one."
-        if not self.images or self.images == "auto" and "CAM_FRONT" not in scene.cameras: return None
+    def image(self, scene: Scene):
+        """The front image of the prompt; the last 64 are kept, since a group of rollouts asks for the same one.
+
+        Returns:
+            PIL image, or None for a prompt without one
+        """
+        if not self.images or self.images == "auto" and "CAM_FRONT" not in scene.cameras:
+            return None
         key = (scene.source, scene.id)
         if key not in self._painted or self._painted[key][0] is not scene:
             self._painted[key] = scene, get_image(scene, "CAM_FRONT", size=self.image_size)
-        while len(self._painted) > 64: self._painted.popitem(last=False)
+        while len(self._painted) > 64:
+            self._painted.popitem(last=False)
         return self._painted[key][1]
 
-    def prompt(
-        self,
-        scene: Scene,
-    ):  # list of one user message
-        "The first message: front image (if there is one) and the question."
+    def prompt(self, scene: Scene):
+        """The first message: front image (if there is one) and the question.
+
+        Returns:
+            list of one user message
+        """
         image = self.image(scene)
         shown = [] if image is None else [{"type": "image", "image": image}]
         return [{"role": "user", "content": [*shown, {"type": "text", "text": prompt_text(scene)}]}]
@@ -100,39 +125,55 @@ class MTDriveTask(Task):
         "Rewards of this turn and the next message."
         return self.step_batch([state], [completion])[0]
 
-    def step_batch(
-        self,
-        states,  # list[TurnState]; turn counts from 0
-        completions,  # list[str]
-    ):  # list[Step]
-        "One turn of many episodes; the completions of a scene are scored together."
+    def step_batch(self, states, completions):
+        """One turn of many episodes; the completions of a scene are scored together.
+
+        Args:
+            states: list[TurnState]; turn counts from 0
+            completions: list[str]
+
+        Returns:
+            list[Step]
+        """
         plans = [parse_trajectory(c) for c in completions]
         steps, by_scene = [None] * len(plans), {}
         for i, (state, plan) in enumerate(zip(states, plans, strict=True)):
-            if isinstance(plan, ParseError): steps[i] = self._unreadable(state, completions[i], plan.reason)
-            else: by_scene.setdefault(id(state.scene), []).append(i)
+            if isinstance(plan, ParseError):
+                steps[i] = self._unreadable(state, completions[i], plan.reason)
+            else:
+                by_scene.setdefault(id(state.scene), []).append(i)
         groups = [(states[rows[0]].scene, rows, np.stack([plans[i] for i in rows])) for rows in by_scene.values()]
         results = score_scenes([self.ready(s) for s, _, _ in groups], [p for _, _, p in groups]) if groups else []
         for (scene, rows, poses), result in zip(groups, results, strict=True):
             said = self.agent.judge(scene, poses)
-            for k, i in enumerate(rows): steps[i] = self._judged(states[i], completions[i], poses[k], result, k, said[k])
+            for k, i in enumerate(rows):
+                steps[i] = self._judged(states[i], completions[i], poses[k], result, k, said[k])
         return steps
 
     def _next(self, state, text):
         "The next messages, or None where the episode ends: nothing to say, or no turn left."
-        if not text or state.turn + 1 >= self.max_turns: return None
+        if not text or state.turn + 1 >= self.max_turns:
+            return None
         return [{"role": "user", "content": [{"type": "text", "text": text}]}]
 
     def _judged(self, state, text, plan, result, k, said):
         scores = {m: float(getattr(result, m)[k]) for m in METRICS}
         form = format_score(text)
         rewards = dict(reward=turn_reward(scores["pdms"], form, self.w_p, self.w_f), format=form) | scores
-        info = dict(unreadable=0, reason="", poses=plan, feedback=said.text, issues=said.issues,
-                    drive=result.states[k, :, :3].astype(np.float32))
+        info = dict(
+            unreadable=0,
+            reason="",
+            poses=plan,
+            feedback=said.text,
+            issues=said.issues,
+            drive=result.states[k, :, :3].astype(np.float32),
+        )
         return Step(self._next(state, said.text), rewards, info)
 
     def _unreadable(self, state, text, reason):
         form = format_score(text)
-        rewards = dict(reward=turn_reward(np.nan, form, self.w_p, self.w_f), format=form) | dict.fromkeys(METRICS, np.nan)
+        rewards = dict(reward=turn_reward(np.nan, form, self.w_p, self.w_f), format=form) | dict.fromkeys(
+            METRICS, np.nan
+        )
         info = dict(unreadable=1, reason=str(reason), poses=None, feedback=complaint(reason), issues=[], drive=None)
         return Step(self._next(state, info["feedback"]), rewards, info)

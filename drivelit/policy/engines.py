@@ -19,43 +19,72 @@ from .model import SPECIAL
 # %% ../../nbs/20_policy/20_engines.ipynb #30b3cb7e
 @dataclass
 class Conversation:
-    "What has been said so far."
-    messages: list  # {"role", "content"}
-    ids: list = None  # the same as token ids, if they are known
-    images: list = field(default_factory=list)  # PIL images of the ids' placeholders
-    opening: str = ""  # the answer's first words, already decided; the ids, if known, end with them
+    """What has been said so far.
+
+    Attributes:
+        messages: {"role", "content"}
+        ids: the same as token ids, if they are known
+        images: PIL images of the ids' placeholders
+        opening: the answer's first words, already decided; the ids, if known, end with them
+    """
+
+    messages: list
+    ids: list = None
+    images: list = field(default_factory=list)
+    opening: str = ""
 
 
 @dataclass
 class Completion:
-    "What the model says next."
+    """What the model says next.
+
+    Attributes:
+        ids: with the end-of-turn token, if it was reached
+        logprobs: of each id, at the sampling temperature; None if the engine does not tell
+        stop: or "length"
+    """
+
     text: str
-    ids: list = field(default_factory=list)  # with the end-of-turn token, if it was reached
-    logprobs: list = None  # of each id, at the sampling temperature; None if the engine does not tell
-    stop: str = "eos"  # or "length"
+    ids: list = field(default_factory=list)
+    logprobs: list = None
+    stop: str = "eos"
 
 # %% ../../nbs/20_policy/20_engines.ipynb #08b1c9e5
-def positions(
-    model,  # Qwen2_5_VLForConditionalGeneration, perhaps with adapters
-    batch,  # from Policy.collate
-):  # (3, N, T) position ids
-    "Rotary positions in time, height and width; text-only rows simply count."
+def positions(model, batch):
+    """Rotary positions in time, height and width; text-only rows simply count.
+
+    Args:
+        model: Qwen2_5_VLForConditionalGeneration, perhaps with adapters
+        batch: from Policy.collate
+
+    Returns:
+        (3, N, T) position ids
+    """
     inner = getattr(model, "base_model", model)
-    while not hasattr(inner, "get_rope_index"): inner = inner.model
+    while not hasattr(inner, "get_rope_index"):
+        inner = inner.model
     mask = batch["attention_mask"]
-    if "image_grid_thw" not in batch: return (mask.cumsum(-1) - 1).clamp(min=0)[None].expand(3, -1, -1)
+    if "image_grid_thw" not in batch:
+        return (mask.cumsum(-1) - 1).clamp(min=0)[None].expand(3, -1, -1)
     grid = batch["image_grid_thw"]
-    return inner.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], image_grid_thw=grid, attention_mask=mask)[0]
+    return inner.get_rope_index(
+        batch["input_ids"], batch["mm_token_type_ids"], image_grid_thw=grid, attention_mask=mask
+    )[0]
 
 
-def draw(
-    logits,  # (N, V)
-    temperature,  # 0: the most likely
-    top_p=1.0,
-    generator=None,  # torch.Generator
-    never=(),  # ids that are not drawn
-):  # ids (N,), their log-probabilities at this temperature (N,), before anything was cut off: what a trainer recomputes
-    "One token for each row; temperature 0 means the most likely one and log-probabilities at temperature 1."
+def draw(logits, temperature, top_p=1.0, generator=None, never=()):
+    """One token for each row; temperature 0 means the most likely one and log-probabilities at temperature 1.
+
+    Args:
+        logits: (N, V)
+        temperature: 0: the most likely
+        generator: torch.Generator
+        never: ids that are not drawn
+
+    Returns:
+        ids (N,), their log-probabilities at this temperature (N,), before anything was cut off: what a
+            trainer recomputes
+    """
     logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     p = logp.exp()
     p[:, list(never)] = 0
@@ -72,55 +101,76 @@ def draw(
 
 
 class TransformersEngine:
-    "Completions from the policy in this process."
+    """Completions from the policy in this process.
 
-    def __init__(
-        self,
-        policy,  # Policy
-        batch_size=256,  # conversations at a time
-    ):
+    Args:
+        policy: Policy
+        batch_size: conversations at a time
+    """
+
+    def __init__(self, policy, batch_size=256):
         self.policy, self.batch_size = policy, batch_size
         self.eos = policy.tokenizer.eos_token_id
         ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
         self.never = [i for i in ids if i is not None and i != self.eos]
 
     @torch.inference_mode()
-    def generate(
-        self,
-        conversations,  # list[Conversation]
-        max_new_tokens=128,
-        temperature=1.0,
-        top_p=1.0,
-        seed=None,
-    ):  # list[Completion], in the same order
-        "Continue every conversation by one assistant turn."
+    def generate(self, conversations, max_new_tokens=128, temperature=1.0, top_p=1.0, seed=None):
+        """Continue every conversation by one assistant turn.
+
+        Args:
+            conversations: list[Conversation]
+
+        Returns:
+            list[Completion], in the same order
+        """
         if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 1:
-            raise ValueError(f"temperature {temperature} must be >= 0, top_p {top_p} in (0, 1], max_new_tokens {max_new_tokens} >= 1")
+            raise ValueError(
+                f"temperature {temperature} must be >= 0, top_p {top_p} in (0, 1], max_new_tokens {max_new_tokens} >= 1"
+            )
         generator = torch.Generator(self.policy.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for c in conversations:
             if c.ids is None:
                 e = self.policy.encode(c.messages)
-                c.ids, c.images = e.input_ids + self.policy.tokenizer(c.opening, add_special_tokens=False)["input_ids"], e.images
+                c.ids, c.images = (
+                    e.input_ids + self.policy.tokenizer(c.opening, add_special_tokens=False)["input_ids"],
+                    e.images,
+                )
         was_training, out = self.policy.model.training, []
         self.policy.model.eval()
         try:
             for i in range(0, len(conversations), self.batch_size):
-                out += self._batch(conversations[i:i + self.batch_size], max_new_tokens, temperature, top_p, generator)
-        finally: self.policy.model.train(was_training)
+                out += self._batch(
+                    conversations[i : i + self.batch_size], max_new_tokens, temperature, top_p, generator
+                )
+        finally:
+            self.policy.model.train(was_training)
         return out
 
-    def _read(self, conversations):  # what the first draw and all later ones need, one row per conversation
-        "The forward pass over the prompts, each different prompt once."
+    def _read(self, conversations):
+        """The forward pass over the prompts, each different prompt once.
+
+        Returns:
+            what the first draw and all later ones need, one row per conversation
+        """
         key = [(tuple(c.ids), tuple(map(id, c.images))) for c in conversations]
         unique = {k: n for n, k in enumerate(dict.fromkeys(key))}
         once = [conversations[key.index(k)] for k in unique]
         batch = self.policy.collate([c.ids for c in once], [c.images for c in once], pad="left")
         position, cache = positions(self.policy.model, batch), DynamicCache()
-        logits = self.policy.model(**batch, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = self.policy.model(
+            **batch, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1
+        ).logits[:, -1]
         row = torch.tensor([unique[k] for k in key], device=logits.device)
-        if len(once) < len(conversations): cache.batch_select_indices(row)
-        return logits[row], position.amax((0, 2))[None, row, None].expand(3, -1, -1), batch["attention_mask"][row], cache
+        if len(once) < len(conversations):
+            cache.batch_select_indices(row)
+        return (
+            logits[row],
+            position.amax((0, 2))[None, row, None].expand(3, -1, -1),
+            batch["attention_mask"][row],
+            cache,
+        )
 
     def _batch(self, conversations, max_new_tokens, temperature, top_p, generator):
         policy, eos = self.policy, self.eos
@@ -129,57 +179,85 @@ class TransformersEngine:
         for k in range(max_new_tokens):
             token, logp = draw(logits, temperature, top_p, generator, self.never)
             for r, t, p in zip(rows, token.tolist(), logp.tolist(), strict=True):
-                if r is not None: ids[r].append(t); logprobs[r].append(p)
+                if r is not None:
+                    ids[r].append(t)
+                    logprobs[r].append(p)
             rows = [None if r is None or t == eos else r for r, t in zip(rows, token.tolist(), strict=True)]
-            if k + 1 == max_new_tokens or not any(r is not None for r in rows): break
+            if k + 1 == max_new_tokens or not any(r is not None for r in rows):
+                break
             if sum(r is None for r in rows) * 4 >= len(rows):
                 keep = torch.tensor([i for i, r in enumerate(rows) if r is not None], device=mask.device)
                 cache.batch_select_indices(keep)
-                token, mask, position, rows = token[keep], mask[keep], position[:, keep], [r for r in rows if r is not None]
+                token, mask, position, rows = (
+                    token[keep],
+                    mask[keep],
+                    position[:, keep],
+                    [r for r in rows if r is not None],
+                )
             position, mask = position + 1, torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            logits = policy.model(input_ids=token[:, None], attention_mask=mask, position_ids=position, past_key_values=cache,
-                                  use_cache=True).logits[:, -1]
+            logits = policy.model(
+                input_ids=token[:, None],
+                attention_mask=mask,
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
         done = lambda x: x[-1:] == [eos]
-        return [Completion(policy.tokenizer.decode(x[:-1] if done(x) else x), x, p, "eos" if done(x) else "length")
-                for x, p in zip(ids, logprobs, strict=True)]
+        return [
+            Completion(policy.tokenizer.decode(x[:-1] if done(x) else x), x, p, "eos" if done(x) else "length")
+            for x, p in zip(ids, logprobs, strict=True)
+        ]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #c76aeeed
 class EngineError(RuntimeError):
     "The server did not give a usable answer; the text names the server and the conversation."
 
 
-def as_openai(messages):  # list of plain dicts
-    "Messages with PIL images as the chat protocol wants them."
+def as_openai(messages):
+    """Messages with PIL images as the chat protocol wants them.
+
+    Returns:
+        list of plain dicts
+    """
+
     def part(p):
-        if p["type"] != "image": return {"type": "text", "text": p["text"]}
+        if p["type"] != "image":
+            return {"type": "text", "text": p["text"]}
         data = io.BytesIO()
         p["image"].convert("RGB").save(data, "PNG")
-        return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()}}
+        return {
+            "type": "image_url",
+            "image_url": {"url": "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()},
+        }
+
     return [m if isinstance(m["content"], str) else m | {"content": [part(p) for p in m["content"]]} for m in messages]
 
 
 class OpenAIEngine:
-    "Completions from a server that speaks the OpenAI chat protocol, such as vLLM."
+    """Completions from a server that speaks the OpenAI chat protocol, such as vLLM.
 
-    def __init__(
-        self,
-        base_url,  # "http://localhost:8000/v1"
-        model,  # its name there
-        policy=None,  # Policy whose tokenizer gives the ids; None: completions without ids, good for evaluation only
-        api_key="none",
-        threads=16,
-        timeout=120.0,  # seconds for an answer
-        retries=3,
-    ):
+    Args:
+        base_url: "http://localhost:8000/v1"
+        model: its name there
+        policy: Policy whose tokenizer gives the ids; None: completions without ids, good for evaluation only
+        timeout: seconds for an answer
+    """
+
+    def __init__(self, base_url, model, policy=None, api_key="none", threads=16, timeout=120.0, retries=3):
         from openai import OpenAI
 
         self.base_url, self.model, self.policy, self.threads = base_url, model, policy, threads
         self.client = OpenAI(base_url=base_url, api_key=api_key, timeout=timeout, max_retries=retries)
 
-    def generate(self, conversations, max_new_tokens=128, temperature=1.0, top_p=1.0, seed=None):  # list[Completion], in the same order
-        "As TransformersEngine.generate; the conversations go out in parallel."
+    def generate(self, conversations, max_new_tokens=128, temperature=1.0, top_p=1.0, seed=None):
+        """As TransformersEngine.generate; the conversations go out in parallel.
+
+        Returns:
+            list[Completion], in the same order
+        """
         ask = lambda job: self._one(*job, max_new_tokens, temperature, top_p, seed)
-        with ThreadPoolExecutor(self.threads) as pool: return list(pool.map(ask, enumerate(conversations)))
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(ask, enumerate(conversations)))
 
     def _one(self, i, conversation, max_new_tokens, temperature, top_p, seed):
         from openai import OpenAIError
@@ -187,13 +265,21 @@ class OpenAIEngine:
         try:
             begun = [{"role": "assistant", "content": conversation.opening}] if conversation.opening else []
             answer = self.client.chat.completions.create(
-                model=self.model, messages=[*as_openai(conversation.messages), *begun], max_tokens=max_new_tokens, temperature=temperature,
-                top_p=top_p, seed=None if seed is None else seed + i,
-                extra_body=dict(continue_final_message=True, add_generation_prompt=False) if begun else None)  # as vLLM wants it
+                model=self.model,
+                messages=[*as_openai(conversation.messages), *begun],
+                max_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=None if seed is None else seed + i,
+                extra_body=dict(continue_final_message=True, add_generation_prompt=False) if begun else None,
+            )  # as vLLM wants it
             choice = answer.choices[0]
             text, stop = choice.message.content or "", "length" if choice.finish_reason == "length" else "eos"
         except (OpenAIError, AttributeError, TypeError, IndexError, ValueError) as e:
-            raise EngineError(f"{self.base_url}, model {self.model!r}, conversation {i}: {type(e).__name__}: {e}") from e
-        if self.policy is None: return Completion(text, [], None, stop)
+            raise EngineError(
+                f"{self.base_url}, model {self.model!r}, conversation {i}: {type(e).__name__}: {e}"
+            ) from e
+        if self.policy is None:
+            return Completion(text, [], None, stop)
         ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)

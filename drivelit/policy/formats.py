@@ -18,19 +18,31 @@ POINTS = 8
 SENTENCE = "Here is the planning trajectory "
 
 
-def format_number(
-    value,  # metres or radians
-):  # "+3.10"; never "-0.00"
-    "Sign and two decimals."
+def format_number(value):
+    """Sign and two decimals.
+
+    Args:
+        value: metres or radians
+
+    Returns:
+        "+3.10"; never "-0.00"
+    """
     return f"{round(float(value), 2) + 0.0:+.2f}"
 
 
-def format_trajectory(
-    poses,  # (8, 3) x, y, heading: metres, radians
-):  # str
-    "A plan as MTDrive writes it (appendix A.1); headings within half a turn. Raises ValueError on what could not be read back."
+def format_trajectory(poses):
+    """A plan as MTDrive writes it (appendix A.1); headings within half a turn. Raises ValueError on what could not be
+    read back.
+
+    Args:
+        poses: (8, 3) x, y, heading: metres, radians
+
+    Returns:
+        str
+    """
     poses = np.array(poses, float)
-    if poses.shape != (POINTS, 3): raise ValueError(f"poses: expected shape ({POINTS}, 3), found {poses.shape}")
+    if poses.shape != (POINTS, 3):
+        raise ValueError(f"poses: expected shape ({POINTS}, 3), found {poses.shape}")
     if not (np.abs(poses[:, :2]) < 999.99).all() or not np.isfinite(poses).all():
         raise ValueError("poses: holds NaN, infinity or a point a kilometre away")
     poses[:, 2] = wrap_angle(poses[:, 2])
@@ -40,9 +52,11 @@ def format_trajectory(
 @dataclass(frozen=True)
 class ParseError:
     "Why a text is no plan. Not an exception, and false."
+
     reason: str
 
-    def __bool__(self): return False
+    def __bool__(self):
+        return False
 
 
 _NUMBER = r"[+-]?[0-9]{1,3}(?:\.[0-9]{1,4})?"
@@ -50,21 +64,32 @@ _POINT = re.compile(rf"\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)
 _BLOCK = re.compile(r"\[PT\s*,([^\[\]]*)\]")
 
 
-def parse_trajectory(
-    text,  # anything
-    points=POINTS,  # how many are expected
-):  # (points, 3) array or a ParseError
-    "The plan in a text; a value or a reason for any text. Accepts the paper's own spelling too."
-    if not isinstance(text, str): return ParseError(f"not a text but {type(text).__name__}")
+def parse_trajectory(text, points=POINTS):
+    """The plan in a text; a value or a reason for any text. Accepts the paper's own spelling too.
+
+    Args:
+        text: anything
+        points: how many are expected
+
+    Returns:
+        (points, 3) array or a ParseError
+    """
+    if not isinstance(text, str):
+        return ParseError(f"not a text but {type(text).__name__}")
     blocks = _BLOCK.findall(text)
-    if not blocks: return ParseError("no [PT, ...] found" if "[PT" not in text else "[PT without its closing bracket")
-    if len(blocks) > 1: return ParseError(f"{len(blocks)} trajectories found, expected one")
+    if not blocks:
+        return ParseError("no [PT, ...] found" if "[PT" not in text else "[PT without its closing bracket")
+    if len(blocks) > 1:
+        return ParseError(f"{len(blocks)} trajectories found, expected one")
     found = _POINT.findall(blocks[0])
     rest = re.sub(r"\s", "", _POINT.sub("#", blocks[0]))
-    if rest != ",".join("#" * len(found)): return ParseError("something between the points is not (x, y, heading)")
-    if len(found) != points: return ParseError(f"{len(found)} points found, expected {points}")
+    if rest != ",".join("#" * len(found)):
+        return ParseError("something between the points is not (x, y, heading)")
+    if len(found) != points:
+        return ParseError(f"{len(found)} points found, expected {points}")
     poses = np.array(found, float)
-    if np.abs(poses[:, 2]).max() > 2 * np.pi: return ParseError("a heading is larger than a full turn")
+    if np.abs(poses[:, 2]).max() > 2 * np.pi:
+        return ParseError("a heading is larger than a full turn")
     return poses
 
 # %% ../../nbs/20_policy/00_formats.ipynb #250ed32a
@@ -72,9 +97,15 @@ _TWO = r"[+-][0-9]+\.[0-9]{2}"
 _EXACT = re.compile(rf"{SENTENCE}\[PT(?:, \({_TWO}, {_TWO}, {_TWO}\)){{{POINTS}}}\]\.")
 
 
-def format_score(
-    text,  # anything
-):  # 1.0 exact, 0.5 readable, 0.0 not readable
-    "The f of MTDrive eq. 2."
-    if isinstance(parse_trajectory(text), ParseError): return 0.0
+def format_score(text):
+    """The f of MTDrive eq. 2.
+
+    Args:
+        text: anything
+
+    Returns:
+        1.0 exact, 0.5 readable, 0.0 not readable
+    """
+    if isinstance(parse_trajectory(text), ParseError):
+        return 0.0
     return 1.0 if _EXACT.fullmatch(text.strip()) else 0.5

@@ -29,24 +29,36 @@ from transformers.utils import is_torchvision_available
 
 # %% ../../nbs/20_policy/10_model.ipynb #2e7a5ec4
 PIECES = r"\)? - t-\d: \(|\.\d+(?:, |\), \()?|[+-]?\d+|\n+|[^\d\n]+?(?:\n+|(?<=\.) |(?<=',) |(?=[+-]?\d)|(?=\.\d)|(?=\)? - t-\d: \()|\z)"
-SPECIAL = [f"<|{s}|>" for s in (
-    "endoftext", "im_start", "im_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad")]
+SPECIAL = [
+    f"<|{s}|>"
+    for s in ("endoftext", "im_start", "im_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad")
+]
 
 
 def _pre_tokenizer():
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"),
-                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
-def pieces(
-    text,
-):  # the list of byte-level pieces that never share a token
-    "How the tokenizer cuts `text` before looking up tokens."
+def pieces(text):
+    """How the tokenizer cuts `text` before looking up tokens.
+
+    Returns:
+        the list of byte-level pieces that never share a token
+    """
     return [p for p, _ in _pre_tokenizer().pre_tokenize_str(text)]
 
 # %% ../../nbs/20_policy/10_model.ipynb #3585ccc7
-def kit_text():  # list[str]
-    "The kit's own sentences (MTDrive appendix A.1 and A.2), the tokenizer's training text."
+def kit_text():
+    """The kit's own sentences (MTDrive appendix A.1 and A.2), the tokenizer's training text.
+
+    Returns:
+        list[str]
+    """
     question = [
         "As an autonomous driving system, predict the vehicle's trajectory based on:\n1. Visual perception from front camera view\n"
         "2. Historical motion context (last 4 timesteps): - t-3: (0.00, 0.00, 0.00) - t-2: (0.00, 0.00, 0.00) - t-1: (0.00, 0.00, 0.00)"
@@ -59,32 +71,47 @@ def kit_text():  # list[str]
     follow_up = [
         "This was your previous trajectory prediction. Analyze this trajectory data and propose a revised prediction. "
         "Consider the following identified issues:\n",
-        *[f"1. The {m} metric reveals that certain trajectory points {w}\n" for m, w in (
-            ("TTC", "fail to maintain a safe distance from surrounding objects. "), ("NC", "collide with surrounding objects. "),
-            ("NC", "will result in collisions with surrounding objects. "), ("DAC", "are outside the drivable area. "),
-            ("DAC", "fall outside the drivable area. "))],
+        *[
+            f"1. The {m} metric reveals that certain trajectory points {w}\n"
+            for m, w in (
+                ("TTC", "fail to maintain a safe distance from surrounding objects. "),
+                ("NC", "collide with surrounding objects. "),
+                ("NC", "will result in collisions with surrounding objects. "),
+                ("DAC", "are outside the drivable area. "),
+                ("DAC", "fall outside the drivable area. "),
+            )
+        ],
         "surrounding objects. The format for describing these objects is: (x, y, z, l, w, h, heading, name). Where x, y, z are the center "
         "coordinates of the object in ego-coordinate system, l, w, h are length, width, height of the bounding box, heading is the object "
         "heading, and name is the object class name. The specific trajectory points and their corresponding objects are as follows:\n",
         "The specific trajectory points are as follows:\nTrajectory Point 1: (+1.00, 0.00, 0.00).\nPoint 2: (+1.00, 0.00, 0.00)\n",
-        *[f"Trajectory Point 1: (+1.00, 0.00, 0.00) with Objects: (1.00, 0.00, {t}), (1.00, 0.00, {t}).\nand 0.00, {t}). 0.00, {t})\n"
-          for t in ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")],
+        *[
+            f"Trajectory Point 1: (+1.00, 0.00, 0.00) with Objects: (1.00, 0.00, {t}), (1.00, 0.00, {t}).\nand 0.00, {t}). 0.00, {t})\n"
+            for t in ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
+        ],
         "Based on these issues, provide an improved trajectory prediction.",
     ]
     understanding = [
         "You are a vehicle trajectory prediction model for an autonomous driving system. ",
-        *[f"One of your key metrics is {m}, which assesses whether {w}. " for m, w in (
-            ("Drivable Area Compliance (DAC)", "trajectory points remain within the drivable area"),
-            ("No Collisions (NC)", "the vehicle collides with other traffic participants or objects"),
-            ("Time-to-Collision (TTC)", "the vehicle maintains a safe distance to surrounding objects"),
-            ("Ego Progress (EP)", "the vehicle makes progress along its route"))],
+        *[
+            f"One of your key metrics is {m}, which assesses whether {w}. "
+            for m, w in (
+                ("Drivable Area Compliance (DAC)", "trajectory points remain within the drivable area"),
+                ("No Collisions (NC)", "the vehicle collides with other traffic participants or objects"),
+                ("Time-to-Collision (TTC)", "the vehicle maintains a safe distance to surrounding objects"),
+                ("Ego Progress (EP)", "the vehicle makes progress along its route"),
+            )
+        ],
         "Given a trajectory prediction point and a front-view image, where trajectory point is formatted as (x: float, y: float, "
         "heading: float), your task is to identify if the given trajectory point stays within the drivable area.\n",
         "your task is to identify if the given trajectory point collides with a surrounding object.\n",
         "your task is to identify if the given trajectory point keeps a safe distance from surrounding objects.\n",
         "Trajectory point is (+1.00, 0.00, 0.00).\nTrajectory points are (+1.00, 0.00, 0.00).\nObject is (1.00, 0.00, vehicle).\n"
         "Output Requirements:\nFormat: Yes or No\nMaintain numerical precision to two decimal places.",
-        "Yes.", "No.", "Yes", "No",
+        "Yes.",
+        "No.",
+        "Yes",
+        "No",
     ]
     roles = ["system\n", "user\n", "assistant\n", "You are a helpful assistant."]
     return question + answer + follow_up + understanding + roles
@@ -108,49 +135,72 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 # %% ../../nbs/20_policy/10_model.ipynb #b0f8aedb
-def number_pieces():  # list[str]
-    "Every integer -99..99 in the spellings '7', '+7', '-7', and every fraction with what may follow it in a pose."
+def number_pieces():
+    """Every integer -99..99 in the spellings '7', '+7', '-7', and every fraction with what may follow it in a pose.
+
+    Returns:
+        list[str]
+    """
     integers = [f"{s}{i}" for s in ("", "+", "-") for i in range(100)]
-    fractions = [f"{f}{e}" for e in ("", ", ", "), (") for f in [f".{i:02d}" for i in range(100)] + [f".{i}" for i in range(10)]]
+    fractions = [
+        f"{f}{e}" for e in ("", ", ", "), (") for f in [f".{i:02d}" for i in range(100)] + [f".{i}" for i in range(10)]
+    ]
     return integers + fractions
 
 
 @lru_cache(maxsize=4)
-def train_tokenizer(
-    text=None,  # tuple[str] of more text to learn whole lines and words from
-    words=900,  # entries of the byte-level BPE (256 of them are the bytes)
-    fixed=None,  # tuple[str] of long texts that never change, such as the rules in a prompt: one token each
-):  # PreTrainedTokenizerFast
-    "A byte-level BPE whose whole lines and numbers are single tokens; any string round-trips."
+def train_tokenizer(text=None, words=900, fixed=None):
+    """A byte-level BPE whose whole lines and numbers are single tokens; any string round-trips.
+
+    Args:
+        text: tuple[str] of more text to learn whole lines and words from
+        words: entries of the byte-level BPE (256 of them are the bytes)
+        fixed: tuple[str] of long texts that never change, such as the rules in a prompt: one token each
+
+    Returns:
+        PreTrainedTokenizerFast
+    """
     lines = [*kit_text(), *(text or ())]
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    learner.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=words, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-                                                           show_progress=False))
+    learner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    learner.train_from_iterator(
+        lines,
+        trainers.BpeTrainer(
+            vocab_size=words, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        ),
+    )
     bpe = json.loads(learner.to_str())["model"]
     vocab = dict(sorted(bpe["vocab"].items(), key=lambda kv: kv[1]))
-    for piece in (p for line in [*number_pieces(), *lines] for p in pieces(line)): vocab.setdefault(piece, len(vocab))
+    for piece in (p for line in [*number_pieces(), *lines] for p in pieces(line)):
+        vocab.setdefault(piece, len(vocab))
     tok = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(m) for m in bpe["merges"]], ignore_merges=True))
     tok.pre_tokenizer, tok.decoder = _pre_tokenizer(), decoders.ByteLevel()
     tok.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in SPECIAL])
     tok.add_tokens([AddedToken(s, normalized=False) for s in fixed or ()])
-    return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE,
-                                   clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tok,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
 
 # %% ../../nbs/20_policy/10_model.ipynb #2c3f0ea5
 class ImageTextProcessor(ProcessorMixin):
-    "Qwen2.5-VL's processor without its video part, so that it needs no torchvision."
+    """Qwen2.5-VL's processor without its video part, so that it needs no torchvision.
+
+    Args:
+        image_processor: Qwen2VLImageProcessorPil
+        tokenizer: a fast tokenizer with Qwen's special tokens
+        chat_template: default: the tokenizer's
+        image_size: (width, height) that every image is resized to; None: by min and max pixels, as Qwen does
+    """
+
     return_mm_token_type_ids = True
 
-    def __init__(
-        self,
-        image_processor=None,  # Qwen2VLImageProcessorPil
-        tokenizer=None,  # a fast tokenizer with Qwen's special tokens
-        chat_template=None,  # default: the tokenizer's
-        image_size=None,  # (width, height) that every image is resized to; None: by min and max pixels, as Qwen does
-        **unused,
-    ):
+    def __init__(self, image_processor=None, tokenizer=None, chat_template=None, image_size=None, **unused):
         super().__init__(image_processor, tokenizer, chat_template=chat_template or tokenizer.chat_template)
         self.image_token = "<|image_pad|>"
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
@@ -159,59 +209,109 @@ class ImageTextProcessor(ProcessorMixin):
     def resize(self, image):
         "The image at the policy's own size, RGB; the same object if it is so already, so that shared images stay shared."
         image = image if image.mode == "RGB" else image.convert("RGB")
-        return image if self.image_size is None or list(image.size) == self.image_size else image.resize(self.image_size, Image.BICUBIC)
+        return (
+            image
+            if self.image_size is None or list(image.size) == self.image_size
+            else image.resize(self.image_size, Image.BICUBIC)
+        )
 
     def prepare_inputs_layout(self, images=None, text=None, videos=None, audio=None, **kwargs):
         "Resize before anything is counted."
         if images is not None and self.image_size is not None:
-            images = [[self.resize(i) for i in row] if isinstance(row, (list, tuple)) else self.resize(row)
-                      for row in (images if isinstance(images, (list, tuple)) else [images])]
+            images = [
+                [self.resize(i) for i in row] if isinstance(row, (list, tuple)) else self.resize(row)
+                for row in (images if isinstance(images, (list, tuple)) else [images])
+            ]
         return super().prepare_inputs_layout(images=images, text=text, videos=videos, audio=audio, **kwargs)
 
     def replace_image_token(self, image_inputs, image_idx, **kwargs):
         "As many placeholders as the model will see image tokens."
-        return self.image_token * int(image_inputs["image_grid_thw"][image_idx].prod() // self.image_processor.merge_size**2)
+        return self.image_token * int(
+            image_inputs["image_grid_thw"][image_idx].prod() // self.image_processor.merge_size**2
+        )
 
     @property
-    def model_input_names(self): return super().model_input_names + ["mm_token_type_ids"]
+    def model_input_names(self):
+        return super().model_input_names + ["mm_token_type_ids"]
 
 # %% ../../nbs/20_policy/10_model.ipynb #9cc34d21
 SIZES = dict(  # hidden, layers, heads, key-value heads, feed-forward, vision hidden, vision depth, vision heads
-    tiny=(64, 2, 2, 1, 128, 32, 2, 2),
-    toy=(128, 4, 4, 2, 384, 64, 2, 2),
-    small=(256, 6, 8, 4, 768, 128, 4, 4),
+    tiny=(64, 2, 2, 1, 128, 32, 2, 2), toy=(128, 4, 4, 2, 384, 64, 2, 2), small=(256, 6, 8, 4, 768, 128, 4, 4)
 )
 
 
-def toy_config(
-    tokenizer,  # with Qwen's special tokens
-    size="toy",  # a key of SIZES
-    **text,  # fields of the text model's configuration to change
-):  # Qwen2_5_VLConfig
-    "A Qwen2.5-VL configuration, every part of it small."
-    if size not in SIZES: raise ValueError(f"size: {size!r} is not one of {', '.join(SIZES)}")
+def toy_config(tokenizer, size="toy", **text):
+    """A Qwen2.5-VL configuration, every part of it small.
+
+    Args:
+        tokenizer: with Qwen's special tokens
+        size: a key of SIZES
+        **text: fields of the text model's configuration to change
+
+    Returns:
+        Qwen2_5_VLConfig
+    """
+    if size not in SIZES:
+        raise ValueError(f"size: {size!r} is not one of {', '.join(SIZES)}")
     hidden, layers, heads, kv, ff, v_hidden, v_depth, v_heads = SIZES[size]
     id_of = tokenizer.convert_tokens_to_ids
     half = hidden // heads // 2  # rotary frequencies of a head, shared out between time, height and width
     spatial = half * 3 // 8
-    text = dict(
-        vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
-        intermediate_size=ff, max_position_embeddings=4096, rms_norm_eps=1e-6, tie_word_embeddings=True, initializer_range=0.02,
-        rope_parameters=dict(rope_type="default", rope_theta=10_000.0, mrope_section=[half - 2 * spatial, spatial, spatial]),
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id) | text
-    vision = dict(depth=v_depth, hidden_size=v_hidden, num_heads=v_heads, intermediate_size=2 * v_hidden, out_hidden_size=hidden,
-                  patch_size=14, spatial_merge_size=2, temporal_patch_size=2, window_size=112, fullatt_block_indexes=[v_depth - 1])
+    text = (
+        dict(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv,
+            intermediate_size=ff,
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            initializer_range=0.02,
+            rope_parameters=dict(
+                rope_type="default", rope_theta=10_000.0, mrope_section=[half - 2 * spatial, spatial, spatial]
+            ),
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        | text
+    )
+    vision = dict(
+        depth=v_depth,
+        hidden_size=v_hidden,
+        num_heads=v_heads,
+        intermediate_size=2 * v_hidden,
+        out_hidden_size=hidden,
+        patch_size=14,
+        spatial_merge_size=2,
+        temporal_patch_size=2,
+        window_size=112,
+        fullatt_block_indexes=[v_depth - 1],
+    )
     return Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=text["tie_word_embeddings"],
-        image_token_id=id_of("<|image_pad|>"), video_token_id=id_of("<|video_pad|>"),
-        vision_start_token_id=id_of("<|vision_start|>"), vision_end_token_id=id_of("<|vision_end|>"))
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        image_token_id=id_of("<|image_pad|>"),
+        video_token_id=id_of("<|video_pad|>"),
+        vision_start_token_id=id_of("<|vision_start|>"),
+        vision_end_token_id=id_of("<|vision_end|>"),
+    )
 
 # %% ../../nbs/20_policy/10_model.ipynb #bbe3e3f6
 @dataclass
 class Encoded:
-    "A conversation as the model reads it."
-    input_ids: list  # token ids, image placeholders already repeated
-    images: list = field(default_factory=list)  # PIL images in the order of their placeholders
+    """A conversation as the model reads it.
+
+    Attributes:
+        input_ids: token ids, image placeholders already repeated
+        images: PIL images in the order of their placeholders
+    """
+
+    input_ids: list
+    images: list = field(default_factory=list)
 
 
 class Policy:
@@ -223,12 +323,17 @@ class Policy:
         self.image_token_id = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     @property
-    def device(self): return next(self.model.parameters()).device
+    def device(self):
+        return next(self.model.parameters()).device
 
-    def image_tokens(
-        self,
-        image,  # PIL image as `encode` returns it
-    ):  # the number of tokens that the model reads it as
+    def image_tokens(self, image):
+        """
+        Args:
+            image: PIL image as `encode` returns it
+
+        Returns:
+            the number of tokens that the model reads it as
+        """
         ip = self.processor.image_processor
         return ip.get_number_of_image_patches(image.height, image.width, {}) // ip.merge_size**2
 
@@ -236,77 +341,120 @@ class Policy:
         "Token ids of rendered text, each image placeholder repeated for its image."
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         found = ids.count(self.image_token_id)
-        if found != len(images): raise ValueError(f"the text has {found} image placeholder(s), the messages {len(images)} image(s)")
+        if found != len(images):
+            raise ValueError(f"the text has {found} image placeholder(s), the messages {len(images)} image(s)")
         counts = iter([self.image_tokens(i) for i in images])
         return [t for i in ids for t in ([i] * next(counts) if i == self.image_token_id else [i])]
 
     def _images(self, messages):
-        found = [part["image"] for m in messages if not isinstance(m["content"], str) for part in m["content"] if part["type"] == "image"]
+        found = [
+            part["image"]
+            for m in messages
+            if not isinstance(m["content"], str)
+            for part in m["content"]
+            if part["type"] == "image"
+        ]
         return [getattr(self.processor, "resize", lambda i: i.convert("RGB"))(i) for i in found]
 
-    def encode(
-        self,
-        messages,  # list of {"role", "content"}; content a string or a list of {"type": "image" | "text", ...}
-        add_generation_prompt=True,  # end with the opening of an assistant turn
-    ):  # Encoded
-        "The token ids and images of a conversation."
+    def encode(self, messages, add_generation_prompt=True):
+        """The token ids and images of a conversation.
+
+        Args:
+            messages: list of {"role", "content"}; content a string or a list of {"type": "image" |
+                "text", ...}
+            add_generation_prompt: end with the opening of an assistant turn
+
+        Returns:
+            Encoded
+        """
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
         images = self._images(messages)
         return Encoded(self._ids(text, images), images)
 
-    def encode_more(
-        self,
-        messages,  # what follows the assistant's turn, usually one user message
-        closed=True,  # the completion's ids already end with the end-of-turn token (False: it ran into the length limit)
-        add_generation_prompt=True,
-    ):  # Encoded
-        "The ids to append to prompt + completion so that the conversation goes on, exactly as the chat template would write them."
+    def encode_more(self, messages, closed=True, add_generation_prompt=True):
+        """The ids to append to prompt + completion so that the conversation goes on, exactly as the chat template
+        would write them.
+
+        Args:
+            messages: what follows the assistant's turn, usually one user message
+            closed: the completion's ids already end with the end-of-turn token (False: it ran into the
+                length limit)
+
+        Returns:
+            Encoded
+        """
         mark = "\x00here\x00"
-        before = [{"role": r, "content": [{"type": "text", "text": t}]} for r, t in (("user", "."), ("assistant", mark))]
-        text = self.processor.apply_chat_template(before + list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+        before = [
+            {"role": r, "content": [{"type": "text", "text": t}]} for r, t in (("user", "."), ("assistant", mark))
+        ]
+        text = self.processor.apply_chat_template(
+            before + list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
         images = self._images(messages)
         ids = self._ids(text.split(mark, 1)[1], images)
         return Encoded(ids[1:] if closed else ids, images)
 
-    def collate(
-        self,
-        ids,  # list of token id lists
-        images=None,  # list of lists of PIL images, one list per row
-        pad="left",  # "left" to generate, "right" to train
-    ):  # dict of tensors on the policy's device for model(**batch)
-        "Pad rows to one length and prepare their images; an image that is used several times is prepared once."
-        if pad not in ("left", "right"): raise ValueError(f"pad: {pad!r} is not 'left' or 'right'")
+    def collate(self, ids, images=None, pad="left"):
+        """Pad rows to one length and prepare their images; an image that is used several times is prepared once.
+
+        Args:
+            ids: list of token id lists
+            images: list of lists of PIL images, one list per row
+            pad: "left" to generate, "right" to train
+
+        Returns:
+            dict of tensors on the policy's device for model(**batch)
+        """
+        if pad not in ("left", "right"):
+            raise ValueError(f"pad: {pad!r} is not 'left' or 'right'")
         images = [[] for _ in ids] if images is None else images
-        if len(images) != len(ids): raise ValueError(f"{len(ids)} rows of ids, {len(images)} rows of images")
+        if len(images) != len(ids):
+            raise ValueError(f"{len(ids)} rows of ids, {len(images)} rows of images")
         for row, (i, im) in enumerate(zip(ids, images, strict=True)):
             want, have = sum(map(self.image_tokens, im)), i.count(self.image_token_id)
-            if want != have: raise ValueError(f"row {row}: {have} image placeholder tokens, but its {len(im)} image(s) make {want}")
+            if want != have:
+                raise ValueError(f"row {row}: {have} image placeholder tokens, but its {len(im)} image(s) make {want}")
         width = max(map(len, ids))
         input_ids = torch.full((len(ids), width), self.tokenizer.pad_token_id)
         mask = torch.zeros_like(input_ids)
         for row, i in enumerate(ids):
             at = slice(width - len(i), width) if pad == "left" else slice(0, len(i))
             input_ids[row, at], mask[row, at] = torch.tensor(i, dtype=torch.long), 1
-        batch = dict(input_ids=input_ids, attention_mask=mask, mm_token_type_ids=(input_ids == self.image_token_id).long())
+        batch = dict(
+            input_ids=input_ids, attention_mask=mask, mm_token_type_ids=(input_ids == self.image_token_id).long()
+        )
         return {k: v.to(self.device) for k, v in (batch | self.pixels([i for row in images for i in row])).items()}
 
-    def pixels(
-        self,
-        images,  # flat list of PIL images
-    ):  # dict with pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3); empty without images
-        "What the vision tower reads."
-        if not images: return {}
+    def pixels(self, images):
+        """What the vision tower reads.
+
+        Args:
+            images: flat list of PIL images
+
+        Returns:
+            dict with pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3); empty without
+                images
+        """
+        if not images:
+            return {}
         unique = {id(i): i for i in images}
         out = self.processor.image_processor(list(unique.values()), return_tensors="pt")
         parts = dict(zip(unique, out["pixel_values"].split(out["image_grid_thw"].prod(-1).tolist()), strict=True))
         grids = dict(zip(unique, out["image_grid_thw"], strict=True))
-        return dict(pixel_values=torch.cat([parts[id(i)] for i in images]), image_grid_thw=torch.stack([grids[id(i)] for i in images]))
+        return dict(
+            pixel_values=torch.cat([parts[id(i)] for i in images]),
+            image_grid_thw=torch.stack([grids[id(i)] for i in images]),
+        )
 
-    def save(
-        self,
-        folder,  # created if needed
-    ):  # the folder
-        "Write model (or adapters) and processor so that `load_policy(folder)` gives the same policy."
+    def save(self, folder):
+        """Write model (or adapters) and processor so that `load_policy(folder)` gives the same policy.
+
+        Args:
+            folder: created if needed
+
+        Returns:
+            the folder
+        """
         self.model.save_pretrained(folder)
         self.processor.save_pretrained(folder)
         return Path(folder)
@@ -317,7 +465,8 @@ def _toy(seed, size, image_size, text, fixed, **config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2_5_VLForConditionalGeneration(toy_config(tokenizer, size, **config))
-    for key in ("eos_token_id", "pad_token_id"): setattr(model.generation_config, key, getattr(tokenizer, key))
+    for key in ("eos_token_id", "pad_token_id"):
+        setattr(model.generation_config, key, getattr(tokenizer, key))
     return model, ImageTextProcessor(Qwen2VLImageProcessorPil(), tokenizer, image_size=image_size)
 
 
@@ -328,49 +477,92 @@ def _processor(folder, pixels):
     if saved.exists() and json.loads(saved.read_text()).get("processor_class") == ImageTextProcessor.__name__:
         image_size = json.loads(saved.read_text()).get("image_size")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        return ImageTextProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer, image_size=image_size), ""
-    if is_torchvision_available(): return AutoProcessor.from_pretrained(folder, **pixels), ""
+        return ImageTextProcessor(
+            Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer, image_size=image_size
+        ), ""
+    if is_torchvision_available():
+        return AutoProcessor.from_pretrained(folder, **pixels), ""
     note = "image-only processor around the folder's tokenizer and image settings: the stock one needs torchvision"
-    return ImageTextProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder, **pixels), AutoTokenizer.from_pretrained(folder)), note
+    return ImageTextProcessor(
+        Qwen2VLImageProcessorPil.from_pretrained(folder, **pixels), AutoTokenizer.from_pretrained(folder)
+    ), note
 
 
 def load_policy(
-    name_or_path="toy",  # "toy", a name on the hub, or a folder: a saved toy, a Qwen2.5-VL checkpoint, PEFT adapters
+    name_or_path="toy",
     *,
-    seed=0,  # of the toy's weights
-    size="toy",  # of the toy: a key of SIZES
-    image_size=(168, 84),  # (width, height) that the toy resizes images to; a multiple of 28
-    text=None,  # tuple of more texts for the toy's tokenizer
-    fixed=None,  # tuple of texts that never change: one token each for the toy
-    base=None,  # for adapters: a Policy, or a folder instead of the one that they name
-    dtype=None,  # "auto", "bfloat16", a torch.dtype; default float32 for a toy, "auto" for a checkpoint
+    seed=0,
+    size="toy",
+    image_size=(168, 84),
+    text=None,
+    fixed=None,
+    base=None,
+    dtype=None,
     device="cpu",
-    attn_implementation=None,  # "sdpa", "eager", "flash_attention_2"
-    min_pixels=None,  # of a checkpoint's images
+    attn_implementation=None,
+    min_pixels=None,
     max_pixels=None,
-):  # Policy
-    "The toy policy or a real one: the same code runs both."
+):
+    """The toy policy or a real one: the same code runs both.
+
+    Args:
+        name_or_path: "toy", a name on the hub, or a folder: a saved toy, a Qwen2.5-VL checkpoint, PEFT
+            adapters
+        seed: of the toy's weights
+        size: of the toy: a key of SIZES
+        image_size: (width, height) that the toy resizes images to; a multiple of 28
+        text: tuple of more texts for the toy's tokenizer
+        fixed: tuple of texts that never change: one token each for the toy
+        base: for adapters: a Policy, or a folder instead of the one that they name
+        dtype: "auto", "bfloat16", a torch.dtype; default float32 for a toy, "auto" for a checkpoint
+        attn_implementation: "sdpa", "eager", "flash_attention_2"
+        min_pixels: of a checkpoint's images
+
+    Returns:
+        Policy
+    """
     attention = dict(attn_implementation=attn_implementation) if attn_implementation else {}
     if name_or_path == "toy":
-        if any(n % 28 for n in image_size): raise ValueError(f"image_size: {image_size} must be multiples of 28 (patch 14, merge 2)")
+        if any(n % 28 for n in image_size):
+            raise ValueError(f"image_size: {image_size} must be multiples of 28 (patch 14, merge 2)")
         model, processor = _toy(seed, size, image_size, text, fixed)
-        if attention: model.set_attn_implementation(attn_implementation)
-        return Policy(model.to(device=device, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype), processor)
+        if attention:
+            model.set_attn_implementation(attn_implementation)
+        return Policy(
+            model.to(device=device, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype), processor
+        )
     folder = Path(name_or_path)
     if (folder / "adapter_config.json").exists():
         from peft import PeftModel
 
         named = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
-        if not base and not named: raise ValueError(f"{folder}: these adapters name no base model; pass base=")
-        base = base if isinstance(base, Policy) else load_policy(
-            base or named, seed=seed, size=size, image_size=image_size, text=text, dtype=dtype, device=device,
-            attn_implementation=attn_implementation, min_pixels=min_pixels, max_pixels=max_pixels)
+        if not base and not named:
+            raise ValueError(f"{folder}: these adapters name no base model; pass base=")
+        base = (
+            base
+            if isinstance(base, Policy)
+            else load_policy(
+                base or named,
+                seed=seed,
+                size=size,
+                image_size=image_size,
+                text=text,
+                dtype=dtype,
+                device=device,
+                attn_implementation=attn_implementation,
+                min_pixels=min_pixels,
+                max_pixels=max_pixels,
+            )
+        )
         return Policy(PeftModel.from_pretrained(base.model, folder, is_trainable=True), base.processor, base.note)
-    on_hub = not folder.exists() and not folder.is_absolute() and len(folder.parts) == 2  # such as Qwen/Qwen2.5-VL-7B-Instruct
+    on_hub = (
+        not folder.exists() and not folder.is_absolute() and len(folder.parts) == 2
+    )  # such as Qwen/Qwen2.5-VL-7B-Instruct
     if not on_hub and not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder}: no config.json, so no policy here (the embedded one is 'toy')")
     kind = AutoConfig.from_pretrained(folder).model_type
-    if kind != "qwen2_5_vl": raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
+    if kind != "qwen2_5_vl":
+        raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
     pixels = {k: v for k, v in dict(min_pixels=min_pixels, max_pixels=max_pixels).items() if v}
     processor, note = _processor(folder, pixels)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=dtype or "auto", **attention)

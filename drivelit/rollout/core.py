@@ -15,29 +15,46 @@ from ..policy.engines import Conversation
 # %% ../../nbs/30_rollout/00_rollout.ipynb #ba60c9c6
 @dataclass
 class TurnState:
-    "Where an episode stands when the task judges a completion."
+    """Where an episode stands when the task judges a completion.
+
+    Attributes:
+        messages: the whole conversation up to and without this completion
+        turn: from 0
+        memory: the task's own notes about this episode
+    """
+
     scene: object
-    messages: list  # the whole conversation up to and without this completion
-    turn: int  # from 0
-    memory: dict = field(default_factory=dict)  # the task's own notes about this episode
+    messages: list
+    turn: int
+    memory: dict = field(default_factory=dict)
 
 
 @dataclass
 class Step:
-    "What the task says about one completion."
-    messages: list  # the next user messages; None: the episode is over
-    rewards: dict  # name -> number; NaN where it does not exist
-    info: dict = field(default_factory=dict)  # anything worth keeping
+    """What the task says about one completion.
+
+    Attributes:
+        messages: the next user messages; None: the episode is over
+        rewards: name -> number; NaN where it does not exist
+        info: anything worth keeping
+    """
+
+    messages: list
+    rewards: dict
+    info: dict = field(default_factory=dict)
 
 
 class Task:
     "What an episode is about. A system overrides `prompt` and `step`, or `step_batch` to judge many at once."
 
-    def prompt(self, scene) -> list: raise TypeError(f"{type(self).__name__} has no prompt()")
+    def prompt(self, scene) -> list:
+        raise TypeError(f"{type(self).__name__} has no prompt()")
 
-    def step(self, state: TurnState, completion: str) -> Step: raise TypeError(f"{type(self).__name__} has no step()")
+    def step(self, state: TurnState, completion: str) -> Step:
+        raise TypeError(f"{type(self).__name__} has no step()")
 
-    def step_batch(self, states, completions): return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
+    def step_batch(self, states, completions):
+        return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
 
     def opening(self, scene, place, group) -> str:
         "The first words of the answer, if they are not the policy's to choose; `place` of 0 to group - 1 among the episodes of the scene."
@@ -47,39 +64,72 @@ class Task:
         "What `compare` has to know of an episode: plain values, since they travel between processes."
         return episode.reward().tolist()
 
-    def compare(self, outcomes, groups):  # (B, J) the reward of each turn, NaN where there was none
-        "The rewards that training takes. A task in which an episode's reward depends on the others of its group overrides this."
+    def compare(self, outcomes, groups):
+        """The rewards that training takes. A task in which an episode's reward depends on the others of its group
+        overrides this.
+
+        Returns:
+            (B, J) the reward of each turn, NaN where there was none
+        """
         width = max(map(len, outcomes))
         return np.array([list(o) + [np.nan] * (width - len(o)) for o in outcomes], float)
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #52896d1d
 @dataclass
 class Episode:
-    "One played conversation."
+    """One played conversation.
+
+    Attributes:
+        messages: the conversation as messages
+        ids: token ids of everything
+        turn: for each id: -1 prompt or feedback, j a token of turn j
+        logprobs: for each id: log-probability when it was drawn, 0 where turn < 0; NaN if the engine did not
+            tell
+        images: in the order of their placeholders
+        texts: completions, one for each turn
+        rewards: dicts, one for each turn
+        infos: dicts, one for each turn
+        truncated: it ran into max_tokens
+    """
+
     scene_id: str
-    messages: list  # the conversation as messages
-    ids: list  # token ids of everything
-    turn: list  # for each id: -1 prompt or feedback, j a token of turn j
-    logprobs: list  # for each id: log-probability when it was drawn, 0 where turn < 0; NaN if the engine did not tell
-    images: list  # in the order of their placeholders
+    messages: list
+    ids: list
+    turn: list
+    logprobs: list
+    images: list
     prompt_length: int
-    texts: list = field(default_factory=list)  # completions, one for each turn
-    rewards: list = field(default_factory=list)  # dicts, one for each turn
-    infos: list = field(default_factory=list)  # dicts, one for each turn
-    truncated: bool = False  # it ran into max_tokens
+    texts: list = field(default_factory=list)
+    rewards: list = field(default_factory=list)
+    infos: list = field(default_factory=list)
+    truncated: bool = False
 
     @property
-    def turns(self): return len(self.texts)
+    def turns(self):
+        return len(self.texts)
 
-    def reward(self, name="reward"): return np.array([r.get(name, np.nan) for r in self.rewards], float)  # (turns,)
+    def reward(self, name="reward"):
+        return np.array([r.get(name, np.nan) for r in self.rewards], float)  # (turns,)
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #96e2c68a
-def begin(policy, task, scene, opening=""):  # Episode with its prompt
-    "The first prompt of a scene, and the words that the answer must begin with."
+def begin(policy, task, scene, opening=""):
+    """The first prompt of a scene, and the words that the answer must begin with.
+
+    Returns:
+        Episode with its prompt
+    """
     messages = task.prompt(scene)
     e = policy.encode(messages)
     ids = e.input_ids + policy.tokenizer(opening, add_special_tokens=False)["input_ids"]
-    return Episode(str(getattr(scene, "id", scene)), list(messages), ids, [-1] * len(ids), [0.0] * len(ids), list(e.images), len(ids))
+    return Episode(
+        str(getattr(scene, "id", scene)),
+        list(messages),
+        ids,
+        [-1] * len(ids),
+        [0.0] * len(ids),
+        list(e.images),
+        len(ids),
+    )
 
 
 def add_completion(episode, completion, number):
@@ -91,10 +141,15 @@ def add_completion(episode, completion, number):
     episode.messages.append({"role": "assistant", "content": [{"type": "text", "text": completion.text}]})
 
 
-def add_messages(policy, episode, messages, closed, limit):  # whether it still fits
-    "Append what the task answers, if another turn fits behind it."
+def add_messages(policy, episode, messages, closed, limit):
+    """Append what the task answers, if another turn fits behind it.
+
+    Returns:
+        whether it still fits
+    """
     more = policy.encode_more(messages, closed=closed)
-    if len(episode.ids) + len(more.input_ids) >= limit: return False
+    if len(episode.ids) + len(more.input_ids) >= limit:
+        return False
     episode.ids += more.input_ids
     episode.turn += [-1] * len(more.input_ids)
     episode.logprobs += [0.0] * len(more.input_ids)
@@ -105,27 +160,42 @@ def add_messages(policy, episode, messages, closed, limit):  # whether it still 
 
 def cut(policy, completion, room):
     "A completion that leaves its episode no longer than it may be."
-    if len(completion.ids) <= room: return completion
+    if len(completion.ids) <= room:
+        return completion
     ids, logprobs = completion.ids[:room], completion.logprobs and completion.logprobs[:room]
     return replace(completion, text=policy.tokenizer.decode(ids), ids=ids, logprobs=logprobs, stop="length")
 
 
 def rollout(
-    engine,  # generates completions
-    policy,  # Policy: its tokenizer and template write the rows
-    task,  # Task
-    scenes,  # list; repeat a scene to play it several times
+    engine,
+    policy,
+    task,
+    scenes,
     *,
     max_turns=6,
-    max_new_tokens=128,  # for each turn
-    max_tokens=11_500,  # for an episode
+    max_new_tokens=128,
+    max_tokens=11_500,
     temperature=1.0,
     top_p=1.0,
     seed=None,
-    places=None,  # (place in its group, size of the group) of each episode; default: each is alone
-    on_episode=None,  # called with (index, episode) as soon as an episode is over
-):  # list[Episode], one for each scene, in order
-    "Play every scene to its end."
+    places=None,
+    on_episode=None,
+):
+    """Play every scene to its end.
+
+    Args:
+        engine: generates completions
+        policy: Policy: its tokenizer and template write the rows
+        task: Task
+        scenes: list; repeat a scene to play it several times
+        max_new_tokens: for each turn
+        max_tokens: for an episode
+        places: (place in its group, size of the group) of each episode; default: each is alone
+        on_episode: called with (index, episode) as soon as an episode is over
+
+    Returns:
+        list[Episode], one for each scene, in order
+    """
     openings = [task.opening(s, *at) for s, at in zip(scenes, places or [(0, 1)] * len(scenes), strict=True)]
     episodes = [begin(policy, task, s, o) for s, o in zip(scenes, openings, strict=True)]
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
@@ -135,13 +205,23 @@ def rollout(
         raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
     active = list(range(len(scenes)))
     for turn in range(max_turns if scenes else 0):
-        asked = [Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images, "" if turn else openings[i]) for i in active]
+        asked = [
+            Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images, "" if turn else openings[i])
+            for i in active
+        ]
         room = [min(max_new_tokens, max_tokens - len(episodes[i].ids)) for i in active]
-        said = engine.generate(asked, max_new_tokens=max(room), temperature=temperature, top_p=top_p,
-                               seed=None if seed is None else seed * 1000 + turn)
+        said = engine.generate(
+            asked,
+            max_new_tokens=max(room),
+            temperature=temperature,
+            top_p=top_p,
+            seed=None if seed is None else seed * 1000 + turn,
+        )
         said = [cut(policy, c, r) for c, r in zip(said, room, strict=True)]
-        if not turn: said = [replace(c, text=openings[i] + c.text) for i, c in zip(active, said, strict=True)]
-        for i in active: states[i].messages, states[i].turn = list(episodes[i].messages), turn
+        if not turn:
+            said = [replace(c, text=openings[i] + c.text) for i, c in zip(active, said, strict=True)]
+        for i in active:
+            states[i].messages, states[i].turn = list(episodes[i].messages), turn
         steps = task.step_batch([states[i] for i in active], [c.text for c in said])
         going = []
         for i, completion, step, left in zip(active, said, steps, room, strict=True):
@@ -152,8 +232,11 @@ def rollout(
             more = step.messages is not None and turn + 1 < max_turns
             fits = more and add_messages(policy, episode, step.messages, completion.stop == "eos", max_tokens)
             episode.truncated = (more and not fits) or (completion.stop == "length" and left < max_new_tokens)
-            if fits: going.append(i)
-            elif on_episode: on_episode(i, episode)
+            if fits:
+                going.append(i)
+            elif on_episode:
+                on_episode(i, episode)
         active = going
-        if not active: break
+        if not active:
+            break
     return episodes

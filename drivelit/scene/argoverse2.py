@@ -19,17 +19,36 @@ from .core import Agent, Area, Ego, Map, Scene, SceneError, Trajectory, from_fra
 from .recorded import REACH, command_of, far_future, motion, route_of
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #90760fbd
-TYPES = dict(PEDESTRIAN="pedestrian", WHEELED_RIDER="bicycle", BICYCLIST="bicycle", BICYCLE="bicycle", MOTORCYCLIST="bicycle", MOTORCYCLE="bicycle",
-             CONSTRUCTION_CONE="traffic_cone", CONSTRUCTION_BARREL="barrier", BOLLARD="barrier", SIGN="generic_object", STOP_SIGN="generic_object",
-             ANIMAL="generic_object", DOG="generic_object", STROLLER="generic_object", WHEELCHAIR="pedestrian", OFFICIAL_SIGNALER="pedestrian")
+TYPES = dict(
+    PEDESTRIAN="pedestrian",
+    WHEELED_RIDER="bicycle",
+    BICYCLIST="bicycle",
+    BICYCLE="bicycle",
+    MOTORCYCLIST="bicycle",
+    MOTORCYCLE="bicycle",
+    CONSTRUCTION_CONE="traffic_cone",
+    CONSTRUCTION_BARREL="barrier",
+    BOLLARD="barrier",
+    SIGN="generic_object",
+    STOP_SIGN="generic_object",
+    ANIMAL="generic_object",
+    DOG="generic_object",
+    STROLLER="generic_object",
+    WHEELCHAIR="pedestrian",
+    OFFICIAL_SIGNALER="pedestrian",
+)
 
 
 def _table(path, columns):
-    try: table = feather.read_table(path)
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such file") from None
-    except (ArrowInvalid, OSError) as e: raise SceneError(f"{path}: not a Feather table, or cut short ({e})") from None
+    try:
+        table = feather.read_table(path)
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such file") from None
+    except (ArrowInvalid, OSError) as e:
+        raise SceneError(f"{path}: not a Feather table, or cut short ({e})") from None
     missing = [c for c in columns if c not in table.column_names]
-    if missing: raise SceneError(f"{path}: no column {missing[0]!r}")
+    if missing:
+        raise SceneError(f"{path}: no column {missing[0]!r}")
     return {c: np.asarray(table.column(c).to_pylist()) for c in columns}
 
 
@@ -42,31 +61,53 @@ POSE = ("timestamp_ns", "qw", "qx", "qy", "qz", "tx_m", "ty_m", "tz_m")
 
 
 @lru_cache(maxsize=8)
-def load(
-    log,  # folder of a sensor log
-):  # dict: times, poses at 10 Hz, tracks, map
-    "A log in the city frame; errors name the file and the column."
+def load(log):
+    """A log in the city frame; errors name the file and the column.
+
+    Args:
+        log: folder of a sensor log
+
+    Returns:
+        dict: times, poses at 10 Hz, tracks, map
+    """
     log = Path(log)
     ego = _table(log / "city_SE3_egovehicle.feather", POSE)
     names = [p for p in ("annotations.feather", "annotations_with_ego.feather") if (log / p).exists()]
-    if not names: raise SceneError(f"{log}: no annotations.feather")
+    if not names:
+        raise SceneError(f"{log}: no annotations.feather")
     boxes = _table(log / names[0], (*POSE, "track_uuid", "category", "length_m", "width_m", "height_m"))
     sweeps = np.unique(boxes["timestamp_ns"])
-    poses = np.stack([np.interp(sweeps, ego["timestamp_ns"], v) for v in (ego["tx_m"], ego["ty_m"], np.unwrap(_yaw(ego)))], 1)
-    if not np.isfinite(poses).all(): raise SceneError(f"{log / 'city_SE3_egovehicle.feather'}: holds NaN")
-    sweep, local = np.searchsorted(sweeps, boxes["timestamp_ns"]), np.stack([boxes["tx_m"], boxes["ty_m"], _yaw(boxes)], 1)
+    poses = np.stack(
+        [np.interp(sweeps, ego["timestamp_ns"], v) for v in (ego["tx_m"], ego["ty_m"], np.unwrap(_yaw(ego)))], 1
+    )
+    if not np.isfinite(poses).all():
+        raise SceneError(f"{log / 'city_SE3_egovehicle.feather'}: holds NaN")
+    sweep, local = (
+        np.searchsorted(sweeps, boxes["timestamp_ns"]),
+        np.stack([boxes["tx_m"], boxes["ty_m"], _yaw(boxes)], 1),
+    )
     tracks = {}
     for name in np.unique(boxes["track_uuid"]):
         rows = np.flatnonzero(boxes["track_uuid"] == name)
         kind = str(boxes["category"][rows[0]])
-        if kind == "EGO_VEHICLE": continue
+        if kind == "EGO_VEHICLE":
+            continue
         size = [float(np.median(boxes[k][rows])) for k in ("length_m", "width_m", "height_m")]
         z = float(np.median(boxes["tz_m"][rows]))
-        tracks[str(name)] = dict(kind=kind, size=size, z=z, sweep=sweep[rows], poses=np.stack([from_frame(local[r], poses[sweep[r]]) for r in rows]))
+        tracks[str(name)] = dict(
+            kind=kind,
+            size=size,
+            z=z,
+            sweep=sweep[rows],
+            poses=np.stack([from_frame(local[r], poses[sweep[r]]) for r in rows]),
+        )
     archives = sorted((log / "map").glob("log_map_archive_*.json"))
-    if not archives: raise SceneError(f"{log / 'map'}: no log_map_archive_*.json")
-    try: street = json.loads(archives[0].read_text())
-    except json.JSONDecodeError as e: raise SceneError(f"{archives[0]}: not JSON, or cut short ({e})") from None
+    if not archives:
+        raise SceneError(f"{log / 'map'}: no log_map_archive_*.json")
+    try:
+        street = json.loads(archives[0].read_text())
+    except json.JSONDecodeError as e:
+        raise SceneError(f"{archives[0]}: not JSON, or cut short ({e})") from None
     return dict(times=(sweeps - sweeps[0]) / 1e9, poses=poses, tracks=tracks, map=street, id=log.name)
 
 
@@ -76,13 +117,15 @@ def _agents(d, k):
         keep = np.flatnonzero((x["sweep"] - k) % 5 == 0)
         keep = keep if len(keep) else np.array([0])
         poses, t = to_frame(x["poses"][keep], d["poses"][k]), d["times"][x["sweep"][keep]] - d["times"][k]
-        if np.hypot(*poses[:, :2].T).min() > REACH: continue
+        if np.hypot(*poses[:, :2].T).min() > REACH:
+            continue
         v = np.gradient(poses[:, :2], t, axis=0) if len(t) > 1 else np.zeros((1, 2))
         out.append(Agent(name, TYPES.get(x["kind"], "vehicle"), *x["size"], t, poses, v, max(x["z"], x["size"][2] / 2)))
     return out
 
 
-def _points(p): return np.array([[q["x"], q["y"]] for q in p], float)
+def _points(p):
+    return np.array([[q["x"], q["y"]] for q in p], float)
 
 
 def _evenly(p, n=12):
@@ -95,62 +138,99 @@ def _map(d, k, own):
     ring = lambda p: to_frame(_points(p), origin)
     areas, way = [], shapely.LineString(own[:, :2])
     for name, x in d["map"].get("drivable_areas", {}).items():
-        parts = shapely.get_parts(shapely.intersection(shapely.make_valid(shapely.Polygon(ring(x["area_boundary"]))), around))
-        areas += [Area(f"road{name}.{i}", "drivable", p) for i, p in enumerate(parts) if p.geom_type == "Polygon" and not p.is_empty]
+        parts = shapely.get_parts(
+            shapely.intersection(shapely.make_valid(shapely.Polygon(ring(x["area_boundary"]))), around)
+        )
+        areas += [
+            Area(f"road{name}.{i}", "drivable", p)
+            for i, p in enumerate(parts)
+            if p.geom_type == "Polygon" and not p.is_empty
+        ]
     for name, x in d["map"].get("lane_segments", {}).items():
         left, right = ring(x["left_lane_boundary"]), ring(x["right_lane_boundary"])
         polygon = shapely.Polygon(np.concatenate([left, right[::-1]]))
-        if not polygon.is_valid or not polygon.intersects(around): continue
+        if not polygon.is_valid or not polygon.intersects(around):
+            continue
         middle = (_evenly(left) + _evenly(right)) / 2
         on = way.distance(shapely.LineString(middle)) < 1.5 and way.intersection(polygon).length > 2.0
-        areas.append(Area(f"lane{name}", "lane_connector" if x.get("is_intersection") else "lane", polygon, middle, bool(on)))
+        areas.append(
+            Area(f"lane{name}", "lane_connector" if x.get("is_intersection") else "lane", polygon, middle, bool(on))
+        )
     for name, x in d["map"].get("pedestrian_crossings", {}).items():
         areas.append(Area(f"crossing{name}", "crossing", np.concatenate([ring(x["edge1"]), ring(x["edge2"])[::-1]])))
     return Map(areas, route_of(own))
 
 
-def timestamps(
-    log,  # folder of a sensor log
-    step=0.5,
-    history=1.5,
-    future=4.0,
-):  # list of seconds from the first sweep
-    "The moments of a log with enough past and future."
+def timestamps(log, step=0.5, history=1.5, future=4.0):
+    """The moments of a log with enough past and future.
+
+    Args:
+        log: folder of a sensor log
+
+    Returns:
+        list of seconds from the first sweep
+    """
     t = load(str(log))["times"]
     return [round(float(x), 3) for x in np.arange(history, t[-1] - future + 1e-6, step)]
 
 
-def read(
-    log,  # folder of a sensor log
-    time,  # seconds from the first sweep
-    history=2.0,
-) -> Scene:
-    "The scene of a log at a time. Raises SceneError naming the file and what is wrong with it."
+def read(log, time, history=2.0) -> Scene:
+    """The scene of a log at a time. Raises SceneError naming the file and what is wrong with it.
+
+    Args:
+        log: folder of a sensor log
+        time: seconds from the first sweep
+    """
     d = load(str(log))
-    if not 0 <= time <= d["times"][-1]: raise SceneError(f"{log}: time {time} s is outside the log (0 to {d['times'][-1]:.1f} s)")
+    if not 0 <= time <= d["times"][-1]:
+        raise SceneError(f"{log}: time {time} s is outside the log (0 to {d['times'][-1]:.1f} s)")
     k = int(np.abs(d["times"] - time).argmin())
     own = to_frame(d["poses"], d["poses"][k])
-    v, a, steer = motion(own[max(0, k - 10): k + 1], 0.1)
+    v, a, steer = motion(own[max(0, k - 10) : k + 1], 0.1)
     back = np.arange(min(k // 5, int(history * 2)), -1, -1)
-    future = own[k + 5: k + 41: 5]
-    return Scene(f"{d['id']}-{time:05.1f}", "argoverse2", Ego(-0.5 * back, own[k - 5 * back], (v, 0.0), (a, 0.0), steer), command_of(future), _agents(d, k),
-                 _map(d, k, own), (), {}, Trajectory(future) if len(future) == 8 else None, d["id"], False,
-                 dict(time=float(time)) | far_future(own[k + 5: k + 81: 5]))
+    future = own[k + 5 : k + 41 : 5]
+    return Scene(
+        f"{d['id']}-{time:05.1f}",
+        "argoverse2",
+        Ego(-0.5 * back, own[k - 5 * back], (v, 0.0), (a, 0.0), steer),
+        command_of(future),
+        _agents(d, k),
+        _map(d, k, own),
+        (),
+        {},
+        Trajectory(future) if len(future) == 8 else None,
+        d["id"],
+        False,
+        dict(time=float(time)) | far_future(own[k + 5 : k + 81 : 5]),
+    )
 
 
-def scenes(
-    folder,  # with one folder for each log
-    step=0.5,
-    history=1.5,
-):  # iterator of Scene
-    "Every usable moment of every log in a folder."
+def scenes(folder, step=0.5, history=1.5):
+    """Every usable moment of every log in a folder.
+
+    Args:
+        folder: with one folder for each log
+
+    Returns:
+        iterator of Scene
+    """
     logs = sorted(p.parent for p in Path(folder).glob("*/city_SE3_egovehicle.feather"))
-    if not logs: raise SceneError(f"{folder}: no folder with a city_SE3_egovehicle.feather in it")
+    if not logs:
+        raise SceneError(f"{folder}: no folder with a city_SE3_egovehicle.feather in it")
     for log in logs:
-        for t in timestamps(log, step, history): yield read(log, t)
+        for t in timestamps(log, step, history):
+            yield read(log, t)
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #d412b737
 GIVES = dict(
-    images="no", past_images="no", ego_past="2 s", agents_future="to the end of the log",
-    expert="yes", map="yes", centerline="the way that the car took",
-    lights="no", command="from where the car went", speed_limit="no: 15 m/s is assumed")
+    images="no",
+    past_images="no",
+    ego_past="2 s",
+    agents_future="to the end of the log",
+    expert="yes",
+    map="yes",
+    centerline="the way that the car took",
+    lights="no",
+    command="from where the car went",
+    speed_limit="no: 15 m/s is assumed",
+)

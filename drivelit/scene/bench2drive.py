@@ -18,20 +18,39 @@ from pathlib import Path
 import numpy as np
 import shapely
 
-from .core import Agent, Area, Camera, Ego, Light, Map, Scene, SceneError, Trajectory, to_frame, wrap_angle
+from drivelit.scene.core import (
+    Agent,
+    Area,
+    Camera,
+    Ego,
+    Light,
+    Map,
+    Scene,
+    SceneError,
+    Trajectory,
+    to_frame,
+    wrap_angle,
+)
 from .navsim import PlainUnpickler
 from .recorded import motion, route_of
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #995fd430
 FLIP = np.diag([1.0, -1.0, 1.0, 1.0])
-UNREAL = np.array([[0, 0, 1, 0], [1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])  # from right, down, forward to forward, right, up
+UNREAL = np.array(
+    [[0, 0, 1, 0], [1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]]
+)  # from right, down, forward to forward, right, up
 REAR = 1.64855  # metres from the rear axle to the middle of the ego's box
 
 
-def pose_of(
-    box,  # an entry of `bounding_boxes`
-):  # (3,) x, y, heading of the middle of the box, right-handed
-    "Where a box is."
+def pose_of(box):
+    """Where a box is.
+
+    Args:
+        box: an entry of `bounding_boxes`
+
+    Returns:
+        (3,) x, y, heading of the middle of the box, right-handed
+    """
     x, y = box["center"][:2] if "center" in box else box["location"][:2]
     return np.array([x, -y, wrap_angle(-np.radians(box["rotation"][-1]))], float)
 
@@ -42,14 +61,20 @@ def rear_axle(anno):
     return np.array([x - REAR * np.cos(h), y - REAR * np.sin(h), h])
 
 
-def ego_box(anno): return next(b for b in anno["bounding_boxes"] if b["class"] == "ego_vehicle")
+def ego_box(anno):
+    return next(b for b in anno["bounding_boxes"] if b["class"] == "ego_vehicle")
 
 
-def camera_pose(
-    cam2ego,  # (4, 4) as recorded: left-handed, Unreal's axes, from the ego's origin
-    box,  # the ego's entry of `bounding_boxes`
-):  # (4, 4) from the pinhole's axes to the rear axle's frame
-    "A camera's place."
+def camera_pose(cam2ego, box):
+    """A camera's place.
+
+    Args:
+        cam2ego: (4, 4) as recorded: left-handed, Unreal's axes, from the ego's origin
+        box: the ego's entry of `bounding_boxes`
+
+    Returns:
+        (4, 4) from the pinhole's axes to the rear axle's frame
+    """
     out = FLIP @ np.asarray(cam2ego, float) @ UNREAL
     out[0, 3] -= box["bbx_loc"][0] - REAR
     return out
@@ -61,30 +86,47 @@ KEYS = ("bounding_boxes", "speed", "acceleration", "command_near", "sensors")
 
 
 @lru_cache(maxsize=256)
-def load(
-    path,  # anno/00042.json.gz
-):  # dict
-    "One frame; errors name the file and the key."
+def load(path):
+    """One frame; errors name the file and the key.
+
+    Args:
+        path: anno/00042.json.gz
+
+    Returns:
+        dict
+    """
     try:
-        with gzip.open(path, "rt") as f: anno = json.load(f)
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such frame") from None
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as e: raise SceneError(f"{path}: not gzipped JSON, or cut short ({e})") from None
+        with gzip.open(path, "rt") as f:
+            anno = json.load(f)
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such frame") from None
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise SceneError(f"{path}: not gzipped JSON, or cut short ({e})") from None
     for key in KEYS:
-        if key not in anno: raise SceneError(f"{path}: {key}: missing")
-    if not any(b.get("class") == "ego_vehicle" for b in anno["bounding_boxes"]): raise SceneError(f"{path}: bounding_boxes: no ego_vehicle")
+        if key not in anno:
+            raise SceneError(f"{path}: {key}: missing")
+    if not any(b.get("class") == "ego_vehicle" for b in anno["bounding_boxes"]):
+        raise SceneError(f"{path}: bounding_boxes: no ego_vehicle")
     return anno
 
 
-def frames(
-    clip,  # folder of a clip
-):  # list of frame numbers
-    "The frames of a clip."
+def frames(clip):
+    """The frames of a clip.
+
+    Args:
+        clip: folder of a clip
+
+    Returns:
+        list of frame numbers
+    """
     found = sorted(int(p.name.split(".")[0]) for p in Path(clip).glob("anno/*.json.gz"))
-    if not found: raise SceneError(f"{Path(clip) / 'anno'}: no *.json.gz in this folder")
+    if not found:
+        raise SceneError(f"{Path(clip) / 'anno'}: no *.json.gz in this folder")
     return found
 
 
-def _file(clip, frame): return str(Path(clip) / "anno" / f"{frame:05d}.json.gz")
+def _file(clip, frame):
+    return str(Path(clip) / "anno" / f"{frame:05d}.json.gz")
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #1302a2be
 STATES = {0: "red", 1: "yellow", 2: "green"}
@@ -95,9 +137,12 @@ WORDS = {1: "left", 2: "right", 3: "straight", 4: "lane follow", 5: "change lane
 def kind_of(box):
     "One of AGENT_TYPES, or None."
     name = f"{box.get('base_type', '')} {box.get('type_id', '')}".lower()
-    if box["class"] == "walker": return "pedestrian"
-    if box["class"] == "vehicle": return "bicycle" if any(w in name for w in ("bicycle", "bike", "motorcycle", "cycle")) else "vehicle"
-    if "cone" in name: return "traffic_cone"
+    if box["class"] == "walker":
+        return "pedestrian"
+    if box["class"] == "vehicle":
+        return "bicycle" if any(w in name for w in ("bicycle", "bike", "motorcycle", "cycle")) else "vehicle"
+    if "cone" in name:
+        return "traffic_cone"
     return "barrier" if "barrier" in name or "warning" in name or "streetbarrier" in name else None
 
 
@@ -106,31 +151,55 @@ def _agents(annos, origin, path):
     tracks = {}
     for t, anno in annos.items():
         for b in anno["bounding_boxes"]:
-            if b["class"] in ("ego_vehicle", "traffic_light") or not (kind := kind_of(b)): continue
-            tracks.setdefault((str(b["id"]), kind), []).append((t, to_frame(pose_of(b), origin), 2 * np.asarray(b["extent"], float)))
+            if b["class"] in ("ego_vehicle", "traffic_light") or not (kind := kind_of(b)):
+                continue
+            tracks.setdefault((str(b["id"]), kind), []).append(
+                (t, to_frame(pose_of(b), origin), 2 * np.asarray(b["extent"], float))
+            )
     out = []
     for (name, kind), rows in tracks.items():
         t, poses = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
         v = np.gradient(poses[:, :2], t, axis=0) if len(t) > 1 else np.zeros((1, 2))
-        try: out.append(Agent(name, kind, *np.median([r[2] for r in rows], 0), t, poses, v))
-        except SceneError as e: raise SceneError(f"{path}: bounding_boxes: {e}") from None
+        try:
+            out.append(Agent(name, kind, *np.median([r[2] for r in rows], 0), t, poses, v))
+        except SceneError as e:
+            raise SceneError(f"{path}: bounding_boxes: {e}") from None
     return out
 
 
 def _lights(anno, origin):
     out = []
     for b in anno["bounding_boxes"]:
-        if b["class"] != "traffic_light": continue
+        if b["class"] != "traffic_light":
+            continue
         x, y, h = to_frame(np.array([b["location"][0], -b["location"][1], -np.radians(b["rotation"][-1])]), origin)
         line = ()
         if b.get("affects_ego") and "trigger_volume_location" in b:
-            place = np.array([b["trigger_volume_location"][0], -b["trigger_volume_location"][1], -np.radians(b["trigger_volume_rotation"][-1])])
+            place = np.array(
+                [
+                    b["trigger_volume_location"][0],
+                    -b["trigger_volume_location"][1],
+                    -np.radians(b["trigger_volume_rotation"][-1]),
+                ]
+            )
             cx, cy, ch = to_frame(place, origin)
             half = float(max(b["trigger_volume_extent"][:2]))
-            along = np.array([-np.sin(ch), np.cos(ch)]) if abs(np.cos(ch)) > 0.7 else np.array([np.cos(ch), np.sin(ch)])  # across the ego's way
+            along = (
+                np.array([-np.sin(ch), np.cos(ch)]) if abs(np.cos(ch)) > 0.7 else np.array([np.cos(ch), np.sin(ch)])
+            )  # across the ego's way
             line = [np.array([cx, cy]) - half * along, np.array([cx, cy]) + half * along]
         lanes = () if b.get("affects_ego") else (f"{b.get('road_id', '?')}_{b.get('lane_id', '?')}",)
-        out.append(Light(str(b["id"]), [x, y, float(b["location"][2])], h, [0.0], [STATES.get(b.get("state"), "unknown")], lanes, line))
+        out.append(
+            Light(
+                str(b["id"]),
+                [x, y, float(b["location"][2])],
+                h,
+                [0.0],
+                [STATES.get(b.get("state"), "unknown")],
+                lanes,
+                line,
+            )
+        )
     return out
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #881066d4
@@ -138,20 +207,32 @@ REACH, WIDTH, SHOULDER = 100.0, 3.5, 0.6
 
 
 @lru_cache(maxsize=4)
-def load_map(
-    path,  # Town01_HD_map.npz
-):  # list of (id, (M, 2) right-handed centre line)
-    "The centre lines of a town."
+def load_map(path):
+    """The centre lines of a town.
+
+    Args:
+        path: Town01_HD_map.npz
+
+    Returns:
+        list of (id, (M, 2) right-handed centre line)
+    """
     try:
         with zipfile.ZipFile(path) as z, z.open("arr.npy") as f:
             version = np.lib.format.read_magic(f)
             (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(f)
             roads = dict(PlainUnpickler(f).load().item())
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such map; `maps` should hold <town>_HD_map.npz") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as e: raise SceneError(f"{path}: not a map, or cut short ({e})") from None
-    return [(f"{road}_{lane}_{i}", np.array([p[0] for p in line["Points"]], float)[:, :2] * [1, -1])
-            for road, lanes in roads.items() for lane, lines in lanes.items() if lane != "Trigger_Volumes"
-            for i, line in enumerate(lines) if line["Type"] == "Center"]
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such map; `maps` should hold <town>_HD_map.npz") from None
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as e:
+        raise SceneError(f"{path}: not a map, or cut short ({e})") from None
+    return [
+        (f"{road}_{lane}_{i}", np.array([p[0] for p in line["Points"]], float)[:, :2] * [1, -1])
+        for road, lanes in roads.items()
+        for lane, lines in lanes.items()
+        if lane != "Trigger_Volumes"
+        for i, line in enumerate(lines)
+        if line["Type"] == "Center"
+    ]
 
 
 def _map(path, origin, own):
@@ -160,72 +241,125 @@ def _map(path, origin, own):
     for name, line in load_map(str(path)) if path else ():
         near = to_frame(line, origin)
         near = near[np.hypot(*near.T) < REACH]
-        if len(near) < 2: continue
+        if len(near) < 2:
+            continue
         middle = shapely.LineString(near)
         band = middle.buffer(WIDTH / 2, cap_style="flat")
         on = way is not None and way.distance(middle) < 1.5 and way.intersection(band).length > 2.0
-        if band.geom_type == "Polygon": areas.append(Area(name, "lane", band, near, bool(on)))
+        if band.geom_type == "Polygon":
+            areas.append(Area(name, "lane", band, near, bool(on)))
         bands.append(middle.buffer(WIDTH / 2 + SHOULDER))
     road = [p for p in shapely.get_parts(shapely.union_all(bands)) if p.geom_type == "Polygon"]
     return Map([Area(f"road{i}", "drivable", p) for i, p in enumerate(road)] + areas, route_of(own))
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #09437ba3
-FOLDERS = dict(CAM_FRONT="rgb_front", CAM_FRONT_LEFT="rgb_front_left", CAM_FRONT_RIGHT="rgb_front_right", CAM_BACK="rgb_back",
-               CAM_BACK_LEFT="rgb_back_left", CAM_BACK_RIGHT="rgb_back_right")
+FOLDERS = dict(
+    CAM_FRONT="rgb_front",
+    CAM_FRONT_LEFT="rgb_front_left",
+    CAM_FRONT_RIGHT="rgb_front_right",
+    CAM_BACK="rgb_back",
+    CAM_BACK_LEFT="rgb_back_left",
+    CAM_BACK_RIGHT="rgb_back_right",
+)
 GIVES = dict(
-    images="yes", past_images="5 s", ego_past="2 s", agents_future="5 s", expert="yes", map="with the HD maps: lanes of 3.5 m",
-    centerline="the way that the car took", lights="yes", command="yes", speed_limit="no: 15 m/s is assumed")
+    images="yes",
+    past_images="5 s",
+    ego_past="2 s",
+    agents_future="5 s",
+    expert="yes",
+    map="with the HD maps: lanes of 3.5 m",
+    centerline="the way that the car took",
+    lights="yes",
+    command="yes",
+    speed_limit="no: 15 m/s is assumed",
+)
 
 
 def _cameras(clip, frame, anno, there):
     out = {}
     for name, folder in FOLDERS.items():
-        if name not in anno["sensors"]: continue
+        if name not in anno["sensors"]:
+            continue
         s = anno["sensors"][name]
-        files = {DT * -k: Path(clip) / "camera" / folder / f"{frame - RATE * k:05d}.jpg" for k in range(11) if frame - RATE * k in there}
-        out[name] = Camera(name, s.get("image_size_x", 1600), s.get("image_size_y", 900), s["intrinsic"], camera_pose(s["cam2ego"], ego_box(anno)), files)
+        files = {
+            DT * -k: Path(clip) / "camera" / folder / f"{frame - RATE * k:05d}.jpg"
+            for k in range(11)
+            if frame - RATE * k in there
+        }
+        out[name] = Camera(
+            name,
+            s.get("image_size_x", 1600),
+            s.get("image_size_y", 900),
+            s["intrinsic"],
+            camera_pose(s["cam2ego"], ego_box(anno)),
+            files,
+        )
     return out
 
 
 def town_of(clip):
     "The town in a clip's name, such as Town05 or Town10HD."
     found = re.search(r"Town\d+(HD)?", Path(clip).name)
-    if not found: raise SceneError(f"{clip}: no Town in the name of the clip, so its map is not known")
+    if not found:
+        raise SceneError(f"{clip}: no Town in the name of the clip, so its map is not known")
     return found[0]
 
 
-def read(
-    clip,  # folder of a clip
-    frame,  # number
-    maps=None,  # folder with <town>_HD_map.npz; None: no map but the route
-) -> Scene:
-    "The scene of a clip at a frame. Raises SceneError naming the file and what is wrong with it."
+def read(clip, frame, maps=None) -> Scene:
+    """The scene of a clip at a frame. Raises SceneError naming the file and what is wrong with it.
+
+    Args:
+        clip: folder of a clip
+        frame: number
+        maps: folder with <town>_HD_map.npz; None: no map but the route
+    """
     there = set(frames(clip))
-    if frame not in there: raise SceneError(f"{clip}: no frame {frame}; it has {min(there)} to {max(there)}")
+    if frame not in there:
+        raise SceneError(f"{clip}: no frame {frame}; it has {min(there)} to {max(there)}")
     annos = {DT * k: load(_file(clip, frame + RATE * k)) for k in range(-PAST, FUTURE + 1) if frame + RATE * k in there}
     now, origin = annos[0.0], rear_axle(annos[0.0])
     times = np.array([t for t in annos])
     own = to_frame(np.array([rear_axle(a) for a in annos.values()]), origin)
     back, future = times <= 0, own[times > 0][:8]
-    tenths = to_frame(np.array([rear_axle(load(_file(clip, f))) for f in range(frame - 10, frame + 1) if f in there]), origin)
+    tenths = to_frame(
+        np.array([rear_axle(load(_file(clip, f))) for f in range(frame - 10, frame + 1) if f in there]), origin
+    )
     a = np.asarray(now["acceleration"], float)
     ego = Ego(times[back], own[back], (float(now["speed"]), 0.0), (a[0], -a[1]), motion(tenths, 0.1)[2])
     hd = Path(maps) / f"{town_of(clip)}_HD_map.npz" if maps else None
     command = int(now["command_near"])
-    return Scene(f"{Path(clip).name}-{frame:05d}", "bench2drive", ego, COMMANDS.get(command, "GO STRAIGHT"), _agents(annos, origin, _file(clip, frame)),
-                 _map(hd, origin, own), _lights(now, origin), _cameras(clip, frame, now, there), Trajectory(future) if len(future) == 8 else None,
-                 Path(clip).name, False, dict(frame=frame, command=WORDS.get(command, "void")))
+    return Scene(
+        f"{Path(clip).name}-{frame:05d}",
+        "bench2drive",
+        ego,
+        COMMANDS.get(command, "GO STRAIGHT"),
+        _agents(annos, origin, _file(clip, frame)),
+        _map(hd, origin, own),
+        _lights(now, origin),
+        _cameras(clip, frame, now, there),
+        Trajectory(future) if len(future) == 8 else None,
+        Path(clip).name,
+        False,
+        dict(frame=frame, command=WORDS.get(command, "void")),
+    )
 
 
-def scenes(
-    root,  # folder with clips, and maps/ beside or in it
-    every=5,  # frames
-):  # iterator of Scene
-    "Every usable moment of every clip."
+def scenes(root, every=5):
+    """Every usable moment of every clip.
+
+    Args:
+        root: folder with clips, and maps/ beside or in it
+        every: frames
+
+    Returns:
+        iterator of Scene
+    """
     clips = sorted({p.parent.parent for p in Path(root).glob("**/anno/*.json.gz")})
-    if not clips: raise SceneError(f"{root}: no <clip>/anno/*.json.gz below this folder")
+    if not clips:
+        raise SceneError(f"{root}: no <clip>/anno/*.json.gz below this folder")
     maps = next((m for m in (Path(root) / "maps", Path(root).parent / "maps") if m.is_dir()), None)
     for clip in clips:
         there = frames(clip)
-        for f in there[:: every]:
-            if f - 3 * RATE >= there[0] and f + 8 * RATE <= there[-1]: yield read(clip, f, maps)
+        for f in there[::every]:
+            if f - 3 * RATE >= there[0] and f + 8 * RATE <= there[-1]:
+                yield read(clip, f, maps)

@@ -16,9 +16,13 @@ from .plot import box_corners, crossing_stripes
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #3db3ebea
 _RIG = dict(  # name: x, y, z in metres, yaw in degrees, focal length in pixels
-    CAM_FRONT=(1.70, 0.0, 1.50, 0, 1265), CAM_FRONT_LEFT=(1.55, 0.5, 1.50, 55, 1265),
-    CAM_FRONT_RIGHT=(1.55, -0.5, 1.50, -55, 1265), CAM_BACK=(0.0, 0.0, 1.55, 180, 810),
-    CAM_BACK_LEFT=(1.0, 0.5, 1.55, 110, 1265), CAM_BACK_RIGHT=(1.0, -0.5, 1.55, -110, 1265))
+    CAM_FRONT=(1.70, 0.0, 1.50, 0, 1265),
+    CAM_FRONT_LEFT=(1.55, 0.5, 1.50, 55, 1265),
+    CAM_FRONT_RIGHT=(1.55, -0.5, 1.50, -55, 1265),
+    CAM_BACK=(0.0, 0.0, 1.55, 180, 810),
+    CAM_BACK_LEFT=(1.0, 0.5, 1.55, 110, 1265),
+    CAM_BACK_RIGHT=(1.0, -0.5, 1.55, -110, 1265),
+)
 
 
 def toy_cameras() -> dict[str, Camera]:
@@ -34,47 +38,79 @@ def toy_cameras() -> dict[str, Camera]:
 NEAR = 0.3  # metres: nothing nearer is seen
 
 
-def ego_pose_at(
-    scene: Scene,
-    time,  # seconds, at most 0
-):  # (3,) rear-axle pose in the frame of now
-    "Where the ego was."
+def ego_pose_at(scene: Scene, time):
+    """Where the ego was.
+
+    Args:
+        time: seconds, at most 0
+
+    Returns:
+        (3,) rear-axle pose in the frame of now
+    """
     t, p = scene.ego.times, scene.ego.poses
-    if time > 1e-6: raise SceneError(f"scene {scene.id}: no camera can look into the future (time {time})")
-    if time < t[0] - 1e-6: raise SceneError(f"scene {scene.id}: the ego's history begins at {t[0]} s, not {time} s")
+    if time > 1e-6:
+        raise SceneError(f"scene {scene.id}: no camera can look into the future (time {time})")
+    if time < t[0] - 1e-6:
+        raise SceneError(f"scene {scene.id}: the ego's history begins at {t[0]} s, not {time} s")
     return np.array([np.interp(time, t, v) for v in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))])
 
 
-def to_camera(
-    points,  # (N, 3) in the frame of now
-    camera: Camera,
-    ego=(0.0, 0.0, 0.0),  # where the ego is when the picture is taken
-):  # (N, 3) right, down, forward
-    "Points as the camera has them."
+def to_camera(points, camera: Camera, ego=(0.0, 0.0, 0.0)):
+    """Points as the camera has them.
+
+    Args:
+        points: (N, 3) in the frame of now
+        ego: where the ego is when the picture is taken
+
+    Returns:
+        (N, 3) right, down, forward
+    """
     p = np.asarray(points, float)
     here = np.concatenate([to_frame(p[:, :2], ego), p[:, 2:]], 1)
     return (here - camera.cam2ego[:3, 3]) @ camera.cam2ego[:3, :3]
 
 
-def project(
-    points,  # (N, 3) x, y, z in the ego frame, metres
-    camera: Camera,
-    size=None,  # (width, height); default: the full image
-    ego=(0.0, 0.0, 0.0),
-):  # pixels (N, 2), depth (N,): depth <= 0 is behind the camera
-    "Where points appear."
+def project(points, camera: Camera, size=None, ego=(0.0, 0.0, 0.0)):
+    """Where points appear.
+
+    Args:
+        points: (N, 3) x, y, z in the ego frame, metres
+        size: (width, height); default: the full image
+
+    Returns:
+        pixels (N, 2), depth (N,): depth <= 0 is behind the camera
+    """
     q = to_camera(points, camera, ego)
     return _pixels(q, camera, size or (camera.width, camera.height)), q[:, 2]
 
 
 def _pixels(q, camera, size):
     k, z = camera.intrinsic, np.maximum(q[:, 2], 1e-6)
-    return np.stack([(k[0, 0] * q[:, 0] / z + k[0, 2]) * size[0] / camera.width, (k[1, 1] * q[:, 1] / z + k[1, 2]) * size[1] / camera.height], 1)
+    return np.stack(
+        [
+            (k[0, 0] * q[:, 0] / z + k[0, 2]) * size[0] / camera.width,
+            (k[1, 1] * q[:, 1] / z + k[1, 2]) * size[1] / camera.height,
+        ],
+        1,
+    )
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #d0954854
-GROUND = dict(walkway=(196, 178, 148), roadblock=(106, 108, 114), drivable=(106, 108, 114), carpark=(112, 112, 112), intersection=(98, 100, 108))
-COLORS = dict(vehicle=(48, 92, 190), pedestrian=(240, 120, 20), bicycle=(170, 40, 190), traffic_cone=(255, 96, 0), barrier=(225, 205, 40),
-              czone_sign=(230, 190, 0), generic_object=(120, 120, 128))
+GROUND = dict(
+    walkway=(196, 178, 148),
+    roadblock=(106, 108, 114),
+    drivable=(106, 108, 114),
+    carpark=(112, 112, 112),
+    intersection=(98, 100, 108),
+)
+COLORS = dict(
+    vehicle=(48, 92, 190),
+    pedestrian=(240, 120, 20),
+    bicycle=(170, 40, 190),
+    traffic_cone=(255, 96, 0),
+    barrier=(225, 205, 40),
+    czone_sign=(230, 190, 0),
+    generic_object=(120, 120, 128),
+)
 LAMPS = dict(red=(255, 30, 30), yellow=(255, 220, 40), green=(40, 255, 90), unknown=(60, 60, 60))
 SKY, GRASS, LINE = (176, 206, 235), (120, 150, 96), (235, 235, 235)
 
@@ -82,19 +118,26 @@ SKY, GRASS, LINE = (176, 206, 235), (120, 150, 96), (235, 235, 235)
 def _clip(q):
     "A polygon in camera coordinates, cut at the near plane."
     inside = q[:, 2] > NEAR
-    if inside.all(): return q
-    if not inside.any(): return q[:0]
+    if inside.all():
+        return q
+    if not inside.any():
+        return q[:0]
     out = []
     for a, b, ia, ib in zip(q, np.roll(q, -1, 0), inside, np.roll(inside, -1), strict=True):
-        if ia: out.append(a)
-        if ia != ib: out.append(a + (NEAR - a[2]) / (b[2] - a[2]) * (b - a))
+        if ia:
+            out.append(a)
+        if ia != ib:
+            out.append(a + (NEAR - a[2]) / (b[2] - a[2]) * (b - a))
     return np.array(out)
 
 
-def _flat(ring, z=0.0): return np.concatenate([ring, np.full((len(ring), 1), z)], 1)
+def _flat(ring, z=0.0):
+    return np.concatenate([ring, np.full((len(ring), 1), z)], 1)
 
 
-_SIDES = np.array([[0, 1, 2, 3], [0, 1, 5, 4], [1, 2, 6, 5], [2, 3, 7, 6], [3, 0, 4, 7]])  # top, left, rear, right, front
+_SIDES = np.array(
+    [[0, 1, 2, 3], [0, 1, 5, 4], [1, 2, 6, 5], [2, 3, 7, 6], [3, 0, 4, 7]]
+)  # top, left, rear, right, front
 _SHADE = np.array([1.15, 0.85, 0.72, 0.85, 0.95])
 
 
@@ -109,7 +152,10 @@ def _agent_faces(agent, pose):
     "Faces with colours; a vehicle has lamps, a person and a cyclist a head."
     low, high = agent.z - agent.height / 2, agent.z + agent.height / 2
     base = np.array(COLORS[agent.type])
-    faces = [(f, tuple(np.clip(base * s, 0, 255).astype(int)), 1.0) for f, s in zip(_box(pose, agent.length, agent.width, low, high), _SHADE, strict=True)]
+    faces = [
+        (f, tuple(np.clip(base * s, 0, 255).astype(int)), 1.0)
+        for f, s in zip(_box(pose, agent.length, agent.width, low, high), _SHADE, strict=True)
+    ]
     if agent.type == "vehicle":
         c, s = np.cos(pose[2]), np.sin(pose[2])
         for end, color in ((-1, (235, 20, 20)), (1, (255, 250, 210))):
@@ -118,7 +164,13 @@ def _agent_faces(agent, pose):
                 yy = np.array([y - agent.width * 0.12, y + agent.width * 0.12])
                 px, py = pose[0] + c * x - s * yy, pose[1] + s * x + c * yy
                 z0, z1 = low + agent.height * 0.3, low + agent.height * 0.5
-                faces.append((np.array([[px[0], py[0], z0], [px[1], py[1], z0], [px[1], py[1], z1], [px[0], py[0], z1]]), color, 0.0))
+                faces.append(
+                    (
+                        np.array([[px[0], py[0], z0], [px[1], py[1], z0], [px[1], py[1], z1], [px[0], py[0], z1]]),
+                        color,
+                        0.0,
+                    )
+                )
     return faces
 
 
@@ -131,20 +183,30 @@ def _lamp(light, time):
     state = light.at(time)
     dz = dict(red=0.38, yellow=0.0, green=-0.38, unknown=0.0)[state]
     angle = np.linspace(0, 2 * np.pi, 9)[:-1]
-    disc = np.stack([x + 0.16 * c - s * 0.16 * np.cos(angle), y + 0.16 * s + c * 0.16 * np.cos(angle), z + dz + 0.16 * np.sin(angle)], 1)
+    disc = np.stack(
+        [
+            x + 0.16 * c - s * 0.16 * np.cos(angle),
+            y + 0.16 * s + c * 0.16 * np.cos(angle),
+            z + dz + 0.16 * np.sin(angle),
+        ],
+        1,
+    )
     return [*[(f, (70, 70, 74), 1.0) for f in pole], *[(f, (28, 28, 30), 1.0) for f in head]], disc, LAMPS[state]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #380fd372
 def _night(color, distance, glow):
     "A colour in the dark: the low beam reaches some twenty metres."
-    if not glow: return color
+    if not glow:
+        return color
     lit = 0.14 + 0.5 * np.exp(-((distance / 16.0) ** 2))
     return tuple(int(v * lit) for v in (0.45 * np.array(color) + 0.55 * np.mean(color)))
 
 
 def _ground(scene):
     "Rings on the ground with colours, in the order of painting, and lines."
-    rings = [(shapely.get_coordinates(a.polygon.exterior)[:-1], GROUND[a.kind]) for k in GROUND for a in scene.map.of(k)]
+    rings = [
+        (shapely.get_coordinates(a.polygon.exterior)[:-1], GROUND[a.kind]) for k in GROUND for a in scene.map.of(k)
+    ]
     rings += [(stripe, LINE) for a in scene.map.of("crossing") for stripe in crossing_stripes(a.polygon)]
     lines = [shapely.get_coordinates(a.polygon.exterior) for a in scene.map.of("lane")]
     stops = [np.asarray(x.stop_line) for x in scene.lights if len(x.stop_line)]
@@ -170,16 +232,22 @@ def _paint(scene, camera, size, time):
 
     def polygon(points, color, glow=1.0, ground=False):
         q = _clip(to_camera(points, camera, ego))
-        if len(q) > 2: draw.polygon([tuple(p) for p in _pixels(q, camera, size)], fill=_night(color, 14.0, glow) if dark and ground else shade(color, q, glow))
+        if len(q) > 2:
+            draw.polygon(
+                [tuple(p) for p in _pixels(q, camera, size)],
+                fill=_night(color, 14.0, glow) if dark and ground else shade(color, q, glow),
+            )
 
     rings, lines, stops = _ground(scene)
-    for ring, color in rings: polygon(_flat(ring), color, ground=True)
+    for ring, color in rings:
+        polygon(_flat(ring), color, ground=True)
     for line in lines:
         q = to_camera(_flat(line), camera, ego)
         ahead = np.nonzero((q[:-1, 2] > NEAR) & (q[1:, 2] > NEAR) & (q[:-1, 2] < 90))[0]
         p = _pixels(q, camera, size)
         width = max(1, size[0] // 400)
-        for i in ahead: draw.line([tuple(p[i]), tuple(p[i + 1])], fill=_night(LINE, 14.0, 1) if dark else LINE, width=width)
+        for i in ahead:
+            draw.line([tuple(p[i]), tuple(p[i + 1])], fill=_night(LINE, 14.0, 1) if dark else LINE, width=width)
     for a, b in stops:
         d = 0.25 * np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-6)
         polygon(_flat(np.array([a - d, b - d, b + d, a + d])), LINE, ground=True)
@@ -191,65 +259,90 @@ def _paint(scene, camera, size, time):
         cams = [(to_camera(f, camera, ego), color, glow) for f, color, glow in faces]
         for q, color, glow in sorted(cams, key=lambda x: -np.linalg.norm(x[0].mean(0))):
             q = _clip(q)
-            if len(q) > 2: draw.polygon([tuple(p) for p in _pixels(q, camera, size)], fill=shade(color, q, glow))
-        if lamp is not None: _paint_lamp(draw, to_camera(lamp[0], camera, ego), lamp[1], camera, size)
+            if len(q) > 2:
+                draw.polygon([tuple(p) for p in _pixels(q, camera, size)], fill=shade(color, q, glow))
+        if lamp is not None:
+            _paint_lamp(draw, to_camera(lamp[0], camera, ego), lamp[1], camera, size)
     return image
 
 
 def _paint_lamp(draw, q, color, camera, size):
-    if q[:, 2].min() < NEAR: return
+    if q[:, 2].min() < NEAR:
+        return
     p = _pixels(q, camera, size)
-    if np.ptp(p[:, 0]) >= 1.0: draw.polygon([tuple(x) for x in p], fill=color)  # smaller than a pixel: not painted
+    if np.ptp(p[:, 0]) >= 1.0:
+        draw.polygon([tuple(x) for x in p], fill=color)  # smaller than a pixel: not painted
 
 
-def get_image(
-    scene: Scene,
-    camera="CAM_FRONT",  # a key of scene.cameras
-    size=None,  # (width, height); default: the full image
-    time=0.0,  # seconds, at most 0
-):  # PIL image, RGB
-    "What a camera sees: recorded if the scene has files, painted otherwise. Raises SceneError with the reason."
+def get_image(scene: Scene, camera="CAM_FRONT", size=None, time=0.0):
+    """What a camera sees: recorded if the scene has files, painted otherwise. Raises SceneError with the reason.
+
+    Args:
+        camera: a key of scene.cameras
+        size: (width, height); default: the full image
+        time: seconds, at most 0
+
+    Returns:
+        PIL image, RGB
+    """
     cam = _camera(scene, camera)
     size = tuple(size or (cam.width, cam.height))
-    if scene.source != "toy" and not cam.files: raise SceneError(f"scene {scene.id}: {camera} has a calibration but no image files")
+    if scene.source != "toy" and not cam.files:
+        raise SceneError(f"scene {scene.id}: {camera} has a calibration but no image files")
     return _recorded(scene, cam, size, time) if cam.files else _paint(scene, cam, size, time)
 
 
 def _camera(scene, name):
-    if name not in scene.cameras: raise SceneError(f"scene {scene.id}: no camera {name!r}; it has {', '.join(scene.cameras) or 'none'}")
+    if name not in scene.cameras:
+        raise SceneError(f"scene {scene.id}: no camera {name!r}; it has {', '.join(scene.cameras) or 'none'}")
     return scene.cameras[name]
 
 
 def _recorded(scene, cam, size, time):
     when = min(cam.files, key=lambda t: abs(t - time))
     if abs(when - time) > 0.3:
-        raise SceneError(f"scene {scene.id}: {cam.name} has no image within 0.3 s of {time} s; the nearest is at {when} s")
+        raise SceneError(
+            f"scene {scene.id}: {cam.name} has no image within 0.3 s of {time} s; the nearest is at {when} s"
+        )
     try:
-        with Image.open(cam.files[when]) as im: return im.convert("RGB").resize(size, Image.BICUBIC) if im.size != size else im.convert("RGB")
-    except FileNotFoundError: raise SceneError(f"{cam.files[when]}: the image of {cam.name} at {when} s is not there") from None
-    except (OSError, SyntaxError) as e: raise SceneError(f"{cam.files[when]}: not an image, or cut short ({e})") from None
+        with Image.open(cam.files[when]) as im:
+            return im.convert("RGB").resize(size, Image.BICUBIC) if im.size != size else im.convert("RGB")
+    except FileNotFoundError:
+        raise SceneError(f"{cam.files[when]}: the image of {cam.name} at {when} s is not there") from None
+    except (OSError, SyntaxError) as e:
+        raise SceneError(f"{cam.files[when]}: not an image, or cut short ({e})") from None
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #bceb28a6
-def get_depth(
-    scene: Scene,
-    camera="CAM_FRONT",
-    size=None,  # (width, height)
-    time=0.0,
-):  # (height, width) float32, metres; infinity where nothing is
-    "The toy town's exact depth; recorded scenes have none."
+def get_depth(scene: Scene, camera="CAM_FRONT", size=None, time=0.0):
+    """The toy town's exact depth; recorded scenes have none.
+
+    Args:
+        size: (width, height)
+
+    Returns:
+        (height, width) float32, metres; infinity where nothing is
+    """
     cam = _camera(scene, camera)
-    if scene.source != "toy": raise SceneError(f"scene {scene.id}: depth is exact in the toy town only, this scene is from {scene.source!r}")
+    if scene.source != "toy":
+        raise SceneError(f"scene {scene.id}: depth is exact in the toy town only, this scene is from {scene.source!r}")
     size = tuple(size or (cam.width, cam.height))
     ego, k = ego_pose_at(scene, time), cam.intrinsic
-    u, v = np.meshgrid((np.arange(size[0]) + 0.5) * cam.width / size[0], (np.arange(size[1]) + 0.5) * cam.height / size[1])
+    u, v = np.meshgrid(
+        (np.arange(size[0]) + 0.5) * cam.width / size[0], (np.arange(size[1]) + 0.5) * cam.height / size[1]
+    )
     ray = np.stack([(u - k[0, 2]) / k[0, 0], (v - k[1, 2]) / k[1, 1], np.ones_like(u)], -1)
-    depth = np.where(ray[..., 1] > 1e-9, cam.cam2ego[2, 3] / np.maximum(ray[..., 1], 1e-9), np.inf)  # the level camera's ground
-    boxes = [_box(p, a.length, a.width, a.z - a.height / 2, a.z + a.height / 2) for a, p in _agents_at(scene, time, ego)]
+    depth = np.where(
+        ray[..., 1] > 1e-9, cam.cam2ego[2, 3] / np.maximum(ray[..., 1], 1e-9), np.inf
+    )  # the level camera's ground
+    boxes = [
+        _box(p, a.length, a.width, a.z - a.height / 2, a.z + a.height / 2) for a, p in _agents_at(scene, time, ego)
+    ]
     for face in (f for b in boxes for f in b):
         q = to_camera(face, cam, ego)
         normal = np.cross(q[1] - q[0], q[2] - q[0])
         cut = _clip(q)
-        if len(cut) < 3: continue
+        if len(cut) < 3:
+            continue
         mask = Image.new("1", size)
         ImageDraw.Draw(mask).polygon([tuple(p) for p in _pixels(cut, cam, size)], fill=1)
         along = ray @ normal

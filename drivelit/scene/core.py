@@ -19,35 +19,52 @@ import shapely
 from shapely.geometry import Polygon
 
 # %% ../../nbs/00_scene/00_scene.ipynb #6fedc17a
-def wrap_angle(
-    angle,  # radians, any shape
-):  # the same angles in (-pi, pi]
-    "Wrap angles to (-pi, pi]."
+def wrap_angle(angle):
+    """Wrap angles to (-pi, pi].
+
+    Args:
+        angle: radians, any shape
+
+    Returns:
+        the same angles in (-pi, pi]
+    """
     return -((-np.asarray(angle, float) + np.pi) % (2 * np.pi) - np.pi)
 
 
-def to_frame(
-    poses,  # (..., 3) x, y, heading (or (..., 2) points) in the frame that `origin` is given in
-    origin,  # (3,) x, y, heading of the new frame
-):  # same shape, seen from `origin`
-    "Express poses or points in the frame of `origin`."
+def to_frame(poses, origin):
+    """Express poses or points in the frame of `origin`.
+
+    Args:
+        poses: (..., 3) x, y, heading (or (..., 2) points) in the frame that `origin` is given in
+        origin: (3,) x, y, heading of the new frame
+
+    Returns:
+        same shape, seen from `origin`
+    """
     poses, (ox, oy, oh) = np.asarray(poses, float), np.asarray(origin, float)
     c, s = np.cos(oh), np.sin(oh)
     dx, dy = poses[..., 0] - ox, poses[..., 1] - oy
     out = [c * dx + s * dy, -s * dx + c * dy]
-    if poses.shape[-1] == 3: out.append(wrap_angle(poses[..., 2] - oh))
+    if poses.shape[-1] == 3:
+        out.append(wrap_angle(poses[..., 2] - oh))
     return np.stack(out, -1)
 
 
-def from_frame(
-    poses,  # (..., 3) or (..., 2) in the frame of `origin`
-    origin,  # (3,) x, y, heading of that frame
-):  # same shape, in the frame that `origin` is given in
-    "The inverse of `to_frame`."
+def from_frame(poses, origin):
+    """The inverse of `to_frame`.
+
+    Args:
+        poses: (..., 3) or (..., 2) in the frame of `origin`
+        origin: (3,) x, y, heading of that frame
+
+    Returns:
+        same shape, in the frame that `origin` is given in
+    """
     poses, (ox, oy, oh) = np.asarray(poses, float), np.asarray(origin, float)
     c, s = np.cos(oh), np.sin(oh)
     out = [ox + c * poses[..., 0] - s * poses[..., 1], oy + s * poses[..., 0] + c * poses[..., 1]]
-    if poses.shape[-1] == 3: out.append(wrap_angle(poses[..., 2] + oh))
+    if poses.shape[-1] == 3:
+        out.append(wrap_angle(poses[..., 2] + oh))
     return np.stack(out, -1)
 
 # %% ../../nbs/00_scene/00_scene.ipynb #270ebb32
@@ -56,59 +73,86 @@ class SceneError(ValueError):
 
 
 @contextmanager
-def reading(
-    where,  # file, frame, field: what the message starts with
-):
-    "Content of the wrong type, shape or key, met while a file is read, becomes a `SceneError` that names the place."
-    try: yield
+def reading(where):
+    """Content of the wrong type, shape or key, met while a file is read, becomes a `SceneError` that names the place.
+
+    Args:
+        where: file, frame, field: what the message starts with
+    """
+    try:
+        yield
     except SceneError as e:
-        if str(where) in str(e): raise
+        if str(where) in str(e):
+            raise
         raise SceneError(f"{where}: {e}") from e
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError, shapely.errors.ShapelyError) as e:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        AssertionError,
+        RuntimeError,
+        shapely.errors.ShapelyError,
+    ) as e:
         raise SceneError(f"{where}: cannot be read ({type(e).__name__}: {e})") from e
 
 
 def _array(value, name, shape):
     "A finite float array of `shape` (None: any length), or a `SceneError` that names the field."
-    try: a = np.asarray(value, float)
-    except (TypeError, ValueError) as e: raise SceneError(f"{name}: not an array of numbers ({e})") from None
-    if a.size == 0 and 0 not in shape and None in shape: a = a.reshape([0 if n is None else n for n in shape])
+    try:
+        a = np.asarray(value, float)
+    except (TypeError, ValueError) as e:
+        raise SceneError(f"{name}: not an array of numbers ({e})") from None
+    if a.size == 0 and 0 not in shape and None in shape:
+        a = a.reshape([0 if n is None else n for n in shape])
     ok = a.ndim == len(shape) and all(n is None or n == m for n, m in zip(shape, a.shape, strict=True))
-    if not ok: raise SceneError(f"{name}: shape {a.shape}, expected {tuple('any' if n is None else n for n in shape)}")
-    if not np.isfinite(a).all(): raise SceneError(f"{name}: holds NaN or infinity")
+    if not ok:
+        raise SceneError(f"{name}: shape {a.shape}, expected {tuple('any' if n is None else n for n in shape)}")
+    if not np.isfinite(a).all():
+        raise SceneError(f"{name}: holds NaN or infinity")
     return a
 
 
 def _number(value, name, low=-np.inf, high=np.inf):
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise SceneError(f"{name}: {value!r} is not a number")
-    if not low <= value <= high: raise SceneError(f"{name}: {value} is not in [{low}, {high}]")
+    if not low <= value <= high:
+        raise SceneError(f"{name}: {value} is not in [{low}, {high}]")
     return float(value)
 
 
 def _choice(value, name, options):
-    if value not in options: raise SceneError(f"{name}: {value!r} is not one of {', '.join(options)}")
+    if value not in options:
+        raise SceneError(f"{name}: {value!r} is not one of {', '.join(options)}")
     return value
 
 
 def _times(value, name):
     t = _array(value, name, (None,))
-    if (np.diff(t) <= 0).any(): raise SceneError(f"{name}: times must increase")
+    if (np.diff(t) <= 0).any():
+        raise SceneError(f"{name}: times must increase")
     return t
 
 # %% ../../nbs/00_scene/00_scene.ipynb #ae87b3ab
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    "Future rear-axle poses in the ego frame; pose k is at time (k + 1) · dt."
-    poses: np.ndarray  # (T, 3) x, y, heading: metres, radians
-    dt: float = 0.5  # seconds
+    """Future rear-axle poses in the ego frame; pose k is at time (k + 1) · dt.
+
+    Attributes:
+        poses: (T, 3) x, y, heading: metres, radians
+        dt: seconds
+    """
+
+    poses: np.ndarray
+    dt: float = 0.5
 
     def __post_init__(self):
         object.__setattr__(self, "poses", _array(self.poses, "trajectory.poses", (None, 3)))
         object.__setattr__(self, "dt", _number(self.dt, "trajectory.dt", 1e-3, 1e3))
 
     @property
-    def times(self): return self.dt * np.arange(1, len(self.poses) + 1)
+    def times(self):
+        return self.dt * np.arange(1, len(self.poses) + 1)
 
 # %% ../../nbs/00_scene/00_scene.ipynb #a72f1d55
 AGENT_TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
@@ -118,92 +162,153 @@ LIGHT_STATES = ("red", "yellow", "green", "unknown")
 
 @dataclass(frozen=True, eq=False)
 class Ego:
-    "The ego vehicle's motion up to now, at the rear axle."
-    times: np.ndarray  # (H,) seconds, increasing, the last is 0
-    poses: np.ndarray  # (H, 3) the last is the origin
-    velocity: np.ndarray = (0.0, 0.0)  # (2,) now, m/s, ego frame
-    acceleration: np.ndarray = (0.0, 0.0)  # (2,) now, m/s²
-    steering_angle: float = 0.0  # of the front tyres now, radians
-    past_velocity: np.ndarray = ()  # (H, 2) m/s at each pose, in the frame of that pose; empty: not recorded
-    past_acceleration: np.ndarray = ()  # (H, 2) m/s² likewise
+    """The ego vehicle's motion up to now, at the rear axle.
+
+    Attributes:
+        times: (H,) seconds, increasing, the last is 0
+        poses: (H, 3) the last is the origin
+        velocity: (2,) now, m/s, ego frame
+        acceleration: (2,) now, m/s²
+        steering_angle: of the front tyres now, radians
+        past_velocity: (H, 2) m/s at each pose, in the frame of that pose; empty: not recorded
+        past_acceleration: (H, 2) m/s² likewise
+    """
+
+    times: np.ndarray
+    poses: np.ndarray
+    velocity: np.ndarray = (0.0, 0.0)
+    acceleration: np.ndarray = (0.0, 0.0)
+    steering_angle: float = 0.0
+    past_velocity: np.ndarray = ()
+    past_acceleration: np.ndarray = ()
 
     def __post_init__(self):
         t = _times(self.times, "ego.times")
-        if len(t) == 0 or abs(t[-1]) > 1e-6: raise SceneError("ego.times: the last time must be 0 (now)")
+        if len(t) == 0 or abs(t[-1]) > 1e-6:
+            raise SceneError("ego.times: the last time must be 0 (now)")
         p = _array(self.poses, "ego.poses", (len(t), 3))
-        if np.abs(p[-1]).max() > 1e-6: raise SceneError("ego.poses: the last pose must be the origin (now)")
-        for k, v in dict(times=t, poses=p, velocity=_array(self.velocity, "ego.velocity", (2,)),
-                         acceleration=_array(self.acceleration, "ego.acceleration", (2,)),
-                         steering_angle=_number(self.steering_angle, "ego.steering_angle"),
-                         past_velocity=_array(self.past_velocity, "ego.past_velocity", (None, 2)),
-                         past_acceleration=_array(self.past_acceleration, "ego.past_acceleration", (None, 2))).items():
-            if k.startswith("past") and len(v) not in (0, len(t)): raise SceneError(f"ego.{k}: {len(v)} rows for {len(t)} poses")
+        if np.abs(p[-1]).max() > 1e-6:
+            raise SceneError("ego.poses: the last pose must be the origin (now)")
+        for k, v in dict(
+            times=t,
+            poses=p,
+            velocity=_array(self.velocity, "ego.velocity", (2,)),
+            acceleration=_array(self.acceleration, "ego.acceleration", (2,)),
+            steering_angle=_number(self.steering_angle, "ego.steering_angle"),
+            past_velocity=_array(self.past_velocity, "ego.past_velocity", (None, 2)),
+            past_acceleration=_array(self.past_acceleration, "ego.past_acceleration", (None, 2)),
+        ).items():
+            if k.startswith("past") and len(v) not in (0, len(t)):
+                raise SceneError(f"ego.{k}: {len(v)} rows for {len(t)} poses")
             object.__setattr__(self, k, v)
 
 
 @dataclass(frozen=True, eq=False)
 class Agent:
-    "Another road user or object: a box with poses over time."
+    """Another road user or object: a box with poses over time.
+
+    Attributes:
+        type: one of AGENT_TYPES
+        times: (K,) seconds from now, increasing; past, now and future
+        poses: (K, 3) box CENTRE x, y, heading in the ego frame
+        velocity: (K, 2) m/s, ego frame axes
+        z: height of the box centre over the ground, metres; half the height if not given
+    """
+
     id: str
-    type: str  # one of AGENT_TYPES
+    type: str
     length: float
     width: float
     height: float
-    times: np.ndarray  # (K,) seconds from now, increasing; past, now and future
-    poses: np.ndarray  # (K, 3) box CENTRE x, y, heading in the ego frame
-    velocity: np.ndarray  # (K, 2) m/s, ego frame axes
-    z: float = None  # height of the box centre over the ground, metres; half the height if not given
+    times: np.ndarray
+    poses: np.ndarray
+    velocity: np.ndarray
+    z: float = None
 
     def __post_init__(self):
         n = f"agents[{self.id}]"
-        if not isinstance(self.id, str): raise SceneError(f"{n}.id: {self.id!r} is not a string")
+        if not isinstance(self.id, str):
+            raise SceneError(f"{n}.id: {self.id!r} is not a string")
         _choice(self.type, f"{n}.type", AGENT_TYPES)
         t = _times(self.times, f"{n}.times")
-        if len(t) == 0: raise SceneError(f"{n}.times: an agent needs at least one frame")
+        if len(t) == 0:
+            raise SceneError(f"{n}.times: an agent needs at least one frame")
         sizes = {k: _number(getattr(self, k), f"{n}.{k}", 1e-3, 200) for k in ("length", "width", "height")}
         z = sizes["height"] / 2 if self.z is None else _number(self.z, f"{n}.z")
-        for k, v in dict(times=t, poses=_array(self.poses, f"{n}.poses", (len(t), 3)), z=z,
-                         velocity=_array(self.velocity, f"{n}.velocity", (len(t), 2)), **sizes).items():
+        for k, v in dict(
+            times=t,
+            poses=_array(self.poses, f"{n}.poses", (len(t), 3)),
+            z=z,
+            velocity=_array(self.velocity, f"{n}.velocity", (len(t), 2)),
+            **sizes,
+        ).items():
             object.__setattr__(self, k, v)
 
-    def along(
-        self,
-        times,  # (T,) seconds from now
-    ):  # (T, 3) box centre poses; NaN where the agent is not observed
-        "The poses at many times, linear between frames (heading unwrapped)."
+    def along(self, times):
+        """The poses at many times, linear between frames (heading unwrapped).
+
+        Args:
+            times: (T,) seconds from now
+
+        Returns:
+            (T, 3) box centre poses; NaN where the agent is not observed
+        """
         t = np.asarray(times, float)
-        poses = np.stack([np.interp(t, self.times, column) for column in (*self.poses[:, :2].T, np.unwrap(self.poses[:, 2]))], -1)
+        poses = np.stack(
+            [np.interp(t, self.times, column) for column in (*self.poses[:, :2].T, np.unwrap(self.poses[:, 2]))], -1
+        )
         poses[(t < self.times[0] - 1e-6) | (t > self.times[-1] + 1e-6)] = np.nan
         return poses
 
-    def at(
-        self,
-        time: float,  # seconds from now
-    ):  # (3,) box centre pose, or None where the agent is not observed
-        "The pose at `time`."
+    def at(self, time: float):
+        """The pose at `time`.
+
+        Args:
+            time: seconds from now
+
+        Returns:
+            (3,) box centre pose, or None where the agent is not observed
+        """
         pose = self.along([time])[0]
         return None if np.isnan(pose).any() else pose
 
 
 @dataclass(frozen=True, eq=False)
 class Light:
-    "A traffic light head and the lanes that it controls."
+    """A traffic light head and the lanes that it controls.
+
+    Attributes:
+        position: (3,) x, y, z of the head, ego frame
+        heading: the direction that the lamps face, radians
+        times: (K,) the state holds from each time until the next
+        states: K of LIGHT_STATES
+        lane_ids: the map areas that it controls
+        stop_line: (2, 2) end points, or empty
+    """
+
     id: str
-    position: np.ndarray  # (3,) x, y, z of the head, ego frame
-    heading: float  # the direction that the lamps face, radians
-    times: np.ndarray  # (K,) the state holds from each time until the next
-    states: tuple  # K of LIGHT_STATES
-    lane_ids: tuple = ()  # the map areas that it controls
-    stop_line: np.ndarray = ()  # (2, 2) end points, or empty
+    position: np.ndarray
+    heading: float
+    times: np.ndarray
+    states: tuple
+    lane_ids: tuple = ()
+    stop_line: np.ndarray = ()
 
     def __post_init__(self):
         n = f"lights[{self.id}]"
         t = _times(self.times, f"{n}.times")
-        if len(self.states) != len(t): raise SceneError(f"{n}.states: {len(self.states)} for {len(t)} times")
-        for s in self.states: _choice(s, f"{n}.states", LIGHT_STATES)
-        for k, v in dict(times=t, position=_array(self.position, f"{n}.position", (3,)), states=tuple(self.states),
-                         heading=_number(self.heading, f"{n}.heading"), lane_ids=tuple(self.lane_ids),
-                         stop_line=_array(self.stop_line, f"{n}.stop_line", (None, 2))).items():
+        if len(self.states) != len(t):
+            raise SceneError(f"{n}.states: {len(self.states)} for {len(t)} times")
+        for s in self.states:
+            _choice(s, f"{n}.states", LIGHT_STATES)
+        for k, v in dict(
+            times=t,
+            position=_array(self.position, f"{n}.position", (3,)),
+            states=tuple(self.states),
+            heading=_number(self.heading, f"{n}.heading"),
+            lane_ids=tuple(self.lane_ids),
+            stop_line=_array(self.stop_line, f"{n}.stop_line", (None, 2)),
+        ).items():
             object.__setattr__(self, k, v)
 
     def at(self, time: float) -> str:
@@ -217,11 +322,18 @@ DRIVABLE_KINDS = ("roadblock", "intersection", "carpark", "drivable")
 
 @dataclass(frozen=True, eq=False)
 class Area:
-    "One polygon of the map."
+    """One polygon of the map.
+
+    Attributes:
+        kind: one of AREA_KINDS
+        polygon: ego frame, metres; holes allowed
+        centerline: (M, 2) for lanes and connectors, else empty
+    """
+
     id: str
-    kind: str  # one of AREA_KINDS
-    polygon: Polygon  # ego frame, metres; holes allowed
-    centerline: np.ndarray = ()  # (M, 2) for lanes and connectors, else empty
+    kind: str
+    polygon: Polygon
+    centerline: np.ndarray = ()
     on_route: bool = False
 
     def __post_init__(self):
@@ -229,7 +341,8 @@ class Area:
         _choice(self.kind, f"{n}.kind", AREA_KINDS)
         if not isinstance(self.polygon, Polygon):
             ring = _array(self.polygon, f"{n}.polygon", (None, 2))
-            if len(ring) < 3: raise SceneError(f"{n}.polygon: {len(ring)} points; a polygon needs three")
+            if len(ring) < 3:
+                raise SceneError(f"{n}.polygon: {len(ring)} points; a polygon needs three")
             object.__setattr__(self, "polygon", Polygon(ring))
         if not np.isfinite(shapely.get_coordinates(self.polygon)).all():
             raise SceneError(f"{n}.polygon: holds NaN or infinity")
@@ -238,10 +351,17 @@ class Area:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    "The road around the ego, in the ego frame."
-    areas: tuple = ()  # of Area
-    centerline: np.ndarray = ()  # (M, 3) x, y, heading of the route that progress is measured along; may be empty
-    speed_limit: float = 15.0  # m/s
+    """The road around the ego, in the ego frame.
+
+    Attributes:
+        areas: of Area
+        centerline: (M, 3) x, y, heading of the route that progress is measured along; may be empty
+        speed_limit: m/s
+    """
+
+    areas: tuple = ()
+    centerline: np.ndarray = ()
+    speed_limit: float = 15.0
 
     def __post_init__(self):
         object.__setattr__(self, "areas", tuple(self.areas))
@@ -255,88 +375,127 @@ class Map:
 # %% ../../nbs/00_scene/00_scene.ipynb #1a3a8e31
 @dataclass(frozen=True, eq=False)
 class Camera:
-    "A pinhole camera's calibration and, for recorded scenes, its image files."
+    """A pinhole camera's calibration and, for recorded scenes, its image files.
+
+    Attributes:
+        width: pixels of the full image
+        intrinsic: (3, 3) for the full image
+        cam2ego: (4, 4)
+        files: seconds from now -> path of the image; empty for painted cameras
+    """
+
     name: str
-    width: int  # pixels of the full image
+    width: int
     height: int
-    intrinsic: np.ndarray  # (3, 3) for the full image
-    cam2ego: np.ndarray  # (4, 4)
-    files: dict = field(default_factory=dict)  # seconds from now -> path of the image; empty for painted cameras
+    intrinsic: np.ndarray
+    cam2ego: np.ndarray
+    files: dict = field(default_factory=dict)
 
     def __post_init__(self):
         n = f"cameras[{self.name}]"
-        for k, v in dict(intrinsic=_array(self.intrinsic, f"{n}.intrinsic", (3, 3)),
-                         cam2ego=_array(self.cam2ego, f"{n}.cam2ego", (4, 4)),
-                         width=int(_number(self.width, f"{n}.width", 1, 1e5)),
-                         height=int(_number(self.height, f"{n}.height", 1, 1e5)),
-                         files={float(t): str(p) for t, p in dict(self.files).items()}).items():
+        for k, v in dict(
+            intrinsic=_array(self.intrinsic, f"{n}.intrinsic", (3, 3)),
+            cam2ego=_array(self.cam2ego, f"{n}.cam2ego", (4, 4)),
+            width=int(_number(self.width, f"{n}.width", 1, 1e5)),
+            height=int(_number(self.height, f"{n}.height", 1, 1e5)),
+            files={float(t): str(p) for t, p in dict(self.files).items()},
+        ).items():
             object.__setattr__(self, k, v)
 
 # %% ../../nbs/00_scene/00_scene.ipynb #e37e23ce
 @dataclass(frozen=True, eq=False)
 class Scene:
-    "One driving moment, in the ego's rear-axle frame now. Every source yields this and nothing else."
-    id: str  # unique within the source, such as "cut_in-00017"
-    source: str  # "toy", "nuscenes_mini", "argoverse2", ...: who made it
+    """One driving moment, in the ego's rear-axle frame now. Every source yields this and nothing else.
+
+    Attributes:
+        id: unique within the source, such as "cut_in-00017"
+        source: "toy", "nuscenes_mini", "argoverse2", ...: who made it
+        command: one of COMMANDS
+        agents: of Agent
+        lights: of Light
+        cameras: name -> Camera
+        expert: what a good driver did next; None where it is not known
+        family: the scenario family, or the log
+        meta: plain JSON values: seed, difficulty, time stamp, ...
+    """
+
+    id: str
+    source: str
     ego: Ego
-    command: str  # one of COMMANDS
-    agents: tuple = ()  # of Agent
+    command: str
+    agents: tuple = ()
     map: Map = field(default_factory=Map)
-    lights: tuple = ()  # of Light
-    cameras: dict = field(default_factory=dict)  # name -> Camera
-    expert: Trajectory = None  # what a good driver did next; None where it is not known
-    family: str = ""  # the scenario family, or the log
+    lights: tuple = ()
+    cameras: dict = field(default_factory=dict)
+    expert: Trajectory = None
+    family: str = ""
     night: bool = False
-    meta: dict = field(default_factory=dict)  # plain JSON values: seed, difficulty, time stamp, ...
+    meta: dict = field(default_factory=dict)
 
     def __post_init__(self):
         _choice(self.command, "command", COMMANDS)
         object.__setattr__(self, "agents", tuple(self.agents))
         object.__setattr__(self, "lights", tuple(self.lights))
         ids = [a.id for a in self.agents]
-        if len(set(ids)) < len(ids): raise SceneError(f"agents: id {max(ids, key=ids.count)!r} stands twice")
+        if len(set(ids)) < len(ids):
+            raise SceneError(f"agents: id {max(ids, key=ids.count)!r} stands twice")
 
     def agent(self, id: str) -> Agent:
         "The agent with this id."
         for a in self.agents:
-            if a.id == id: return a
+            if a.id == id:
+                return a
         raise KeyError(f"no agent {id!r} in scene {self.id!r}")
 
 # %% ../../nbs/00_scene/00_scene.ipynb #d8a7bd27
 def _plain(v):
     "Nested lists, dicts and numbers for JSON."
     if isinstance(v, Polygon):
-        return dict(exterior=np.asarray(v.exterior.coords)[:-1].tolist(),
-                    holes=[np.asarray(h.coords)[:-1].tolist() for h in v.interiors])
-    if isinstance(v, np.ndarray): return v.tolist()
-    if hasattr(v, "__dataclass_fields__"): return {f.name: _plain(getattr(v, f.name)) for f in fields(v)}
-    if isinstance(v, dict): return {str(k): _plain(x) for k, x in v.items()}
-    if isinstance(v, (list, tuple)): return [_plain(x) for x in v]
-    if isinstance(v, np.generic): return v.item()
+        return dict(
+            exterior=np.asarray(v.exterior.coords)[:-1].tolist(),
+            holes=[np.asarray(h.coords)[:-1].tolist() for h in v.interiors],
+        )
+    if isinstance(v, np.ndarray):
+        return v.tolist()
+    if hasattr(v, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(v, f.name)) for f in fields(v)}
+    if isinstance(v, dict):
+        return {str(k): _plain(x) for k, x in v.items()}
+    if isinstance(v, (list, tuple)):
+        return [_plain(x) for x in v]
+    if isinstance(v, np.generic):
+        return v.item()
     return v
 
 
-def to_json(
-    scene: Scene,
-    path=None,  # also write it here
-) -> str:
-    "The scene as JSON text."
+def to_json(scene: Scene, path=None) -> str:
+    """The scene as JSON text.
+
+    Args:
+        path: also write it here
+    """
     text = json.dumps(_plain(scene))
-    if path is not None: Path(path).write_text(text)
+    if path is not None:
+        Path(path).write_text(text)
     return text
 
 
 def _build(cls, d, name):
     "A dataclass from a dict: unknown and missing fields are named."
-    if not isinstance(d, dict): raise SceneError(f"{name}: expected an object, found {type(d).__name__}")
+    if not isinstance(d, dict):
+        raise SceneError(f"{name}: expected an object, found {type(d).__name__}")
     known = {f.name for f in fields(cls)}
-    if extra := sorted(set(d) - known): raise SceneError(f"{name}.{extra[0]}: unknown field")
-    try: return cls(**d)
-    except TypeError as e: raise SceneError(f"{name}: {e}") from None
+    if extra := sorted(set(d) - known):
+        raise SceneError(f"{name}.{extra[0]}: unknown field")
+    try:
+        return cls(**d)
+    except TypeError as e:
+        raise SceneError(f"{name}: {e}") from None
 
 
 def _list(v, name):
-    if not isinstance(v, list): raise SceneError(f"{name}: expected a list, found {type(v).__name__}")
+    if not isinstance(v, list):
+        raise SceneError(f"{name}: expected a list, found {type(v).__name__}")
     return v
 
 
@@ -345,41 +504,56 @@ def _area(d, name):
     p = d.get("polygon") if isinstance(d, dict) else None
     if isinstance(p, dict):
         ring = _array(p.get("exterior"), f"{name}.polygon.exterior", (None, 2))
-        holes = [_array(h, f"{name}.polygon.holes[{i}]", (None, 2)) for i, h in enumerate(_list(p.get("holes", []), f"{name}.polygon.holes"))]
-        if min(map(len, [ring, *holes])) < 3: raise SceneError(f"{name}.polygon: a ring needs three points")
+        holes = [
+            _array(h, f"{name}.polygon.holes[{i}]", (None, 2))
+            for i, h in enumerate(_list(p.get("holes", []), f"{name}.polygon.holes"))
+        ]
+        if min(map(len, [ring, *holes])) < 3:
+            raise SceneError(f"{name}.polygon: a ring needs three points")
         d["polygon"] = Polygon(ring, holes)
     return _build(Area, d, name)
 
 
-def from_dict(
-    d: Any,
-) -> Scene:
+def from_dict(d: Any) -> Scene:
     "A scene from plain data; raises `SceneError` with the path of the first bad field."
-    if not isinstance(d, dict): raise SceneError(f"scene: expected an object, found {type(d).__name__}")
+    if not isinstance(d, dict):
+        raise SceneError(f"scene: expected an object, found {type(d).__name__}")
     d = dict(d)
     for k in ("id", "source", "ego", "command"):
-        if k not in d: raise SceneError(f"{k}: missing")
+        if k not in d:
+            raise SceneError(f"{k}: missing")
     d["ego"] = _build(Ego, d["ego"], "ego")
     d["agents"] = [_build(Agent, a, f"agents[{i}]") for i, a in enumerate(_list(d.get("agents", []), "agents"))]
     d["lights"] = [_build(Light, a, f"lights[{i}]") for i, a in enumerate(_list(d.get("lights", []), "lights"))]
     m = d.get("map", {})
-    if not isinstance(m, dict): raise SceneError(f"map: expected an object, found {type(m).__name__}")
-    d["map"] = _build(Map, m | dict(areas=[_area(a, f"map.areas[{i}]") for i, a in enumerate(_list(m.get("areas", []), "map.areas"))]), "map")
+    if not isinstance(m, dict):
+        raise SceneError(f"map: expected an object, found {type(m).__name__}")
+    d["map"] = _build(
+        Map,
+        m | dict(areas=[_area(a, f"map.areas[{i}]") for i, a in enumerate(_list(m.get("areas", []), "map.areas"))]),
+        "map",
+    )
     cameras = d.get("cameras", {})
-    if not isinstance(cameras, dict): raise SceneError(f"cameras: expected an object, found {type(cameras).__name__}")
+    if not isinstance(cameras, dict):
+        raise SceneError(f"cameras: expected an object, found {type(cameras).__name__}")
     d["cameras"] = {k: _build(Camera, c, f"cameras[{k}]") for k, c in cameras.items()}
-    if d.get("expert") is not None: d["expert"] = _build(Trajectory, d["expert"], "expert")
+    if d.get("expert") is not None:
+        d["expert"] = _build(Trajectory, d["expert"], "expert")
     return _build(Scene, d, "scene")
 
 
-def from_json(
-    text_or_path,  # JSON text, or the path of a JSON file
-) -> Scene:
-    "A scene from JSON; errors name the file (if any) and the field."
+def from_json(text_or_path) -> Scene:
+    """A scene from JSON; errors name the file (if any) and the field.
+
+    Args:
+        text_or_path: JSON text, or the path of a JSON file
+    """
     is_text = isinstance(text_or_path, str) and text_or_path.lstrip()[:1] in ("{", "[")
     where = "" if is_text else f"{text_or_path}: "
     try:
         text = text_or_path if is_text else Path(text_or_path).read_text()
         return from_dict(json.loads(text))
-    except json.JSONDecodeError as e: raise SceneError(f"{where}not JSON, or cut short: {e}") from None
-    except SceneError as e: raise SceneError(f"{where}{e}") from None
+    except json.JSONDecodeError as e:
+        raise SceneError(f"{where}not JSON, or cut short: {e}") from None
+    except SceneError as e:
+        raise SceneError(f"{where}{e}") from None

@@ -23,23 +23,34 @@ SIZE = (1600, 900)
 @dataclass(frozen=True)
 class Reference:
     "An object, named by a pixel."
+
     name: str
     camera: str
     x: float
     y: float
 
 
-def parse_reference(
-    text,  # "<c1,CAM_BACK,1088.3,497.5>"
-):  # Reference, or a str: the reason why it is none
-    "One reference."
+def parse_reference(text):
+    """One reference.
+
+    Args:
+        text: "<c1,CAM_BACK,1088.3,497.5>"
+
+    Returns:
+        Reference, or a str: the reason why it is none
+    """
     parts = str(text).strip().removeprefix("<").removesuffix(">").split(",")
-    if len(parts) != 4: return f"{len(parts)} parts instead of name, camera, x, y"
+    if len(parts) != 4:
+        return f"{len(parts)} parts instead of name, camera, x, y"
     name, camera = parts[0].strip(), parts[1].strip()
-    if camera not in CAMERAS: return f"no camera {camera!r}"
-    try: x, y = float(parts[2]), float(parts[3])
-    except ValueError: return f"no pixel in {parts[2]!r}, {parts[3]!r}"
-    if not (0 <= x <= SIZE[0] and 0 <= y <= SIZE[1]): return f"pixel ({x:g}, {y:g}) is outside the image"
+    if camera not in CAMERAS:
+        return f"no camera {camera!r}"
+    try:
+        x, y = float(parts[2]), float(parts[3])
+    except ValueError:
+        return f"no pixel in {parts[2]!r}, {parts[3]!r}"
+    if not (0 <= x <= SIZE[0] and 0 <= y <= SIZE[1]):
+        return f"pixel ({x:g}, {y:g}) is outside the image"
     return Reference(name, camera, x, y)
 
 
@@ -48,23 +59,42 @@ def references(text):
     return [parse_reference(t) for t in re.findall(r"<[^<>]*>", str(text))]
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #c8260525
-DIRECTIONS = ("going straight", "steering to the left", "steering to the right", "slightly steering to the left", "slightly steering to the right")
+DIRECTIONS = (
+    "going straight",
+    "steering to the left",
+    "steering to the right",
+    "slightly steering to the left",
+    "slightly steering to the right",
+)
 SPEEDS = ("not moving", "driving slowly", "driving with normal speed", "driving fast", "driving very fast")
 
 
-def parse_behavior(
-    text,  # "The ego vehicle is going straight. The ego vehicle is driving fast."
-):  # (direction, speed), or a str: the reason
-    "The two halves of a behaviour answer."
-    found = [next((w for w in sorted(words, key=len, reverse=True) if w in str(text).lower()), None) for words in (DIRECTIONS, SPEEDS)]
+def parse_behavior(text):
+    """The two halves of a behaviour answer.
+
+    Args:
+        text: "The ego vehicle is going straight. The ego vehicle is driving fast."
+
+    Returns:
+        (direction, speed), or a str: the reason
+    """
+    found = [
+        next((w for w in sorted(words, key=len, reverse=True) if w in str(text).lower()), None)
+        for words in (DIRECTIONS, SPEEDS)
+    ]
     missing = [what for what, f in zip(("direction", "speed"), found, strict=True) if f is None]
     return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(found)
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #7991409a
 @dataclass(frozen=True)
 class QA:
-    "A question and its answer."
-    category: str  # perception, prediction, planning, behavior
+    """A question and its answer.
+
+    Attributes:
+        category: perception, prediction, planning, behavior
+    """
+
+    category: str
     question: str
     answer: str
     tag: tuple = ()
@@ -72,54 +102,111 @@ class QA:
 
 @dataclass(frozen=True, eq=False)
 class KeyFrame:
-    "A key frame of DriveLM."
+    """A key frame of DriveLM.
+
+    Attributes:
+        description: of the whole scene
+        images: camera -> path
+        objects: reference text -> dict of Category, Status, Visual_description, 2d_box
+        qa: of QA
+    """
+
     scene: str
     token: str
-    description: str  # of the whole scene
-    images: dict  # camera -> path
-    objects: dict  # reference text -> dict of Category, Status, Visual_description, 2d_box
-    qa: tuple  # of QA
+    description: str
+    images: dict
+    objects: dict
+    qa: tuple
 
 
-def load(
-    folder,  # with train_sample.json (or another name) and samples/
-    name="train_sample.json",
-) -> list[KeyFrame]:
-    "The key frames of a file; errors name the file, the frame and the field. Images are not opened."
+def load(folder, name="train_sample.json") -> list[KeyFrame]:
+    """The key frames of a file; errors name the file, the frame and the field. Images are not opened.
+
+    Args:
+        folder: with train_sample.json (or another name) and samples/
+    """
     path, out = Path(folder) / name, []
-    try: data = json.loads(path.read_text())
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e: raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
-    with reading(path): listed = [(scene, s, dict(s.get("key_frames") or {})) for scene, s in data.items()]
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
+    with reading(path):
+        listed = [(scene, s, dict(s.get("key_frames") or {})) for scene, s in data.items()]
     for scene, s, frames in listed:
         for token, f in frames.items():
             with reading(f"{path}: scene {scene}: frame {token}"):
                 images = {c: Path(folder) / "samples" / p.split("samples/")[-1] for c, p in f["image_paths"].items()}
-                qa = tuple(QA(c, q["Q"], q["A"], tuple(q.get("tag") or ())) for c, rows in f["QA"].items() for q in rows)
-                out.append(KeyFrame(scene, token, s.get("scene_description", ""), images, dict(f.get("key_object_infos") or {}), qa))
-    if not out: raise SceneError(f"{path}: no key_frames in this file")
+                qa = tuple(
+                    QA(c, q["Q"], q["A"], tuple(q.get("tag") or ())) for c, rows in f["QA"].items() for q in rows
+                )
+                out.append(
+                    KeyFrame(
+                        scene, token, s.get("scene_description", ""), images, dict(f.get("key_object_infos") or {}), qa
+                    )
+                )
+    if not out:
+        raise SceneError(f"{path}: no key_frames in this file")
     return out
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #1ed0cfcf
 GIVES = dict(
-    images="yes", past_images="no", ego_past="no", agents_future="no: only objects as pixels, in meta", expert="no", map="no",
-    centerline="no", lights="no", command="no: GO STRAIGHT stands for unknown", speed_limit="no")
+    images="yes",
+    past_images="no",
+    ego_past="no",
+    agents_future="no: only objects as pixels, in meta",
+    expert="no",
+    map="no",
+    centerline="no",
+    lights="no",
+    command="no: GO STRAIGHT stands for unknown",
+    speed_limit="no",
+)
 
 
-def to_scene(
-    frame: KeyFrame,
-    calibration=None,  # dict of Camera: the real ones, if they are known
-) -> Scene:
-    "A key frame as a scene with images. A question about anything else is for `need` of the [sources](90_sources.ipynb) to refuse."
+def to_scene(frame: KeyFrame, calibration=None) -> Scene:
+    """A key frame as a scene with images. A question about anything else is for `need` of the
+    [sources](90_sources.ipynb) to refuse.
+
+    Args:
+        calibration: dict of Camera: the real ones, if they are known
+    """
     rig = toy_cameras() | (calibration or {})
-    cameras = {n: Camera(n, *SIZE, rig[n].intrinsic, rig[n].cam2ego, {0.0: p}) for n, p in frame.images.items() if n in rig}
+    cameras = {
+        n: Camera(n, *SIZE, rig[n].intrinsic, rig[n].cam2ego, {0.0: p}) for n, p in frame.images.items() if n in rig
+    }
     behavior = next((q.answer for q in frame.qa if q.category == "behavior"), "")
     known = "given" if calibration and set(frame.images) <= set(calibration) else "nominal"
-    meta = dict(calibration=known, ego_state="unknown", description=frame.description, objects=frame.objects, behavior=behavior,
-                qa=[[q.category, q.question, q.answer] for q in frame.qa])
-    return Scene(frame.token, "drivelm", Ego([0.0], [[0, 0, 0]]), "GO STRAIGHT", (), Map(), (), cameras, None, frame.scene, False, meta)
+    meta = dict(
+        calibration=known,
+        ego_state="unknown",
+        description=frame.description,
+        objects=frame.objects,
+        behavior=behavior,
+        qa=[[q.category, q.question, q.answer] for q in frame.qa],
+    )
+    return Scene(
+        frame.token,
+        "drivelm",
+        Ego([0.0], [[0, 0, 0]]),
+        "GO STRAIGHT",
+        (),
+        Map(),
+        (),
+        cameras,
+        None,
+        frame.scene,
+        False,
+        meta,
+    )
 
 
-def scenes(folder, name="train_sample.json"):  # iterator of Scene
-    "Every key frame of a file."
-    for frame in load(folder, name): yield to_scene(frame)
+def scenes(folder, name="train_sample.json"):
+    """Every key frame of a file.
+
+    Returns:
+        iterator of Scene
+    """
+    for frame in load(folder, name):
+        yield to_scene(frame)

@@ -21,37 +21,85 @@ import shapely
 from pyproj import Transformer
 from scipy.spatial.transform import Rotation
 
-from .core import Agent, Area, Camera, Ego, Light, Map, Scene, SceneError, Trajectory, from_frame, reading, to_frame, wrap_angle
+from drivelit.scene.core import (
+    Agent,
+    Area,
+    Camera,
+    Ego,
+    Light,
+    Map,
+    Scene,
+    SceneError,
+    Trajectory,
+    from_frame,
+    reading,
+    to_frame,
+    wrap_angle,
+)
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #1ab068e3
 HISTORY, FUTURE, DT = 4, 10, 0.5  # NAVSIM's frames: up to now, after now, seconds between them
-KEYS = ("token", "timestamp", "log_name", "map_location", "roadblock_ids", "traffic_lights", "ego2global_translation", "ego2global_rotation",
-        "ego_dynamic_state", "driving_command", "anns")
-PLAIN = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("collections", "OrderedDict"), ("builtins", "set")} | {
-    (m, f) for m in ("numpy.core.multiarray", "numpy._core.multiarray") for f in ("_reconstruct", "scalar")} | {
-    (m, "_frombuffer") for m in ("numpy.core.numeric", "numpy._core.numeric")}
+KEYS = (
+    "token",
+    "timestamp",
+    "log_name",
+    "map_location",
+    "roadblock_ids",
+    "traffic_lights",
+    "ego2global_translation",
+    "ego2global_rotation",
+    "ego_dynamic_state",
+    "driving_command",
+    "anns",
+)
+PLAIN = (
+    {
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+        ("collections", "OrderedDict"),
+        ("builtins", "set"),
+    }
+    | {(m, f) for m in ("numpy.core.multiarray", "numpy._core.multiarray") for f in ("_reconstruct", "scalar")}
+    | {(m, "_frombuffer") for m in ("numpy.core.numeric", "numpy._core.numeric")}
+)
 
 
 class PlainUnpickler(pickle.Unpickler):
     "Opens arrays and plain values, and nothing that would run code."
+
     def find_class(self, module, name):
-        if (module, name) not in PLAIN: raise SceneError(f"the pickle asks for {module}.{name}: only arrays and plain values are read")
+        if (module, name) not in PLAIN:
+            raise SceneError(f"the pickle asks for {module}.{name}: only arrays and plain values are read")
         return super().find_class(module, name)
 
 
 @lru_cache(maxsize=4)
-def load_log(
-    path,  # navsim_logs/<split>/<log>.pkl
-):  # list of frame dicts
-    "The frames of a log; errors name the file, the frame and the key."
-    try: frames = PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such log; the root should hold navsim_logs/<split>/*.pkl") from None
-    except SceneError as e: raise SceneError(f"{path}: {e}") from None
-    except Exception as e: raise SceneError(f"{path}: not a pickle, or cut short ({type(e).__name__}: {e})") from None  # pickle raises many kinds
-    if not isinstance(frames, list): raise SceneError(f"{path}: holds a {type(frames).__name__}, not a list of frames")
+def load_log(path):
+    """The frames of a log; errors name the file, the frame and the key.
+
+    Args:
+        path: navsim_logs/<split>/<log>.pkl
+
+    Returns:
+        list of frame dicts
+    """
+    try:
+        frames = PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such log; the root should hold navsim_logs/<split>/*.pkl") from None
+    except SceneError as e:
+        raise SceneError(f"{path}: {e}") from None
+    except Exception as e:
+        raise SceneError(
+            f"{path}: not a pickle, or cut short ({type(e).__name__}: {e})"
+        ) from None  # pickle raises many kinds
+    if not isinstance(frames, list):
+        raise SceneError(f"{path}: holds a {type(frames).__name__}, not a list of frames")
     for i, frame in enumerate(frames):
         for key in KEYS:
-            if not isinstance(frame, dict) or key not in frame: raise SceneError(f"{path}: frame {i}: {key}: missing")
+            if not isinstance(frame, dict) or key not in frame:
+                raise SceneError(f"{path}: frame {i}: {key}: missing")
     return frames
 
 
@@ -60,23 +108,28 @@ def route_ids(frame):
     return [r for r in frame["roadblock_ids"] if str(r) != "None"]
 
 
-def moments(
-    root,  # folder with navsim_logs/
-    split="test",
-    every=1,  # frames between moments; NAVSIM's default for a whole log is 14
-    tokens=None,  # only these
-    has_route=True,
-):  # iterator of (path of the log, index of the present frame, token)
-    "The moments of a split with enough past and future, log by log."
+def moments(root, split="test", every=1, tokens=None, has_route=True):
+    """The moments of a split with enough past and future, log by log.
+
+    Args:
+        root: folder with navsim_logs/
+        every: frames between moments; NAVSIM's default for a whole log is 14
+        tokens: only these
+
+    Returns:
+        iterator of (path of the log, index of the present frame, token)
+    """
     folder = Path(root) / "navsim_logs" / split
     logs = sorted(folder.glob("*.pkl"))
-    if not logs: raise SceneError(f"{folder}: no *.pkl logs in this folder")
+    if not logs:
+        raise SceneError(f"{folder}: no *.pkl logs in this folder")
     wanted = None if tokens is None else set(tokens)
     for log in logs:
         frames = load_log(str(log))
         for now in range(HISTORY - 1, len(frames) - FUTURE, every):
             frame = frames[now]
-            if (wanted is None or frame["token"] in wanted) and (route_ids(frame) or not has_route): yield str(log), now, frame["token"]
+            if (wanted is None or frame["token"] in wanted) and (route_ids(frame) or not has_route):
+                yield str(log), now, frame["token"]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #0d3cb83e
 TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
@@ -98,7 +151,8 @@ def _agents(frames, now, path):
         rotate = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
         speeds = np.asarray(anns["gt_velocity_3d"], float).reshape(len(boxes), -1)[:, :2] @ rotate
         for box, name, v, token in zip(boxes, anns["gt_names"], speeds, anns["track_tokens"], strict=True):
-            if name == "ego": continue
+            if name == "ego":
+                continue
             here = to_frame(from_frame(box[[0, 1, 6]], pose), origin)
             tracks.setdefault(str(token), (str(name), [], []))[1].append((DT * (i - now), here, v))
             tracks[str(token)][2].append((*box[3:6], box[2]))
@@ -106,16 +160,36 @@ def _agents(frames, now, path):
     for token, (name, rows, sizes) in tracks.items():
         length, width, height, z = np.median(sizes, 0)
         kind = name if name in TYPES else "generic_object"
-        try: out.append(Agent(token, kind, length, width, height, [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], z=z))
-        except SceneError as e: raise SceneError(f"{path}: frame {now}: anns: {e}") from None
+        try:
+            out.append(
+                Agent(
+                    token,
+                    kind,
+                    length,
+                    width,
+                    height,
+                    [r[0] for r in rows],
+                    [r[1] for r in rows],
+                    [r[2] for r in rows],
+                    z=z,
+                )
+            )
+        except SceneError as e:
+            raise SceneError(f"{path}: frame {now}: anns: {e}") from None
     return out
 
 
 def _ego(frames, now, origin):
-    past = frames[max(0, now - HISTORY + 1): now + 1]
+    past = frames[max(0, now - HISTORY + 1) : now + 1]
     state = np.array([f["ego_dynamic_state"] for f in past], float)
-    return Ego(DT * np.arange(1 - len(past), 1), to_frame(np.array([global_pose(f) for f in past]), origin), state[-1, :2], state[-1, 2:4],
-               past_velocity=state[:, :2], past_acceleration=state[:, 2:4])
+    return Ego(
+        DT * np.arange(1 - len(past), 1),
+        to_frame(np.array([global_pose(f) for f in past]), origin),
+        state[-1, :2],
+        state[-1, 2:4],
+        past_velocity=state[:, :2],
+        past_acceleration=state[:, 2:4],
+    )
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #bd6e3b31
 SIZE = (1920, 1080)
@@ -127,40 +201,61 @@ def _cameras(frames, now, sensors):
     for name, cam in frames[now].get("cams", {}).items():
         pose = np.eye(4)
         pose[:3, :3], pose[:3, 3] = cam["sensor2lidar_rotation"], cam["sensor2lidar_translation"]
-        files = {DT * (i - now): Path(sensors) / frames[i]["cams"][name]["data_path"] for i in range(max(0, now - HISTORY + 1), now + 1)
-                 if name in frames[i].get("cams", {})} if sensors else {}
+        files = (
+            {
+                DT * (i - now): Path(sensors) / frames[i]["cams"][name]["data_path"]
+                for i in range(max(0, now - HISTORY + 1), now + 1)
+                if name in frames[i].get("cams", {})
+            }
+            if sensors
+            else {}
+        )
         out[name] = Camera(name, *SIZE, cam["cam_intrinsic"], pose, files)
     return out
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #81fcbf00
 REACH = 110.0  # metres
-LAYERS = dict(lane_groups_polygons="roadblock", intersections="intersection", carpark_areas="carpark", crosswalks="crossing", walkways="walkway")
+LAYERS = dict(
+    lane_groups_polygons="roadblock",
+    intersections="intersection",
+    carpark_areas="carpark",
+    crosswalks="crossing",
+    walkways="walkway",
+)
 LIMIT = 15.0  # m/s where a lane has none: PDM-Closed's fallback
 
 
 @lru_cache(maxsize=4)
 def _meta(path):
     "The projection of a map file, and its layers."
-    if not Path(path).is_file(): raise SceneError(f"{path}: there is no such map; `maps` should hold <city>/<version>/map.gpkg")
+    if not Path(path).is_file():
+        raise SceneError(f"{path}: there is no such map; `maps` should hold <city>/<version>/map.gpkg")
     try:
         layers = {name for name, _ in pyogrio.list_layers(path)}
-        if "meta" not in layers: raise SceneError(f"{path}: no layer 'meta'; it has {', '.join(sorted(layers)) or 'none'}")
+        if "meta" not in layers:
+            raise SceneError(f"{path}: no layer 'meta'; it has {', '.join(sorted(layers)) or 'none'}")
         meta = pyogrio.read_dataframe(path, layer="meta")
-    except pyogrio.errors.DataSourceError as e: raise SceneError(f"{path}: not a geopackage, or cut short ({e})") from None
+    except pyogrio.errors.DataSourceError as e:
+        raise SceneError(f"{path}: not a geopackage, or cut short ({e})") from None
     row = meta[meta["key"] == "projectedCoordSystem"]
-    if not len(row): raise SceneError(f"{path}: meta: no key 'projectedCoordSystem'")
+    if not len(row):
+        raise SceneError(f"{path}: meta: no key 'projectedCoordSystem'")
     return str(row["value"].iloc[0]), frozenset(layers)
 
 
-def layer(
-    path,
-    name,
-    around=None,  # (x, y) in the projection: only what is near it
-    where=None,  # SQL condition
-):  # GeoDataFrame in metres, indexed by fid
-    "A layer of a nuPlan map."
+def layer(path, name, around=None, where=None):
+    """A layer of a nuPlan map.
+
+    Args:
+        around: (x, y) in the projection: only what is near it
+        where: SQL condition
+
+    Returns:
+        GeoDataFrame in metres, indexed by fid
+    """
     projection, layers = _meta(str(path))
-    if name not in layers: raise SceneError(f"{path}: no layer {name!r}")
+    if name not in layers:
+        raise SceneError(f"{path}: no layer {name!r}")
     bbox = None
     if around is not None:
         back = Transformer.from_crs(projection, "EPSG:4326", always_xy=True)
@@ -169,42 +264,69 @@ def layer(
     return gpd.GeoDataFrame(frame, geometry=frame.geometry, crs=frame.crs or "EPSG:4326").to_crs(projection)
 
 
-def find_map(
-    maps,  # folder with <city>/<version>/map.gpkg
-    location,  # such as "us-nv-las-vegas-strip"
-):  # Path
-    "The newest map of a city."
+def find_map(maps, location):
+    """The newest map of a city.
+
+    Args:
+        maps: folder with <city>/<version>/map.gpkg
+        location: such as "us-nv-las-vegas-strip"
+
+    Returns:
+        Path
+    """
     found = sorted(Path(maps).glob(f"{location}/*/map.gpkg"))
-    if not found: raise SceneError(f"{Path(maps) / location}: no <version>/map.gpkg in this folder")
+    if not found:
+        raise SceneError(f"{Path(maps) / location}: no <version>/map.gpkg in this folder")
     return found[-1]
 
 
-def _number(v): return str(int(float(v)))
+def _number(v):
+    return str(int(float(v)))
 
 
-def lane_table(
-    path,
-    around,
-    route,  # roadblock ids
-):  # dict: lane id -> dict of polygon, line, block, limit, connector, and which lanes come next
-    "Lanes and connectors near the ego and on the route."
+def lane_table(path, around, route):
+    """Lanes and connectors near the ego and on the route.
+
+    Args:
+        route: roadblock ids
+
+    Returns:
+        dict: lane id -> dict of polygon, line, block, limit, connector, and which lanes come next
+    """
     ids = ", ".join(sorted({_number(r) for r in route})) or "NULL"
-    both = lambda name, column: {i: r for w in (dict(around=around), dict(where=f"{column} IN ({ids})")) for i, r in layer(path, name, **w).iterrows()}
+    both = lambda name, column: {
+        i: r
+        for w in (dict(around=around), dict(where=f"{column} IN ({ids})"))
+        for i, r in layer(path, name, **w).iterrows()
+    }
     lanes, connectors = both("lanes_polygons", "lane_group_fid"), both("lane_connectors", "lane_group_connector_fid")
     some = ", ".join(str(i) for i in connectors) or "NULL"
     widths = layer(path, "gen_lane_connectors_scaled_width_polygons", where=f"lane_connector_fid IN ({some})")
     shapes = {_number(r["lane_connector_fid"]): r.geometry for _, r in widths.iterrows()}
     mine = ", ".join(_number(r["lane_fid"]) for r in lanes.values()) or "NULL"
     paths = layer(path, "baseline_paths", where=f"lane_fid IN ({mine}) OR lane_connector_fid IN ({some})")
-    line = {_number(r[k]): np.array(r.geometry.coords)[:, :2] for k in ("lane_fid", "lane_connector_fid") for _, r in paths[paths[k].notna()].iterrows()}
+    line = {
+        _number(r[k]): np.array(r.geometry.coords)[:, :2]
+        for k in ("lane_fid", "lane_connector_fid")
+        for _, r in paths[paths[k].notna()].iterrows()
+    }
     out = {}
     for r in lanes.values():
-        out[_number(r["lane_fid"])] = dict(polygon=r.geometry, block=_number(r["lane_group_fid"]), limit=r["speed_limit_mps"], connector=False, next=[])
+        out[_number(r["lane_fid"])] = dict(
+            polygon=r.geometry, block=_number(r["lane_group_fid"]), limit=r["speed_limit_mps"], connector=False, next=[]
+        )
     for fid, r in connectors.items():
-        if str(fid) not in shapes: continue
-        out[str(fid)] = dict(polygon=shapes[str(fid)], block=_number(r["lane_group_connector_fid"]), limit=r["speed_limit_mps"], connector=True,
-                             next=[_number(r["entry_lane_fid"])])
-        if (before := _number(r["exit_lane_fid"])) in out: out[before]["next"].append(str(fid))
+        if str(fid) not in shapes:
+            continue
+        out[str(fid)] = dict(
+            polygon=shapes[str(fid)],
+            block=_number(r["lane_group_connector_fid"]),
+            limit=r["speed_limit_mps"],
+            connector=True,
+            next=[_number(r["entry_lane_fid"])],
+        )
+        if (before := _number(r["exit_lane_fid"])) in out:
+            out[before]["next"].append(str(fid))
     return {k: v | dict(line=line[k]) for k, v in out.items() if k in line}
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #394297f0
@@ -218,108 +340,185 @@ def with_headings(line):
     return np.concatenate([line, np.r_[h, h[-1:]][:, None]], 1)
 
 
-def start_lane(
-    lanes,  # dict of `lane_table`, on the route only
-    pose,  # (3,) rear axle
-):  # lane id
-    "Where the search begins."
+def start_lane(lanes, pose):
+    """Where the search begins.
+
+    Args:
+        lanes: dict of `lane_table`, on the route only
+        pose: (3,) rear axle
+
+    Returns:
+        lane id
+    """
     rear = shapely.Point(pose[:2])
     under = [k for k, v in lanes.items() if v["polygon"].intersects(rear)]
     if under:
+
         def error(k):
             p = with_headings(lanes[k]["line"])
             return abs(wrap_angle(p[np.hypot(*(p[:, :2] - pose[:2]).T).argmin(), 2] - pose[2]))
+
         return min(under, key=error)
     middle = shapely.Point(pose[:2] + 1.461 * np.array([np.cos(pose[2]), np.sin(pose[2])]))
     return min(lanes, key=lambda k: lanes[k]["polygon"].distance(middle))
 
 
-def search(
-    lanes,  # on the route only
-    start,
-    blocks,  # roadblock ids in the order of the route
-):  # list of lane ids
-    "The way from a lane to the end of the route."
+def search(lanes, start, blocks):
+    """The way from a lane to the end of the route.
+
+    Args:
+        lanes: on the route only
+        blocks: roadblock ids in the order of the route
+
+    Returns:
+        list of lane ids
+    """
     blocks = list(dict.fromkeys(blocks))
     first = blocks.index(lanes[start]["block"]) if lanes[start]["block"] in blocks else 0
-    goal = blocks[first: first + DEPTH][-1]
+    goal = blocks[first : first + DEPTH][-1]
     graph = nx.DiGraph()
     graph.add_nodes_from(lanes)
     for k, v in lanes.items():
         for n in v["next"]:
-            if n in lanes: graph.add_edge(k, n, length=shapely.LineString(lanes[n]["line"]).length)
+            if n in lanes:
+                graph.add_edge(k, n, length=shapely.LineString(lanes[n]["line"]).length)
     far, ways = nx.single_source_dijkstra(graph, start, weight="length")
     there = [k for k in ways if lanes[k]["block"] == goal]
-    if there: return ways[min(there, key=far.get)]
+    if there:
+        return ways[min(there, key=far.get)]
     return ways[min(ways, key=lambda k: (-len(ways[k]), far[k]))]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #44d4c10c
-def read_map(
-    path,  # map.gpkg
-    origin,  # (3,) global rear-axle pose
-    route=(),  # roadblock ids
-):  # Map, and the lanes' first points {lane id: (2,)} in the ego frame
-    "The map around the ego, with the centre line of its route."
+def read_map(path, origin, route=()):
+    """The map around the ego, with the centre line of its route.
+
+    Args:
+        path: map.gpkg
+        origin: (3,) global rear-axle pose
+        route: roadblock ids
+
+    Returns:
+        Map, and the lanes' first points {lane id: (2,)} in the ego frame
+    """
     route, here = [_number(r) for r in route], shapely.box(-REACH, -REACH, REACH, REACH)
     lanes, areas = lane_table(path, origin[:2], route), []
     local = lambda g: shapely.transform(g, lambda p: to_frame(p, origin))
     for name, kind in LAYERS.items():
         for fid, g in layer(path, name, around=origin[:2]).geometry.items():
             for i, part in enumerate(shapely.get_parts(local(g))):
-                if part.geom_type == "Polygon": areas.append(Area(f"{kind}{fid}.{i}", kind, shapely.force_2d(part)))
+                if part.geom_type == "Polygon":
+                    areas.append(Area(f"{kind}{fid}.{i}", kind, shapely.force_2d(part)))
     for k, v in lanes.items():
         polygon = local(shapely.force_2d(v["polygon"]))
         parts = [p for p in shapely.get_parts(polygon) if p.geom_type == "Polygon"]
         if parts and polygon.intersects(here) or v["block"] in route:
-            areas += [Area(k, "lane_connector" if v["connector"] else "lane", p, to_frame(v["line"], origin), v["block"] in route) for p in parts[:1]]
+            areas += [
+                Area(
+                    k,
+                    "lane_connector" if v["connector"] else "lane",
+                    p,
+                    to_frame(v["line"], origin),
+                    v["block"] in route,
+                )
+                for p in parts[:1]
+            ]
     on_route, line, limit = {k: v for k, v in lanes.items() if v["block"] in route}, (), LIMIT
     if on_route:
         begin = start_lane(on_route, origin)
-        line = to_frame(np.concatenate([with_headings(on_route[k]["line"]) for k in search(on_route, begin, route)]), origin)
+        line = to_frame(
+            np.concatenate([with_headings(on_route[k]["line"]) for k in search(on_route, begin, route)]), origin
+        )
         limit = float(on_route[begin]["limit"]) if np.isfinite(float(on_route[begin]["limit"] or np.nan)) else LIMIT
     return Map(areas, line, limit), {k: to_frame(v["line"][0], origin) for k, v in lanes.items()}
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #240e2d1f
 GIVES = dict(
-    images="with the sensor blobs", past_images="1.5 s, with the sensor blobs", ego_past="1.5 s, with velocity and acceleration",
-    agents_future="5 s", expert="yes", map="with the maps", centerline="with the maps, by search over the lane graph",
-    lights="with the maps", command="yes", speed_limit="with the maps")
+    images="with the sensor blobs",
+    past_images="1.5 s, with the sensor blobs",
+    ego_past="1.5 s, with velocity and acceleration",
+    agents_future="5 s",
+    expert="yes",
+    map="with the maps",
+    centerline="with the maps, by search over the lane graph",
+    lights="with the maps",
+    command="yes",
+    speed_limit="with the maps",
+)
 
 
-def read(
-    log,  # path of a log
-    now,  # index of the present frame
-    maps=None,  # folder with <city>/<version>/map.gpkg; None: no map
-    sensors=None,  # folder that the images' paths are relative to, such as sensor_blobs/test; None: no images
-) -> Scene:
-    "One moment of a log. Raises SceneError naming the file and what is wrong with it."
+def read(log, now, maps=None, sensors=None) -> Scene:
+    """One moment of a log. Raises SceneError naming the file and what is wrong with it.
+
+    Args:
+        log: path of a log
+        now: index of the present frame
+        maps: folder with <city>/<version>/map.gpkg; None: no map
+        sensors: folder that the images' paths are relative to, such as sensor_blobs/test; None: no images
+    """
     frames = load_log(str(log))
-    if not HISTORY - 1 <= now < len(frames): raise SceneError(f"{log}: frame {now} is not between {HISTORY - 1} and {len(frames) - 1}")
-    with reading(f"{log}: frame {now}"): return _scene(frames, now, log, maps, sensors)
+    if not HISTORY - 1 <= now < len(frames):
+        raise SceneError(f"{log}: frame {now} is not between {HISTORY - 1} and {len(frames) - 1}")
+    with reading(f"{log}: frame {now}"):
+        return _scene(frames, now, log, maps, sensors)
 
 
 def _scene(frames, now, log, maps, sensors):
     frame, origin = frames[now], global_pose(frames[now])
-    street, starts = read_map(str(find_map(maps, frame["map_location"])), origin, route_ids(frame)) if maps else (Map(), {})
-    lights = [Light(f"light {_number(k)}", [*starts[_number(k)], 5.0], np.pi, [0.0], ["red" if is_red else "green"], [_number(k)])
-              for k, is_red in dict(frame["traffic_lights"]).items() if _number(k) in starts]
+    street, starts = (
+        read_map(str(find_map(maps, frame["map_location"])), origin, route_ids(frame)) if maps else (Map(), {})
+    )
+    lights = [
+        Light(
+            f"light {_number(k)}",
+            [*starts[_number(k)], 5.0],
+            np.pi,
+            [0.0],
+            ["red" if is_red else "green"],
+            [_number(k)],
+        )
+        for k, is_red in dict(frame["traffic_lights"]).items()
+        if _number(k) in starts
+    ]
     which = int(np.argmax([*frame["driving_command"][:3], 0.5]))  # nothing marked: the fourth, unknown
-    future = to_frame(np.array([global_pose(f) for f in frames[now + 1: now + 9]]).reshape(-1, 3), origin)
-    meta = dict(token=str(frame["token"]), timestamp=int(frame["timestamp"]), location=str(frame["map_location"]), command_known=which < 3,
-                longest_step=float(np.diff([f["timestamp"] for f in frames[now - HISTORY + 1: now + 9]]).max(initial=0)) / 1e6,
-                distortion={k: np.asarray(c["distortion"]).tolist() for k, c in frame.get("cams", {}).items() if "distortion" in c})
-    return Scene(str(frame["token"]), "navsim", _ego(frames, now, origin), COMMAND[which] if which < 3 else "GO STRAIGHT", _agents(frames, now, log),
-                 street, lights, _cameras(frames, now, sensors), Trajectory(future) if len(future) == 8 else None, str(frame["log_name"]), False, meta)
+    future = to_frame(np.array([global_pose(f) for f in frames[now + 1 : now + 9]]).reshape(-1, 3), origin)
+    meta = dict(
+        token=str(frame["token"]),
+        timestamp=int(frame["timestamp"]),
+        location=str(frame["map_location"]),
+        command_known=which < 3,
+        longest_step=float(np.diff([f["timestamp"] for f in frames[now - HISTORY + 1 : now + 9]]).max(initial=0)) / 1e6,
+        distortion={
+            k: np.asarray(c["distortion"]).tolist() for k, c in frame.get("cams", {}).items() if "distortion" in c
+        },
+    )
+    return Scene(
+        str(frame["token"]),
+        "navsim",
+        _ego(frames, now, origin),
+        COMMAND[which] if which < 3 else "GO STRAIGHT",
+        _agents(frames, now, log),
+        street,
+        lights,
+        _cameras(frames, now, sensors),
+        Trajectory(future) if len(future) == 8 else None,
+        str(frame["log_name"]),
+        False,
+        meta,
+    )
 
 
-def scenes(
-    root,  # folder with navsim_logs/, sensor_blobs/ and maps/ (or nuplan-maps-v1.0/)
-    split="test",
-    every=1,
-    tokens=None,  # only these
-):  # iterator of Scene
-    "The moments of a split; maps and images where the root has them."
+def scenes(root, split="test", every=1, tokens=None):
+    """The moments of a split; maps and images where the root has them.
+
+    Args:
+        root: folder with navsim_logs/, sensor_blobs/ and maps/ (or nuplan-maps-v1.0/)
+        tokens: only these
+
+    Returns:
+        iterator of Scene
+    """
     root = Path(root)
     maps = next((root / m for m in ("maps", "nuplan-maps-v1.0") if (root / m).is_dir()), None)
     sensors = root / "sensor_blobs" / split
-    for log, now, _ in moments(root, split, every, tokens): yield read(log, now, maps, sensors if sensors.is_dir() else None)
+    for log, now, _ in moments(root, split, every, tokens):
+        yield read(log, now, maps, sensors if sensors.is_dir() else None)

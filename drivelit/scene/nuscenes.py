@@ -19,33 +19,61 @@ from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, 
 from .recorded import command_of, far_future, motion, route_of
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #3460bd6d
-TABLES = ("category", "attribute", "visibility", "instance", "sensor", "calibrated_sensor", "ego_pose", "log", "scene", "sample", "sample_data",
-          "sample_annotation", "map")
+TABLES = (
+    "category",
+    "attribute",
+    "visibility",
+    "instance",
+    "sensor",
+    "calibrated_sensor",
+    "ego_pose",
+    "log",
+    "scene",
+    "sample",
+    "sample_data",
+    "sample_annotation",
+    "map",
+)
 
 
 @lru_cache(maxsize=2)
-def open_nuscenes(
-    root,  # folder with v1.0-*/, samples/, maps/
-    version="v1.0-mini",
-):  # nuscenes.NuScenes
-    "The tables. Raises SceneError naming what is missing."
-    try: from nuscenes.nuscenes import NuScenes
+def open_nuscenes(root, version="v1.0-mini"):
+    """The tables. Raises SceneError naming what is missing.
+
+    Args:
+        root: folder with v1.0-*/, samples/, maps/
+
+    Returns:
+        nuscenes.NuScenes
+    """
+    try:
+        from nuscenes.nuscenes import NuScenes
     except ImportError as e:
-        raise SceneError(f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes (what they need comes with drivelit)") from None
+        raise SceneError(
+            f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes (what they need comes with drivelit)"
+        ) from None
     folder = Path(root) / version
-    if not folder.is_dir(): raise SceneError(f"{folder}: there is no such folder; the root should hold {version}/, samples/ and maps/")
+    if not folder.is_dir():
+        raise SceneError(f"{folder}: there is no such folder; the root should hold {version}/, samples/ and maps/")
     for t in TABLES:
-        if not (folder / f"{t}.json").exists(): raise SceneError(f"{folder / t}.json: missing; extract the metadata of {version} again")
+        if not (folder / f"{t}.json").exists():
+            raise SceneError(f"{folder / t}.json: missing; extract the metadata of {version} again")
     with reading(f"{folder}: the tables do not fit together"):
-        try: return NuScenes(version=version, dataroot=str(root), verbose=False)
-        except ValueError as e: raise SceneError(f"{folder}: a table is not JSON, or cut short ({e})") from None
+        try:
+            return NuScenes(version=version, dataroot=str(root), verbose=False)
+        except ValueError as e:
+            raise SceneError(f"{folder}: a table is not JSON, or cut short ({e})") from None
 
 
-def open_map(
-    root,
-    location,  # such as "singapore-onenorth"
-):  # NuScenesMap, or None without the map expansion
-    "The map expansion of a city."
+def open_map(root, location):
+    """The map expansion of a city.
+
+    Args:
+        location: such as "singapore-onenorth"
+
+    Returns:
+        NuScenesMap, or None without the map expansion
+    """
     path = Path(root) / "maps" / "expansion" / f"{location}.json"
     return _map_of(str(root), location, path) if path.exists() else None
 
@@ -54,15 +82,29 @@ def open_map(
 def _map_of(root, location, path):
     with plt.rc_context():  # the module sets a global style
         from nuscenes.map_expansion.map_api import NuScenesMap
-    try: return NuScenesMap(dataroot=root, map_name=location)
-    except ValueError as e: raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
-    except Exception as e: raise SceneError(f"{path}: not a map expansion of version 1.3: {e!r}") from None  # the devkit raises a bare Exception for an old one
+    try:
+        return NuScenesMap(dataroot=root, map_name=location)
+    except ValueError as e:
+        raise SceneError(f"{path}: not JSON, or cut short ({e})") from None
+    except Exception as e:
+        raise SceneError(
+            f"{path}: not a map expansion of version 1.3: {e!r}"
+        ) from None  # the devkit raises a bare Exception for an old one
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #92726e55
 DT, PAST, AHEAD, REACH = 0.5, 10, 16, 100.0  # seconds, samples, samples, metres
 GIVES = dict(
-    images="yes", past_images="5 s", ego_past="5 s", agents_future="8 s", expert="yes", map="with the map expansion",
-    centerline="the way that the car took", lights="no", command="from where the car went", speed_limit="no: 15 m/s is assumed")
+    images="yes",
+    past_images="5 s",
+    ego_past="5 s",
+    agents_future="8 s",
+    expert="yes",
+    map="with the map expansion",
+    centerline="the way that the car took",
+    lights="no",
+    command="from where the car went",
+    speed_limit="no: 15 m/s is assumed",
+)
 
 
 def pose_of(record):
@@ -71,25 +113,37 @@ def pose_of(record):
     return np.array([*record["translation"][:2], Rotation.from_quat([x, y, z, w]).as_euler("zyx")[0]])
 
 
-def around(
-    nusc,
-    token,  # of a sample
-):  # dict: index (0 is now) -> sample
-    "The samples before and after, as far as they go."
+def around(nusc, token):
+    """The samples before and after, as far as they go.
+
+    Args:
+        token: of a sample
+
+    Returns:
+        dict: index (0 is now) -> sample
+    """
     out, now = {0: nusc.get("sample", token)}, nusc.get("sample", token)
     for step, key, most in ((-1, "prev", PAST), (1, "next", AHEAD)):
         sample = now
         for k in range(1, most + 1):
-            if not sample[key]: break
+            if not sample[key]:
+                break
             sample = out[step * k] = nusc.get("sample", sample[key])
     return dict(sorted(out.items()))
 
 
-def ego_pose(nusc, sample): return pose_of(nusc.get("ego_pose", nusc.get("sample_data", sample["data"]["LIDAR_TOP"])["ego_pose_token"]))
+def ego_pose(nusc, sample):
+    return pose_of(nusc.get("ego_pose", nusc.get("sample_data", sample["data"]["LIDAR_TOP"])["ego_pose_token"]))
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #07dae26e
-KINDS = (("human.pedestrian", "pedestrian"), ("vehicle.bicycle", "bicycle"), ("vehicle.motorcycle", "bicycle"), ("vehicle", "vehicle"),
-         ("movable_object.trafficcone", "traffic_cone"), ("movable_object.barrier", "barrier"))
+KINDS = (
+    ("human.pedestrian", "pedestrian"),
+    ("vehicle.bicycle", "bicycle"),
+    ("vehicle.motorcycle", "bicycle"),
+    ("vehicle", "vehicle"),
+    ("movable_object.trafficcone", "traffic_cone"),
+    ("movable_object.barrier", "barrier"),
+)
 
 
 def _agents(nusc, samples, origin):
@@ -98,7 +152,9 @@ def _agents(nusc, samples, origin):
     for k, sample in samples.items():
         for t in sample["anns"]:
             a = nusc.get("sample_annotation", t)
-            tracks.setdefault(a["instance_token"], []).append((DT * k, to_frame(pose_of(a), origin), a["size"], a["category_name"]))
+            tracks.setdefault(a["instance_token"], []).append(
+                (DT * k, to_frame(pose_of(a), origin), a["size"], a["category_name"])
+            )
     out = []
     for token, rows in tracks.items():
         t, poses = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
@@ -117,54 +173,90 @@ def _ego(nusc, samples, poses, scene_name):
     v, a = (v, 0.0), (a, 0.0)
     if (Path(nusc.dataroot) / "can_bus" / f"{scene_name}_pose.json").exists():
         from nuscenes.can_bus.can_bus_api import NuScenesCanBus
+
         with reading(Path(nusc.dataroot) / "can_bus" / f"{scene_name}_pose.json"):
             rows = NuScenesCanBus(dataroot=nusc.dataroot).get_messages(scene_name, "pose")
             near = min(rows, key=lambda r: abs(r["utime"] - samples[0]["timestamp"]))
-            if abs(near["utime"] - samples[0]["timestamp"]) < 1e5: v, a = near["vel"][:2], near["accel"][:2]
+            if abs(near["utime"] - samples[0]["timestamp"]) < 1e5:
+                v, a = near["vel"][:2], near["accel"][:2]
     return Ego(times, past, v, a, steer)
 
 
 def _cameras(nusc, samples):
     out = {}
     for name, token in samples[0]["data"].items():
-        if not name.startswith("CAM"): continue
+        if not name.startswith("CAM"):
+            continue
         data = nusc.get("sample_data", token)
         c = nusc.get("calibrated_sensor", data["calibrated_sensor_token"])
         w, x, y, z = c["rotation"]
         pose = np.eye(4)
         pose[:3, :3], pose[:3, 3] = Rotation.from_quat([x, y, z, w]).as_matrix(), c["translation"]
-        files = {DT * k: Path(nusc.dataroot) / nusc.get("sample_data", s["data"][name])["filename"] for k, s in samples.items() if k <= 0 and name in s["data"]}
+        files = {
+            DT * k: Path(nusc.dataroot) / nusc.get("sample_data", s["data"][name])["filename"]
+            for k, s in samples.items()
+            if k <= 0 and name in s["data"]
+        }
         out[name] = Camera(name, data["width"], data["height"], c["camera_intrinsic"], pose, files)
     return out
 
 
 def _map(street, origin, own):
     "Areas of the map expansion around the ego; lanes are on route where the car's way runs along them."
-    kinds = dict(drivable_area="drivable", lane="lane", lane_connector="lane_connector", ped_crossing="crossing", walkway="walkway", carpark_area="carpark")
-    box, way, areas = shapely.box(-REACH, -REACH, REACH, REACH), shapely.LineString(own[:, :2]) if len(own) > 1 else None, []
+    kinds = dict(
+        drivable_area="drivable",
+        lane="lane",
+        lane_connector="lane_connector",
+        ped_crossing="crossing",
+        walkway="walkway",
+        carpark_area="carpark",
+    )
+    box, way, areas = (
+        shapely.box(-REACH, -REACH, REACH, REACH),
+        shapely.LineString(own[:, :2]) if len(own) > 1 else None,
+        [],
+    )
     found = street.get_records_in_radius(*origin[:2], REACH, list(kinds)) if street else {}
     lines = street.discretize_lanes(found.get("lane", []) + found.get("lane_connector", []), 1.0) if street else {}
     for layer, tokens in found.items():
         for token in tokens:
             r = street.get(layer, token)
             for i, p in enumerate(r.get("polygon_tokens") or [r["polygon_token"]]):
-                polygon = shapely.make_valid(shapely.transform(street.extract_polygon(p), lambda q: to_frame(q, origin)))
-                line = to_frame(np.array(lines[token])[:, :2], origin) if token in lines and len(lines[token]) > 1 else ()
-                on = way is not None and len(line) and way.distance(shapely.LineString(line)) < 2.0 and way.intersection(polygon).length > 2.0
+                polygon = shapely.make_valid(
+                    shapely.transform(street.extract_polygon(p), lambda q: to_frame(q, origin))
+                )
+                line = (
+                    to_frame(np.array(lines[token])[:, :2], origin) if token in lines and len(lines[token]) > 1 else ()
+                )
+                on = (
+                    way is not None
+                    and len(line)
+                    and way.distance(shapely.LineString(line)) < 2.0
+                    and way.intersection(polygon).length > 2.0
+                )
                 parts = shapely.get_parts(shapely.intersection(polygon, box) if layer == "drivable_area" else polygon)
-                areas += [Area(f"{token}.{i}.{j}", kinds[layer], q, line, bool(on)) for j, q in enumerate(parts) if q.geom_type == "Polygon" and not q.is_empty]
+                areas += [
+                    Area(f"{token}.{i}.{j}", kinds[layer], q, line, bool(on))
+                    for j, q in enumerate(parts)
+                    if q.geom_type == "Polygon" and not q.is_empty
+                ]
     return Map(areas, route_of(own))
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #ddbd2aca
-def read(
-    nusc,  # of `open_nuscenes`
-    token,  # of a sample
-    need_map=False,  # True: no map expansion is an error
-) -> Scene:
-    "The scene of a sample. Raises SceneError naming what is wrong."
-    try: samples = around(nusc, token)
-    except KeyError: raise SceneError(f"{nusc.dataroot}: no sample {token!r} in {nusc.version}") from None
-    with reading(f"{nusc.dataroot}: {nusc.version}: sample {token}"): return _scene(nusc, token, samples, need_map)
+def read(nusc, token, need_map=False) -> Scene:
+    """The scene of a sample. Raises SceneError naming what is wrong.
+
+    Args:
+        nusc: of `open_nuscenes`
+        token: of a sample
+        need_map: True: no map expansion is an error
+    """
+    try:
+        samples = around(nusc, token)
+    except KeyError:
+        raise SceneError(f"{nusc.dataroot}: no sample {token!r} in {nusc.version}") from None
+    with reading(f"{nusc.dataroot}: {nusc.version}: sample {token}"):
+        return _scene(nusc, token, samples, need_map)
 
 
 def _scene(nusc, token, samples, need_map):
@@ -175,33 +267,47 @@ def _scene(nusc, token, samples, need_map):
     future = np.array([p for k, p in poses.items() if k > 0]).reshape(-1, 3)
     near = future[:8]
     street = open_map(nusc.dataroot, location)
-    if need_map and street is None: raise SceneError(f"{nusc.dataroot}/maps/expansion/{location}.json: missing; download the map expansion 1.3")
-    return Scene(token, "nuscenes", _ego(nusc, samples, poses, record["name"]), command_of(near), _agents(nusc, samples, origin),
-                 _map(street, origin, np.array(list(poses.values()))), (), _cameras(nusc, samples), Trajectory(near) if len(near) == 8 else None,
-                 record["name"], "night" in record["description"].lower(),
-                 dict(token=token, timestamp=int(samples[0]["timestamp"]), location=location) | far_future(future))
+    if need_map and street is None:
+        raise SceneError(f"{nusc.dataroot}/maps/expansion/{location}.json: missing; download the map expansion 1.3")
+    return Scene(
+        token,
+        "nuscenes",
+        _ego(nusc, samples, poses, record["name"]),
+        command_of(near),
+        _agents(nusc, samples, origin),
+        _map(street, origin, np.array(list(poses.values()))),
+        (),
+        _cameras(nusc, samples),
+        Trajectory(near) if len(near) == 8 else None,
+        record["name"],
+        "night" in record["description"].lower(),
+        dict(token=token, timestamp=int(samples[0]["timestamp"]), location=location) | far_future(future),
+    )
 
 
-def tokens(
-    nusc,
-    history=3,  # samples of past that are needed
-    future=8,
-):  # iterator of sample tokens
-    "The samples with enough past and future, scene by scene."
+def tokens(nusc, history=3, future=8):
+    """The samples with enough past and future, scene by scene.
+
+    Args:
+        history: samples of past that are needed
+
+    Returns:
+        iterator of sample tokens
+    """
     for record in nusc.scene:
         names, t = [], record["first_sample_token"]
         while t:
             names.append(t)
             t = nusc.get("sample", t)["next"]
-        yield from names[history: max(history, len(names) - future)]
+        yield from names[history : max(history, len(names) - future)]
 
 
-def scenes(
-    root,
-    version="v1.0-mini",
-    history=3,
-    future=8,
-):  # iterator of Scene
-    "Every usable sample of a version."
+def scenes(root, version="v1.0-mini", history=3, future=8):
+    """Every usable sample of a version.
+
+    Returns:
+        iterator of Scene
+    """
     nusc = open_nuscenes(str(root), version)
-    for token in tokens(nusc, history, future): yield read(nusc, token)
+    for token in tokens(nusc, history, future):
+        yield read(nusc, token)

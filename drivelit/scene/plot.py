@@ -22,12 +22,16 @@ from .core import DRIVABLE_KINDS, Scene, from_frame
 EGO_FRONT, EGO_REAR, EGO_WIDTH = 4.049, 1.127, 2.297  # metres from the rear axle, and across: nuPlan's Pacifica
 
 
-def box_corners(
-    poses,  # (..., 3) centre x, y, heading
-    length,  # metres, a number or an array like poses[..., 0]
-    width,
-):  # (..., 4, 2) front left, rear left, rear right, front right: counter-clockwise
-    "The corners of boxes seen from above."
+def box_corners(poses, length, width):
+    """The corners of boxes seen from above.
+
+    Args:
+        poses: (..., 3) centre x, y, heading
+        length: metres, a number or an array like poses[..., 0]
+
+    Returns:
+        (..., 4, 2) front left, rear left, rear right, front right: counter-clockwise
+    """
     poses = np.asarray(poses, float)
     signs = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) / 2
     size = np.stack(np.broadcast_arrays(length, width), -1)[..., None, :]
@@ -36,10 +40,15 @@ def box_corners(
     return np.stack([poses[..., :1] + c * a - s * b, poses[..., 1:2] + s * a + c * b], -1)
 
 
-def ego_corners(
-    poses,  # (..., 3) rear-axle x, y, heading
-):  # (..., 4, 2) as `box_corners`
-    "The corners of the ego's box at rear-axle poses."
+def ego_corners(poses):
+    """The corners of the ego's box at rear-axle poses.
+
+    Args:
+        poses: (..., 3) rear-axle x, y, heading
+
+    Returns:
+        (..., 4, 2) as `box_corners`
+    """
     poses = np.array(poses, float)
     shift = (EGO_FRONT - EGO_REAR) / 2  # from the rear axle to the centre of the box
     poses[..., 0] += shift * np.cos(poses[..., 2])
@@ -47,21 +56,34 @@ def ego_corners(
     return box_corners(poses, EGO_FRONT + EGO_REAR, EGO_WIDTH)
 
 # %% ../../nbs/00_scene/10_plot.ipynb #bc428021
-def crossing_stripes(
-    polygon,  # shapely Polygon of a crossing
-    pitch: float = 1.0,  # metres from stripe to stripe; half of it is white
-):  # (K, 4, 2) corners of the white stripes
-    "The stripes of a zebra crossing: side by side along the longer side of its bounding rectangle."
+def crossing_stripes(polygon, pitch: float = 1.0):
+    """The stripes of a zebra crossing: side by side along the longer side of its bounding rectangle.
+
+    Args:
+        polygon: shapely Polygon of a crossing
+        pitch: metres from stripe to stripe; half of it is white
+
+    Returns:
+        (K, 4, 2) corners of the white stripes
+    """
     a, b, c, d = shapely.get_coordinates(shapely.minimum_rotated_rectangle(polygon))[:4]
-    if np.hypot(*(b - a)) < np.hypot(*(c - b)): a, b, c, d = b, c, d, a  # now a-b is the walking direction
+    if np.hypot(*(b - a)) < np.hypot(*(c - b)):
+        a, b, c, d = b, c, d, a  # now a-b is the walking direction
     count = max(int(np.hypot(*(b - a)) / pitch), 1)
     start = (np.arange(count)[:, None] + 0.25) / count
     stop = start + 0.5 / count
     return np.stack([a + start * (b - a), a + stop * (b - a), d + stop * (c - d), d + start * (c - d)], 1)
 
 # %% ../../nbs/00_scene/10_plot.ipynb #77fa7c7c
-AGENT_COLORS = dict(vehicle="#3a78c2", pedestrian="#e8590c", bicycle="#9c36b5", traffic_cone="#f08c00", barrier="#8d5a3b",
-                    czone_sign="#e0b000", generic_object="#6b7280")
+AGENT_COLORS = dict(
+    vehicle="#3a78c2",
+    pedestrian="#e8590c",
+    bicycle="#9c36b5",
+    traffic_cone="#f08c00",
+    barrier="#8d5a3b",
+    czone_sign="#e0b000",
+    generic_object="#6b7280",
+)
 LIGHT_COLORS = dict(red="#e03131", yellow="#ffd43b", green="#2f9e44", unknown="#adb5bd")
 PLAN_COLORS = ("#c2255c", "#0b7285", "#e67700", "#5f3dc4", "#2b8a3e", "#495057")
 
@@ -73,19 +95,26 @@ def _patch(polygon):
 
 
 def _draw_map(ax, scene, time):
-    layers = [(("walkway",), "#ece5d8", "none", 0), (DRIVABLE_KINDS, "#d3d7dc", "none", 0),
-              (("lane", "lane_connector"), "none", "white", 0.8), (("crossing",), "#b9bfc7", "none", 0)]
+    layers = [
+        (("walkway",), "#ece5d8", "none", 0),
+        (DRIVABLE_KINDS, "#d3d7dc", "none", 0),
+        (("lane", "lane_connector"), "none", "white", 0.8),
+        (("crossing",), "#b9bfc7", "none", 0),
+    ]
     for kinds, face, edge, width in layers:
         patches = [_patch(a.polygon) for a in scene.map.of(*kinds)]
         ax.add_collection(PatchCollection(patches, facecolor=face, edgecolor=edge, linewidth=width, zorder=1))
         if "lane" in kinds:
             route = [_patch(a.polygon) for a in scene.map.of(*kinds) if a.on_route]
             ax.add_collection(PatchCollection(route, facecolor="#b9d4ee", alpha=0.35, linewidth=0, zorder=1))
-    for a in scene.map.of("crossing"): ax.add_collection(PolyCollection(crossing_stripes(a.polygon), facecolor="white", zorder=1))
-    if len(scene.map.centerline): ax.plot(*scene.map.centerline[:, :2].T, ":", color="#868e96", lw=1, zorder=1)
+    for a in scene.map.of("crossing"):
+        ax.add_collection(PolyCollection(crossing_stripes(a.polygon), facecolor="white", zorder=1))
+    if len(scene.map.centerline):
+        ax.plot(*scene.map.centerline[:, :2].T, ":", color="#868e96", lw=1, zorder=1)
     for light in scene.lights:
         color = LIGHT_COLORS[light.at(time)]
-        if len(light.stop_line): ax.plot(*light.stop_line.T, color=color, lw=2.5, solid_capstyle="butt", zorder=2)
+        if len(light.stop_line):
+            ax.plot(*light.stop_line.T, color=color, lw=2.5, solid_capstyle="butt", zorder=2)
         ax.plot(*light.position[:2], "o", color=color, mec="black", mew=1, ms=8, zorder=6)
 
 # %% ../../nbs/00_scene/10_plot.ipynb #39d614f3
@@ -96,32 +125,51 @@ def _pose(agent, time):
 
 def _draw_agents(ax, scene, time, future, marks):
     for a in scene.agents:
-        if (pose := _pose(a, time)) is None: continue
+        if (pose := _pose(a, time)) is None:
+            continue
         color, box = AGENT_COLORS[a.type], box_corners(pose, a.length, a.width)
         mark = marks.get(a.id)
-        ax.add_collection(PolyCollection([box], facecolor=to_rgba(color, 0.9), edgecolor=mark or "white",
-                                         linewidth=3 if mark else 0.8, zorder=5))
+        ax.add_collection(
+            PolyCollection(
+                [box], facecolor=to_rgba(color, 0.9), edgecolor=mark or "white", linewidth=3 if mark else 0.8, zorder=5
+            )
+        )
         front = (box[[0, 3]] + 3 * box[:2].mean(0) / 4 + box[2:].mean(0) / 4) / 2  # a bar near the front edge
-        if a.length > 1: ax.plot(*front.T, color="white", lw=1, zorder=5)
-        else: ax.plot(*pose[:2], "o", color=color, ms=4, zorder=5)  # a person or a cone is too small to see otherwise
+        if a.length > 1:
+            ax.plot(*front.T, color="white", lw=1, zorder=5)
+        else:
+            ax.plot(*pose[:2], "o", color=color, ms=4, zorder=5)  # a person or a cone is too small to see otherwise
         later = np.array([p for t in np.arange(0.5, 4.1, 0.5) if (p := a.at(time + t)) is not None]).reshape(-1, 3)
-        if not future or len(later) == 0 or np.abs(later[:, :2] - pose[:2]).max() < 0.3: continue
+        if not future or len(later) == 0 or np.abs(later[:, :2] - pose[:2]).max() < 0.3:
+            continue
         fade = [to_rgba(color, v) for v in np.linspace(0.7, 0.15, len(later))]
         path = np.concatenate([pose[None, :2], later[:, :2]])
         ax.add_collection(LineCollection(np.stack([path[:-1], path[1:]], 1), colors=fade, linewidths=2, zorder=3))
-        ax.add_collection(PolyCollection(box_corners(later[1::2], a.length, a.width), facecolor="none",
-                                         edgecolor=fade[1::2], linewidth=1, zorder=3))
+        ax.add_collection(
+            PolyCollection(
+                box_corners(later[1::2], a.length, a.width),
+                facecolor="none",
+                edgecolor=fade[1::2],
+                linewidth=1,
+                zorder=3,
+            )
+        )
 
 # %% ../../nbs/00_scene/10_plot.ipynb #82d276db
-def ego_pose(
-    scene: Scene,
-    time: float,  # seconds from now
-):  # (3,) rear-axle pose, or None where it is not known
-    "Where the ego is at `time`: on its history up to now, on the expert's path afterwards."
+def ego_pose(scene: Scene, time: float):
+    """Where the ego is at `time`: on its history up to now, on the expert's path afterwards.
+
+    Args:
+        time: seconds from now
+
+    Returns:
+        (3,) rear-axle pose, or None where it is not known
+    """
     times, poses = scene.ego.times, scene.ego.poses
     if time > 0 and scene.expert is not None:
         times, poses = np.r_[times, scene.expert.times], np.r_[poses, scene.expert.poses]
-    if not times[0] - 1e-6 <= time <= times[-1] + 1e-6: return None
+    if not times[0] - 1e-6 <= time <= times[-1] + 1e-6:
+        return None
     x, y, h = poses[:, 0], poses[:, 1], np.unwrap(poses[:, 2])
     return np.array([np.interp(time, times, v) for v in (x, y, h)])
 
@@ -129,15 +177,29 @@ def ego_pose(
 def _draw_ego(ax, scene, time, plans):
     ax.plot(*scene.ego.poses[:, :2].T, "-", color="#212529", lw=1.5, alpha=0.5, zorder=4)
     if scene.expert is not None and len(scene.expert.poses):
-        ax.plot(*np.r_[np.zeros((1, 3)), scene.expert.poses][:, :2].T, "-", color="#51cf66", lw=5, alpha=0.7, zorder=4,
-                label="expert")
+        ax.plot(
+            *np.r_[np.zeros((1, 3)), scene.expert.poses][:, :2].T,
+            "-",
+            color="#51cf66",
+            lw=5,
+            alpha=0.7,
+            zorder=4,
+            label="expert",
+        )
     for i, (label, poses) in enumerate(plans.items()):
         poses, color = np.asarray(poses, float), PLAN_COLORS[i % len(PLAN_COLORS)]
         ax.plot(*np.r_[[[0, 0]], poses[:, :2]].T, "o-", color=color, ms=4, lw=1.6, zorder=7, label=label)
-        ax.add_collection(PolyCollection([ego_corners(poses[-1])], facecolor="none", edgecolor=color, linestyle="--", zorder=6))
-    if (pose := ego_pose(scene, time)) is None: return
-    ax.add_collection(PolyCollection([ego_corners(pose)], facecolor="#212529", edgecolor="white", linewidth=0.8, zorder=8))
-    ax.add_collection(PolyCollection([from_frame([[3.6, 0], [1.8, 0.7], [1.8, -0.7]], pose)], facecolor="white", zorder=9))
+        ax.add_collection(
+            PolyCollection([ego_corners(poses[-1])], facecolor="none", edgecolor=color, linestyle="--", zorder=6)
+        )
+    if (pose := ego_pose(scene, time)) is None:
+        return
+    ax.add_collection(
+        PolyCollection([ego_corners(pose)], facecolor="#212529", edgecolor="white", linewidth=0.8, zorder=8)
+    )
+    ax.add_collection(
+        PolyCollection([from_frame([[3.6, 0], [1.8, 0.7], [1.8, -0.7]], pose)], facecolor="white", zorder=9)
+    )
 
 # %% ../../nbs/00_scene/10_plot.ipynb #a18e8e55
 def _legend(ax, scene, time):
@@ -146,30 +208,60 @@ def _legend(ax, scene, time):
         poses = [p for a in scene.agents if a.type == kind and (p := _pose(a, time)) is not None]
         if any(extent[0] < x < extent[1] and extent[2] < y < extent[3] for x, y, _ in poses):
             handles.append(Line2D([], [], marker="s", ls="", color=color, ms=8, label=kind.replace("_", " ")))
-    ax.legend(handles=handles + ax.get_legend_handles_labels()[0], loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
+    ax.legend(
+        handles=handles + ax.get_legend_handles_labels()[0],
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def plot_scene(
     scene: Scene,
-    ax=None,  # a matplotlib Axes; a new figure if None
-    plans: dict = None,  # label -> (T, 3) poses in the ego frame
-    extent=(-15, 60, -25, 25),  # x from, x to, y from, y to: metres
-    time: float = 0.0,  # seconds from now at which agents, lights and ego are shown
-    agents_future: bool = True,  # also where agents go in the next 4 s
-    mark_points=None,  # (M, 2 or 3) points with a red cross
-    mark_agents: dict = None,  # agent id -> colour of a frame around it
+    ax=None,
+    plans: dict = None,
+    extent=(-15, 60, -25, 25),
+    time: float = 0.0,
+    agents_future: bool = True,
+    mark_points=None,
+    mark_agents: dict = None,
     legend: bool = True,
-    title: str = None,  # the scene's id and command if None
-):  # the Axes
-    "Draw a scene from above: x (forward) to the right, y (left) upwards, metres, equal aspect."
-    if ax is None: ax = plt.subplots(figsize=(9, 5), layout="constrained")[1]
-    if unknown := set(mark_agents or {}) - {a.id for a in scene.agents}: raise ValueError(f"mark_agents: no agent {min(unknown)!r}")
+    title: str = None,
+):
+    """Draw a scene from above: x (forward) to the right, y (left) upwards, metres, equal aspect.
+
+    Args:
+        ax: a matplotlib Axes; a new figure if None
+        plans: label -> (T, 3) poses in the ego frame
+        extent: x from, x to, y from, y to: metres
+        time: seconds from now at which agents, lights and ego are shown
+        agents_future: also where agents go in the next 4 s
+        mark_points: (M, 2 or 3) points with a red cross
+        mark_agents: agent id -> colour of a frame around it
+        title: the scene's id and command if None
+
+    Returns:
+        the Axes
+    """
+    if ax is None:
+        ax = plt.subplots(figsize=(9, 5), layout="constrained")[1]
+    if unknown := set(mark_agents or {}) - {a.id for a in scene.agents}:
+        raise ValueError(f"mark_agents: no agent {min(unknown)!r}")
     _draw_map(ax, scene, time)
     _draw_agents(ax, scene, time, agents_future, mark_agents or {})
     _draw_ego(ax, scene, time, plans or {})
     if mark_points is not None and len(points := np.asarray(mark_points, float)):
         ax.plot(points[:, 0], points[:, 1], "x", color="#e00000", ms=11, mew=3, zorder=10, label="violation")
-    ax.set(xlim=extent[:2], ylim=extent[2:], aspect="equal", facecolor="#f8f7f3", xlabel="x, forward (m)", ylabel="y, left (m)")
+    ax.set(
+        xlim=extent[:2],
+        ylim=extent[2:],
+        aspect="equal",
+        facecolor="#f8f7f3",
+        xlabel="x, forward (m)",
+        ylabel="y, left (m)",
+    )
     ax.set_title(f"{scene.id}: {scene.command.lower()}" if title is None else title, fontsize=10)
-    if legend: _legend(ax, scene, time)
+    if legend:
+        _legend(ax, scene, time)
     return ax

@@ -18,43 +18,72 @@ import shapely
 from .core import Agent, Area, Camera, Ego, Map, Scene, SceneError, Trajectory, to_frame
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #f3ddd82e
-TYPES = dict(VEHICLE="vehicle", PEDESTRIAN="pedestrian", CYCLIST="bicycle", TRAFFIC_CONE="traffic_cone", TRAFFIC_BARRIER="barrier")
-WHEELBASE, REACH, AHEAD = 3.089, 110.0, 60.0  # metres: of the vehicle; of the map around the ego; of the route beyond the log
+TYPES = dict(
+    VEHICLE="vehicle",
+    PEDESTRIAN="pedestrian",
+    CYCLIST="bicycle",
+    TRAFFIC_CONE="traffic_cone",
+    TRAFFIC_BARRIER="barrier",
+)
+WHEELBASE, REACH, AHEAD = (
+    3.089,
+    110.0,
+    60.0,
+)  # metres: of the vehicle; of the map around the ego; of the route beyond the log
 
 
-def far_future(
-    poses,  # (T, 3) rear-axle poses every 0.5 s from 0.5 s on, in the scene's frame
-):  # dict for Scene.meta: "future" with 16 poses, or nothing
-    "Where the log went in eight seconds, if it lasts that long."
+def far_future(poses):
+    """Where the log went in eight seconds, if it lasts that long.
+
+    Args:
+        poses: (T, 3) rear-axle poses every 0.5 s from 0.5 s on, in the scene's frame
+
+    Returns:
+        dict for Scene.meta: "future" with 16 poses, or nothing
+    """
     return dict(future=np.round(poses[:16], 4).tolist()) if len(poses) >= 16 else {}
 
 
 @lru_cache(maxsize=16)
-def load(
-    path,  # scene-XXXX.json.gz
-):  # dict
-    "The parsed file; errors name the file and the field."
+def load(path):
+    """The parsed file; errors name the file and the field.
+
+    Args:
+        path: scene-XXXX.json.gz
+
+    Returns:
+        dict
+    """
     try:
-        with gzip.open(path, "rt") as f: log = json.load(f)
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such file") from None
+        with gzip.open(path, "rt") as f:
+            log = json.load(f)
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such file") from None
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as e:
         raise SceneError(f"{path}: not gzipped JSON, or cut short ({e})") from None
     for keys in (("ego", "xy"), ("ego", "heading"), ("tracks",), ("map", "drivable_area"), ("dt",)):
         part = log
         for k in keys:
-            if not isinstance(part, dict) or k not in part: raise SceneError(f"{path}: {'.'.join(keys)}: missing")
+            if not isinstance(part, dict) or k not in part:
+                raise SceneError(f"{path}: {'.'.join(keys)}: missing")
             part = part[k]
     poses = np.concatenate([np.asarray(log["ego"]["xy"], float), np.asarray(log["ego"]["heading"], float)[:, None]], 1)
-    if not np.isfinite(poses).all(): raise SceneError(f"{path}: ego: frame {int(np.argmax(~np.isfinite(poses).all(1)))} holds NaN or infinity")
+    if not np.isfinite(poses).all():
+        raise SceneError(f"{path}: ego: frame {int(np.argmax(~np.isfinite(poses).all(1)))} holds NaN or infinity")
     return log | dict(poses=poses)
 
 
-def motion(
-    poses,  # (H, 3) the last second or so, the last is the origin
-    dt,
-):  # speed m/s, acceleration m/s², steering angle
-    "Speed, acceleration and steering now, from positions."
-    if len(poses) < 3: return 0.0, 0.0, 0.0
+def motion(poses, dt):
+    """Speed, acceleration and steering now, from positions.
+
+    Args:
+        poses: (H, 3) the last second or so, the last is the origin
+
+    Returns:
+        speed m/s, acceleration m/s², steering angle
+    """
+    if len(poses) < 3:
+        return 0.0, 0.0, 0.0
     t = dt * np.arange(1 - len(poses), 1)
     chord = poses[:, 0] * np.cos(poses[:, 2] / 2) + poses[:, 1] * np.sin(poses[:, 2] / 2)
     along = chord / np.sinc(poses[:, 2] / (2 * np.pi))  # the arc over it
@@ -63,11 +92,16 @@ def motion(
     return max(float(v), 0.0), float(np.clip(2 * a, -6, 6)), float(np.arctan(WHEELBASE * turn / v)) if v > 1.0 else 0.0
 
 
-def command_of(
-    future,  # (T, 3) poses
-    sideways=2.0,  # metres
-):  # one of COMMANDS
-    "Left or right if the last pose lies more than two metres to the side."
+def command_of(future, sideways=2.0):
+    """Left or right if the last pose lies more than two metres to the side.
+
+    Args:
+        future: (T, 3) poses
+        sideways: metres
+
+    Returns:
+        one of COMMANDS
+    """
     y = future[-1, 1] if len(future) else 0.0
     return "TURN LEFT" if y > sideways else "TURN RIGHT" if y < -sideways else "GO STRAIGHT"
 
@@ -79,36 +113,71 @@ def _agents(log, origin, frame, path):
     for name, track in log["tracks"].items():
         frames = np.asarray(track["frames"], int)
         keep = np.flatnonzero((frames - frame) % 5 == 0)
-        if not len(keep): keep = np.array([0])
+        if not len(keep):
+            keep = np.array([0])
         keep = keep[(frames[keep] >= frame - 50) & (frames[keep] <= frame + 80)]
-        if not len(keep): continue
+        if not len(keep):
+            continue
         xyz = np.asarray(track["xyz"], float)[keep]
         poses = to_frame(np.concatenate([xyz[:, :2], np.asarray(track["heading"], float)[keep, None]], 1), origin)
-        if np.hypot(*poses[:, :2].T).min() > REACH: continue
+        if np.hypot(*poses[:, :2].T).min() > REACH:
+            continue
         kind = TYPES.get(track["type"], "generic_object")
-        try: out.append(Agent(name, kind, *track["lwh"], (frames[keep] - frame) * log["dt"], poses, np.asarray(track["velocity"], float)[keep] @ turn))
-        except SceneError as e: raise SceneError(f"{path}: tracks: {e}") from None
+        try:
+            out.append(
+                Agent(
+                    name,
+                    kind,
+                    *track["lwh"],
+                    (frames[keep] - frame) * log["dt"],
+                    poses,
+                    np.asarray(track["velocity"], float)[keep] @ turn,
+                )
+            )
+        except SceneError as e:
+            raise SceneError(f"{path}: tracks: {e}") from None
     return out
 
 
-def _ring(points, origin): return to_frame(np.asarray(points, float)[:, :2], origin)
+def _ring(points, origin):
+    return to_frame(np.asarray(points, float)[:, :2], origin)
 
 
 def _map(log, origin, own):
     "Road, lanes and route around the ego."
     around, areas = shapely.box(-REACH, -REACH, REACH, REACH), []
     for i, a in enumerate(log["map"]["drivable_area"]):
-        polygon = shapely.make_valid(shapely.Polygon(_ring(a["exterior"], origin), [_ring(h, origin) for h in a.get("holes", [])]))
+        polygon = shapely.make_valid(
+            shapely.Polygon(_ring(a["exterior"], origin), [_ring(h, origin) for h in a.get("holes", [])])
+        )
         parts = shapely.get_parts(shapely.intersection(polygon, around))
-        areas += [Area(f"road{i}.{k}", "drivable", p) for k, p in enumerate(parts) if p.geom_type == "Polygon" and not p.is_empty]
+        areas += [
+            Area(f"road{i}.{k}", "drivable", p)
+            for k, p in enumerate(parts)
+            if p.geom_type == "Polygon" and not p.is_empty
+        ]
     way = shapely.LineString(own[:, :2])
     for kind, key in (("lane", "lanes"), ("lane_connector", "lane_connectors")):
         for name, x in log["map"].get(key, {}).items():
             line = _ring(x["centerline"], origin)
-            if len(line) < 2 or np.hypot(*line.T).min() > REACH: continue
-            polygon = shapely.Polygon(_ring(x["polygon"], origin)) if x.get("polygon") else shapely.LineString(line).buffer(1.75, cap_style="flat")
-            if polygon.geom_type != "Polygon" or not polygon.is_valid: continue
-            areas.append(Area(name, kind, polygon, line, bool(way.distance(shapely.LineString(line)) < 2.0 and way.intersection(polygon).length > 2.0)))
+            if len(line) < 2 or np.hypot(*line.T).min() > REACH:
+                continue
+            polygon = (
+                shapely.Polygon(_ring(x["polygon"], origin))
+                if x.get("polygon")
+                else shapely.LineString(line).buffer(1.75, cap_style="flat")
+            )
+            if polygon.geom_type != "Polygon" or not polygon.is_valid:
+                continue
+            areas.append(
+                Area(
+                    name,
+                    kind,
+                    polygon,
+                    line,
+                    bool(way.distance(shapely.LineString(line)) < 2.0 and way.intersection(polygon).length > 2.0),
+                )
+            )
     return Map(areas, route_of(own))
 
 
@@ -118,71 +187,118 @@ def route_of(own):
     p = own[step]
     s = np.r_[0, np.cumsum(np.hypot(*np.diff(p[:, :2], axis=0).T))]
     t = np.arange(0, s[-1] + 0.5)
-    way = np.stack([np.interp(t, s, p[:, 0]), np.interp(t, s, p[:, 1]), np.interp(t, s, np.unwrap(p[:, 2]))], 1) if len(p) > 1 else own[:1]
+    way = (
+        np.stack([np.interp(t, s, p[:, 0]), np.interp(t, s, p[:, 1]), np.interp(t, s, np.unwrap(p[:, 2]))], 1)
+        if len(p) > 1
+        else own[:1]
+    )
     end, far = way[-1], np.arange(1.0, AHEAD)
-    return np.concatenate([way, np.stack([end[0] + far * np.cos(end[2]), end[1] + far * np.sin(end[2]), np.full(len(far), end[2])], 1)])
+    return np.concatenate(
+        [way, np.stack([end[0] + far * np.cos(end[2]), end[1] + far * np.sin(end[2]), np.full(len(far), end[2])], 1)]
+    )
 
 
-def read(
-    path,  # scene-XXXX.json.gz
-    time,  # seconds from the start of the log
-    keyframe_dir=None,  # folder with the six images of scene-0061's first moment
-    history=2.0,  # seconds of the ego's past, as far as there are any
-) -> Scene:
-    "The scene of a log at a time. Raises SceneError naming the file and the field."
+def read(path, time, keyframe_dir=None, history=2.0) -> Scene:
+    """The scene of a log at a time. Raises SceneError naming the file and the field.
+
+    Args:
+        path: scene-XXXX.json.gz
+        time: seconds from the start of the log
+        keyframe_dir: folder with the six images of scene-0061's first moment
+        history: seconds of the ego's past, as far as there are any
+    """
     log = load(str(path))
     frame, n = int(round(time / log["dt"])), len(log["poses"])
-    if not 0 <= frame < n: raise SceneError(f"{path}: time {time} s is outside the log (0 to {(n - 1) * log['dt']:.1f} s)")
+    if not 0 <= frame < n:
+        raise SceneError(f"{path}: time {time} s is outside the log (0 to {(n - 1) * log['dt']:.1f} s)")
     origin = log["poses"][frame]
     own = to_frame(log["poses"], origin)
-    past = own[max(0, frame - int(round(history / log["dt"]))): frame + 1]
-    v, a, steer = motion(own[max(0, frame - 10): frame + 1], log["dt"])
+    past = own[max(0, frame - int(round(history / log["dt"]))) : frame + 1]
+    v, a, steer = motion(own[max(0, frame - 10) : frame + 1], log["dt"])
     times = np.arange(1 - len(past), 1) * log["dt"]
     half = times[np.isclose((times * 2) % 1, 0) | np.isclose((times * 2) % 1, 1)]
     history_poses = past[np.searchsorted(times, half - 1e-9)]
-    future = own[frame + 5: frame + 41: 5]
-    return Scene(f"{log.get('scene', Path(path).name.split('.')[0])}-{time:05.1f}", "nuscenes_mini", Ego(half, history_poses, (v, 0.0), (a, 0.0), steer),
-                 command_of(future), _agents(log, origin, frame, path), _map(log, origin, own), (),
-                 keyframe(keyframe_dir) if keyframe_dir else {}, Trajectory(future) if len(future) == 8 else None, str(log.get("scene", "")),
-                 False, dict(time=float(time)) | far_future(own[frame + 5: frame + 81: 5]))
+    future = own[frame + 5 : frame + 41 : 5]
+    return Scene(
+        f"{log.get('scene', Path(path).name.split('.')[0])}-{time:05.1f}",
+        "nuscenes_mini",
+        Ego(half, history_poses, (v, 0.0), (a, 0.0), steer),
+        command_of(future),
+        _agents(log, origin, frame, path),
+        _map(log, origin, own),
+        (),
+        keyframe(keyframe_dir) if keyframe_dir else {},
+        Trajectory(future) if len(future) == 8 else None,
+        str(log.get("scene", "")),
+        False,
+        dict(time=float(time)) | far_future(own[frame + 5 : frame + 81 : 5]),
+    )
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #1a1d7bd8
-def timestamps(
-    path,
-    step=0.5,  # seconds
-    history=1.5,  # seconds of past that are needed
-    future=4.0,  # seconds of future
-):  # list of seconds from the start of the log
-    "The moments of a log with enough past and future."
+def timestamps(path, step=0.5, history=1.5, future=4.0):
+    """The moments of a log with enough past and future.
+
+    Args:
+        step: seconds
+        history: seconds of past that are needed
+        future: seconds of future
+
+    Returns:
+        list of seconds from the start of the log
+    """
     log = load(str(path))
     last = (len(log["poses"]) - 1) * log["dt"] - future
     return [round(float(t), 3) for t in np.arange(history, last + 1e-6, step)]
 
 
-def scenes(
-    folder,  # with scene-*.json.gz
-    step=0.5,
-    history=1.5,
-):  # iterator of Scene
-    "Every usable moment of every log in a folder."
+def scenes(folder, step=0.5, history=1.5):
+    """Every usable moment of every log in a folder.
+
+    Args:
+        folder: with scene-*.json.gz
+
+    Returns:
+        iterator of Scene
+    """
     files = sorted(Path(folder).glob("scene-*.json.gz"))
-    if not files: raise SceneError(f"{folder}: no scene-*.json.gz in this folder")
+    if not files:
+        raise SceneError(f"{folder}: no scene-*.json.gz in this folder")
     for f in files:
-        for t in timestamps(f, step, history): yield read(f, t)
+        for t in timestamps(f, step, history):
+            yield read(f, t)
 
 
-def keyframe(
-    folder,  # of the keyframe's JSON and images
-):  # dict of Camera, with files at time 0
-    "The six cameras of a recorded keyframe."
+def keyframe(folder):
+    """The six cameras of a recorded keyframe.
+
+    Args:
+        folder: of the keyframe's JSON and images
+
+    Returns:
+        dict of Camera, with files at time 0
+    """
     found = sorted(Path(folder).glob("*.json"))
-    if not found: raise SceneError(f"{folder}: no keyframe JSON in this folder")
-    try: images = json.loads(found[0].read_text())["data_list"][0]["images"]
-    except (json.JSONDecodeError, KeyError, IndexError, TypeError) as e: raise SceneError(f"{found[0]}: data_list[0].images: {e!r}") from None
-    return {name: Camera(name, 1600, 900, x["cam2img"], x["cam2ego"], {0.0: Path(folder) / Path(x["img_path"]).name}) for name, x in images.items()}
+    if not found:
+        raise SceneError(f"{folder}: no keyframe JSON in this folder")
+    try:
+        images = json.loads(found[0].read_text())["data_list"][0]["images"]
+    except (json.JSONDecodeError, KeyError, IndexError, TypeError) as e:
+        raise SceneError(f"{found[0]}: data_list[0].images: {e!r}") from None
+    return {
+        name: Camera(name, 1600, 900, x["cam2img"], x["cam2ego"], {0.0: Path(folder) / Path(x["img_path"]).name})
+        for name, x in images.items()
+    }
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #e86e3133
 GIVES = dict(
-    images="of one keyframe", past_images="no", ego_past="2 s", agents_future="to the end of the log",
-    expert="yes", map="yes, cut off 100 m from the log's way", centerline="the way that the car took",
-    lights="no", command="from where the car went", speed_limit="no: 15 m/s is assumed")
+    images="of one keyframe",
+    past_images="no",
+    ego_past="2 s",
+    agents_future="to the end of the log",
+    expert="yes",
+    map="yes, cut off 100 m from the log's way",
+    centerline="the way that the car took",
+    lights="no",
+    command="from where the car went",
+    speed_limit="no: 15 m/s is assumed",
+)

@@ -13,13 +13,14 @@ from .core import Area
 
 # %% ../../nbs/00_scene/20_roads.ipynb #c28667ae
 class Path:
-    "A polyline with arc length: poses at (s, l), and (s, l) of points."
+    """A polyline with arc length: poses at (s, l), and (s, l) of points.
 
-    def __init__(
-        self,
-        line,  # (M, 2) or (M, 3) points, at least two different ones
-        origin=0.0,  # metres from the first point to s = 0
-    ):
+    Args:
+        line: (M, 2) or (M, 3) points, at least two different ones
+        origin: metres from the first point to s = 0
+    """
+
+    def __init__(self, line, origin=0.0):
         xy = np.asarray(line, float)[:, :2]
         xy = xy[np.r_[True, np.hypot(*np.diff(xy, axis=0).T) > 1e-6]]
         step = np.diff(xy, axis=0)
@@ -28,12 +29,16 @@ class Path:
         self.heading = np.r_[heading[0], (heading[1:] + heading[:-1]) / 2, heading[-1]]
         self.tree = cKDTree(xy)
 
-    def at(
-        self,
-        s,  # (...,) metres along the path; beyond the ends it goes straight on
-        l=0.0,  # (...,) metres to the left
-    ):  # (..., 3) poses
-        "Poses on or beside the path."
+    def at(self, s, l=0.0):
+        """Poses on or beside the path.
+
+        Args:
+            s: (...,) metres along the path; beyond the ends it goes straight on
+            l: (...,) metres to the left
+
+        Returns:
+            (..., 3) poses
+        """
         s = np.asarray(s, float)
         h = np.interp(s, self.s, self.heading)
         over = s - np.clip(s, self.s[0], self.s[-1])
@@ -41,24 +46,31 @@ class Path:
         y = np.interp(s, self.s, self.xy[:, 1]) + over * np.sin(h) + l * np.cos(h)
         return np.stack(np.broadcast_arrays(x, y, h), -1)
 
-    def project(
-        self,
-        points,  # (..., 2), finite
-    ):  # (...,) s, (...,) l
-        "Where points are along the path, by the nearest vertex and its tangent."
+    def project(self, points):
+        """Where points are along the path, by the nearest vertex and its tangent.
+
+        Args:
+            points: (..., 2), finite
+
+        Returns:
+            (...,) s, (...,) l
+        """
         _, i = self.tree.query(points)
         h, d = self.heading[i], points - self.xy[i]
         return self.s[i] + d[..., 0] * np.cos(h) + d[..., 1] * np.sin(h), -d[..., 0] * np.sin(h) + d[..., 1] * np.cos(h)
 
 
-def route(
-    *pieces,  # (length in metres, curvature in 1/m, positive to the left), from s = 0 on
-    behind=90.0,  # metres of straight road before s = 0
-    step=0.5,
-) -> Path:
-    "A path of straights and arcs."
+def route(*pieces, behind=90.0, step=0.5) -> Path:
+    """A path of straights and arcs.
+
+    Args:
+        *pieces: (length in metres, curvature in 1/m, positive to the left), from s = 0 on
+        behind: metres of straight road before s = 0
+    """
     k = np.concatenate([np.zeros(int(behind / step)), *[np.full(max(int(round(n / step)), 1), c) for n, c in pieces]])
-    k = np.convolve(np.pad(k, 5, "edge"), np.ones(11) / 11, "valid")  # nobody turns the wheel in no time: blend over 5 m
+    k = np.convolve(
+        np.pad(k, 5, "edge"), np.ones(11) / 11, "valid"
+    )  # nobody turns the wheel in no time: blend over 5 m
     heading = np.r_[0, np.cumsum(k * step)]
     middle = heading[:-1] + k * step / 2
     xy = np.stack([np.r_[0, np.cumsum(step * np.cos(middle))], np.r_[0, np.cumsum(step * np.sin(middle))]], 1)
@@ -68,49 +80,64 @@ def route(
 LANE = 3.5  # metres
 
 
-def strip(
-    path: Path,
-    start,  # s
-    stop,
-    right,  # l of the right edge
-    left,
-):  # (2M, 2) ring
-    "The outline of a strip along a path."
+def strip(path: Path, start, stop, right, left):
+    """The outline of a strip along a path.
+
+    Args:
+        start: s
+        right: l of the right edge
+
+    Returns:
+        (2M, 2) ring
+    """
     s = np.linspace(start, stop, max(int((stop - start) / 2), 2) + 1)
     return np.concatenate([path.at(s, right)[:, :2], path.at(s[::-1], left)[:, :2]])
 
 
-def lane(path, id, start, stop, offset, on_route=True, kind="lane", width=LANE):  # Area
-    "A lane whose middle is `offset` metres left of the path."
+def lane(path, id, start, stop, offset, on_route=True, kind="lane", width=LANE):
+    """A lane whose middle is `offset` metres left of the path.
+
+    Returns:
+        Area
+    """
     line = path.at(np.linspace(start, stop, max(int((stop - start) / 4), 2) + 1), offset)[:, :2]
     return Area(id, kind, strip(path, start, stop, offset - width / 2, offset + width / 2), line, on_route)
 
 
-def straight_road(
-    path: Path,
-    start,  # s
-    stop,
-    lanes=1,  # in the direction of travel; the path is the middle of the rightmost
-    opposing=1,  # lanes the other way, on the left
-    shoulder=0.6,  # metres on both sides
-):  # list[Area]
-    "A road along a path: drivable area, lanes, walkways."
+def straight_road(path: Path, start, stop, lanes=1, opposing=1, shoulder=0.6):
+    """A road along a path: drivable area, lanes, walkways.
+
+    Args:
+        start: s
+        lanes: in the direction of travel; the path is the middle of the rightmost
+        opposing: lanes the other way, on the left
+        shoulder: metres on both sides
+
+    Returns:
+        list[Area]
+    """
     left = (lanes + opposing - 0.5) * LANE
     areas = [Area("road", "roadblock", strip(path, start, stop, -LANE / 2 - shoulder, left + shoulder))]
     areas += [lane(path, f"lane{i}", start, stop, i * LANE) for i in range(lanes)]
     areas += [lane(path, f"opposing{i}", start, stop, (lanes + i) * LANE, on_route=False) for i in range(opposing)]
-    areas += [Area("walk_right", "walkway", strip(path, start, stop, -LANE / 2 - shoulder - 2.5, -LANE / 2 - shoulder)),
-              Area("walk_left", "walkway", strip(path, start, stop, left + shoulder, left + shoulder + 2.5))]
+    areas += [
+        Area("walk_right", "walkway", strip(path, start, stop, -LANE / 2 - shoulder - 2.5, -LANE / 2 - shoulder)),
+        Area("walk_left", "walkway", strip(path, start, stop, left + shoulder, left + shoulder + 2.5)),
+    ]
     return areas
 
 
-def cross_road(
-    pose,  # (3,) the middle of the junction, heading of the main road before it
-    half,  # half the side of the junction's square
-    width=2 * LANE,
-    length=60.0,  # of each arm
-):  # list[Area]
-    "A junction: the square, and a road across with a lane each way."
+def cross_road(pose, half, width=2 * LANE, length=60.0):
+    """A junction: the square, and a road across with a lane each way.
+
+    Args:
+        pose: (3,) the middle of the junction, heading of the main road before it
+        half: half the side of the junction's square
+        length: of each arm
+
+    Returns:
+        list[Area]
+    """
     c, s = np.cos(pose[2]), np.sin(pose[2])
     turn = lambda ring: np.asarray(ring) @ np.array([[c, s], [-s, c]]) + pose[:2]
     w, far = width / 2 + 0.6, half + length
@@ -119,16 +146,22 @@ def cross_road(
     return [Area("junction", "intersection", square), *[Area(f"arm{i}", "roadblock", a) for i, a in enumerate(arms)]]
 
 
-def crossing(path, s, right, left, depth=3.0): return Area(f"crossing{s:.0f}", "crossing", strip(path, s, s + depth, right, left))
+def crossing(path, s, right, left, depth=3.0):
+    return Area(f"crossing{s:.0f}", "crossing", strip(path, s, s + depth, right, left))
 
 # %% ../../nbs/00_scene/20_roads.ipynb #9d2be0f9
-def boxes_touch(
-    center,  # (..., 3) x, y, heading of the first box
-    half,  # (..., 2) half length, half width
-    other,  # (..., 3)
-    other_half,  # (..., 2)
-):  # (...,) bool; touching counts
-    "Whether two rectangles have a point in common."
+def boxes_touch(center, half, other, other_half):
+    """Whether two rectangles have a point in common.
+
+    Args:
+        center: (..., 3) x, y, heading of the first box
+        half: (..., 2) half length, half width
+        other: (..., 3)
+        other_half: (..., 2)
+
+    Returns:
+        (...,) bool; touching counts
+    """
     dx, dy = other[..., 0] - center[..., 0], other[..., 1] - center[..., 1]
     turn = other[..., 2] - center[..., 2]
     c, s = np.abs(np.cos(turn)), np.abs(np.sin(turn))

@@ -19,72 +19,115 @@ from .roads import Path
 # %% ../../nbs/00_scene/46_routes.ipynb #c730ca4d
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    "What waits on a route."
+    """What waits on a route.
+
+    Attributes:
+        type: one of Bench2Drive's 44
+        trigger: (4,) x, y, z, heading: metres and radians, right-handed
+        parameters: name -> value as text
+    """
+
     name: str
-    type: str  # one of Bench2Drive's 44
-    trigger: np.ndarray  # (4,) x, y, z, heading: metres and radians, right-handed
-    parameters: dict  # name -> value as text
+    type: str
+    trigger: np.ndarray
+    parameters: dict
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    "A way to drive, in the town's frame, right-handed."
+    """A way to drive, in the town's frame, right-handed.
+
+    Attributes:
+        waypoints: (N, 3) metres
+        scenarios: of Scenario
+        weather: of dicts: route_percentage, cloudiness, ...
+    """
+
     id: str
     town: str
-    waypoints: np.ndarray  # (N, 3) metres
-    scenarios: tuple  # of Scenario
-    weather: tuple  # of dicts: route_percentage, cloudiness, ...
+    waypoints: np.ndarray
+    scenarios: tuple
+    weather: tuple
 
     @property
-    def path(self): return Path(self.waypoints)
+    def path(self):
+        return Path(self.waypoints)
 
     @property
-    def length(self): return float(self.path.s[-1])
+    def length(self):
+        return float(self.path.s[-1])
 
-    def interpolate(
-        self,
-        step=1.0,  # metres
-    ):  # (M, 3) x, y, heading
-        "Poses along the route, from its start to its end."
+    def interpolate(self, step=1.0):
+        """Poses along the route, from its start to its end.
+
+        Args:
+            step: metres
+
+        Returns:
+            (M, 3) x, y, heading
+        """
         p = self.path
         return p.at(np.r_[np.arange(0, p.s[-1], step), p.s[-1]])
 
 # %% ../../nbs/00_scene/46_routes.ipynb #518c16d1
 def _numbers(element, keys, where):
-    try: values = [float(element.attrib[k]) for k in keys]
-    except KeyError as e: raise SceneError(f"{where}: <{element.tag}> has no {e}") from None
-    except ValueError as e: raise SceneError(f"{where}: <{element.tag}>: {e}") from None
-    if not np.isfinite(values).all(): raise SceneError(f"{where}: <{element.tag}>: {values} is not finite")
+    try:
+        values = [float(element.attrib[k]) for k in keys]
+    except KeyError as e:
+        raise SceneError(f"{where}: <{element.tag}> has no {e}") from None
+    except ValueError as e:
+        raise SceneError(f"{where}: <{element.tag}>: {e}") from None
+    if not np.isfinite(values).all():
+        raise SceneError(f"{where}: <{element.tag}>: {values} is not finite")
     return values
 
 
 def _scenario(element, where):
     name = element.get("name", "")
     point = element.find("trigger_point")
-    if point is None: raise SceneError(f"{where}: scenario {name!r}: no <trigger_point>")
+    if point is None:
+        raise SceneError(f"{where}: scenario {name!r}: no <trigger_point>")
     x, y, z, yaw = _numbers(point, ("x", "y", "z", "yaw"), f"{where}: scenario {name!r}")
     more = {e.tag: e.get("value", dict(e.attrib)) for e in element if e.tag != "trigger_point"}
     return Scenario(name, element.get("type", ""), np.array([x, -y, z, -np.radians(yaw)]), more)
 
 
-def read_routes(
-    path,  # bench2drive220.xml or the like
-) -> list[Route]:
-    "The routes of a file; errors name the file, the route and the element."
-    try: tree = ElementTree.fromstring(File(path).read_text())
-    except FileNotFoundError: raise SceneError(f"{path}: there is no such file") from None
-    except (ElementTree.ParseError, UnicodeDecodeError) as e: raise SceneError(f"{path}: not XML, or cut short ({e})") from None
+def read_routes(path) -> list[Route]:
+    """The routes of a file; errors name the file, the route and the element.
+
+    Args:
+        path: bench2drive220.xml or the like
+    """
+    try:
+        tree = ElementTree.fromstring(File(path).read_text())
+    except FileNotFoundError:
+        raise SceneError(f"{path}: there is no such file") from None
+    except (ElementTree.ParseError, UnicodeDecodeError) as e:
+        raise SceneError(f"{path}: not XML, or cut short ({e})") from None
     out = []
     for i, element in enumerate(tree.iter("route")):
         where = f"{path}: route {element.get('id', f'number {i}')}"
         for key in ("id", "town"):
-            if key not in element.attrib: raise SceneError(f"{where}: no {key!r}")
-        points = np.array([_numbers(p, ("x", "y", "z"), where) for p in element.iterfind("waypoints/position")]).reshape(-1, 3)
-        if len(points) < 2: raise SceneError(f"{where}: {len(points)} way-points; a route needs two")
+            if key not in element.attrib:
+                raise SceneError(f"{where}: no {key!r}")
+        points = np.array(
+            [_numbers(p, ("x", "y", "z"), where) for p in element.iterfind("waypoints/position")]
+        ).reshape(-1, 3)
+        if len(points) < 2:
+            raise SceneError(f"{where}: {len(points)} way-points; a route needs two")
         weather = tuple({k: float(v) for k, v in w.attrib.items()} for w in element.iterfind("weathers/weather"))
-        out.append(Route(element.get("id"), element.get("town"), points * [1, -1, 1],
-                         tuple(_scenario(s, where) for s in element.iterfind("scenarios/scenario")), weather))
-    if not out: raise SceneError(f"{path}: no <route> in this file")
+        out.append(
+            Route(
+                element.get("id"),
+                element.get("town"),
+                points * [1, -1, 1],
+                tuple(_scenario(s, where) for s in element.iterfind("scenarios/scenario")),
+                weather,
+            )
+        )
+    if not out:
+        raise SceneError(f"{path}: no <route> in this file")
     twice = [k for k, n in Counter(r.id for r in out).items() if n > 1]
-    if twice: raise SceneError(f"{path}: route {twice[0]} stands twice")
+    if twice:
+        raise SceneError(f"{path}: route {twice[0]} stands twice")
     return out

@@ -21,85 +21,137 @@ from .core import Scene, SceneError, to_json
 
 # %% ../../nbs/00_scene/90_sources.ipynb #801312a6
 SOURCES = dict(
-    toy="drivelit.scene.town", recorded="drivelit.scene.recorded", argoverse2="drivelit.scene.argoverse2", nuscenes="drivelit.scene.nuscenes",
-    drivelm="drivelit.scene.drivelm", navsim="drivelit.scene.navsim", bench2drive="drivelit.scene.bench2drive")
+    toy="drivelit.scene.town",
+    recorded="drivelit.scene.recorded",
+    argoverse2="drivelit.scene.argoverse2",
+    nuscenes="drivelit.scene.nuscenes",
+    drivelm="drivelit.scene.drivelm",
+    navsim="drivelit.scene.navsim",
+    bench2drive="drivelit.scene.bench2drive",
+)
 OF_SCENE = {k: k for k in SOURCES} | dict(nuscenes_mini="recorded")  # what a scene calls its source -> its reader
-ASPECTS = ("images", "past_images", "ego_past", "agents_future", "expert", "map", "centerline", "lights", "command", "speed_limit")
+ASPECTS = (
+    "images",
+    "past_images",
+    "ego_past",
+    "agents_future",
+    "expert",
+    "map",
+    "centerline",
+    "lights",
+    "command",
+    "speed_limit",
+)
 
 
 def module(source):
     "The reader of a source. Raises ValueError that names the sources there are."
-    if source not in SOURCES: raise ValueError(f"source {source!r} is not one of {', '.join(SOURCES)}")
+    if source not in SOURCES:
+        raise ValueError(f"source {source!r} is not one of {', '.join(SOURCES)}")
     return import_module(SOURCES[source])
 
 
-def gives():  # DataFrame: source x aspect
-    "What each source gives."
+def gives():
+    """What each source gives.
+
+    Returns:
+        DataFrame: source x aspect
+    """
     return pd.DataFrame({s: module(s).GIVES for s in SOURCES}).T[list(ASPECTS)]
 
 # %% ../../nbs/00_scene/90_sources.ipynb #d9cfcc63
-def open_scenes(
-    source,  # a key of SOURCES
-    root=None,  # folder of the data; none for the toy town
-    **options,  # of the reader's `scenes`
-):  # iterator of Scene
-    "The scenes of a source."
+def open_scenes(source, root=None, **options):
+    """The scenes of a source.
+
+    Args:
+        source: a key of SOURCES
+        root: folder of the data; none for the toy town
+        **options: of the reader's `scenes`
+
+    Returns:
+        iterator of Scene
+    """
     read = module(source).scenes
     known = inspect.signature(read).parameters
-    if unknown := sorted(set(options) - set(known)): raise ValueError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known)}")
-    if source == "toy": return iter(read(**{"n": 100, **options}))
-    if root is None: raise ValueError(f"{source}: needs the folder of its data; data_cards/ says how to get it")
-    if not Path(root).is_dir(): raise SceneError(f"{root}: there is no such folder")
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known)}")
+    if source == "toy":
+        return iter(read(**{"n": 100, **options}))
+    if root is None:
+        raise ValueError(f"{source}: needs the folder of its data; data_cards/ says how to get it")
+    if not Path(root).is_dir():
+        raise SceneError(f"{root}: there is no such folder")
     return iter(read(root, **options))
 
 # %% ../../nbs/00_scene/90_sources.ipynb #bff716fd
-def has(
-    scene: Scene,
-    aspect,  # one of ASPECTS
-):  # bool
-    "Whether this very scene has it."
+def has(scene: Scene, aspect):
+    """Whether this very scene has it.
+
+    Args:
+        aspect: one of ASPECTS
+
+    Returns:
+        bool
+    """
     past = [t for c in scene.cameras.values() for t in c.files if t < -1e-6]
-    return dict(images=lambda: scene.source == "toy" and bool(scene.cameras) or any(c.files for c in scene.cameras.values()),
-                past_images=lambda: scene.source == "toy" and bool(scene.cameras) or bool(past), ego_past=lambda: len(scene.ego.times) > 1,
-                agents_future=lambda: any(a.times[-1] > 0 for a in scene.agents) or scene.expert is not None and not scene.agents,
-                expert=lambda: scene.expert is not None, map=lambda: bool(scene.map.of("roadblock", "intersection", "carpark", "drivable")),
-                centerline=lambda: len(scene.map.centerline) > 1, lights=lambda: bool(scene.lights),
-                command=lambda: scene.source != "drivelm" and scene.meta.get("command_known", True),
-                speed_limit=lambda: scene.source in ("toy", "navsim") and bool(scene.map.areas))[aspect]()
+    return dict(
+        images=lambda: scene.source == "toy" and bool(scene.cameras) or any(c.files for c in scene.cameras.values()),
+        past_images=lambda: scene.source == "toy" and bool(scene.cameras) or bool(past),
+        ego_past=lambda: len(scene.ego.times) > 1,
+        agents_future=lambda: (
+            any(a.times[-1] > 0 for a in scene.agents) or scene.expert is not None and not scene.agents
+        ),
+        expert=lambda: scene.expert is not None,
+        map=lambda: bool(scene.map.of("roadblock", "intersection", "carpark", "drivable")),
+        centerline=lambda: len(scene.map.centerline) > 1,
+        lights=lambda: bool(scene.lights),
+        command=lambda: scene.source != "drivelm" and scene.meta.get("command_known", True),
+        speed_limit=lambda: scene.source in ("toy", "navsim") and bool(scene.map.areas),
+    )[aspect]()
 
 
-def need(
-    scene: Scene,
-    *aspects,  # of ASPECTS
-) -> Scene:
-    "The scene, or a SceneError that says what its source lacks."
+def need(scene: Scene, *aspects) -> Scene:
+    """The scene, or a SceneError that says what its source lacks.
+
+    Args:
+        *aspects: of ASPECTS
+    """
     for a in aspects:
-        if a not in ASPECTS: raise ValueError(f"{a!r} is not one of {', '.join(ASPECTS)}")
-        if a == "lights" and not module(OF_SCENE.get(scene.source, "toy")).GIVES["lights"].startswith("no"): continue  # a place without lights is no lack
-        if has(scene, a): continue
+        if a not in ASPECTS:
+            raise ValueError(f"{a!r} is not one of {', '.join(ASPECTS)}")
+        if a == "lights" and not module(OF_SCENE.get(scene.source, "toy")).GIVES["lights"].startswith("no"):
+            continue  # a place without lights is no lack
+        if has(scene, a):
+            continue
         reader = OF_SCENE.get(scene.source)
         why = f"its source {reader} gives: {module(reader).GIVES[a]}" if reader else f"source {scene.source!r}"
         raise SceneError(f"scene {scene.id}: {a.replace('_', ' ')} wanted; {why}")
     return scene
 
 # %% ../../nbs/00_scene/90_sources.ipynb #8dc6001b
-def write_folder(
-    scenes,  # iterator of Scene
-    out,  # folder
-    limit=None,
-    require=(),  # aspects that a scene must have; others are skipped and counted
-):  # dict: written, there, skipped
-    "Scenes as JSON files named by their ids."
+def write_folder(scenes, out, limit=None, require=()):
+    """Scenes as JSON files named by their ids.
+
+    Args:
+        scenes: iterator of Scene
+        out: folder
+        require: aspects that a scene must have; others are skipped and counted
+
+    Returns:
+        dict: written, there, skipped
+    """
     out, count = Path(out), dict(written=0, there=0, skipped=0)
     out.mkdir(parents=True, exist_ok=True)
     for scene in tqdm(islice(scenes, limit), total=limit, desc=str(out), mininterval=1):
         path = out / f"{scene.id}.json"
-        try: need(scene, *require)
+        try:
+            need(scene, *require)
         except SceneError as e:
             count["skipped"] += 1
             tqdm.write(f"skipped: {e}")
             continue
-        if path.exists(): count["there"] += 1
+        if path.exists():
+            count["there"] += 1
         else:
             part = path.with_suffix(".part")
             to_json(scene, part)
@@ -109,18 +161,29 @@ def write_folder(
 
 
 def main(arguments=None):
-    p = argparse.ArgumentParser(prog="python -m drivelit.scene.sources", description="Write the scenes of a source as JSON files.")
+    p = argparse.ArgumentParser(
+        prog="python -m drivelit.scene.sources", description="Write the scenes of a source as JSON files."
+    )
     p.add_argument("source", choices=SOURCES)
     p.add_argument("root", help="folder of the data; - for the toy town")
     p.add_argument("out")
     p.add_argument("--limit", type=int)
     p.add_argument("--require", default="expert,map", help="aspects that a scene must have, separated by commas")
-    for name, kind in dict(split=str, version=str, every=int, seed=int, n=int).items(): p.add_argument(f"--{name}", type=kind, help="of the reader")
+    for name, kind in dict(split=str, version=str, every=int, seed=int, n=int).items():
+        p.add_argument(f"--{name}", type=kind, help="of the reader")
     a = p.parse_args(arguments)
     options = {k: getattr(a, k) for k in ("split", "version", "every", "seed", "n") if getattr(a, k) is not None}
-    try: count = write_folder(open_scenes(a.source, None if a.root == "-" else a.root, **options), a.out, a.limit, tuple(filter(None, a.require.split(","))))
-    except (SceneError, ValueError) as e: raise SystemExit(str(e)) from None
+    try:
+        count = write_folder(
+            open_scenes(a.source, None if a.root == "-" else a.root, **options),
+            a.out,
+            a.limit,
+            tuple(filter(None, a.require.split(","))),
+        )
+    except (SceneError, ValueError) as e:
+        raise SystemExit(str(e)) from None
     print(", ".join(f"{v} {k}" for k, v in count.items()))
 
 
-if __name__ == "__main__" and "ipykernel" not in sys.modules: main()
+if __name__ == "__main__" and "ipykernel" not in sys.modules:
+    main()

@@ -22,41 +22,72 @@ from .roads import LANE, Path, boxes_touch, cross_road, crossing, lane, route, s
 
 # %% ../../nbs/00_scene/21_town.ipynb #df4c6415
 TIMES = np.arange(-10, 17) * 0.5  # seconds: 5 s of past, 8 s of future
-SIZES = dict(car=(4.6, 1.9, 1.6), truck=(9.0, 2.5, 3.4), van=(5.6, 2.1, 2.4), pedestrian=(0.6, 0.7, 1.75), bicycle=(1.8, 0.7, 1.7),
-             barrier=(2.0, 0.5, 1.0), cone=(0.4, 0.4, 0.7))
-TYPES = dict(car="vehicle", truck="vehicle", van="vehicle", pedestrian="pedestrian", bicycle="bicycle", barrier="barrier", cone="traffic_cone")
+SIZES = dict(
+    car=(4.6, 1.9, 1.6),
+    truck=(9.0, 2.5, 3.4),
+    van=(5.6, 2.1, 2.4),
+    pedestrian=(0.6, 0.7, 1.75),
+    bicycle=(1.8, 0.7, 1.7),
+    barrier=(2.0, 0.5, 1.0),
+    cone=(0.4, 0.4, 0.7),
+)
+TYPES = dict(
+    car="vehicle",
+    truck="vehicle",
+    van="vehicle",
+    pedestrian="pedestrian",
+    bicycle="bicycle",
+    barrier="barrier",
+    cone="traffic_cone",
+)
 
 
-def schedule(
-    v0,  # m/s until `start`
-    start=0.0,  # seconds
-    accel=0.0,  # m/s² from then on
-    v1=None,  # until this speed is reached
-):  # function of times, metres since time 0
-    "Constant speed, then constant acceleration to another speed."
+def schedule(v0, start=0.0, accel=0.0, v1=None):
+    """Constant speed, then constant acceleration to another speed.
+
+    Args:
+        v0: m/s until `start`
+        start: seconds
+        accel: m/s² from then on
+        v1: until this speed is reached
+
+    Returns:
+        function of times, metres since time 0
+    """
     v1 = v0 if v1 is None else v1
     ramp = abs(v1 - v0) / max(abs(accel), 1e-6)
+
     def since(t):
         u = np.clip(t - start, 0, ramp)
-        return v0 * np.minimum(t, start) + v0 * u + np.sign(v1 - v0) * abs(accel) * u**2 / 2 + v1 * np.maximum(t - start - ramp, 0)
+        return (
+            v0 * np.minimum(t, start)
+            + v0 * u
+            + np.sign(v1 - v0) * abs(accel) * u**2 / 2
+            + v1 * np.maximum(t - start - ramp, 0)
+        )
+
     return lambda t: since(np.asarray(t, float)) - since(np.zeros(1))[0]
 
 
-def ease(u):  # from 0 to 1 without a jerk at the ends
+def ease(u):
+    """
+    Returns:
+        from 0 to 1 without a jerk at the ends
+    """
     u = np.clip(u, 0, 1)
     return u**3 * (10 - 15 * u + 6 * u**2)
 
 # %% ../../nbs/00_scene/21_town.ipynb #9cbaa8f4
-def mover(
-    id,
-    kind,  # key of SIZES
-    path: Path,
-    s0,  # where it is now
-    along=None,  # function of times: metres travelled since now; None: it stands
-    l=0.0,  # offset to the left, a number or a function of times
-    heading=0.0,  # added to the path's for those that stand, and pi for oncoming traffic
-) -> Agent:
-    "An agent that moves along a path; one that stands is seen in one frame."
+def mover(id, kind, path: Path, s0, along=None, l=0.0, heading=0.0) -> Agent:
+    """An agent that moves along a path; one that stands is seen in one frame.
+
+    Args:
+        kind: key of SIZES
+        s0: where it is now
+        along: function of times: metres travelled since now; None: it stands
+        l: offset to the left, a number or a function of times
+        heading: added to the path's for those that stand, and pi for oncoming traffic
+    """
     length, width, height = SIZES[kind]
     offset = l if callable(l) else lambda t: np.full(np.shape(t), float(l))
     place = lambda t: path.at(s0 + (along(t) if along else 0 * t), offset(t))
@@ -77,38 +108,79 @@ def mover(
 # %% ../../nbs/00_scene/21_town.ipynb #760186c1
 @dataclass
 class Draft:
-    "A situation before it becomes a Scene, in coordinates of the route."
+    """A situation before it becomes a Scene, in coordinates of the route.
+
+    Attributes:
+        v0: the ego's speed now
+        limit: m/s
+        a0: the ego's acceleration now
+        areas: beside the road itself
+        stops: s of lines that the expert must not cross
+        offsets: lateral options of the expert, metres to the left
+        intent: what the expert has to deal with, in words
+    """
+
     path: Path
-    v0: float  # the ego's speed now
+    v0: float
     agents: list
-    limit: float = 13.9  # m/s
-    a0: float = 0.0  # the ego's acceleration now
+    limit: float = 13.9
+    a0: float = 0.0
     lanes: int = 1
     opposing: int = 1
-    areas: list = field(default_factory=list)  # beside the road itself
+    areas: list = field(default_factory=list)
     lights: list = field(default_factory=list)
-    stops: list = field(default_factory=list)  # s of lines that the expert must not cross
-    offsets: tuple = (0.0,)  # lateral options of the expert, metres to the left
+    stops: list = field(default_factory=list)
+    offsets: tuple = (0.0,)
     command: str = "GO STRAIGHT"
     night: bool = False
-    intent: str = ""  # what the expert has to deal with, in words
+    intent: str = ""
 
 
-def mix(rng, easy, hard, d, spread=0.15):  # a number between easy and hard
+def mix(rng, easy, hard, d, spread=0.15):
+    """
+    Returns:
+        a number between easy and hard
+    """
     return easy + (hard - easy) * float(np.clip(d + rng.uniform(-spread, spread), 0, 1))
 
 
-def oncoming(rng, path, lane_index=1, count=None):  # list[Agent]
-    "Traffic the other way."
+def oncoming(rng, path, lane_index=1, count=None):
+    """Traffic the other way.
+
+    Returns:
+        list[Agent]
+    """
     n = int(rng.integers(0, 3)) if count is None else count
-    return [mover(f"oncoming{i}", rng.choice(["car", "van", "truck"], p=[0.7, 0.2, 0.1]), path, rng.uniform(25, 60) + 40 * i,
-                  schedule(-rng.uniform(7, 12)), lane_index * LANE) for i in range(n)]
+    return [
+        mover(
+            f"oncoming{i}",
+            rng.choice(["car", "van", "truck"], p=[0.7, 0.2, 0.1]),
+            path,
+            rng.uniform(25, 60) + 40 * i,
+            schedule(-rng.uniform(7, 12)),
+            lane_index * LANE,
+        )
+        for i in range(n)
+    ]
 
 
-def strollers(rng, path):  # list[Agent]
-    "People on the right walkway, not on the road."
-    return [mover(f"stroller{i}", "pedestrian", path, rng.uniform(5, 60), schedule(rng.choice([-1, 1]) * rng.uniform(0.8, 1.5)), -LANE / 2 - 1.9)
-            for i in range(int(rng.integers(0, 3)))]
+def strollers(rng, path):
+    """People on the right walkway, not on the road.
+
+    Returns:
+        list[Agent]
+    """
+    return [
+        mover(
+            f"stroller{i}",
+            "pedestrian",
+            path,
+            rng.uniform(5, 60),
+            schedule(rng.choice([-1, 1]) * rng.uniform(0.8, 1.5)),
+            -LANE / 2 - 1.9,
+        )
+        for i in range(int(rng.integers(0, 3)))
+    ]
 
 
 def cruise(rng, d):
@@ -116,13 +188,25 @@ def cruise(rng, d):
     path = route((rng.uniform(2, 20), 0.0), (150, k))
     v = rng.uniform(7, 13)
     far = [mover("far", "car", path, rng.uniform(50, 80), schedule(v * 1.1))] if rng.random() < 0.5 else []
-    return Draft(path, v, far + oncoming(rng, path) + strollers(rng, path), limit=v * rng.uniform(1.0, 1.2), intent="follow the road")
+    return Draft(
+        path,
+        v,
+        far + oncoming(rng, path) + strollers(rng, path),
+        limit=v * rng.uniform(1.0, 1.2),
+        intent="follow the road",
+    )
 
 
 def lead_braking(rng, d):
     path, v = route((160, rng.uniform(-1, 1) / 500)), rng.uniform(6, 13)
     decel, start = mix(rng, 1.5, 4.5, d), rng.uniform(-1.0, 0.8)
-    lead = mover("lead", rng.choice(["car", "van"]), path, 8 + v * mix(rng, 1.6, 1.0, d), schedule(v, start, decel, rng.choice([0.0, 0.3]) * v))
+    lead = mover(
+        "lead",
+        rng.choice(["car", "van"]),
+        path,
+        8 + v * mix(rng, 1.6, 1.0, d),
+        schedule(v, start, decel, rng.choice([0.0, 0.3]) * v),
+    )
     return Draft(path, v, [lead] + oncoming(rng, path), limit=v * 1.15, intent="brake behind the lead vehicle")
 
 
@@ -132,8 +216,13 @@ def cut_in(rng, d):
     lateral = lambda t: side * LANE * (1 - ease((t - start) / 2.0))
     cutter = mover("cutter", "car", path, gap + EGO_FRONT, schedule(u), lateral)
     draft = Draft(path, v, [cutter], limit=v * 1.1, lanes=2, intent="make room for the one cutting in")
-    if side < 0: draft.areas = [lane(path, "right_lane", -80, 150, -LANE), Area("right_road", "roadblock", _strip(path, -80, 150, -1.6, -0.4))]
-    else: draft.agents += oncoming(rng, path, 2)
+    if side < 0:
+        draft.areas = [
+            lane(path, "right_lane", -80, 150, -LANE),
+            Area("right_road", "roadblock", _strip(path, -80, 150, -1.6, -0.4)),
+        ]
+    else:
+        draft.agents += oncoming(rng, path, 2)
     return draft
 
 
@@ -146,7 +235,15 @@ def slow_leader(rng, d):
     path, v = route((160, 0.0)), rng.uniform(8, 13)
     u = v * mix(rng, 0.5, 0.2, d)
     lead = mover("slow", rng.choice(["car", "truck", "van"]), path, 12 + v * mix(rng, 1.6, 1.1, d), schedule(u))
-    return Draft(path, v, [lead] + oncoming(rng, path, 2.1), limit=v * 1.1, lanes=2, offsets=(0.0, LANE), intent="overtake in the free lane")
+    return Draft(
+        path,
+        v,
+        [lead] + oncoming(rng, path, 2.1),
+        limit=v * 1.1,
+        lanes=2,
+        offsets=(0.0, LANE),
+        intent="overtake in the free lane",
+    )
 
 
 def curve(rng, d):
@@ -161,10 +258,15 @@ def _turn(rng, r, near, side):
     path, through = route((near, 0.0), (r * np.pi / 2, side / r), (100, 0.0)), route((200, 0.0))
     end, middle = near + r * np.pi / 2, near + r - side * LANE / 2
     stop = 110 if rng.random() < 0.2 else middle - 6
-    areas = [*cross_road(through.at(middle), 7.0), Area("approach", "roadblock", strip(through, -80, stop, -0.7 * LANE, 1.7 * LANE)),
-             Area("bend", "roadblock", strip(path, near - 2, end + 2, -0.7 * LANE, 0.7 * LANE)), lane(through, "through", -80, stop, 0.0, on_route=False),
-             lane(through, "opposing", -80, stop, LANE, on_route=False), lane(path, "turning", 0, end, 0.0, kind="lane_connector"),
-             lane(path, "exit", end, 60, 0.0)]
+    areas = [
+        *cross_road(through.at(middle), 7.0),
+        Area("approach", "roadblock", strip(through, -80, stop, -0.7 * LANE, 1.7 * LANE)),
+        Area("bend", "roadblock", strip(path, near - 2, end + 2, -0.7 * LANE, 0.7 * LANE)),
+        lane(through, "through", -80, stop, 0.0, on_route=False),
+        lane(through, "opposing", -80, stop, LANE, on_route=False),
+        lane(path, "turning", 0, end, 0.0, kind="lane_connector"),
+        lane(path, "exit", end, 60, 0.0),
+    ]
     return path, through, end, middle, stop > middle, areas
 
 
@@ -175,9 +277,21 @@ def unprotected_turn(rng, d):
     if rng.random() < 0.8:  # from the left, or towards us
         meet = (near + r / 2) / v * mix(rng, 1.6, 1.0, d)
         u = rng.uniform(6, 10)
-        if goes_on: agents = [mover("oncoming", "car", through, near + r / 2 + u * meet, schedule(-u), LANE)]
-        else: agents = [mover("from_left", "car", across, -u * meet, schedule(u))]
-    return Draft(path, v, agents, limit=7.5, areas=areas, lanes=0, opposing=0, command="TURN LEFT", intent="yield while turning left")
+        if goes_on:
+            agents = [mover("oncoming", "car", through, near + r / 2 + u * meet, schedule(-u), LANE)]
+        else:
+            agents = [mover("from_left", "car", across, -u * meet, schedule(u))]
+    return Draft(
+        path,
+        v,
+        agents,
+        limit=7.5,
+        areas=areas,
+        lanes=0,
+        opposing=0,
+        command="TURN LEFT",
+        intent="yield while turning left",
+    )
 
 
 def right_turn(rng, d):
@@ -187,16 +301,34 @@ def right_turn(rng, d):
     if rng.random() < 0.6:
         at = end + rng.uniform(1, 4)
         meet = at / v * mix(rng, 1.3, 0.9, d)
-        agents = [mover("person", "pedestrian", path, at, lambda t: 0 * np.asarray(t), lambda t: 1.3 * (meet - np.asarray(t)))]
-    return Draft(path, v, agents, limit=7.0, areas=areas + [crossing(path, end + 1, -2.5, 6.0)], lanes=0, opposing=0, command="TURN RIGHT",
-                 intent="turn right, people may cross")
+        agents = [
+            mover("person", "pedestrian", path, at, lambda t: 0 * np.asarray(t), lambda t: 1.3 * (meet - np.asarray(t)))
+        ]
+    return Draft(
+        path,
+        v,
+        agents,
+        limit=7.0,
+        areas=areas + [crossing(path, end + 1, -2.5, 6.0)],
+        lanes=0,
+        opposing=0,
+        command="TURN RIGHT",
+        intent="turn right, people may cross",
+    )
 
 
 def _signal(path, line, state):
     "A light behind the junction whose stop line is at s = line."
     pose = path.at(line + 16.0, -LANE * 0.9)
-    return Light("signal", [*pose[:2], 5.0], float(wrap_angle(pose[2] + np.pi)), [-5.0], [state], ["lane0"],
-                 np.stack([path.at(line, -LANE / 2)[:2], path.at(line, LANE / 2)[:2]]))
+    return Light(
+        "signal",
+        [*pose[:2], 5.0],
+        float(wrap_angle(pose[2] + np.pi)),
+        [-5.0],
+        [state],
+        ["lane0"],
+        np.stack([path.at(line, -LANE / 2)[:2], path.at(line, LANE / 2)[:2]]),
+    )
 
 
 def _across(rng, path, line, arrive, going):
@@ -206,7 +338,8 @@ def _across(rng, path, line, arrive, going):
     c, s = np.cos(centre[2] + side * np.pi / 2), np.sin(centre[2] + side * np.pi / 2)
     start = centre[:2] - 80 * np.array([c, s]) + side * LANE / 2 * np.array([s, -c])
     own = Path(np.stack([start, start + 160 * np.array([c, s])]), origin=80)
-    if not going: return [mover("waiting", "car", own, -13.0)]
+    if not going:
+        return [mover("waiting", "car", own, -13.0)]
     u = rng.uniform(7, 11)
     return [mover(f"across{i}", "car", own, -u * arrive - 13 * i, schedule(u)) for i in range(int(rng.integers(2, 5)))]
 
@@ -216,8 +349,16 @@ def red_light(rng, d):
     far = rng.random() < 0.5
     line = v**2 / (2 * mix(rng, 1.6, 3.0, d)) + rng.uniform(5, 7) + (rng.uniform(5, 15) if far else 0)
     agents = _across(rng, path, line, (line + 5) / v - rng.uniform(0, 1), True) + strollers(rng, path)
-    return Draft(path, v, agents, limit=v * 1.1, areas=cross_road(path.at(line + 9.0), 8.0), lights=[_signal(path, line, "red")], stops=[line],
-                 intent="stop at the red light")
+    return Draft(
+        path,
+        v,
+        agents,
+        limit=v * 1.1,
+        areas=cross_road(path.at(line + 9.0), 8.0),
+        lights=[_signal(path, line, "red")],
+        stops=[line],
+        intent="stop at the red light",
+    )
 
 
 def green_light(rng, d):
@@ -226,8 +367,15 @@ def green_light(rng, d):
     agents = _across(rng, path, line, 0, False)
     if rng.random() < 0.7:  # the queue is only just moving off
         agents += [mover("queue", "car", path, line - 3, schedule(0.0, rng.uniform(-1, mix(rng, 0, 1.5, d)), 1.5, v))]
-    return Draft(path, min(v, np.sqrt(2 * 2.5 * max(line - 8, 2))), agents, limit=v * 1.1, areas=cross_road(path.at(line + 9.0), 8.0),
-                 lights=[_signal(path, line, "green")], intent="go on at the green light, not into the queue")
+    return Draft(
+        path,
+        min(v, np.sqrt(2 * 2.5 * max(line - 8, 2))),
+        agents,
+        limit=v * 1.1,
+        areas=cross_road(path.at(line + 9.0), 8.0),
+        lights=[_signal(path, line, "green")],
+        intent="go on at the green light, not into the queue",
+    )
 
 
 def pedestrian_crossing(rng, d):
@@ -238,15 +386,36 @@ def pedestrian_crossing(rng, d):
     lateral = lambda t: side * (walk * (meet - t) + rng_offset)
     rng_offset = rng.uniform(-0.5, 1.0)
     person = mover("person", "pedestrian", path, at + 1.5, lambda t: 0 * np.asarray(t), lateral)
-    return Draft(path, v, [person] + oncoming(rng, path, count=1), limit=v * 1.1, areas=[crossing(path, at, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)],
-                 stops=[], intent="let the pedestrian cross")
+    return Draft(
+        path,
+        v,
+        [person] + oncoming(rng, path, count=1),
+        limit=v * 1.1,
+        areas=[crossing(path, at, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)],
+        stops=[],
+        intent="let the pedestrian cross",
+    )
 
 
 def cyclist_alongside(rng, d):
     path, v = route((160, rng.uniform(-1, 1) / 400)), rng.uniform(6, 11)
-    cyclist = mover("cyclist", "bicycle", path, 6 + v * mix(rng, 1.4, 0.8, d), schedule(rng.uniform(3, 4.5)), mix(rng, -1.35, -1.0, d))
+    cyclist = mover(
+        "cyclist",
+        "bicycle",
+        path,
+        6 + v * mix(rng, 1.4, 0.8, d),
+        schedule(rng.uniform(3, 4.5)),
+        mix(rng, -1.35, -1.0, d),
+    )
     extra = oncoming(rng, path, 1, 1) if rng.random() < 0.4 else []
-    return Draft(path, v, [cyclist] + extra, limit=v * 1.1, offsets=(0.0, 1.0, 1.8, 2.4), intent="pass the cyclist with room, or wait behind")
+    return Draft(
+        path,
+        v,
+        [cyclist] + extra,
+        limit=v * 1.1,
+        offsets=(0.0, 1.0, 1.8, 2.4),
+        intent="pass the cyclist with room, or wait behind",
+    )
 
 
 def parked_truck(rng, d):
@@ -258,8 +427,14 @@ def parked_truck(rng, d):
         when = (s + 5) / v + rng.uniform(0.2, 1.2)
         step_out = lambda t: -3.0 + 1.2 * np.maximum(np.asarray(t) - when + 2.0, 0)
         agents.append(mover("hidden", "pedestrian", path, s + 6.0, lambda t: 0 * np.asarray(t), step_out))
-    return Draft(path, v, agents + (oncoming(rng, path, 1, 1) if rng.random() < 0.3 else []), limit=v * 1.1, offsets=(0.0, 1.2, 2.0, 2.8, 3.5),
-                 intent="pass the parked truck, ready for someone behind it")
+    return Draft(
+        path,
+        v,
+        agents + (oncoming(rng, path, 1, 1) if rng.random() < 0.3 else []),
+        limit=v * 1.1,
+        offsets=(0.0, 1.2, 2.0, 2.8, 3.5),
+        intent="pass the parked truck, ready for someone behind it",
+    )
 
 
 def merge(rng, d):
@@ -267,17 +442,36 @@ def merge(rng, d):
     end = 14 + v * mix(rng, 3.0, 2.0, d)
     fast = mover("fast", "car", path, -mix(rng, 30, 12, d), schedule(v * rng.uniform(1.3, 1.6)), LANE)
     closed = [mover(f"barrier{i}", "barrier", path, end, None, -0.9 + 1.3 * i, np.pi / 2) for i in range(2)]
-    return Draft(path, v, [fast] + closed, limit=v * 1.15, lanes=2, offsets=(0.0, LANE), intent="merge left, with a fast vehicle behind")
+    return Draft(
+        path,
+        v,
+        [fast] + closed,
+        limit=v * 1.15,
+        lanes=2,
+        offsets=(0.0, LANE),
+        intent="merge left, with a fast vehicle behind",
+    )
 
 
 def road_works(rng, d):
     path, v = route((170, 0.0)), rng.uniform(6, 10)
     s = 10 + v * mix(rng, 2.4, 1.6, d)
-    closed = [mover(f"barrier{i}", "barrier", path, s + 7.0 * i, None, rng.uniform(-0.6, 0.0), np.pi / 2) for i in range(3)]
+    closed = [
+        mover(f"barrier{i}", "barrier", path, s + 7.0 * i, None, rng.uniform(-0.6, 0.0), np.pi / 2) for i in range(3)
+    ]
     cones = [mover(f"cone{i}", "cone", path, s - 5 + 3.0 * i, None, -1.5 + 0.35 * i) for i in range(4)]
     free = rng.random() < 0.8
     other = [] if free else [mover("oncoming", "car", path, s + 25, schedule(-6.0), LANE)]
-    return Draft(path, v, closed + cones + other, limit=v * 1.05, lanes=1 + free, opposing=1, offsets=(0.0, LANE), intent="around the barriers")
+    return Draft(
+        path,
+        v,
+        closed + cones + other,
+        limit=v * 1.05,
+        lanes=1 + free,
+        opposing=1,
+        offsets=(0.0, LANE),
+        intent="around the barriers",
+    )
 
 
 def night(rng, d):
@@ -287,22 +481,39 @@ def night(rng, d):
     return draft
 
 
-MAKERS = dict(cruise=cruise, lead_braking=lead_braking, cut_in=cut_in, slow_leader=slow_leader, curve=curve, unprotected_turn=unprotected_turn,
-              right_turn=right_turn, red_light=red_light, green_light=green_light, pedestrian_crossing=pedestrian_crossing,
-              cyclist_alongside=cyclist_alongside, parked_truck=parked_truck, merge=merge, road_works=road_works, night=night)
+MAKERS = dict(
+    cruise=cruise,
+    lead_braking=lead_braking,
+    cut_in=cut_in,
+    slow_leader=slow_leader,
+    curve=curve,
+    unprotected_turn=unprotected_turn,
+    right_turn=right_turn,
+    red_light=red_light,
+    green_light=green_light,
+    pedestrian_crossing=pedestrian_crossing,
+    cyclist_alongside=cyclist_alongside,
+    parked_truck=parked_truck,
+    merge=merge,
+    road_works=road_works,
+    night=night,
+)
 FAMILIES = tuple(MAKERS)
 
 # %% ../../nbs/00_scene/21_town.ipynb #9e9a3bc6
-GOALS, LIMITS = np.array([0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0]), ((1.0, 1.0), (1.9, 2.0), (1.9, 3.4))  # of the limit; m/s² up, down
+GOALS, LIMITS = (
+    np.array([0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0]),
+    ((1.0, 1.0), (1.9, 2.0), (1.9, 3.4)),
+)  # of the limit; m/s² up, down
 JERK, DT, N = 3.5, 0.1, 50
 
 
-def speed_plans(
-    v0,
-    a0,
-    limit,
-):  # s (C, 51), v (C, 51), a (C, 51) at 10 Hz
-    "Ways to change speed."
+def speed_plans(v0, a0, limit):
+    """Ways to change speed.
+
+    Returns:
+        s (C, 51), v (C, 51), a (C, 51) at 10 Hz
+    """
     goal = np.repeat(GOALS * limit, len(LIMITS))
     up, down = np.tile(np.array(LIMITS), (len(GOALS), 1)).T
     s, v, a = (np.zeros((len(goal), N + 1)) for _ in range(3))
@@ -315,13 +526,25 @@ def speed_plans(
     return s, v, a
 
 
-def moves(draft):  # list of (metres to the left, metres that the move takes)
-    "The expert's lateral options."
-    return [(l, reach) for l in draft.offsets for reach in (np.maximum(np.array([1.6, 2.3, 3.4]) * draft.v0, [9, 12, 18]) if l else (1.0,))]
+def moves(draft):
+    """The expert's lateral options.
+
+    Returns:
+        list of (metres to the left, metres that the move takes)
+    """
+    return [
+        (l, reach)
+        for l in draft.offsets
+        for reach in (np.maximum(np.array([1.6, 2.3, 3.4]) * draft.v0, [9, 12, 18]) if l else (1.0,))
+    ]
 
 
-def driven(draft, s, v, a, l, reach):  # poses (C, 51, 3) of the rear axle in world coordinates, cost (C,)
-    "Ways along the path with one lateral move, and how much the expert dislikes each apart from safety."
+def driven(draft, s, v, a, l, reach):
+    """Ways along the path with one lateral move, and how much the expert dislikes each apart from safety.
+
+    Returns:
+        poses (C, 51, 3) of the rear axle in world coordinates, cost (C,)
+    """
     bend = np.abs(np.interp(s[:, :41], draft.path.s, np.gradient(draft.path.heading, draft.path.s)))
     sideways = np.maximum((v[:, :41] ** 2 * bend).max(1) - 2.0, 0)  # m/s² over what feels good in a bend
     offset = l * ease(s / reach)
@@ -331,15 +554,23 @@ def driven(draft, s, v, a, l, reach):  # poses (C, 51, 3) of the rear axle in wo
     return poses, -s[:, 40] + 0.4 * np.maximum(-a.min(1) - 2.0, 0) + 0.25 * abs(l) + 8 * sideways
 
 
-def candidates(draft):  # poses (C, 51, 3) of the rear axle, v (C, 51), cost (C,)
-    "All plans of the expert: its speed plans for the first lateral move, then for the next."
+def candidates(draft):
+    """All plans of the expert: its speed plans for the first lateral move, then for the next.
+
+    Returns:
+        poses (C, 51, 3) of the rear axle, v (C, 51), cost (C,)
+    """
     s, v, a = speed_plans(draft.v0, draft.a0, draft.limit)
     poses, cost = zip(*(driven(draft, s, v, a, *m) for m in moves(draft)), strict=True)
     return np.concatenate(poses), np.tile(v, (len(poses), 1)), np.concatenate(cost)
 
 
-def danger(draft, poses, v, road, since=0.0):  # (C,) how soon after `since` something goes wrong: 0 never, larger is sooner
-    "Contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed."
+def danger(draft, poses, v, road, since=0.0):
+    """Contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed.
+
+    Returns:
+        (C,) how soon after `since` something goes wrong: 0 never, larger is sooner
+    """
     steps = np.arange(0, 41)
     half = np.array([(EGO_FRONT + EGO_REAR) / 2, EGO_WIDTH / 2])
     first = np.full(len(poses), 99)
@@ -350,7 +581,9 @@ def danger(draft, poses, v, road, since=0.0):  # (C,) how soon after `since` som
         ego[..., 1] += shift * np.sin(ego[..., 2])
         for agent in draft.agents:
             own = np.array([agent.length / 2, agent.width / 2])
-            t = np.minimum(since + (steps * DT + look * DT), TIMES[-1])  # who has come to the end of his script stays there
+            t = np.minimum(
+                since + (steps * DT + look * DT), TIMES[-1]
+            )  # who has come to the end of his script stays there
             at = np.repeat(agent.poses, len(t), 0) if len(agent.times) == 1 else agent.along(t)
             near = np.hypot(ego[..., 0] - at[:, 0], ego[..., 1] - at[:, 1]) < np.hypot(*half) + np.hypot(*own) + 0.5
             c, k = np.nonzero(near)
@@ -365,31 +598,46 @@ def danger(draft, poses, v, road, since=0.0):  # (C,) how soon after `since` som
     off = ~shapely.contains_xy(road, x, y).all(-1)
     for line in draft.stops:
         s, _ = draft.path.project(poses[:, steps][..., :2])
-        if since: s[:, -1] += 4.0 * v[:, steps[-1]]  # who looks far ahead does not roll towards a red line either
+        if since:
+            s[:, -1] += 4.0 * v[:, steps[-1]]  # who looks far ahead does not roll towards a red line either
         off |= (s + EGO_FRONT > line) & (s[:, :1] + EGO_FRONT <= line)
     first = np.minimum(first, np.where(off.any(1), off.argmax(1), 99))
     return np.where(first == 99, 0, 50 - first)
 
 # %% ../../nbs/00_scene/21_town.ipynb #456ea13f
-def road_of(draft):  # list[Area]
-    "The map of a draft, in world coordinates."
-    if draft.lanes: base = straight_road(draft.path, -85, 150, draft.lanes, draft.opposing)
-    else: base = [lane(draft.path, "lane0", -80, 2, 0.0)]
+def road_of(draft):
+    """The map of a draft, in world coordinates.
+
+    Returns:
+        list[Area]
+    """
+    if draft.lanes:
+        base = straight_road(draft.path, -85, 150, draft.lanes, draft.opposing)
+    else:
+        base = [lane(draft.path, "lane0", -80, 2, 0.0)]
     return base + draft.areas
 
 
-def solve(draft):  # expert poses (51, 3) and eight seconds (81, 3) in world coordinates, None if no plan is safe
-    "The best safe plan, and the best one that stays safe for eight seconds."
+def solve(draft):
+    """The best safe plan, and the best one that stays safe for eight seconds.
+
+    Returns:
+        expert poses (51, 3) and eight seconds (81, 3) in world coordinates, None if no plan is safe
+    """
     road = shapely.union_all([a.polygon for a in road_of(draft) if a.kind in ("roadblock", "intersection")])
     shapely.prepare(road)
     poses, v, cost = candidates(draft)
     bad = danger(draft, poses, v, road)
-    best = np.argsort(np.where(bad > 0, np.inf, cost), kind="stable")[:(bad == 0).sum()]
+    best = np.argsort(np.where(bad > 0, np.inf, cost), kind="stable")[: (bad == 0).sum()]
     return (poses[best[0]], far_sighted(draft, poses, best, road)) if len(best) else None
 
 
-def carry_on(draft, k, road):  # poses (41, 3) from 4 s to 8 s, how soon something goes wrong
-    "Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s."
+def carry_on(draft, k, road):
+    """Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s.
+
+    Returns:
+        poses (41, 3) from 4 s to 8 s, how soon something goes wrong
+    """
     n = len(GOALS) * len(LIMITS)
     s, v, a = (x[k % n, 40] for x in speed_plans(draft.v0, draft.a0, draft.limit))
     more, v, a = speed_plans(v, a, draft.limit)
@@ -399,45 +647,92 @@ def carry_on(draft, k, road):  # poses (41, 3) from 4 s to 8 s, how soon somethi
     return poses[best, :41], bad[best]
 
 
-def far_sighted(draft, poses, plans, road):  # (81, 3)
-    "The first of these plans, the best first, that can be carried on safely to 8 s; if none can, the one that is safe for longest."
+def far_sighted(draft, poses, plans, road):
+    """The first of these plans, the best first, that can be carried on safely to 8 s; if none can, the one that is
+    safe for longest.
+
+    Returns:
+        (81, 3)
+    """
     least = np.inf
     for k in plans:
         rest, bad = carry_on(draft, k, road)
-        if bad < least: least, found = bad, np.concatenate([poses[k, :41], rest[1:]])
-        if not bad: break
+        if bad < least:
+            least, found = bad, np.concatenate([poses[k, :41], rest[1:]])
+        if not bad:
+            break
     return found
 
 
-def finish(draft, expert, future, id, family, meta):  # Scene
-    "The draft in the ego's frame."
+def finish(draft, expert, future, id, family, meta):
+    """The draft in the ego's frame.
+
+    Returns:
+        Scene
+    """
     origin = draft.path.at(0.0)
     t = TIMES[TIMES <= 0]
     a = min(draft.a0, draft.v0 / 5)  # it was moving forward five seconds ago, too
     past = to_frame(draft.path.at(draft.v0 * t + a * t**2 / 2), origin)
     c, s = np.cos(origin[2]), np.sin(origin[2])
     turn = lambda v: v @ np.array([[c, -s], [s, c]])
-    agents = [Agent(x.id, x.type, x.length, x.width, x.height, x.times, to_frame(x.poses, origin), turn(x.velocity)) for x in draft.agents]
-    areas = [Area(x.id, x.kind, to_frame(shapely.get_coordinates(x.polygon)[:-1], origin),
-                  to_frame(x.centerline, origin) if len(x.centerline) else (), x.on_route) for x in road_of(draft)]
-    lights = [Light(x.id, [*to_frame(x.position[:2], origin), x.position[2]], float(wrap_angle(x.heading - origin[2])), x.times, x.states, x.lane_ids,
-                    to_frame(x.stop_line, origin)) for x in draft.lights]
+    agents = [
+        Agent(x.id, x.type, x.length, x.width, x.height, x.times, to_frame(x.poses, origin), turn(x.velocity))
+        for x in draft.agents
+    ]
+    areas = [
+        Area(
+            x.id,
+            x.kind,
+            to_frame(shapely.get_coordinates(x.polygon)[:-1], origin),
+            to_frame(x.centerline, origin) if len(x.centerline) else (),
+            x.on_route,
+        )
+        for x in road_of(draft)
+    ]
+    lights = [
+        Light(
+            x.id,
+            [*to_frame(x.position[:2], origin), x.position[2]],
+            float(wrap_angle(x.heading - origin[2])),
+            x.times,
+            x.states,
+            x.lane_ids,
+            to_frame(x.stop_line, origin),
+        )
+        for x in draft.lights
+    ]
     line = to_frame(draft.path.at(np.arange(-20.0, 121.0)), origin)
     near = draft.path.at(np.array([0.0, 1.0]))[:, 2]
     steering = float(np.arctan(3.089 * wrap_angle(near[1] - near[0])))
-    return Scene(id, "toy", Ego(t, past, (draft.v0, 0.0), (a, 0.0), steering), draft.command, agents, Map(areas, line, draft.limit), lights,
-                 toy_cameras(), Trajectory(to_frame(expert[5:41:5], origin)), family, draft.night,
-                 meta | dict(intent=draft.intent, future=to_frame(future[5::5], origin).round(4).tolist()))
+    return Scene(
+        id,
+        "toy",
+        Ego(t, past, (draft.v0, 0.0), (a, 0.0), steering),
+        draft.command,
+        agents,
+        Map(areas, line, draft.limit),
+        lights,
+        toy_cameras(),
+        Trajectory(to_frame(expert[5:41:5], origin)),
+        family,
+        draft.night,
+        meta | dict(intent=draft.intent, future=to_frame(future[5::5], origin).round(4).tolist()),
+    )
 
 
-def make_scene(
-    family,  # one of FAMILIES
-    seed,  # any integer, not negative
-    difficulty=0.5,  # 0 leaves time and room, 1 does not
-) -> Scene:
-    "One situation; the same arguments always give the same scene."
-    if family not in MAKERS: raise ValueError(f"family: {family!r} is not one of {', '.join(FAMILIES)}")
-    if not 0 <= difficulty <= 1: raise ValueError(f"difficulty: {difficulty} is not in [0, 1]")
+def make_scene(family, seed, difficulty=0.5) -> Scene:
+    """One situation; the same arguments always give the same scene.
+
+    Args:
+        family: one of FAMILIES
+        seed: any integer, not negative
+        difficulty: 0 leaves time and room, 1 does not
+    """
+    if family not in MAKERS:
+        raise ValueError(f"family: {family!r} is not one of {', '.join(FAMILIES)}")
+    if not 0 <= difficulty <= 1:
+        raise ValueError(f"difficulty: {difficulty} is not in [0, 1]")
     for attempt in range(50):
         rng = np.random.default_rng([FAMILIES.index(family), int(seed), attempt])
         draft = MAKERS[family](rng, difficulty)
@@ -449,18 +744,34 @@ def make_scene(
     raise RuntimeError(f"{family}, seed {seed}, difficulty {difficulty}: no solvable scene in 50 draws")
 
 
-def scenes(
-    n,
-    seed=0,  # of the first scene; the next ones count up
-    families=FAMILIES,
-    difficulty=(0.0, 1.0),  # drawn evenly from this range
-):  # list[Scene], the families in turn
-    "Many situations."
+def scenes(n, seed=0, families=FAMILIES, difficulty=(0.0, 1.0)):
+    """Many situations.
+
+    Args:
+        seed: of the first scene; the next ones count up
+        difficulty: drawn evenly from this range
+
+    Returns:
+        list[Scene], the families in turn
+    """
     low, high = (difficulty, difficulty) if np.isscalar(difficulty) else difficulty
-    return [make_scene(families[i % len(families)], seed + i, round(float(np.random.default_rng(seed + i).uniform(low, high)), 3)) for i in range(n)]
+    return [
+        make_scene(
+            families[i % len(families)], seed + i, round(float(np.random.default_rng(seed + i).uniform(low, high)), 3)
+        )
+        for i in range(n)
+    ]
 
 # %% ../../nbs/00_scene/21_town.ipynb #05859208
 GIVES = dict(
-    images="painted, at any size", past_images="painted, 5 s", ego_past="5 s", agents_future="8 s",
-    expert="yes", map="yes", centerline="yes",
-    lights="yes", command="yes", speed_limit="yes")
+    images="painted, at any size",
+    past_images="painted, 5 s",
+    ego_past="5 s",
+    agents_future="8 s",
+    expert="yes",
+    map="yes",
+    centerline="yes",
+    lights="yes",
+    command="yes",
+    speed_limit="yes",
+)

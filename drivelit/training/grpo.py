@@ -11,26 +11,31 @@ import numpy as np
 import torch
 
 # %% ../../nbs/40_training/20_grpo.ipynb #1e97d58b
-def turn_rewards(
-    p,  # PDM Scores, NaN where a plan could not be read
-    f,  # format scores, NaN where there was no turn
-    w_p=0.8,
-    w_f=0.2,
-):  # array like p
-    "MTDrive eq. 2."
+def turn_rewards(p, f, w_p=0.8, w_f=0.2):
+    """MTDrive eq. 2.
+
+    Args:
+        p: PDM Scores, NaN where a plan could not be read
+        f: format scores, NaN where there was no turn
+
+    Returns:
+        array like p
+    """
     p, f = np.asarray(p, float), np.asarray(f, float)
     return w_p * np.where(np.isnan(p) & ~np.isnan(f), 0.0, p) + w_f * f
 
 # %% ../../nbs/40_training/20_grpo.ipynb #33f418a9
 def _normalised(values, groups, std, eps):
     "Values (B, K), NaN ignored, normalised over each group of rows together."
-    if std not in ("population", "sample"): raise ValueError(f"std: {std!r} is not 'population' or 'sample'")
+    if std not in ("population", "sample"):
+        raise ValueError(f"std: {std!r} is not 'population' or 'sample'")
     out = np.full(values.shape, np.nan)
     for g in np.unique(groups):
         rows = groups == g
         v = values[rows]
         n = (~np.isnan(v)).sum()
-        if not n: continue
+        if not n:
+            continue
         mean = np.nansum(v) / n
         spread = np.sqrt(np.nansum((v - mean) ** 2) / max(n - (std == "sample"), 1))
         out[rows] = np.where(np.isnan(v), np.nan, 0.0 if spread < 1e-8 else (v - mean) / (spread + eps))
@@ -39,31 +44,44 @@ def _normalised(values, groups, std, eps):
 
 def _checked(rewards, groups):
     rewards, groups = np.atleast_2d(np.asarray(rewards, float)), np.asarray(groups)
-    if rewards.shape[:1] != groups.shape: raise ValueError(f"{len(rewards)} rows of rewards, {len(groups)} group numbers")
-    if np.isnan(rewards).all(1).any(): raise ValueError(f"rewards[{int(np.isnan(rewards).all(1).argmax())}]: an episode without a turn")
+    if rewards.shape[:1] != groups.shape:
+        raise ValueError(f"{len(rewards)} rows of rewards, {len(groups)} group numbers")
+    if np.isnan(rewards).all(1).any():
+        raise ValueError(f"rewards[{int(np.isnan(rewards).all(1).argmax())}]: an episode without a turn")
     return rewards, groups
 
 
-def sequence_advantages(
-    rewards,  # (B, J) turn rewards, NaN where an episode had no turn j
-    groups,  # (B,) which rows belong together
-    std="population",
-    eps=1e-6,
-):  # (B, J)
-    "GRPO: the mean of the turn rewards, compared in the group, for all turns."
+def sequence_advantages(rewards, groups, std="population", eps=1e-6):
+    """GRPO: the mean of the turn rewards, compared in the group, for all turns.
+
+    Args:
+        rewards: (B, J) turn rewards, NaN where an episode had no turn j
+        groups: (B,) which rows belong together
+
+    Returns:
+        (B, J)
+    """
     rewards, groups = _checked(rewards, groups)
     a = _normalised(np.nanmean(rewards, 1, keepdims=True), groups, std, eps)
     return np.where(np.isnan(rewards), np.nan, a)
 
 # %% ../../nbs/40_training/20_grpo.ipynb #c2b72b2a
-def turn_advantages(rewards, groups, std="population", eps=1e-6):  # (B, J)
-    "mtGRPO, eq. 3: each turn against the same turn of the group."
+def turn_advantages(rewards, groups, std="population", eps=1e-6):
+    """mtGRPO, eq. 3: each turn against the same turn of the group.
+
+    Returns:
+        (B, J)
+    """
     rewards, groups = _checked(rewards, groups)
-    return np.concatenate([_normalised(rewards[:, j:j + 1], groups, std, eps) for j in range(rewards.shape[1])], 1)
+    return np.concatenate([_normalised(rewards[:, j : j + 1], groups, std, eps) for j in range(rewards.shape[1])], 1)
 
 # %% ../../nbs/40_training/20_grpo.ipynb #d4067c90
-def cross_turn_advantages(rewards, groups, std="population", eps=1e-6):  # (B, J)
-    "mtGRPO across turns: each turn against all turns of the group."
+def cross_turn_advantages(rewards, groups, std="population", eps=1e-6):
+    """mtGRPO across turns: each turn against all turns of the group.
+
+    Returns:
+        (B, J)
+    """
     rewards, groups = _checked(rewards, groups)
     return _normalised(rewards, groups, std, eps)
 
@@ -71,20 +89,31 @@ def cross_turn_advantages(rewards, groups, std="population", eps=1e-6):  # (B, J
 ADVANTAGES = dict(sequence=sequence_advantages, turn=turn_advantages, cross_turn=cross_turn_advantages)
 
 # %% ../../nbs/40_training/20_grpo.ipynb #0d9c7dea
-def spread_to_tokens(
-    advantages,  # (B, J)
-    turn,  # (B, T) int: the turn of each token, -1 for what the policy did not say
-):  # (B, T) float32, 0 where turn < 0
-    "The advantage of each token."
+def spread_to_tokens(advantages, turn):
+    """The advantage of each token.
+
+    Args:
+        advantages: (B, J)
+        turn: (B, T) int: the turn of each token, -1 for what the policy did not say
+
+    Returns:
+        (B, T) float32, 0 where turn < 0
+    """
     a, turn = torch.as_tensor(np.nan_to_num(np.asarray(advantages, float)), dtype=torch.float32), torch.as_tensor(turn)
-    if turn.max() >= a.shape[1]: raise ValueError(f"turn {int(turn.max())} has no advantage: there are {a.shape[1]}")
+    if turn.max() >= a.shape[1]:
+        raise ValueError(f"turn {int(turn.max())} has no advantage: there are {a.shape[1]}")
     return a.to(turn.device).gather(1, turn.clamp(min=0).long()) * (turn >= 0)
 
 # %% ../../nbs/40_training/20_grpo.ipynb #53229bf5
-def k3(
-    logp,  # of the policy
-    reference,  # of the reference policy
-):  # same shape, at least 0
-    "The k3 estimate of KL(policy || reference)."
+def k3(logp, reference):
+    """The k3 estimate of KL(policy || reference).
+
+    Args:
+        logp: of the policy
+        reference: of the reference policy
+
+    Returns:
+        same shape, at least 0
+    """
     d = reference - logp
     return torch.exp(d) - d - 1

@@ -24,26 +24,34 @@ class ProfileError(ValueError):
     "A profile, a key, a value or a parameter is wrong; the text names the file, the section, the key and the nearest right one."
 
 
-def _key(
-    default,  # value; its type is the key's type
-    unit="",  # what it means
-    low=None,  # smallest value allowed
-    high=None,  # largest value allowed
-    choices=(),  # allowed words
-    of="",  # the system that it is for; "": all
-):  # dataclass field
+def _key(default, unit="", low=None, high=None, choices=(), of=""):
+    """
+    Args:
+        default: value; its type is the key's type
+        unit: what it means
+        low: smallest value allowed
+        high: largest value allowed
+        choices: allowed words
+        of: the system that it is for; "": all
+
+    Returns:
+        dataclass field
+    """
     return field(default=default, metadata=dict(unit=unit, low=low, high=high, choices=choices, of=of))
 
 # %% ../../nbs/40_training/00_profiles.ipynb #06b48295
 @dataclass(frozen=True)
 class Profile:
     "The numbers of one run, typed; `load_profile` checks them, and `origin` says where each comes from."
+
     system: str
     name: str
     model: str = _key("toy", "'toy', a name on the hub or a folder")
     source: str = _key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
     image_size: tuple = _key((168, 84), "width, height in pixels", low=28)
-    perception: str = _key("oracle", "which future the agent judges with", choices=("oracle", "kinematic"), of="mtdrive")
+    perception: str = _key(
+        "oracle", "which future the agent judges with", choices=("oracle", "kinematic"), of="mtdrive"
+    )
     turns: int = _key(6, "plans in an episode, at most", low=1)
     tokens: int = _key(2400, "tokens in an episode, at most", low=1)
     new_tokens: int = _key(96, "tokens in an answer, at most", low=1)
@@ -53,14 +61,28 @@ class Profile:
     data_two_turn: int = _key(0, "samples; 0: as many as the scenes give", low=0, of="mtdrive")
     data_multi_turn: int = _key(0, "samples; 0: as many as the scenes give", low=0, of="mtdrive")
     data_understanding: int = _key(0, "samples; 0: as many as the scenes give", low=0, of="mtdrive")
-    data_vqa: int = _key(0, "question-answer pairs for domain alignment; 0: as many as the scenes give", low=0, of="driveagent")
-    data_thoughts: int = _key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0, of="driveagent")
+    data_vqa: int = _key(
+        0, "question-answer pairs for domain alignment; 0: as many as the scenes give", low=0, of="driveagent"
+    )
+    data_thoughts: int = _key(
+        0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0, of="driveagent"
+    )
     align_steps: int = _key(0, "updates of domain alignment; 0: none", low=0, of="driveagent")
-    align_first: bool = _key(True, "agents start from the aligned model; one more starts without, or with it if this is no", of="driveagent")
+    align_first: bool = _key(
+        True, "agents start from the aligned model; one more starts without, or with it if this is no", of="driveagent"
+    )
     calls: int = _key(0, "tool calls in an episode, at most", low=0, of="driveagent")
-    depth: str = _key("exact", "of the depth tool: 'exact' (the toy town's), or Depth Anything V2 by name or folder", of="driveagent")
-    detector: str = _key("exact", "of the detection tool: 'exact' (the annotations), a URL, or OWLv2 by name or folder", of="driveagent")
-    teacher: str = _key("scripted", "who writes thoughts, questions and answers: 'scripted', or NAME@URL of a served model", of="driveagent")
+    depth: str = _key(
+        "exact", "of the depth tool: 'exact' (the toy town's), or Depth Anything V2 by name or folder", of="driveagent"
+    )
+    detector: str = _key(
+        "exact", "of the detection tool: 'exact' (the annotations), a URL, or OWLv2 by name or folder", of="driveagent"
+    )
+    teacher: str = _key(
+        "scripted",
+        "who writes thoughts, questions and answers: 'scripted', or NAME@URL of a served model",
+        of="driveagent",
+    )
     judge: str = _key("scripted", "who scores them", of="driveagent")
     reader_small: str = _key("scripted", "the small model of the necessity assessment", of="driveagent")
     reader_large: str = _key("scripted", "the large one", of="driveagent")
@@ -99,93 +121,139 @@ class Profile:
 KEYS = {f.name: f for f in fields(Profile) if f.name not in ("system", "name", "origin")}
 
 # %% ../../nbs/40_training/00_profiles.ipynb #4a0bd19e
-def nearest(
-    name,  # what was written
-    names,  # what exists
-):  # str: the most similar of `names`
-    "The right name that a misspelt one most likely stands for."
+def nearest(name, names):
+    """The right name that a misspelt one most likely stands for.
+
+    Args:
+        name: what was written
+        names: what exists
+
+    Returns:
+        str: the most similar of `names`
+    """
     return difflib.get_close_matches(str(name), [str(n) for n in names], n=1, cutoff=0.0)[0]
 
 
 def _number(value, kind):
-    if isinstance(value, str): value = kind(value)  # ValueError says why
-    if isinstance(value, bool) or not isinstance(value, (int, kind)): raise ValueError(f"a {type(value).__name__}")
-    if not math.isfinite(value): raise ValueError("not finite")
+    if isinstance(value, str):
+        value = kind(value)  # ValueError says why
+    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+        raise ValueError(f"a {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError("not finite")
     return kind(value)
 
 # %% ../../nbs/40_training/00_profiles.ipynb #e3119f85
 WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
-def convert(
-    value,  # text or a Python value
-    kind,  # int, float, bool, str or tuple (of integers)
-):  # a value of this type; ValueError, TypeError or OverflowError if there is none
-    "Read a value strictly."
-    if kind in (int, float): return _number(value, kind)
+def convert(value, kind):
+    """Read a value strictly.
+
+    Args:
+        value: text or a Python value
+        kind: int, float, bool, str or tuple (of integers)
+
+    Returns:
+        a value of this type; ValueError, TypeError or OverflowError if there is none
+    """
+    if kind in (int, float):
+        return _number(value, kind)
     if kind is tuple:
         parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
         return tuple(_number(p, int) for p in parts)
     if kind is bool:
-        if isinstance(value, str): value = WORDS.get(value.lower())
-        if not isinstance(value, bool): raise ValueError(f"none of {', '.join(WORDS)}")
+        if isinstance(value, str):
+            value = WORDS.get(value.lower())
+        if not isinstance(value, bool):
+            raise ValueError(f"none of {', '.join(WORDS)}")
         return value
-    if not isinstance(value, str) or not value: raise ValueError("no text")
+    if not isinstance(value, str) or not value:
+        raise ValueError("no text")
     return value
 
 # %% ../../nbs/40_training/00_profiles.ipynb #88639d94
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a word", tuple: "whole numbers with commas"}
 
 
-def checked(
-    key,  # a name
-    value,  # text or a Python value
-    place,  # where it was written, for the error
-):  # the typed value
-    "A key's value; ProfileError with the nearest key, the type, the range or the choices."
-    if key not in KEYS: raise ProfileError(f"{place}: unknown key {key!r}; the nearest is {nearest(key, KEYS)!r}")
+def checked(key, value, place):
+    """A key's value; ProfileError with the nearest key, the type, the range or the choices.
+
+    Args:
+        key: a name
+        value: text or a Python value
+        place: where it was written, for the error
+
+    Returns:
+        the typed value
+    """
+    if key not in KEYS:
+        raise ProfileError(f"{place}: unknown key {key!r}; the nearest is {nearest(key, KEYS)!r}")
     f = KEYS[key]
-    try: out = convert(value, f.type)
+    try:
+        out = convert(value, f.type)
     except (ValueError, TypeError, OverflowError) as e:
         raise ProfileError(f"{place}: {key} = {str(value)[:60]!r} is not {KINDS[f.type]} ({str(e)[:80]})") from None
     choices, low = f.metadata["choices"], f.metadata["low"]
     if choices and out not in choices:
-        raise ProfileError(f"{place}: {key} = {out[:60]!r} is none of {', '.join(choices)}; the nearest is {nearest(out, choices)!r}")
+        raise ProfileError(
+            f"{place}: {key} = {out[:60]!r} is none of {', '.join(choices)}; the nearest is {nearest(out, choices)!r}"
+        )
     for n in out if isinstance(out, tuple) else (out,):
-        if low is not None and n < low: raise ProfileError(f"{place}: {key} = {n} is below {low}")
+        if low is not None and n < low:
+            raise ProfileError(f"{place}: {key} = {n} is below {low}")
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #2a66bebb
 SETTINGS = Path(importlib.util.find_spec("drivelit").origin).parent / "settings.ini"  # an installed wheel has it, too
 
 
-def read_sections(
-    path,  # an ini file
-):  # dict: section -> {key: (text, remark)}
-    "The sections of a file of profiles."
-    ini = configparser.ConfigParser(interpolation=None, default_section="\0", comment_prefixes=("#",), delimiters=("=",))
+def read_sections(path):
+    """The sections of a file of profiles.
+
+    Args:
+        path: an ini file
+
+    Returns:
+        dict: section -> {key: (text, remark)}
+    """
+    ini = configparser.ConfigParser(
+        interpolation=None, default_section="\0", comment_prefixes=("#",), delimiters=("=",)
+    )
     ini.optionxform = str
-    try: ini.read_string(Path(path).read_text(encoding="utf-8"), source=str(path))
-    except (OSError, UnicodeDecodeError, configparser.Error) as e: raise ProfileError(f"{path}: {' '.join(str(e).split())[:200]}") from None
+    try:
+        ini.read_string(Path(path).read_text(encoding="utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError, configparser.Error) as e:
+        raise ProfileError(f"{path}: {' '.join(str(e).split())[:200]}") from None
     split = lambda text: tuple(p.strip() for p in (re.split(r"\s#\s", text, maxsplit=1) + [""])[:2])
     return {s: {k: split(v) for k, v in ini[s].items()} for s in ini.sections()}
 
 
-def profile_names(
-    system=None,  # only this system's
-    settings=SETTINGS,  # an ini file
-):  # list of 'system.profile'
-    "What `settings.ini` holds."
+def profile_names(system=None, settings=SETTINGS):
+    """What `settings.ini` holds.
+
+    Args:
+        system: only this system's
+        settings: an ini file
+
+    Returns:
+        list of 'system.profile'
+    """
     return [s for s in read_sections(settings) if system is None or s.startswith(f"{system}.")]
 
 # %% ../../nbs/40_training/00_profiles.ipynb #f1aec73c
-def load_profile(
-    system,  # 'mtdrive'
-    name="laptop",  # 'smoke', 'laptop', 'paper'
-    settings=SETTINGS,  # an ini file with sections [system.profile]
-    **overrides,  # keys of Profile; None: as the profile says
-):  # Profile
-    "The numbers of a run: the section of the file, then the overrides, every one checked. Raises ProfileError."
+def load_profile(system, name="laptop", settings=SETTINGS, **overrides):
+    """The numbers of a run: the section of the file, then the overrides, every one checked. Raises ProfileError.
+
+    Args:
+        system: 'mtdrive'
+        name: 'smoke', 'laptop', 'paper'
+        settings: an ini file with sections [system.profile]
+        **overrides: keys of Profile; None: as the profile says
+
+    Returns:
+        Profile
+    """
     sections, section = read_sections(settings), f"{system}.{name}"
     if section not in sections:
         hint = f"the nearest is [{nearest(section, sections)}]" if sections else "the file has no sections"
@@ -195,38 +263,62 @@ def load_profile(
         values[key] = checked(key, text, f"{settings} [{section}]")
         origin[key] = f"[{section}]" + (f" {remark}" if remark else "")
     for key, value in overrides.items():
-        if key in KEYS and value is None: continue
+        if key in KEYS and value is None:
+            continue
         values[key], origin[key] = checked(key, value, "override"), "override"
     profile = Profile(system, name, origin={k: origin.get(k, "default") for k in KEYS}, **values)
     problems = conflicts(profile)
-    if problems: raise ProfileError(f"{settings} [{section}]: {'; '.join(problems)}")
+    if problems:
+        raise ProfileError(f"{settings} [{section}]: {'; '.join(problems)}")
     return profile
 
 # %% ../../nbs/40_training/00_profiles.ipynb #8b6f3d4e
-def image_tokens(
-    size,  # (width, height) pixels
-):  # int
-    "Tokens of one image in Qwen2.5-VL: one for each 28 x 28 pixels."
+def image_tokens(size):
+    """Tokens of one image in Qwen2.5-VL: one for each 28 x 28 pixels.
+
+    Args:
+        size: (width, height) pixels
+
+    Returns:
+        int
+    """
     return max(1, round(size[0] / 28)) * max(1, round(size[1] / 28))
 
 
 HELPERS = ("teacher", "judge", "reader_small", "reader_large")
 
 
-def conflicts(
-    p,  # Profile
-):  # list of sentences, empty if the keys fit together
-    "What is wrong with the keys taken together."
+def conflicts(p):
+    """What is wrong with the keys taken together.
+
+    Args:
+        p: Profile
+
+    Returns:
+        list of sentences, empty if the keys fit together
+    """
     out = []
-    if len(p.image_size) != 2: out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
-    elif p.model == "toy" and any(n % 28 for n in p.image_size): out.append(f"image_size: {p.image_size} is no multiple of 28")
+    if len(p.image_size) != 2:
+        out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
+    elif p.model == "toy" and any(n % 28 for n in p.image_size):
+        out.append(f"image_size: {p.image_size} is no multiple of 28")
     elif (need := image_tokens(p.image_size) * (1 + p.calls) + p.turns * p.new_tokens) > p.tokens:
-        out.append(f"tokens: {p.tokens} cannot hold {1 + p.calls} pictures and {p.turns} answers of {p.new_tokens} ({need})")
-    if p.rl_batch % p.rl_mini_batch: out.append(f"rl_mini_batch: {p.rl_mini_batch} does not divide rl_batch {p.rl_batch}")
-    out += [f"{k}: {v!r} is neither 'scripted' nor NAME@URL" for k in HELPERS if (v := getattr(p, k)) != "scripted" and not re.fullmatch(r"[^@]+@.+", v)]
-    if p.w_p + p.w_f <= 0: out.append("w_p, w_f: both are 0, so nothing is rewarded")
-    if p.sft_epochs and p.sft_steps: out.append("sft_epochs, sft_steps: one of them must be 0")
-    if p.sft_epochs and not samples(p): out.append("sft_epochs: needs data_single, data_two_turn, data_multi_turn, data_understanding or data_thoughts")
+        out.append(
+            f"tokens: {p.tokens} cannot hold {1 + p.calls} pictures and {p.turns} answers of {p.new_tokens} ({need})"
+        )
+    if p.rl_batch % p.rl_mini_batch:
+        out.append(f"rl_mini_batch: {p.rl_mini_batch} does not divide rl_batch {p.rl_batch}")
+    out += [
+        f"{k}: {v!r} is neither 'scripted' nor NAME@URL"
+        for k in HELPERS
+        if (v := getattr(p, k)) != "scripted" and not re.fullmatch(r"[^@]+@.+", v)
+    ]
+    if p.w_p + p.w_f <= 0:
+        out.append("w_p, w_f: both are 0, so nothing is rewarded")
+    if p.sft_epochs and p.sft_steps:
+        out.append("sft_epochs, sft_steps: one of them must be 0")
+    if p.sft_epochs and not samples(p):
+        out.append("sft_epochs: needs data_single, data_two_turn, data_multi_turn, data_understanding or data_thoughts")
     return out
 
 
@@ -235,27 +327,56 @@ def samples(p):
     return p.data_single + p.data_two_turn + p.data_multi_turn + p.data_understanding + p.data_thoughts
 
 # %% ../../nbs/40_training/00_profiles.ipynb #8bc3a445
-def steps(
-    p,  # Profile
-):  # dict of counts
-    "Updates, episodes and epochs that follow from a profile."
+def steps(p):
+    """Updates, episodes and epochs that follow from a profile.
+
+    Args:
+        p: Profile
+
+    Returns:
+        dict of counts
+    """
     sft = p.sft_steps or math.ceil(samples(p) * p.sft_epochs / p.sft_batch)
-    return dict(sft_updates=sft, sft_samples=sft * p.sft_batch, rl_episodes=p.rl_steps * p.rl_batch * p.group,
-                rl_updates=p.rl_steps * p.rl_batch // p.rl_mini_batch * p.num_iterations,
-                rl_epochs=p.rl_steps * p.rl_batch / p.rl_scenes)
+    return dict(
+        sft_updates=sft,
+        sft_samples=sft * p.sft_batch,
+        rl_episodes=p.rl_steps * p.rl_batch * p.group,
+        rl_updates=p.rl_steps * p.rl_batch // p.rl_mini_batch * p.num_iterations,
+        rl_epochs=p.rl_steps * p.rl_batch / p.rl_scenes,
+    )
 
 # %% ../../nbs/40_training/00_profiles.ipynb #c0e04963
 HUB = {  # shapes of Qwen2.5-VL's language and vision parts, as in the checkpoints' config.json
-    "Qwen/Qwen2.5-VL-3B-Instruct": dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
-                                        num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True),
-    "Qwen/Qwen2.5-VL-7B-Instruct": dict(hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28,
-                                        num_key_value_heads=4, vocab_size=152_064, tie_word_embeddings=False)}
+    "Qwen/Qwen2.5-VL-3B-Instruct": dict(
+        hidden_size=2048,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        vocab_size=151_936,
+        tie_word_embeddings=True,
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": dict(
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152_064,
+        tie_word_embeddings=False,
+    ),
+}
 
 
-def model_config(
-    model,  # 'toy', a key of HUB or a folder with config.json
-):  # Qwen2_5_VLConfig
-    "The configuration of a profile's model, without its weights."
+def model_config(model):
+    """The configuration of a profile's model, without its weights.
+
+    Args:
+        model: 'toy', a key of HUB or a folder with config.json
+
+    Returns:
+        Qwen2_5_VLConfig
+    """
     from transformers import AutoConfig, Qwen2_5_VLConfig
 
     if model == "toy":
@@ -263,54 +384,97 @@ def model_config(
 
         return load_policy("toy").model.config
     if model in HUB:
-        vision = dict(hidden_size=1280, depth=32, num_heads=16, intermediate_size=3420, out_hidden_size=HUB[model]["hidden_size"])
-        return Qwen2_5_VLConfig(text_config=HUB[model], vision_config=vision, tie_word_embeddings=HUB[model]["tie_word_embeddings"])
+        vision = dict(
+            hidden_size=1280, depth=32, num_heads=16, intermediate_size=3420, out_hidden_size=HUB[model]["hidden_size"]
+        )
+        return Qwen2_5_VLConfig(
+            text_config=HUB[model], vision_config=vision, tie_word_embeddings=HUB[model]["tie_word_embeddings"]
+        )
     if not (Path(model) / "config.json").is_file():
-        raise ProfileError(f"model: {model!r} is no folder with a config.json; names that need none here: toy, {', '.join(HUB)}")
+        raise ProfileError(
+            f"model: {model!r} is no folder with a config.json; names that need none here: toy, {', '.join(HUB)}"
+        )
     return AutoConfig.from_pretrained(model)
 
 # %% ../../nbs/40_training/00_profiles.ipynb #c7e307bd
-def count_weights(
-    config,  # Qwen2_5_VLConfig
-):  # int
-    "The number of weights, counted on PyTorch's meta device: nothing is allocated."
+def count_weights(config):
+    """The number of weights, counted on PyTorch's meta device: nothing is allocated.
+
+    Args:
+        config: Qwen2_5_VLConfig
+
+    Returns:
+        int
+    """
     import torch
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    with torch.device("meta"): model = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.device("meta"):
+        model = Qwen2_5_VLForConditionalGeneration(config)
     return sum(p.numel() for p in model.parameters())
 
 # %% ../../nbs/40_training/00_profiles.ipynb #21113ec7
-def memory(
-    p,  # Profile
-    stage="sft",  # or 'rl'
-    config=None,  # Qwen2_5_VLConfig; default: the model's
-    gpus=None,  # default: the profile's for this stage
-):  # dict of GB on each device: weights, gradients, adam, reference, activations, logits
-    "A rough estimate of the memory of one device in training, all weights trained, sharded over the devices (formula in the notebook)."
+def memory(p, stage="sft", config=None, gpus=None):
+    """A rough estimate of the memory of one device in training, all weights trained, sharded over the devices (formula
+    in the notebook).
+
+    Args:
+        p: Profile
+        stage: or 'rl'
+        config: Qwen2_5_VLConfig; default: the model's
+        gpus: default: the profile's for this stage
+
+    Returns:
+        dict of GB on each device: weights, gradients, adam, reference, activations, logits
+    """
     config = config or model_config(p.model)
     n, g, text = count_weights(config), max(1, gpus or getattr(p, f"{stage}_gpus")), config.text_config
     b = 2 if p.precision == "bf16" else 4
     tokens, layer = p.micro_batch * p.tokens, 17 * b * text.hidden_size
     kept = text.num_hidden_layers * b * text.hidden_size + layer if p.checkpointing else text.num_hidden_layers * layer
-    parts = dict(weights=b * n / g, gradients=b * n / g, adam=(12 if b == 2 else 8) * n / g,
-                 reference=b * n / g if stage == "rl" and p.kl else 0.0, activations=tokens * kept, logits=tokens * text.vocab_size * 8)
+    parts = dict(
+        weights=b * n / g,
+        gradients=b * n / g,
+        adam=(12 if b == 2 else 8) * n / g,
+        reference=b * n / g if stage == "rl" and p.kl else 0.0,
+        activations=tokens * kept,
+        logits=tokens * text.vocab_size * 8,
+    )
     return {k: v / 1e9 for k, v in parts.items()}
 
 # %% ../../nbs/40_training/00_profiles.ipynb #8d02f3b4
-def launch(
-    p,  # Profile
-    notebook="nbs/50_mtdrive/30_run.ipynb",  # the run notebook
-    module="drivelit.mtdrive.stages",  # what torchrun starts on each GPU
-    parameters=None,  # dict of papermill parameters
-    kinds=None,  # dict: stage of the run -> "sft", "rl", or "" for one process
-):  # list of command lines, from the root of the repository
-    "How the run is started: by its notebook on one machine; with GPUs in the profile also stage by stage, on several machines."
-    given = {"profile": p.name} | {k: v for k, v in (parameters or {}).items() if v is not None and k not in ("plan", "out")}
+def launch(p, notebook="nbs/50_mtdrive/30_run.ipynb", module="drivelit.mtdrive.stages", parameters=None, kinds=None):
+    """How the run is started: by its notebook on one machine; with GPUs in the profile also stage by stage, on several
+    machines.
+
+    Args:
+        p: Profile
+        notebook: the run notebook
+        module: what torchrun starts on each GPU
+        parameters: dict of papermill parameters
+        kinds: dict: stage of the run -> "sft", "rl", or "" for one process
+
+    Returns:
+        list of command lines, from the root of the repository
+    """
+    given = {"profile": p.name} | {
+        k: v for k, v in (parameters or {}).items() if v is not None and k not in ("plan", "out")
+    }
     words = [w for k, v in given.items() for w in ("-p", k, str(v))]
     folder = (parameters or {}).get("out") or f"runs/{p.system}-{p.name}"
     folder = shlex.quote(folder) if Path(folder).is_absolute() else f'"$PWD/{folder}"'
-    start = shlex.join(["papermill", str(notebook), f"runs/{p.name}.ipynb", "-k", "python3", "--cwd", str(Path(notebook).parent), *words])
+    start = shlex.join(
+        [
+            "papermill",
+            str(notebook),
+            f"runs/{p.name}.ipynb",
+            "-k",
+            "python3",
+            "--cwd",
+            str(Path(notebook).parent),
+            *words,
+        ]
+    )
     out = [f"mkdir -p runs; {start} -p out {folder}"]
     for stage, kind in (kinds or {}).items() if p.sft_gpus + p.rl_gpus else ():
         gpus = getattr(p, f"{kind}_gpus") if kind else 0
@@ -319,71 +483,118 @@ def launch(
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #32b927a7
-def notes(
-    p,  # Profile
-    gb,  # dict stage -> dict of GB, from `memory`
-    module,  # what torchrun starts
-):  # list of sentences
-    "What this machine lacks for the run, and what may not fit."
+def notes(p, gb, module):
+    """What this machine lacks for the run, and what may not fit.
+
+    Args:
+        p: Profile
+        gb: dict stage -> dict of GB, from `memory`
+        module: what torchrun starts
+
+    Returns:
+        list of sentences
+    """
     out = []
     source = os.path.expandvars(p.source)
-    if p.source != "toy" and "$" in source: out.append(f"source: {source} is not set in the environment")
-    elif p.source != "toy" and not Path(source).is_dir(): out.append(f"source: there is no folder {source} here")
-    if p.model in HUB: out.append(f"model: {p.model} is read from the hub or its cache at the start")
-    out += [f"{k}: {v.partition('@')[0]} must be served at {v.partition('@')[2]}" for k in HELPERS if "@" in (v := getattr(p, k))]
+    if p.source != "toy" and "$" in source:
+        out.append(f"source: {source} is not set in the environment")
+    elif p.source != "toy" and not Path(source).is_dir():
+        out.append(f"source: there is no folder {source} here")
+    if p.model in HUB:
+        out.append(f"model: {p.model} is read from the hub or its cache at the start")
+    out += [
+        f"{k}: {v.partition('@')[0]} must be served at {v.partition('@')[2]}"
+        for k in HELPERS
+        if "@" in (v := getattr(p, k))
+    ]
     for stage, parts in gb.items():
         if p.gpu_memory and sum(parts.values()) > p.gpu_memory:
             out.append(f"{stage}: about {sum(parts.values()):.0f} GB a GPU, more than gpu_memory = {p.gpu_memory:g}")
     if p.sft_gpus + p.rl_gpus:
-        try: found = importlib.util.find_spec(module)
-        except ModuleNotFoundError: found = None
-        if not found: out.append(f"launch: there is no module {module} here")
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if not found:
+            out.append(f"launch: there is no module {module} here")
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #8cd13455
-def plan(
-    p,  # Profile
-    notebook="nbs/50_mtdrive/30_run.ipynb",  # the run notebook
-    module="drivelit.mtdrive.stages",  # what torchrun starts on each GPU
-    parameters=None,  # dict of papermill parameters, to be repeated in the command
-    kinds=None,  # as in `launch`
-):  # str: a page to print
-    "Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands, notes."
+def plan(p, notebook="nbs/50_mtdrive/30_run.ipynb", module="drivelit.mtdrive.stages", parameters=None, kinds=None):
+    """Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands,
+    notes.
+
+    Args:
+        p: Profile
+        notebook: the run notebook
+        module: what torchrun starts on each GPU
+        parameters: dict of papermill parameters, to be repeated in the command
+        kinds: as in `launch`
+
+    Returns:
+        str: a page to print
+    """
     show = lambda v: ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
-    page = [f"{p.system}.{p.name}", "", *(f"  {k:<20}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}" for k, f in KEYS.items()
-                                          if f.metadata["of"] in ("", p.system) or p.origin.get(k, "default") != "default")]
+    page = [
+        f"{p.system}.{p.name}",
+        "",
+        *(
+            f"  {k:<20}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}"
+            for k, f in KEYS.items()
+            if f.metadata["of"] in ("", p.system) or p.origin.get(k, "default") != "default"
+        ),
+    ]
     n = steps(p)
-    page += ["", f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
-             f"  reinforcement: {p.rl_steps:,} steps of {p.rl_batch * p.group:,} episodes, {n['rl_updates']:,} updates, "
-             f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {p.rl_scenes:,} scenes",
-             f"  tokens: {image_tokens(p.image_size):,} a picture, {1 + p.calls} at most, + {p.turns} x {p.new_tokens} of answers, "
-             f"at most {p.tokens:,} an episode and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement"]
+    page += [
+        "",
+        f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
+        f"  reinforcement: {p.rl_steps:,} steps of {p.rl_batch * p.group:,} episodes, {n['rl_updates']:,} updates, "
+        f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {p.rl_scenes:,} scenes",
+        f"  tokens: {image_tokens(p.image_size):,} a picture, {1 + p.calls} at most, + {p.turns} x {p.new_tokens} of answers, "
+        f"at most {p.tokens:,} an episode and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement",
+    ]
     config = model_config(p.model)
     gb = {s: memory(p, s, config) for s in ("sft", "rl")}
     for stage, parts in gb.items():
-        page.append(f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
-                    + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v))
+        page.append(
+            f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
+            + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v)
+        )
     page += ["", *(f"  $ {c}" for c in launch(p, notebook, module, parameters, kinds))]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb, module))])
 
 # %% ../../nbs/40_training/00_profiles.ipynb #ff9dee96
-def notebook_parameters(
-    notebook,  # path of an .ipynb with a cell tagged `parameters`
-):  # list of names
-    "The parameters that a notebook declares."
+def notebook_parameters(notebook):
+    """The parameters that a notebook declares.
+
+    Args:
+        notebook: path of an .ipynb with a cell tagged `parameters`
+
+    Returns:
+        list of names
+    """
     from papermill import inspect_notebook
 
     names = list(inspect_notebook(str(notebook)))
-    if not names: raise ProfileError(f"{notebook}: no cell tagged 'parameters'")
+    if not names:
+        raise ProfileError(f"{notebook}: no cell tagged 'parameters'")
     return names
 
 
-def check_parameters(
-    given,  # names (or a dict by name) that were given
-    allowed,  # names, or a run notebook that declares them
-):  # None
-    "Refuse a parameter that the notebook does not know, naming the nearest; names with an underscore in front are IPython's own."
+def check_parameters(given, allowed):
+    """Refuse a parameter that the notebook does not know, naming the nearest; names with an underscore in front are
+    IPython's own.
+
+    Args:
+        given: names (or a dict by name) that were given
+        allowed: names, or a run notebook that declares them
+
+    Returns:
+        None
+    """
     allowed = notebook_parameters(allowed) if isinstance(allowed, (str, Path)) else list(allowed)
     for name in given:
         if not str(name).startswith("_") and name not in allowed:
-            raise ProfileError(f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)})")
+            raise ProfileError(
+                f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)})"
+            )

@@ -27,69 +27,105 @@ from trl import SFTConfig, SFTTrainer
 IGNORE = -100
 
 
-def with_images(
-    row,  # {"messages": [...], "images": [...]}: image parts of the messages carry no picture, the list does, in order
-):  # messages
-    "The messages of a row, each image in its place."
+def with_images(row):
+    """The messages of a row, each image in its place.
+
+    Args:
+        row: {"messages": [...], "images": [...]}: image parts of the messages carry no picture, the list
+            does, in order
+
+    Returns:
+        messages
+    """
     images = iter(row.get("images") or [])
     fill = lambda p: p if p["type"] != "image" or "image" in p else p | {"image": next(images)}
-    return [m if isinstance(m["content"], str) else m | {"content": [fill(p) for p in m["content"]]} for m in row["messages"]]
+    return [
+        m if isinstance(m["content"], str) else m | {"content": [fill(p) for p in m["content"]]}
+        for m in row["messages"]
+    ]
 
 
-def encode_row(
-    policy,  # Policy
-    row,  # as for with_images
-    last_turn_only=False,  # learn from the last answer only
-):  # ids, labels, images
-    "A conversation as a row of ids and labels."
+def encode_row(policy, row, last_turn_only=False):
+    """A conversation as a row of ids and labels.
+
+    Args:
+        policy: Policy
+        row: as for with_images
+        last_turn_only: learn from the last answer only
+
+    Returns:
+        ids, labels, images
+    """
     messages, ids, labels, shown = with_images(row), [], [], []
     for k, message in enumerate(messages):
         so_far = policy.encode(messages[: k + 1], add_generation_prompt=message["role"] != "assistant")
-        new, learn = so_far.input_ids[len(ids):], message["role"] == "assistant" and (not last_turn_only or k + 1 == len(messages))
-        if message["role"] == "assistant": new = new[: new.index(policy.tokenizer.eos_token_id) + 1]
+        new, learn = (
+            so_far.input_ids[len(ids) :],
+            message["role"] == "assistant" and (not last_turn_only or k + 1 == len(messages)),
+        )
+        if message["role"] == "assistant":
+            new = new[: new.index(policy.tokenizer.eos_token_id) + 1]
         ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
     return ids, labels, shown
 
 # %% ../../nbs/40_training/10_sft.ipynb #f993878f
-def batches(
-    lengths,  # of the rows
-    batch,  # rows in a batch
-    steps,  # batches wanted
-    seed=0,
-    pool=16,  # so many batches are sorted together
-):  # (steps, batch) row numbers
-    "Shuffled batches of rows of like length; each row comes once an epoch."
+def batches(lengths, batch, steps, seed=0, pool=16):
+    """Shuffled batches of rows of like length; each row comes once an epoch.
+
+    Args:
+        lengths: of the rows
+        batch: rows in a batch
+        steps: batches wanted
+        pool: so many batches are sorted together
+
+    Returns:
+        (steps, batch) row numbers
+    """
     rng, out, lengths = np.random.default_rng(seed), [], np.asarray(lengths)
     left = np.array([], int)
     while len(out) < steps:
-        while len(left) < batch * pool: left = np.concatenate([left, rng.permutation(len(lengths))])
-        some, left = left[: batch * pool], left[batch * pool:]
+        while len(left) < batch * pool:
+            left = np.concatenate([left, rng.permutation(len(lengths))])
+        some, left = left[: batch * pool], left[batch * pool :]
         some = some[np.argsort(lengths[some], kind="stable")].reshape(-1, batch)
         out += list(some[rng.permutation(len(some))])
     return np.array(out[:steps])
 
 # %% ../../nbs/40_training/10_sft.ipynb #215251d1
-def first_process(): return os.environ.get("RANK", "0") == "0"
+def first_process():
+    return os.environ.get("RANK", "0") == "0"
 
 
-def last_checkpoint(
-    out,  # folder of the run
-):  # Path or None; incomplete checkpoints are removed
-    "The newest complete checkpoint."
+def last_checkpoint(out):
+    """The newest complete checkpoint.
+
+    Args:
+        out: folder of the run
+
+    Returns:
+        Path or None; incomplete checkpoints are removed
+    """
     found = sorted(Path(out).glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
     whole = [p for p in found if (p / "complete").exists()]
     for p in found:
-        if p not in whole and first_process(): shutil.rmtree(p)
+        if p not in whole and first_process():
+            shutil.rmtree(p)
     return whole[-1] if whole else None
 
 
-def read_metrics(out):  # list of dicts
-    "The lines of metrics.jsonl; a line that was cut off by a kill is left out."
+def read_metrics(out):
+    """The lines of metrics.jsonl; a line that was cut off by a kill is left out.
+
+    Returns:
+        list of dicts
+    """
     path = Path(out) / "metrics.jsonl"
     rows = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        try: rows.append(json.loads(line))
-        except json.JSONDecodeError: break
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
     return rows
 
 
@@ -99,37 +135,54 @@ class Survive(TrainerCallback):
     def __init__(self, out, resume_step=0):
         self.path = Path(out) / "metrics.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not first_process(): return
+        if not first_process():
+            return
         kept = [r for r in read_metrics(out) if r["step"] <= resume_step]
         new = self.path.with_suffix(".new")
         new.write_text("".join(json.dumps(r) + "\n" for r in kept))
         os.replace(new, self.path)  # the old lines or the new ones, never none
 
     def on_log(self, args, state, control, logs=None, **_):
-        if not state.is_world_process_zero or not logs or "train_runtime" in logs: return
+        if not state.is_world_process_zero or not logs or "train_runtime" in logs:
+            return
         with self.path.open("a") as f:
-            f.write(json.dumps(dict(step=state.global_step) | {k: v for k, v in logs.items() if isinstance(v, (int, float))}) + "\n")
-            f.flush(); os.fsync(f.fileno())
+            f.write(
+                json.dumps(
+                    dict(step=state.global_step) | {k: v for k, v in logs.items() if isinstance(v, (int, float))}
+                )
+                + "\n"
+            )
+            f.flush()
+            os.fsync(f.fileno())
 
     def on_save(self, args, state, control, **_):
-        if not state.is_world_process_zero: return
+        if not state.is_world_process_zero:
+            return
         here = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         (here / "complete").touch()
         for p in Path(args.output_dir).glob("checkpoint-*"):
-            if p != here: (p / "complete").unlink(missing_ok=True); shutil.rmtree(p)
+            if p != here:
+                (p / "complete").unlink(missing_ok=True)
+                shutil.rmtree(p)
 
 
-def plot_metrics(
-    out,  # folder with metrics.jsonl
-    keys,  # which to draw
-    path=None,  # picture file; default: out/metrics.png
-):  # the path
-    "The curves of a run as a picture."
+def plot_metrics(out, keys, path=None):
+    """The curves of a run as a picture.
+
+    Args:
+        out: folder with metrics.jsonl
+        keys: which to draw
+        path: picture file; default: out/metrics.png
+
+    Returns:
+        the path
+    """
     rows = read_metrics(out)
     figure = Figure(figsize=(3.2 * len(keys), 2.6), dpi=80, layout="tight")
     for ax, key in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys, strict=True):
         points = [(r["step"], r[key]) for r in rows if key in r]
-        if points: ax.plot(*zip(*points, strict=True))
+        if points:
+            ax.plot(*zip(*points, strict=True))
         ax.set(title=key, xlabel="step")
     path = Path(path or Path(out) / "metrics.png")
     figure.savefig(path)
@@ -139,9 +192,11 @@ def plot_metrics(
 class LoadsWeights:
     """Resume with the checkpoint's weights. Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`), and the
     trainer's own loading skips names that it does not know without a word: the run would go on from the weights that it was given."""
+
     def _load_from_checkpoint(self, folder, model=None):
         model = model or self.model
-        if hasattr(model, "peft_config"): return super()._load_from_checkpoint(folder, model)
+        if hasattr(model, "peft_config"):
+            return super()._load_from_checkpoint(folder, model)
         model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
 
 
@@ -153,78 +208,140 @@ def labelled_only():
 
 class _InOrder(LoadsWeights, SFTTrainer):
     "SFTTrainer that takes the rows in the given order."
-    def _get_train_sampler(self, *_): return SequentialSampler(self.train_dataset)
+
+    def _get_train_sampler(self, *_):
+        return SequentialSampler(self.train_dataset)
 
     def compute_loss(self, *args, **kwargs):
-        with labelled_only(): return super().compute_loss(*args, **kwargs)
+        with labelled_only():
+            return super().compute_loss(*args, **kwargs)
 
 
-def collator(
-    policy,
-    rows,  # sequence of rows: asked for their pictures when their batch comes
-    encoded,  # list of (ids, labels), one for each row
-):  # function from a list of {"labels": row number} to a batch
-    "Pads ids and labels on the right and adds the pixels."
+def collator(policy, rows, encoded):
+    """Pads ids and labels on the right and adds the pixels.
+
+    Args:
+        rows: sequence of rows: asked for their pictures when their batch comes
+        encoded: list of (ids, labels), one for each row
+
+    Returns:
+        function from a list of {"labels": row number} to a batch
+    """
+
     def collate(chosen):
         numbers = [c["labels"] for c in chosen]
         images = [policy._images(with_images(rows[n])) for n in numbers]
         batch = policy.collate([encoded[n][0] for n in numbers], images, pad="right")
         labels = torch.full_like(batch["input_ids"], IGNORE)
-        for i, n in enumerate(numbers): labels[i, : len(encoded[n][1])] = torch.tensor(encoded[n][1])
+        for i, n in enumerate(numbers):
+            labels[i, : len(encoded[n][1])] = torch.tensor(encoded[n][1])
         return {k: v.cpu() for k, v in batch.items()} | dict(labels=labels)
 
     return collate
 
 
 def train_sft(
-    policy,  # Policy; its model is trained in place
-    rows,  # sequence of {"messages", "images"}; rows[i] may open its pictures anew each time
-    out,  # folder for checkpoints, metrics.jsonl and metrics.png
+    policy,
+    rows,
+    out,
     *,
-    steps=None,  # updates; or
-    epochs=None,  # passes over the rows
+    steps=None,
+    epochs=None,
     lr=1e-3,
-    batch=32,  # rows in an update, over all devices
-    micro_batch=None,  # rows in one forward pass on one device; default: all of them
-    warmup=0.05,  # share of the steps
+    batch=32,
+    micro_batch=None,
+    warmup=0.05,
     schedule="cosine",
     seed=0,
     last_turn_only=False,
-    resume=True,  # go on from the newest complete checkpoint in `out`
+    resume=True,
     save_steps=100,
-    max_length=11_500,  # tokens; a longer row is an error
-    peft_config=None,  # a LoraConfig: train adapters only
+    max_length=11_500,
+    peft_config=None,
     bf16=False,
-    checkpointing=False,  # recompute activations in the backward pass: less memory, more time
-):  # dict: steps, loss of the last tenth, tokens
-    "Supervised tuning; the policy in `out/final` can be loaded again."
+    checkpointing=False,
+):
+    """Supervised tuning; the policy in `out/final` can be loaded again.
+
+    Args:
+        policy: Policy; its model is trained in place
+        rows: sequence of {"messages", "images"}; rows[i] may open its pictures anew each time
+        out: folder for checkpoints, metrics.jsonl and metrics.png
+        steps: updates; or
+        epochs: passes over the rows
+        batch: rows in an update, over all devices
+        micro_batch: rows in one forward pass on one device; default: all of them
+        warmup: share of the steps
+        resume: go on from the newest complete checkpoint in `out`
+        max_length: tokens; a longer row is an error
+        peft_config: a LoraConfig: train adapters only
+        checkpointing: recompute activations in the backward pass: less memory, more time
+
+    Returns:
+        dict: steps, loss of the last tenth, tokens
+    """
     out = Path(out)
     encoded = [encode_row(policy, rows[i], last_turn_only)[:2] for i in range(len(rows))]
-    if not encoded: raise ValueError("no rows to train on")
+    if not encoded:
+        raise ValueError("no rows to train on")
     long = max(range(len(encoded)), key=lambda i: len(encoded[i][0]))
-    if len(encoded[long][0]) > max_length: raise ValueError(f"row {long}: {len(encoded[long][0])} tokens, max_length is {max_length}")
+    if len(encoded[long][0]) > max_length:
+        raise ValueError(f"row {long}: {len(encoded[long][0])} tokens, max_length is {max_length}")
     steps = steps or int(np.ceil(len(encoded) * epochs / batch))
     world = int(os.environ.get("WORLD_SIZE", 1))
-    if batch % world: raise ValueError(f"batch {batch} cannot be shared out to {world} processes")
+    if batch % world:
+        raise ValueError(f"batch {batch} cannot be shared out to {world} processes")
     micro = min(micro_batch or batch, batch // world)
-    while batch // world % micro: micro -= 1
+    while batch // world % micro:
+        micro -= 1
     order = batches([len(r[0]) for r in encoded], batch, steps, seed).ravel()
     start = last_checkpoint(out) if resume else None
     args = SFTConfig(
-        output_dir=str(out), max_steps=steps, per_device_train_batch_size=micro, gradient_accumulation_steps=batch // (micro * world), learning_rate=lr,
-        warmup_steps=int(np.ceil(warmup * steps)), lr_scheduler_type=schedule, weight_decay=0.0, adam_beta2=0.98, seed=seed, logging_steps=10,
-        save_steps=save_steps, report_to=[], remove_unused_columns=False, max_length=None, bf16=bf16, use_cpu=policy.device.type == "cpu",
-        dataset_kwargs=dict(skip_prepare_dataset=True), dataloader_pin_memory=False,
-        disable_tqdm=not sys.stderr.isatty(), activation_checkpointing=checkpointing, eos_token=policy.tokenizer.eos_token)
-    trainer = _InOrder(model=policy.model, args=args, train_dataset=Dataset.from_dict(dict(labels=order)), data_collator=collator(policy, rows, encoded),
-                       processing_class=policy.tokenizer, peft_config=peft_config,
-                       callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])
+        output_dir=str(out),
+        max_steps=steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=batch // (micro * world),
+        learning_rate=lr,
+        warmup_steps=int(np.ceil(warmup * steps)),
+        lr_scheduler_type=schedule,
+        weight_decay=0.0,
+        adam_beta2=0.98,
+        seed=seed,
+        logging_steps=10,
+        save_steps=save_steps,
+        report_to=[],
+        remove_unused_columns=False,
+        max_length=None,
+        bf16=bf16,
+        use_cpu=policy.device.type == "cpu",
+        dataset_kwargs=dict(skip_prepare_dataset=True),
+        dataloader_pin_memory=False,
+        disable_tqdm=not sys.stderr.isatty(),
+        activation_checkpointing=checkpointing,
+        eos_token=policy.tokenizer.eos_token,
+    )
+    trainer = _InOrder(
+        model=policy.model,
+        args=args,
+        train_dataset=Dataset.from_dict(dict(labels=order)),
+        data_collator=collator(policy, rows, encoded),
+        processing_class=policy.tokenizer,
+        peft_config=peft_config,
+        callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)],
+    )
     trainer.remove_callback(PrinterCallback)  # the file has it all
-    trainer.model_accepts_loss_kwargs = True  # the mean is over the update's tokens and not over each forward pass: TRL counts them if told to
+    trainer.model_accepts_loss_kwargs = (
+        True  # the mean is over the update's tokens and not over each forward pass: TRL counts them if told to
+    )
     policy.model = trainer.model
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     policy.model.eval()
     policy.save(out / "final")
     plot_metrics(out, ["loss", "mean_token_accuracy"])
     tail = [r["loss"] for r in read_metrics(out) if "loss" in r and r["step"] > 0.9 * steps]
-    return dict(steps=steps, loss=float(np.mean(tail)) if tail else None, rows=len(encoded), tokens=int(sum(len(encoded[i][0]) for i in order)))
+    return dict(
+        steps=steps,
+        loss=float(np.mean(tail)) if tail else None,
+        rows=len(encoded),
+        tokens=int(sum(len(encoded[i][0]) for i in order)),
+    )

@@ -30,11 +30,16 @@ from ..scene.town import scenes as toy_scenes
 from .profiles import Profile, load_profile
 
 # %% ../../nbs/40_training/40_stages.ipynb #5ce535e3
-def write_json(
-    path,  # file
-    value,  # JSON-able
-):  # the path
-    "Write a file that is either complete or absent."
+def write_json(path, value):
+    """Write a file that is either complete or absent.
+
+    Args:
+        path: file
+        value: JSON-able
+
+    Returns:
+        the path
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
@@ -43,25 +48,40 @@ def write_json(
     return path
 
 
-def start(
-    out,  # the run's folder
-    profile,  # Profile
-):  # the folder
-    "Write run.json, or hold the profile against the one that the folder was started with."
+def start(out, profile):
+    """Write run.json, or hold the profile against the one that the folder was started with.
+
+    Args:
+        out: the run's folder
+        profile: Profile
+
+    Returns:
+        the folder
+    """
     path, now = Path(out) / "run.json", json.loads(json.dumps(asdict(profile)))
     if path.exists():
         was = json.loads(path.read_text())
         changed = [k for k in now if now[k] != was.get(k)]
         if new := [k for k in now if k not in was]:
-            raise ValueError(f"{path}: another version of drivelit started this run, its profile has no {new[0]!r}; choose another folder")
-        if changed: raise ValueError(f"{path}: this run was started with {changed[0]} = {was.get(changed[0])!r}, not {now[changed[0]]!r}; "
-                                     "choose another folder, or resume with the same values")
-    else: write_json(path, now)
+            raise ValueError(
+                f"{path}: another version of drivelit started this run, its profile has no {new[0]!r}; choose another folder"
+            )
+        if changed:
+            raise ValueError(
+                f"{path}: this run was started with {changed[0]} = {was.get(changed[0])!r}, not {now[changed[0]]!r}; "
+                "choose another folder, or resume with the same values"
+            )
+    else:
+        write_json(path, now)
     return Path(out)
 
 
-def run_profile(out):  # Profile
-    "The profile that a run was started with."
+def run_profile(out):
+    """The profile that a run was started with.
+
+    Returns:
+        Profile
+    """
     values = json.loads((Path(out) / "run.json").read_text())
     return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
@@ -69,18 +89,28 @@ def run_profile(out):  # Profile
 HELDOUT_SEED = 1_000_000
 
 
-def read_folder(
-    source,  # folder of scene files
-    limit,  # at most this many
-):  # list[Scene]
-    "The scenes of a folder, in the order of their names."
+def read_folder(source, limit):
+    """The scenes of a folder, in the order of their names.
+
+    Args:
+        source: folder of scene files
+        limit: at most this many
+
+    Returns:
+        list[Scene]
+    """
     files = sorted(Path(source).glob("*.json"))[:limit]
-    if not files: raise FileNotFoundError(f"{source}: no scene files (*.json) in this folder")
+    if not files:
+        raise FileNotFoundError(f"{source}: no scene files (*.json) in this folder")
     return [from_json(f) for f in files]
 
 
-def make_scenes(profile):  # dict with train and heldout, lists of Scene
-    "The scenes that a profile names."
+def make_scenes(profile):
+    """The scenes that a profile names.
+
+    Returns:
+        dict with train and heldout, lists of Scene
+    """
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         return {k: toy_scenes(n, seed=HELDOUT_SEED if k == "heldout" else 0) for k, n in sizes.items()}
@@ -88,13 +118,21 @@ def make_scenes(profile):  # dict with train and heldout, lists of Scene
     return {k: read_folder(source / k, n) for k, n in sizes.items()}
 
 
-def load_scenes(out, split):  # list[Scene]
-    "The scenes of a run, as its stage `scenes` wrote them."
+def load_scenes(out, split):
+    """The scenes of a run, as its stage `scenes` wrote them.
+
+    Returns:
+        list[Scene]
+    """
     return pickle.loads((Path(out) / "scenes" / f"{split}.pkl").read_bytes())
 
 
-def write_scenes(out, profile):  # dict of lists of Scene
-    "Make the scenes of a run and keep them."
+def write_scenes(out, profile):
+    """Make the scenes of a run and keep them.
+
+    Returns:
+        dict of lists of Scene
+    """
     made = make_scenes(profile)
     for split, scenes in made.items():
         (Path(out) / "scenes").mkdir(parents=True, exist_ok=True)
@@ -106,19 +144,34 @@ def device_of(profile):
     "Where this process computes: the GPU of its rank, or the CPU."
     import torch
 
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() and profile.sft_gpus + profile.rl_gpus else "cpu"
+    return (
+        f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        if torch.cuda.is_available() and profile.sft_gpus + profile.rl_gpus
+        else "cpu"
+    )
 
 
-def load(
-    name_or_path,  # what `load_policy` takes
-    profile,
-    seed=0,
-    text=None,  # tuple of texts for a toy's tokenizer
-    fixed=None,  # tuple of texts that are one token each for a toy
-):  # Policy
-    "A policy where this process trains."
+def load(name_or_path, profile, seed=0, text=None, fixed=None):
+    """A policy where this process trains.
+
+    Args:
+        name_or_path: what `load_policy` takes
+        text: tuple of texts for a toy's tokenizer
+        fixed: tuple of texts that are one token each for a toy
+
+    Returns:
+        Policy
+    """
     dtype = "bfloat16" if profile.precision == "bf16" else None
-    return load_policy(str(name_or_path), seed=seed, image_size=tuple(profile.image_size), device=device_of(profile), dtype=dtype, text=text, fixed=fixed)
+    return load_policy(
+        str(name_or_path),
+        seed=seed,
+        image_size=tuple(profile.image_size),
+        device=device_of(profile),
+        dtype=dtype,
+        text=text,
+        fixed=fixed,
+    )
 
 # %% ../../nbs/40_training/40_stages.ipynb #d2319e78
 def _with_parent():
@@ -126,7 +179,8 @@ def _with_parent():
     parent = os.getppid()
 
     def watch():
-        while os.getppid() == parent: time.sleep(1)
+        while os.getppid() == parent:
+            time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -134,15 +188,27 @@ def _with_parent():
 
 @dataclass(frozen=True)
 class Stages:
-    "The stages of a system's run."
-    module: str  # where `STAGES` stands: stage -> function of (out, profile, seed)
-    needs: dict  # stage -> the stages whose results it reads
-    shared: tuple = ("scenes",)  # stages that are the same for all seeds
+    """The stages of a system's run.
 
-    def order(self, wanted):  # list: the wanted stages and all that they need, prerequisites first
-        "What has to run for these stages."
+    Attributes:
+        module: where `STAGES` stands: stage -> function of (out, profile, seed)
+        needs: stage -> the stages whose results it reads
+        shared: stages that are the same for all seeds
+    """
+
+    module: str
+    needs: dict
+    shared: tuple = ("scenes",)
+
+    def order(self, wanted):
+        """What has to run for these stages.
+
+        Returns:
+            list: the wanted stages and all that they need, prerequisites first
+        """
         unknown = [s for s in wanted if s not in self.needs]
-        if unknown: raise ValueError(f"stage {unknown[0]!r} is not one of {', '.join(self.needs)}")
+        if unknown:
+            raise ValueError(f"stage {unknown[0]!r} is not one of {', '.join(self.needs)}")
         needed, todo = set(), list(wanted)
         while todo:
             stage = todo.pop()
@@ -154,9 +220,11 @@ class Stages:
         "Where a stage writes."
         return Path(out) / stage if stage in self.shared else Path(out) / f"seed-{seed}" / stage
 
-    def is_done(self, out, stage, seed=0): return (self.folder(out, stage, seed) / "done.json").exists()
+    def is_done(self, out, stage, seed=0):
+        return (self.folder(out, stage, seed) / "done.json").exists()
 
-    def result(self, out, stage, seed=0): return json.loads((self.folder(out, stage, seed) / "done.json").read_text())
+    def result(self, out, stage, seed=0):
+        return json.loads((self.folder(out, stage, seed) / "done.json").read_text())
 
     def waiting_on(self, stage):
         "How many stages need it, directly or not."
@@ -170,12 +238,14 @@ class Stages:
     def work(self, out, stage, seed=0):
         "Run one stage of the run in `out`, unless it is done; its result, also in its done.json."
         here = self.folder(out, stage, seed)
-        if self.is_done(out, stage, seed): return self.result(out, stage, seed)
+        if self.is_done(out, stage, seed):
+            return self.result(out, stage, seed)
         here.mkdir(parents=True, exist_ok=True)
         profile, begin = run_profile(out), time.time()
         result = importlib.import_module(self.module).STAGES[stage](Path(out), profile, seed)
         result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
-        if os.environ.get("RANK", "0") == "0": write_json(here / "done.json", result)
+        if os.environ.get("RANK", "0") == "0":
+            write_json(here / "done.json", result)
         return result
 
     def _logged(self, out, stage, seed):
@@ -183,10 +253,13 @@ class Stages:
         log = self.folder(out, stage, seed) / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
-            try: return self.work(out, stage, seed)
+            try:
+                return self.work(out, stage, seed)
             except Exception:
                 traceback.print_exc()
-                raise RuntimeError(f"stage {stage}, seed {seed} stopped; its log: {log}\n{traceback.format_exc(limit=-3)}") from None
+                raise RuntimeError(
+                    f"stage {stage}, seed {seed} stopped; its log: {log}\n{traceback.format_exc(limit=-3)}"
+                ) from None
 
     def _status(self, out, running):
         "How far the running stages are, from their metrics files."
@@ -201,13 +274,18 @@ class Stages:
         "Run stages (default: all) and what they need, in `workers` processes (0: in this one); {(stage, seed): result}."
         names = self.order(list(self.needs) if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
-        if not workers: return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages")}
+        if not workers:
+            return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages")}
         done, results, running = set(), {}, {}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
-        with (ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_with_parent) as pool,
-              tqdm(total=len(jobs), desc="stages", mininterval=1) as bar):
+        with (
+            ProcessPoolExecutor(
+                workers, mp_context=multiprocessing.get_context("spawn"), initializer=_with_parent
+            ) as pool,
+            tqdm(total=len(jobs), desc="stages", mininterval=1) as bar,
+        ):
             while jobs or running:
-                for job in self.ready(jobs, done)[:workers - len(running)]:
+                for job in self.ready(jobs, done)[: workers - len(running)]:
                     jobs.remove(job)
                     running[pool.submit(self._logged, str(out), *job)] = job
                 finished, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
@@ -222,29 +300,44 @@ class Stages:
     def main(self, system):
         "One stage from the command line, so that torchrun can start it: OUT STAGE [--seed N] [--profile NAME]."
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=Stages.main.__doc__)
-        parser.add_argument("out"); parser.add_argument("stage", choices=list(self.needs)); parser.add_argument("--seed", type=int, default=0)
+        parser.add_argument("out")
+        parser.add_argument("stage", choices=list(self.needs))
+        parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--profile", help="starts the folder, if it is a new one")
         given = parser.parse_args()
-        if given.profile and os.environ.get("RANK", "0") == "0": start(given.out, load_profile(system, given.profile))
+        if given.profile and os.environ.get("RANK", "0") == "0":
+            start(given.out, load_profile(system, given.profile))
         print(json.dumps({k: v for k, v in self.work(given.out, given.stage, given.seed).items() if np.isscalar(v)}))
 
 # %% ../../nbs/40_training/40_stages.ipynb #dcf04846
-def cell(
-    v,  # (seeds,) shares
-):  # "71.3 ± 0.8", in per cent
-    "Mean and half range, over the seeds that have a value: a model that writes nothing readable has no score."
+def cell(v):
+    """Mean and half range, over the seeds that have a value: a model that writes nothing readable has no score.
+
+    Args:
+        v: (seeds,) shares
+
+    Returns:
+        "71.3 ± 0.8", in per cent
+    """
     v = 100 * np.asarray(v, float)
-    if len(v) and np.isnan(v).all(): return "none"
+    if len(v) and np.isnan(v).all():
+        return "none"
     v = v[~np.isnan(v)]
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
 
-def verdict(
-    d,  # (seeds,) differences
-):  # "holds", "reversed", "mixed" or "not run"
-    "Whether an order shows in every seed."
+def verdict(d):
+    """Whether an order shows in every seed.
+
+    Args:
+        d: (seeds,) differences
+
+    Returns:
+        "holds", "reversed", "mixed" or "not run"
+    """
     d = np.asarray(d, float)
     return "not run" if not len(d) else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
 
 
-def read_results(path): return json.loads(Path(path).read_text())
+def read_results(path):
+    return json.loads(Path(path).read_text())

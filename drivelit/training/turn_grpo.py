@@ -24,11 +24,16 @@ from .grpo import ADVANTAGES, spread_to_tokens
 from .sft import LoadsWeights, Survive, labelled_only, last_checkpoint, plot_metrics, read_metrics
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #c7e79fd8
-def scene_order(
-    count,  # scenes there are
-    args,  # GRPOConfig
-):  # list of scene numbers, one for each scene played in the run
-    "Permutations of the scenes, one after another, drawn from the seed."
+def scene_order(count, args):
+    """Permutations of the scenes, one after another, drawn from the seed.
+
+    Args:
+        count: scenes there are
+        args: GRPOConfig
+
+    Returns:
+        list of scene numbers, one for each scene played in the run
+    """
     update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     rollouts = -(-args.max_steps * update // (args.generation_batch_size * args.num_iterations))
     need, rng = rollouts * args.generation_batch_size // args.num_generations, np.random.default_rng(args.seed)
@@ -36,17 +41,26 @@ def scene_order(
 
 
 class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
-    "GRPO over episodes of a Task: per-turn rewards, (B, T) advantages, feedback masked, images anywhere."
+    """GRPO over episodes of a Task: per-turn rewards, (B, T) advantages, feedback masked, images anywhere.
+
+    Args:
+        policy: Policy; its model is trained in place
+        task: Task: its steps' rewards have a "reward"
+        scenes: list of what the task understands
+        args: GRPOConfig, see `rl_config`
+        advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
+        engine: default: the policy in this process
+    """
 
     def __init__(
         self,
-        policy,  # Policy; its model is trained in place
-        task,  # Task: its steps' rewards have a "reward"
-        scenes,  # list of what the task understands
-        args,  # GRPOConfig, see `rl_config`
-        advantage_fn,  # (rewards (B, J) with NaN, groups (B,)) -> (B, J)
+        policy,
+        task,
+        scenes,
+        args,
+        advantage_fn,
         *,
-        engine=None,  # default: the policy in this process
+        engine=None,
         max_turns=6,
         max_new_tokens=128,
         max_tokens=11_500,
@@ -57,8 +71,15 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         played = scene_order(len(scenes), args)  # of the whole run: a resumed run must not shuffle anew
         args.shuffle_dataset = False
         rows = Dataset.from_dict(dict(prompt=["" for _ in played], scene=played))
-        super().__init__(model=policy.model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=args, train_dataset=rows,
-                         processing_class=policy.tokenizer, peft_config=peft_config, callbacks=list(callbacks))
+        super().__init__(
+            model=policy.model,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=args,
+            train_dataset=rows,
+            processing_class=policy.tokenizer,
+            peft_config=peft_config,
+            callbacks=list(callbacks),
+        )
         args.beta = self.beta = beta
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
         policy.model = self.model
@@ -73,7 +94,9 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
             episodes, advantages = self._scored(inputs)
-            self._buffered_inputs = [self._batch([episodes[i] for i in rows], advantages[rows]) for rows in self._micro_batches(episodes)]
+            self._buffered_inputs = [
+                self._batch([episodes[i] for i in rows], advantages[rows]) for rows in self._micro_batches(episodes)
+            ]
         return self._buffered_inputs[self._step % count]
 
     def _micro_batches(self, episodes):
@@ -81,14 +104,18 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         order = np.random.default_rng((self.args.seed, self.state.global_step)).permutation(len(episodes))
         updates = order.reshape(-1, self.args.gradient_accumulation_steps * self.args.per_device_train_batch_size)
         length = np.array([len(e.ids) for e in episodes])
-        return np.concatenate([u[np.argsort(length[u], kind="stable")] for u in updates]).reshape(-1, self.args.per_device_train_batch_size)
+        return np.concatenate([u[np.argsort(length[u], kind="stable")] for u in updates]).reshape(
+            -1, self.args.per_device_train_batch_size
+        )
 
     def _scored(self, inputs):
         "Play, reward, compare, write down: the episodes of this process and their advantages (B, turns)."
         episodes = self._play([self.scenes[row["scene"]] for row in inputs])
         local = [self.task.outcome(e) for e in episodes]
         everywhere = gather_object(local) if self.accelerator.num_processes > 1 else local
-        groups = np.arange(len(everywhere)) // self.num_generations  # TRL repeats each scene that often, one after another
+        groups = (
+            np.arange(len(everywhere)) // self.num_generations
+        )  # TRL repeats each scene that often, one after another
         rewards = self.task.compare(everywhere, groups)
         here = slice(self.accelerator.process_index * len(local), (self.accelerator.process_index + 1) * len(local))
         self._log_turns(episodes, rewards[here])
@@ -98,7 +125,16 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         was_training, rank = self.model.training, self.accelerator.process_index
         seed = (self.args.seed * 7919 + self.state.global_step) * 64 + rank
         places = [((rank * len(scenes) + i) % self.num_generations, self.num_generations) for i in range(len(scenes))]
-        episodes = rollout(self.engine, self.policy, self.task, scenes, temperature=self.args.temperature, seed=seed, places=places, **self.limits)
+        episodes = rollout(
+            self.engine,
+            self.policy,
+            self.task,
+            scenes,
+            temperature=self.args.temperature,
+            seed=seed,
+            places=places,
+            **self.limits,
+        )
         self.model.train(was_training)
         return episodes
 
@@ -106,42 +142,77 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
         "Tensors as TRL's loss wants them: what every row has before its first answer is the prompt, and a mask says which words are the policy's."
         batch = self.policy.collate([e.ids for e in episodes], [e.images for e in episodes], pad="right")
         turn = torch.full_like(batch["input_ids"], -1)
-        for i, e in enumerate(episodes): turn[i, : len(e.turn)] = torch.tensor(e.turn)
+        for i, e in enumerate(episodes):
+            turn[i, : len(e.turn)] = torch.tensor(e.turn)
         first = min(e.prompt_length for e in episodes)
-        out = dict(prompt_ids=batch["input_ids"][:, :first], prompt_mask=batch["attention_mask"][:, :first], completion_ids=batch["input_ids"][:, first:],
-                   completion_mask=batch["attention_mask"][:, first:], tool_mask=(turn[:, first:] >= 0).long(),
-                   advantages=spread_to_tokens(advantages, turn)[:, first:], mm_token_type_ids=batch["mm_token_type_ids"])
+        out = dict(
+            prompt_ids=batch["input_ids"][:, :first],
+            prompt_mask=batch["attention_mask"][:, :first],
+            completion_ids=batch["input_ids"][:, first:],
+            completion_mask=batch["attention_mask"][:, first:],
+            tool_mask=(turn[:, first:] >= 0).long(),
+            advantages=spread_to_tokens(advantages, turn)[:, first:],
+            mm_token_type_ids=batch["mm_token_type_ids"],
+        )
         if "pixel_values" in batch:
-            out |= dict(pixel_values=batch["pixel_values"], image_grid_thw=batch["image_grid_thw"], num_images=[len(e.images) for e in episodes])
+            out |= dict(
+                pixel_values=batch["pixel_values"],
+                image_grid_thw=batch["image_grid_thw"],
+                num_images=[len(e.images) for e in episodes],
+            )
         with torch.no_grad():
             if self.num_iterations * self.args.steps_per_generation > self.args.gradient_accumulation_steps:
                 out["old_per_token_logps"] = self._logps(self.model, out)
-            if self.beta: out["ref_per_token_logps"] = self._reference_logps(out)
+            if self.beta:
+                out["ref_per_token_logps"] = self._reference_logps(out)
         return out
 
     def _logps(self, model, batch):
         images = {k: batch[k] for k in ("pixel_values", "image_grid_thw", "num_images") if k in batch}
         ids, mask = (torch.cat([batch[f"prompt_{k}"], batch[f"completion_{k}"]], 1) for k in ("ids", "mask"))
-        return self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].shape[1], batch_size=self.args.per_device_train_batch_size,
-                                                       mm_token_type_ids=batch["mm_token_type_ids"], **images)[0]
+        return self._get_per_token_logps_and_entropies(
+            model,
+            ids,
+            mask,
+            batch["completion_ids"].shape[1],
+            batch_size=self.args.per_device_train_batch_size,
+            mm_token_type_ids=batch["mm_token_type_ids"],
+            **images,
+        )[0]
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        with labelled_only(): return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        with labelled_only():
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def _reference_logps(self, batch):
-        if self.reference is not None: return self._logps(self.reference, batch)
-        with self.accelerator.unwrap_model(self.model).disable_adapter(): return self._logps(self.model, batch)
+        if self.reference is not None:
+            return self._logps(self.reference, batch)
+        with self.accelerator.unwrap_model(self.model).disable_adapter():
+            return self._logps(self.model, batch)
 
     def _log_turns(self, episodes, rewards):
         "Means for each turn over all processes: every reward, the unreadable share; and turns used, lengths."
-        log, played = self._metrics["train"], [dict(
-            rewards=e.rewards, reward=r[~np.isnan(r)], unreadable=[i.get("unreadable", 0) for i in e.infos],
-            tokens=sum(t >= 0 for t in e.turn), truncated=e.truncated) for e, r in zip(episodes, rewards, strict=True)]
-        if self.accelerator.num_processes > 1: played = gather_object(played)
+        log, played = (
+            self._metrics["train"],
+            [
+                dict(
+                    rewards=e.rewards,
+                    reward=r[~np.isnan(r)],
+                    unreadable=[i.get("unreadable", 0) for i in e.infos],
+                    tokens=sum(t >= 0 for t in e.turn),
+                    truncated=e.truncated,
+                )
+                for e, r in zip(episodes, rewards, strict=True)
+            ],
+        )
+        if self.accelerator.num_processes > 1:
+            played = gather_object(played)
         put = lambda k, v: log[k].append(float(np.mean(v))) if len(v) else None
-        for k in ("tokens", "truncated"): put(k, [e[k] for e in played])
+        for k in ("tokens", "truncated"):
+            put(k, [e[k] for e in played])
         put("turns_used", [len(e["reward"]) for e in played])
-        put("reward/first", [e["reward"][0] for e in played]); put("reward/last", [e["reward"][-1] for e in played])
+        put("reward/first", [e["reward"][0] for e in played])
+        put("reward/last", [e["reward"][-1] for e in played])
         put("reward", [e["reward"].mean() for e in played])
         for j in range(max(len(e["reward"]) for e in played)):
             there = [e for e in played if len(e["reward"]) > j]
@@ -155,46 +226,85 @@ class TurnGRPOTrainer(LoadsWeights, GRPOTrainer):
 def rl_config(
     out,
     *,
-    steps,  # rollouts
-    batch,  # scenes in a rollout
-    mini_batch=None,  # scenes in an update; default: all of them
-    group=8,  # episodes of a scene
+    steps,
+    batch,
+    mini_batch=None,
+    group=8,
     lr=1e-6,
-    beta=0.01,  # weight of the KL penalty, k3
+    beta=0.01,
     num_iterations=1,
     temperature=1.0,
-    micro_batch=None,  # episodes in one forward pass on one device
-    save_steps=10,  # rollouts between checkpoints
+    micro_batch=None,
+    save_steps=10,
     seed=0,
     epsilon=0.2,
     schedule="constant",
     bf16=False,
-    checkpointing=False,  # recompute activations in the backward pass
+    checkpointing=False,
     use_cpu=False,
-):  # GRPOConfig
-    "MTDrive's settings in TRL's words: loss of eq. 4, k3 without correction, no scaling of rewards by TRL."
+):
+    """MTDrive's settings in TRL's words: loss of eq. 4, k3 without correction, no scaling of rewards by TRL.
+
+    Args:
+        steps: rollouts
+        batch: scenes in a rollout
+        mini_batch: scenes in an update; default: all of them
+        group: episodes of a scene
+        beta: weight of the KL penalty, k3
+        micro_batch: episodes in one forward pass on one device
+        save_steps: rollouts between checkpoints
+        checkpointing: recompute activations in the backward pass
+
+    Returns:
+        GRPOConfig
+    """
     world = int(os.environ.get("WORLD_SIZE", 1))
     mini_batch = mini_batch or batch
-    if batch % mini_batch: raise ValueError(f"mini_batch {mini_batch} does not divide batch {batch}")
+    if batch % mini_batch:
+        raise ValueError(f"mini_batch {mini_batch} does not divide batch {batch}")
     rows = mini_batch * group // world
     micro = min(micro_batch or rows, rows)
-    while rows % micro: micro -= 1
+    while rows % micro:
+        micro -= 1
     updates = batch // mini_batch * num_iterations
     return GRPOConfig(
-        output_dir=str(out), max_steps=steps * updates, per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro,
-        generation_batch_size=batch * group, num_generations=group, num_iterations=num_iterations, learning_rate=lr, beta=beta, epsilon=epsilon,
-        temperature=temperature, loss_type="grpo", scale_rewards="none", use_bias_correction_kl=False, lr_scheduler_type=schedule, seed=seed,
-        save_steps=save_steps * updates, logging_steps=1, report_to=[], bf16=bf16, use_cpu=use_cpu, max_completion_length=None,
-        dataloader_pin_memory=False, disable_tqdm=not sys.stderr.isatty(),
-        activation_checkpointing=checkpointing, remove_unused_columns=False, adam_beta2=0.98, max_grad_norm=1.0)
+        output_dir=str(out),
+        max_steps=steps * updates,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // micro,
+        generation_batch_size=batch * group,
+        num_generations=group,
+        num_iterations=num_iterations,
+        learning_rate=lr,
+        beta=beta,
+        epsilon=epsilon,
+        temperature=temperature,
+        loss_type="grpo",
+        scale_rewards="none",
+        use_bias_correction_kl=False,
+        lr_scheduler_type=schedule,
+        seed=seed,
+        save_steps=save_steps * updates,
+        logging_steps=1,
+        report_to=[],
+        bf16=bf16,
+        use_cpu=use_cpu,
+        max_completion_length=None,
+        dataloader_pin_memory=False,
+        disable_tqdm=not sys.stderr.isatty(),
+        activation_checkpointing=checkpointing,
+        remove_unused_columns=False,
+        adam_beta2=0.98,
+        max_grad_norm=1.0,
+    )
 
 
 def train_rl(
-    policy,  # Policy; trained in place, and the reference of the KL penalty as it comes in
+    policy,
     task,
     scenes,
     out,
-    advantage="turn",  # a key of ADVANTAGES, or a function
+    advantage="turn",
     *,
     std="population",
     resume=True,
@@ -203,16 +313,35 @@ def train_rl(
     max_new_tokens=128,
     max_tokens=11_500,
     peft_config=None,
-    **config,  # of rl_config
-):  # dict: steps, reward of the first and the last tenth
-    "Reinforcement learning; the policy in `out/final` can be loaded again."
+    **config,
+):
+    """Reinforcement learning; the policy in `out/final` can be loaded again.
+
+    Args:
+        policy: Policy; trained in place, and the reference of the KL penalty as it comes in
+        advantage: a key of ADVANTAGES, or a function
+        **config: of rl_config
+
+    Returns:
+        dict: steps, reward of the first and the last tenth
+    """
     out = Path(out)
     advantage_fn = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
     start = last_checkpoint(out) if resume else None
     args = rl_config(out, use_cpu=policy.device.type == "cpu", **config)
-    trainer = TurnGRPOTrainer(policy, task, scenes, args, lambda r, g: advantage_fn(r, g, std=std), engine=engine, max_turns=max_turns,
-                              max_new_tokens=max_new_tokens, max_tokens=max_tokens, peft_config=peft_config,
-                              callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)])
+    trainer = TurnGRPOTrainer(
+        policy,
+        task,
+        scenes,
+        args,
+        lambda r, g: advantage_fn(r, g, std=std),
+        engine=engine,
+        max_turns=max_turns,
+        max_new_tokens=max_new_tokens,
+        max_tokens=max_tokens,
+        peft_config=peft_config,
+        callbacks=[Survive(out, int(start.name.split("-")[1]) if start else 0)],
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     policy.model.eval()
@@ -220,4 +349,8 @@ def train_rl(
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])
     rewards = [r["reward"] for r in read_metrics(out) if "reward" in r]
     tenth = max(1, len(rewards) // 10)
-    return dict(updates=args.max_steps, reward_first=float(np.mean(rewards[:tenth])), reward_last=float(np.mean(rewards[-tenth:])))
+    return dict(
+        updates=args.max_steps,
+        reward_first=float(np.mean(rewards[:tenth])),
+        reward_last=float(np.mean(rewards[-tenth:])),
+    )
