@@ -1,4 +1,4 @@
-"""Execute the notebooks, several at a time, each with a time limit: python ci/notebooks.py [paths] [--workers 2] [--limit 300].
+"""Execute the notebooks, several at a time, each with a time limit: python ci/notebooks.py [paths] [--workers 2] [--limit 1800].
 
 A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through nbclient. Nothing is
 written into the repository, but --save-times keeps the seconds in ci/times.json, which the map in README.md shows.
@@ -98,7 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", type=Path, help="notebooks, from the repository's root; default: all")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=300, help="seconds for one notebook")
+    parser.add_argument("--limit", type=int, default=1800, help="seconds for one notebook: it is there to end a hang")
     parser.add_argument("--slow", action="store_true", help="cells that begin with `#| slow`, too")
     parser.add_argument("--save-times", action="store_true")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)

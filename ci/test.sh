@@ -25,13 +25,13 @@ slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
 mtdrive=nbs/50_mtdrive/30_run.ipynb driveagent=nbs/51_driveagent/70_run.ipynb
 
 plan_paper() {  # plan_paper NOTEBOOK PATTERN...: the paper's run, resolved and validated, and nothing more
-  papermill "$1" "$logs/plan.ipynb" -k python3 --cwd "$(dirname "$1")" --no-progress-bar --execution-timeout 120 \
+  papermill "$1" "$logs/plan.ipynb" -k python3 --cwd "$(dirname "$1")" --no-progress-bar --execution-timeout 1800 \
     -p profile paper -p plan True >"$logs/plan.txt" 2>&1 || { tail -30 "$logs/plan.txt"; return 1; }
   python ci/said.py "$logs/plan.ipynb" "${@:2}"
 }
 
 wrong_parameter() {  # a misspelt parameter is refused, naming the right one
-  if papermill "$mtdrive" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 120 \
+  if papermill "$mtdrive" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 1800 \
     -p profile smoke -p plan True -p seedz 3 >"$logs/wrong.txt" 2>&1; then echo "seedz was accepted"; return 1; fi
   grep -m1 "unknown parameter 'seedz'; the nearest is 'seeds'" "$logs/wrong.txt" || { tail -30 "$logs/wrong.txt"; return 1; }
 }
@@ -41,7 +41,7 @@ step "the package is what the notebooks export, and they are clean" bash ci/drif
 step "imports point one way" lint-imports
 step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
 step "tests" python -m pytest -q tests
-step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-300}" "${slow[@]}"
+step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 step "MTDrive's paper run can be planned" plan_paper "$mtdrive" '\[mtdrive.paper\] MTDrive 4.1' 'memory rl' 'torchrun'
 step "DriveAgent-R1's paper run can be planned" plan_paper "$driveagent" '\[driveagent.paper\] DriveAgent-R1 3.1.3' 'memory rl' 'torchrun'
 step "an unknown parameter is refused" wrong_parameter
