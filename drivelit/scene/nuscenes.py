@@ -50,7 +50,7 @@ def open_nuscenes(root, version="v1.0-mini"):
         from nuscenes.nuscenes import NuScenes
     except ImportError as e:
         raise SceneError(
-            f"nuscenes-devkit: {e}; pip install --no-deps nuscenes-devkit descartes (what they need comes with drivelit)"
+            f'nuscenes-devkit: {e}; pip install "drivelit[nuscenes]", then pip install --no-deps nuscenes-devkit descartes'
         ) from None
     folder = Path(root) / version
     if not folder.is_dir():
