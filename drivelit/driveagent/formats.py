@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES
-from ..policy.formats import ParseError
+from ..policy.text import ParseError
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #ca724859
 WORDS = dict(

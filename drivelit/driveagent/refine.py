@@ -20,7 +20,7 @@ from .formats import parse_action
 from .labels import Thresholds, agrees, drive_of, label_scene, name_actions, plausible, windows
 from ..metrics.meta_actions import SPEEDS, STEPS
 from ..policy.engines import Conversation
-from ..policy.formats import ParseError
+from ..policy.text import ParseError
 from ..scene.plot import plot_scene
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #2fcebe6a

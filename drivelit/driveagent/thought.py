@@ -22,11 +22,10 @@ from tqdm import tqdm
 
 from .formats import ToolCall, format_actions, format_call, mode_of, parse_call, read, write
 from .labels import label_scene
-from .task import harmless
 from .toolkit import VIEWS, ExactDetector
 from ..metrics.meta_actions import SPEEDS, credit, encode
 from ..policy.engines import Conversation
-from ..policy.formats import ParseError
+from ..policy.text import ParseError, harmless
 from ..rollout.core import TurnState, rollout
 from ..scene.cameras import project
 

@@ -35,7 +35,7 @@ from drivelit.driveagent.questions import (
 )
 from ..metrics.images import embed_images
 from ..policy.engines import Conversation, TransformersEngine
-from ..policy.formats import ParseError
+from ..policy.text import ParseError
 from ..scene.cameras import get_image
 from ..training.sft import with_images
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..metrics.kinematics import DT
 from ..metrics.pdm import PDMResult, PDMScene, prepare, score
-from ..policy.formats import format_number
+from .formats import format_number
 from ..scene.core import Agent, Area, Ego, Map, Scene, Trajectory
 
 # %% ../../nbs/50_mtdrive/00_agent.ipynb #9e7cb34a

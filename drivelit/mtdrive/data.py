@@ -26,7 +26,8 @@ from ..metrics.kinematics import constant_velocity
 from ..metrics.pdm import PDMResult, score
 from .agent import box_at, find_issues, object_text, pose_text
 from .task import MTDriveTask
-from ..policy.formats import ParseError, format_trajectory, parse_trajectory
+from .formats import format_trajectory, parse_trajectory
+from ..policy.text import ParseError
 from ..scene.core import Scene, SceneError
 from ..scene.town import scenes as toy_scenes
 

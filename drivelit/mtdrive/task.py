@@ -12,7 +12,8 @@ import numpy as np
 
 from ..metrics.pdm import score_scenes
 from .agent import PDMAgent, Ready, pose_text
-from ..policy.formats import ParseError, format_score, parse_trajectory
+from .formats import format_score, parse_trajectory
+from ..policy.text import ParseError
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 from ..scene.core import Scene, SceneError
