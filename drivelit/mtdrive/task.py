@@ -11,9 +11,8 @@ from collections import OrderedDict
 import numpy as np
 
 from ..metrics.pdm import score_scenes
-from .agent import PDMAgent, Ready, pose_text
-from .formats import format_score, parse_trajectory
-from ..policy.text import ParseError
+from .agent import PDMAgent, PreparedScenes, pose_text
+from ..policy.formats import ParseError, format_score, parse_trajectory
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 from ..scene.core import Scene, SceneError
@@ -93,7 +92,7 @@ class MTDriveTask(Task):
         self.image_size, self.images, self.ready, self._painted = (
             tuple(image_size),
             images,
-            Ready("oracle", keep),
+            PreparedScenes("oracle", keep),
             OrderedDict(),
         )
 
