@@ -306,7 +306,7 @@ def pdm_understanding(scenes, predictions=None, count=None, task=None, seed=0):
     for scene, plan in zip(scenes, predictions, strict=True):
         base = [p for p in (plan, expert_poses(scene)) if p is not None]
         poses = np.concatenate([base, variants(base[0], rng)]).round(2)
-        prepared = task.ready(scene)
+        prepared = task.prepared(scene)
         result = score(prepared, poses)
         for i in range(len(poses)):
             for q in questions_of(prepared, result, poses, i, rng):
