@@ -7,7 +7,7 @@ __all__ = ['APPENDIX_FIRST', 'APPENDIX_SECOND', 'FEEDBACK_OPENING', 'FEEDBACK_CL
            'ISSUE_SENTENCES', 'appendix_scene', 'Issue', 'Feedback', 'FeedbackAgent', 'pose_text', 'object_text',
            'feedback_text', 'box_at', 'find_issues', 'PreparedScenes', 'PDMAgent', 'SpeedAgent']
 
-# %% ../../nbs/50_mtdrive/02_agent.ipynb #f14de355
+# %% ../../nbs/50_mtdrive/02_agent.ipynb #cd4794fc
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

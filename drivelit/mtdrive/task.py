@@ -6,7 +6,7 @@
 __all__ = ['REQUIREMENTS', 'HISTORY', 'METRIC_DESCRIPTIONS', 'METRICS', 'history', 'prompt_text', 'turn_reward',
            'unreadable_text', 'MTDriveTask']
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #8519d904
+# %% ../../nbs/50_mtdrive/10_task.ipynb #8bd6c4c3
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -15,7 +15,8 @@ from PIL import Image
 
 from ..metrics.pdm import PDMResult, score_scenes
 from .agent import Feedback, FeedbackAgent, PDMAgent, PreparedScenes, pose_text
-from ..policy.formats import ParseError, format_score, parse_trajectory
+from .formats import format_score, parse_trajectory
+from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
 from ..scene.core import Scene, SceneError
@@ -97,7 +98,7 @@ def turn_reward(pdms: float, form: float, w_p: float = 0.8, w_f: float = 0.2) ->
     """
     return w_f * form + (0.0 if np.isnan(pdms) else w_p * pdms)
 
-# %% ../../nbs/50_mtdrive/10_task.ipynb #c2bd5c52
+# %% ../../nbs/50_mtdrive/10_task.ipynb #d9fa5d9e
 def unreadable_text(reason: object) -> str:
     """The user message after an answer without a readable trajectory.
 
@@ -107,8 +108,9 @@ def unreadable_text(reason: object) -> str:
     Returns:
         the message, without control words of the tokenizer and of bounded length
     """
-    reason = " ".join(str(reason).replace("<|", "<").replace("|>", ">").split())[:120].rstrip(".")
-    return f"Your previous answer could not be read as a trajectory: {reason}.\n{REQUIREMENTS}"
+    return (
+        f"Your previous answer could not be read as a trajectory: {harmless(reason, 120).rstrip('.')}.\n{REQUIREMENTS}"
+    )
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0adfb775
 class MTDriveTask(Task):
