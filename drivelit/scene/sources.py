@@ -184,6 +184,6 @@ def main(arguments=None):
         raise SystemExit(str(e)) from None
     print(", ".join(f"{v} {k}" for k, v in count.items()))
 
-
+# %% ../../nbs/00_scene/90_sources.ipynb #ma1n0090
 if __name__ == "__main__" and "ipykernel" not in sys.modules:
     main()
