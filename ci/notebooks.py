@@ -1,7 +1,7 @@
-"""Execute the notebooks, several at a time, each with a time limit: python ci/notebooks.py [paths] [--workers 2] [--limit 1800].
+"""Execute the notebooks, several at a time: python ci/notebooks.py [paths] [--workers 2] [--limit 1800].
 
-A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through nbclient. Nothing is
-written into the repository, but --save-times keeps the seconds in ci/times.json, which the map in README.md shows.
+A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through nbclient. Nothing
+is written into the repository, but --save-times keeps the seconds in ci/times.json, which the map in README.md shows.
 """
 
 import argparse
@@ -116,9 +116,8 @@ def main():
         old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
         new = {**old, **{str(p): round(s) for p, s, log in done if not log}}
         TIMES.write_text(json.dumps({k: v for k, v in sorted(new.items()) if (ROOT / k).exists()}, indent=1) + "\n")
-    print(
-        f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {max([d[1] for d in done], default=0):.0f} s"
-    )
+    longest = max([d[1] for d in done], default=0)
+    print(f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {longest:.0f} s")
     return 1 if failed else 0
 
 

@@ -1,6 +1,6 @@
 """README.md from nbs/index.ipynb: python ci/readme.py [--check] [--execute].
 
---execute runs the notebook first (its map of the house reads ci/times.json) and keeps the outputs; --check only compares.
+--execute runs the notebook first (its map reads ci/times.json) and keeps the outputs; --check only compares.
 """
 
 import argparse
@@ -16,7 +16,7 @@ INDEX = ROOT / "nbs" / "index.ipynb"
 
 
 def readme(nb):
-    "The notebook as Markdown: cells that begin with `#| echo: false` show their output alone; links are told from the root."
+    "The notebook as Markdown: `#| echo: false` cells show their output alone; links are told from the root."
     nb = nbformat.from_dict(nb)
     for cell in nb.cells:
         if cell.cell_type == "code" and "#| echo: false" in cell.source:

@@ -1,4 +1,4 @@
-"""Did an executed notebook say it? python ci/said.py NOTEBOOK REGEX...: prints its text, exit code 1 if a pattern is missing."""
+"""Did an executed notebook say it? python ci/said.py NOTEBOOK REGEX...: prints its text; 1 if a pattern is missing."""
 
 import re
 import sys

@@ -1,10 +1,10 @@
 """How fast the PDM Score is.   python ci/bench/pdm.py [--scenes 24] [--repeats 5] [--limit 2.0]
 
-Toy town scenes, plans around each expert, one core. Milliseconds per plan at several batch sizes, split into tracking (LQR and bicycle)
-and scoring (contacts, map, comfort, progress), beside a loop that scores one plan at a time, as a planner's own script would: once on
-scenes made ready before, once on plain scenes (geometry and reference made again for each plan): that is our first version. Then the
-peak memory of a batch, and a training step's shape (a few plans for each of many scenes) scored scene by scene and all together. The
-batch must give the loop's scores.
+Toy town scenes, plans around each expert, one core. Milliseconds per plan at several batch sizes, split into tracking (LQR and
+bicycle) and scoring (contacts, map, comfort, progress), beside a loop that scores one plan at a time, as a planner's own script
+would: once on prepared scenes, once on plain scenes (geometry and reference made again for each plan). Then the peak memory of a
+batch, and a training step's shape (a few plans for each of many scenes) scored scene by scene and all together. The batch must give
+the loop's scores.
 Exits with 1 if a batch of 64 costs more than `--limit` ms per plan.
 """
 
@@ -64,16 +64,16 @@ def main():
     agents, areas = np.mean([(len(s.agents), len(s.map.areas)) for s in town], axis=0)
     print(f"{len(town)} scenes, on average {agents:.1f} agents and {areas:.1f} areas")
     print(f"prepare    {over(town, lambda i: pdm.prepare(town[i]), args.repeats):8.2f} ms a scene")
-    print(
-        f"reference  {over(town, lambda i: pdm_closed.reference(town[i]), args.repeats):8.2f} ms a scene, once; then kept"
-    )
+    once = over(town, lambda i: pdm_closed.reference(town[i]), args.repeats)
+    print(f"reference  {once:8.2f} ms a scene, once; then kept")
 
     one = over(town, lambda i: [pdm.score(ready[i], x[None]) for x in plans[i][:8]], 1) / 8
     plain = over(town, lambda i: [pdm.score(town[i], x[None]) for x in plans[i][:2]], 1) / 2
     print(f"one at a time: {one:.2f} ms a plan on ready scenes, {plain:.2f} ms on plain ones\n")
 
     print(
-        f"{'batch':>5} {'call ms':>9} {'ms a plan':>10} {'tracking':>9} {'scoring':>9} {'x ready loop':>13} {'x plain loop':>13}"
+        f"{'batch':>5} {'call ms':>9} {'ms a plan':>10} {'tracking':>9} {'scoring':>9}"
+        f" {'x ready loop':>13} {'x plain loop':>13}"
     )
     at_64 = None
     for n in BATCHES:
