@@ -1,7 +1,8 @@
 """Execute the notebooks, several at a time: python ci/notebooks.py [paths] [--workers 2] [--limit 1800].
 
-A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through nbclient. Nothing
-is written into the repository, but --save-times keeps the seconds in ci/times.json, which the map in README.md shows.
+A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through
+nbclient. Nothing is written into the repository, but --save-times keeps the seconds in ci/times.json, which the
+map in README.md shows.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What `help()` would leave open in the public layer of a module: python ci/public.py [files].
 
-For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back, `Args:` (or `Attributes:`) that
-names every parameter and field, `Returns:` or `Yields:` where something comes back.
+For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back, `Args:` (or
+`Attributes:`) that names every parameter and field, `Returns:` or `Yields:` where something comes back.
 """
 
 import ast

@@ -1,11 +1,11 @@
-"""How fast the PDM Score is.   python ci/bench/pdm.py [--scenes 24] [--repeats 5] [--limit 2.0]
+"""How fast the PDM Score is.   python ci/bench/pdm.py [--scenes 24] [--repeats 5]
 
-Toy town scenes, plans around each expert, one core. Milliseconds per plan at several batch sizes, split into tracking (LQR and
-bicycle) and scoring (contacts, map, comfort, progress), beside a loop that scores one plan at a time, as a planner's own script
-would: once on prepared scenes, once on plain scenes (geometry and reference made again for each plan). Then the peak memory of a
-batch, and a training step's shape (a few plans for each of many scenes) scored scene by scene and all together. The batch must give
+Toy town scenes, plans around each expert, one core. Milliseconds per plan at several batch sizes, split into
+tracking (LQR and bicycle) and scoring (contacts, map, comfort, progress), beside a loop that scores one plan at
+a time, as a planner's own script would: once on prepared scenes, once on plain scenes (geometry and reference
+made again for each plan). Then the peak memory of a batch, and a training step's shape (a few plans for each of
+many scenes) scored scene by scene and all together. The batch must give
 the loop's scores.
-Exits with 1 if a batch of 64 costs more than `--limit` ms per plan.
 """
 
 import argparse
@@ -55,7 +55,6 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--scenes", type=int, default=24)
     p.add_argument("--repeats", type=int, default=5)
-    p.add_argument("--limit", type=float, default=2.0)
     args = p.parse_args()
 
     town, rng = scenes(args.scenes, seed=0), np.random.default_rng(0)
@@ -75,14 +74,11 @@ def main():
         f"{'batch':>5} {'call ms':>9} {'ms a plan':>10} {'tracking':>9} {'scoring':>9}"
         f" {'x ready loop':>13} {'x plain loop':>13}"
     )
-    at_64 = None
     for n in BATCHES:
         whole = over(town, lambda i, n=n: pdm.score(ready[i], plans[i][:n]), args.repeats)
         tracking = over(town, lambda i, n=n: kin.simulate(plans[i][:n], town[i].ego), args.repeats)
         ratios = f"{one * n / whole:13.1f} {plain * n / whole:13.1f}"
         print(f"{n:5d} {whole:9.2f} {whole / n:10.3f} {tracking / n:9.3f} {(whole - tracking) / n:9.3f} {ratios}")
-        if n == 64:
-            at_64 = whole / n
 
     print(f"\n{'batch':>5} {'peak MB':>8} {'kB a plan':>10}")
     for n in (64, 128, *MEMORY):
@@ -96,9 +92,9 @@ def main():
     few, whose = [x[:8] for x in plans], [ready[i % len(ready)] for i in range(len(plans))]
     apart = milliseconds(lambda: [pdm.score(r, x) for r, x in zip(whose, few, strict=True)], args.repeats)
     together = milliseconds(lambda: pdm.score_scenes(whose, few), args.repeats)
+    n = 8 * len(few)
     print(
-        f"\n8 plans for each of {len(few)} scenes: {apart / 8 / len(few):.3f} ms a plan scene by scene, {together / 8 / len(few):.3f} ms together "
-        f"(x {apart / together:.1f})"
+        f"\n8 plans for each of {len(few)} scenes: {apart / n:.3f} ms a plan scene by scene, {together / n:.3f} ms together"
     )
 
     for r, x in zip(ready, plans, strict=True):
@@ -106,8 +102,6 @@ def main():
         single = np.concatenate([pdm.score(r, y[None]).pdms for y in x[:8]])
         assert np.allclose(batch, single, atol=1e-9), f"{r.scene.id}: a batch scores {batch}, one at a time {single}"
     print("\nbatch and loop give the same scores")
-    if at_64 > args.limit:
-        sys.exit(f"{at_64:.2f} ms a plan at 64 is over {args.limit}")
 
 
 if __name__ == "__main__":
