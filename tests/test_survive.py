@@ -25,7 +25,8 @@ class Echo(Task):
     def prompt(self, scene): return [says("user", f"Predict {scene} future trajectory points")]
 
     def step(self, state, completion):
-        right = sum(c.isdigit() for c in completion) / max(len(completion), 1)
+        text = completion.text
+        right = sum(c.isdigit() for c in text) / max(len(text), 1)
         return Step([says("user", "Based on these issues: ")] if state.turn == 0 else None, dict(reward=right))
 
 

@@ -16,6 +16,7 @@ from .labels import label_scene
 from .rewards import accuracy_reward, format_reward, tool_reward
 from .toolkit import DESCRIPTIONS, VIEWS, Toolkit
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES, credit, encode
+from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
@@ -134,14 +135,14 @@ class DriveAgentTask(Task):
             ("text" if place < group // 2 else "tool") if self.mode == "partition" else self.mode, self.words
         )
 
-    def step(self, state: TurnState, completion):
+    def step(self, state: TurnState, completion: Completion) -> Step:
         "Answer a call, or end the episode."
         texts = state.memory.setdefault("texts", [])
-        texts.append(completion)
-        call, used = parse_call(completion), len(texts) - 1
+        texts.append(completion.text)
+        call, used = parse_call(completion.text), len(texts) - 1
         going = (
             call is not None
-            and isinstance(parse_actions(completion), ParseError)
+            and isinstance(parse_actions(completion.text), ParseError)
             and state.turn + 1 < self.max_turns
             and self.toolkit
         )

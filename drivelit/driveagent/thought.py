@@ -24,7 +24,7 @@ from .formats import ToolCall, format_actions, format_call, mode_of, parse_call,
 from .labels import label_scene
 from .toolkit import VIEWS, ExactDetector
 from ..metrics.meta_actions import SPEEDS, credit, encode
-from ..policy.engines import Conversation
+from ..policy.engines import Completion, Conversation
 from ..policy.text import ParseError, harmless
 from ..rollout.core import TurnState, rollout
 from ..scene.cameras import project
@@ -356,7 +356,7 @@ class ChatTeacher:
                 seed=attempt,
             )
             turns.append(said.text)
-            step = task.step(state, said.text)
+            step = task.step(state, said)
             if step.messages is None:
                 break
             messages += [{"role": "assistant", "content": said.text}, *step.messages]
@@ -420,7 +420,7 @@ class ChatJudge:
         task, state = self.task_of(mode_of(turns[0]) or "text" if turns else "text"), TurnState(scene, [], 0)
         shown = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
         for state.turn, turn in enumerate(turns[:-1]):
-            shown += [p for m in task.step(state, turn).messages or [] for p in m["content"]]
+            shown += [p for m in task.step(state, Completion(turn)).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
         (said,) = self.engine.generate(
             [Conversation([{"role": "user", "content": [*shown, {"type": "text", "text": text}]}])],
@@ -584,7 +584,7 @@ def row_of(task, scene, turns):
     messages, state = list(task.prompt(scene)), TurnState(scene, [], 0)
     for state.turn, turn in enumerate(turns):
         messages.append({"role": "assistant", "content": [{"type": "text", "text": turn}]})
-        messages += task.step(state, turn).messages or []
+        messages += task.step(state, Completion(turn)).messages or []
     images = [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
     plain = [
         m | {"content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]} for m in messages

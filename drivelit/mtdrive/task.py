@@ -16,6 +16,7 @@ from PIL import Image
 from ..metrics.pdm import PDMResult, score_scenes
 from .agent import Feedback, FeedbackAgent, PDMAgent, PreparedScenes, pose_text
 from .formats import format_score, parse_trajectory
+from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
@@ -188,7 +189,7 @@ class MTDriveTask(Task):
         text = {"type": "text", "text": prompt_text(scene, self.metric_descriptions)}
         return [{"role": "user", "content": [*shown, text]}]
 
-    def step(self, state: TurnState, completion: str) -> Step:
+    def step(self, state: TurnState, completion: Completion) -> Step:
         """One turn of one episode.
 
         Args:
@@ -200,7 +201,7 @@ class MTDriveTask(Task):
         """
         return self.step_batch([state], [completion])[0]
 
-    def step_batch(self, states: Sequence[TurnState], completions: Sequence[str]) -> list[Step]:
+    def step_batch(self, states: Sequence[TurnState], completions: Sequence[Completion]) -> list[Step]:
         """One turn of many episodes; the plans of a scene are scored together.
 
         Args:
@@ -212,11 +213,12 @@ class MTDriveTask(Task):
             unreadable (0 or 1), reason, poses (8, 3), feedback, issues, drive (41, 3): the poses that the car
             really takes, every tenth of a second
         """
-        plans = [parse_trajectory(c) for c in completions]
+        texts = [c.text for c in completions]
+        plans = [parse_trajectory(t) for t in texts]
         steps, by_scene = [None] * len(plans), {}
         for i, (state, plan) in enumerate(zip(states, plans, strict=True)):
             if isinstance(plan, ParseError):
-                steps[i] = self._unreadable(state, completions[i], plan.reason)
+                steps[i] = self._unreadable(state, texts[i], plan.reason)
             else:
                 by_scene.setdefault(id(state.scene), []).append(i)
         groups = [(states[rows[0]].scene, rows, np.stack([plans[i] for i in rows])) for rows in by_scene.values()]
@@ -224,7 +226,7 @@ class MTDriveTask(Task):
         for (scene, rows, poses), result in zip(groups, results, strict=True):
             said = self.agent.judge(scene, poses)
             for k, i in enumerate(rows):
-                steps[i] = self._judged(states[i], completions[i], poses[k], result, k, said[k])
+                steps[i] = self._judged(states[i], texts[i], poses[k], result, k, said[k])
         return steps
 
     def _next(self, state, text):

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..policy.engines import Conversation
+from ..policy.engines import Completion, Conversation
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #ba60c9c6
 @dataclass
 class TurnState:
-    """Where an episode stands when the task judges a completion.
+    """Where an episode stands when the task judges a completion. The same object lives as long as its episode.
 
     Attributes:
+        scene: what the task's prompt began with; a task whose world moves puts the next moment here
         messages: the whole conversation up to and without this completion
         turn: from 0
         memory: the task's own notes about this episode
@@ -34,7 +35,7 @@ class Step:
     """What the task says about one completion.
 
     Attributes:
-        messages: the next user messages; None: the episode is over
+        messages: the next user messages, with text or media; None: the episode is over
         rewards: name -> number; NaN where it does not exist
         info: anything worth keeping
     """
@@ -50,7 +51,16 @@ class Task:
     def prompt(self, scene) -> list:
         raise TypeError(f"{type(self).__name__} has no prompt()")
 
-    def step(self, state: TurnState, completion: str) -> Step:
+    def step(self, state: TurnState, completion: Completion) -> Step:
+        """Judge one completion and say what comes next.
+
+        Args:
+            state: where the episode stands; its memory and its scene are the task's to change
+            completion: its text begins with the opening, if there was one; its ids are the tokens that were drawn
+
+        Returns:
+            Step
+        """
         raise TypeError(f"{type(self).__name__} has no step()")
 
     def step_batch(self, states, completions):
@@ -222,7 +232,7 @@ def rollout(
             said = [replace(c, text=openings[i] + c.text) for i, c in zip(active, said, strict=True)]
         for i in active:
             states[i].messages, states[i].turn = list(episodes[i].messages), turn
-        steps = task.step_batch([states[i] for i in active], [c.text for c in said])
+        steps = task.step_batch([states[i] for i in active], said)
         going = []
         for i, completion, step, left in zip(active, said, steps, room, strict=True):
             episode = episodes[i]
