@@ -300,16 +300,56 @@ def test_no_recorded_picture():
     assert embedded == []
 
 
-def test_the_wheel_has_the_profiles(tmp_path):
-    for f in [
-        f for f in FILES if f.is_relative_to(ROOT / "drivelit") or f.parent == ROOT
-    ]:  # a copy: setuptools leaves a build folder
-        (tmp_path / name(f)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(f, tmp_path / name(f))
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", tmp_path / "out", str(tmp_path)], check=True
-    )
-    (wheel,) = (tmp_path / "out").glob("*.whl")
-    packed = zipfile.ZipFile(wheel).namelist()
-    assert "drivelit/settings.ini" in packed and "drivelit/training/profiles.py" in packed
+RELATIVE = r"\]\((?!https?:|#)([^)]+)\)"
+
+
+def test_links_of_the_wheels_page_are_absolute():
+    setup = load(ROOT / "setup.py")
+    told = "[a](nbs/x.ipynb) ![b](assets/x.png) [c](https://x.org/y) [d](#there)"
+    page = f"[a]({setup.REPOSITORY}/blob/v1/nbs/x.ipynb) ![b]({setup.RAW}/v1/assets/x.png) [c](https://x.org/y) [d](#there)"
+    assert setup.absolute_links(told, "v1") == page
+    assert re.findall(RELATIVE, README) and re.findall(RELATIVE, setup.absolute_links(README)) == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    "The wheel, built in a copy: setuptools leaves a build folder."
+    copy = tmp_path_factory.mktemp("wheel")
+    for f in [f for f in FILES if f.is_relative_to(ROOT / "drivelit") or f.parent == ROOT]:
+        (copy / name(f)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(f, copy / name(f))
+    command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", copy / "out", str(copy)]
+    subprocess.run(command, check=True)
+    (path,) = (copy / "out").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_has_the_profiles_and_the_types(wheel):
+    assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/training/profiles.py"} <= set(wheel.namelist())
     assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    (path,) = [f for f in wheel.namelist() if f.endswith("/METADATA")]
+    head, page = wheel.read(path).decode().split("\n\n", 1)
+    assert re.findall(RELATIVE, page) == [] and page.lstrip().startswith("# drivelit")
+    for line in (
+        "Classifier: Typing :: Typed",
+        "Keywords: ",
+        "Project-URL: Issues, https://",
+        "Author: drivelit contributors",
+    ):
+        assert line in head, line
+    always = [line for line in head.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert any(line.startswith("Requires-Dist: trl~=") for line in always)
+    extras = {line.split(": ")[1] for line in head.splitlines() if line.startswith("Provides-Extra")}
+    assert {"navsim", "nuscenes", "server", "notebooks", "dev"} <= extras
+
+
+def test_the_papers_of_the_house_are_there():
+    for path in ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "docs/DESIGN.md", "docs/STYLE.md"):
+        assert (ROOT / path).exists(), path
+    assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"[{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+    workflow = (ROOT / ".github/workflows/test.yml").read_text()
+    assert re.findall(r"^```\n(.+)\n```", README, re.M)[1] in re.findall(r"- run: (.+)", workflow)
