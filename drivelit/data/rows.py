@@ -6,7 +6,7 @@
 __all__ = ['PICTURES', 'SCHEMA', 'says', 'make_row', 'chat', 'picture_name', 'save_picture', 'Picture', 'write_rows', 'Rows',
            'read_rows', 'content_hash', 'card', 'check_card']
 
-# %% ../../nbs/35_data/00_rows.ipynb #a776693b
+# %% ../../nbs/35_data/00_rows.ipynb #66841c6c
 import hashlib
 import json
 import os
@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,8 +37,8 @@ def says(role: str, text: str) -> dict:
     """
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
-# %% ../../nbs/35_data/00_rows.ipynb #4c60f040
-def make_row(kind: str, scene: Scene, messages: Iterable[dict], **meta) -> dict:
+# %% ../../nbs/35_data/00_rows.ipynb #aa192909
+def make_row(kind: str, scene: Scene, messages: Iterable[dict], **meta: Any) -> dict:
     """A row of a data set: the images of a conversation in a list of their own.
 
     Args:
@@ -129,7 +130,7 @@ def save_picture(image: Image.Image, folder: str | Path) -> str:
         new.unlink(missing_ok=True)
     return name
 
-# %% ../../nbs/35_data/00_rows.ipynb #d4c81752
+# %% ../../nbs/35_data/00_rows.ipynb #5708a31d
 class Picture(Image.Image):
     """A picture of a row, opened when its pixels are asked for.
 
@@ -145,7 +146,7 @@ class Picture(Image.Image):
         self.path, self.name, self.where = Path(path), name, where
         self._mode, self._size = "RGB", tuple(size)
 
-    def load(self):
+    def load(self) -> Any:
         """Open the file, if that has not happened.
 
         Returns:
@@ -172,7 +173,7 @@ class Picture(Image.Image):
             raise ValueError(f"{self.where}: picture {self.path} is damaged: other pixels than its name says")
         return image
 
-    def convert(self, mode: str | None = None, *args, **kwargs) -> Image.Image:
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         """As PIL's; what is RGB already stays unopened.
 
         Args:
@@ -261,7 +262,32 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256) -> P
         new.unlink(missing_ok=True)
     return path
 
-# %% ../../nbs/35_data/00_rows.ipynb #ad1f28d9
+# %% ../../nbs/35_data/00_rows.ipynb #0d9a63f8
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except (pa.ArrowInvalid, OSError) as e:
+        raise ValueError(f"{path}: no complete Parquet file ({e})") from None
+    for field in SCHEMA:
+        at = file.schema_arrow.get_field_index(field.name)
+        if at < 0 or file.schema_arrow.field(at).type != field.type:
+            raise ValueError(f"{path}: no column {field.name!r} of {field.type}, so not written by drivelit.data")
+    return file
+
+
+def _unpacked(packed: dict, path: Path, where: str) -> dict:
+    "A row out of its columns."
+    images, folder = [], path.parent / PICTURES
+    for name, *size in zip(packed["images"], packed["widths"], packed["heights"], strict=True):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{where}: {name[:60]!r} is not the name of a picture")
+        images.append(Picture(folder / name, name, size, where))
+    messages, meta = json.loads(packed["messages"]), json.loads(packed["meta"])
+    return dict(messages=messages, images=images, kind=packed["kind"], scene_id=packed["scene_id"], meta=meta)
+
+# %% ../../nbs/35_data/00_rows.ipynb #98635133
 class Rows(Sequence):
     """Rows of data sets on disk, unpacked when they are asked for; it can be sent to another process.
 
@@ -302,7 +328,7 @@ class Rows(Sequence):
             self._kept.popitem(last=False)
         return self._kept[k]
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int | slice) -> dict | list[dict]:
         """A row as `make_row` made it; a slice is a list of rows.
 
         Returns:
@@ -362,31 +388,6 @@ class Rows(Sequence):
                     image.load()
                     seen.add(image.name)
         return len(seen)
-
-
-def _open(path: Path) -> pq.ParquetFile:
-    try:
-        file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, OSError) as e:
-        raise ValueError(f"{path}: no complete Parquet file ({e})") from None
-    for field in SCHEMA:
-        at = file.schema_arrow.get_field_index(field.name)
-        if at < 0 or file.schema_arrow.field(at).type != field.type:
-            raise ValueError(f"{path}: no column {field.name!r} of {field.type}, so not written by drivelit.data")
-    return file
-
-
-def _unpacked(packed: dict, path: Path, where: str) -> dict:
-    "A row out of its columns."
-    images, folder = [], path.parent / PICTURES
-    for name, *size in zip(packed["images"], packed["widths"], packed["heights"], strict=True):
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{where}: {name[:60]!r} is not the name of a picture")
-        images.append(Picture(folder / name, name, size, where))
-    messages, meta = json.loads(packed["messages"]), json.loads(packed["meta"])
-    return dict(messages=messages, images=images, kind=packed["kind"], scene_id=packed["scene_id"], meta=meta)
 
 # %% ../../nbs/35_data/00_rows.ipynb #df4a04db
 def read_rows(*paths: str | Path) -> Rows:
