@@ -197,7 +197,9 @@ def file_name(text: str, name: str = "id") -> str:
     if bad is not None:
         raise SceneError(f"{name}: {_short(text)} holds {bad!r}, so it cannot name a file")
     if not text or text[0] == "." or len(text.encode()) > 200:
-        raise SceneError(f"{name}: {_short(text)} cannot name a file: it must have 1 to 200 bytes and no point in front")
+        raise SceneError(
+            f"{name}: {_short(text)} cannot name a file: it must have 1 to 200 bytes and no point in front"
+        )
     return text
 
 # %% ../../nbs/00_scene/00_scene.ipynb #ae87b3ab
