@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.signal import savgol_filter
 
 from ..scene.core import Ego, Scene, wrap_angle
@@ -38,10 +39,13 @@ DT, STEPS = 0.1, 40  # seconds, steps
 
 @dataclass(frozen=True)
 class Vehicle:
-    """NAVSIM's ego vehicle, metres.
+    """NAVSIM's ego vehicle, a Chrysler Pacifica; metres.
 
     Attributes:
-        front: from the rear axle
+        width: of the box
+        front: from the rear axle to the front bumper
+        rear: from the rear axle to the rear bumper
+        wheelbase: between the axles
     """
 
     width: float = 2.297
@@ -50,11 +54,13 @@ class Vehicle:
     wheelbase: float = 3.089
 
     @property
-    def length(self):
+    def length(self) -> float:
+        "Of the box, metres."
         return self.front + self.rear
 
     @property
-    def to_center(self):
+    def to_center(self) -> float:
+        "From the rear axle to the middle of the box, metres ahead."
         return (self.front - self.rear) / 2
 
 
@@ -64,16 +70,19 @@ VEHICLE = Vehicle()
 FAR = 1e6  # metres or radians
 
 
-def interpolate(poses, dt=0.5, steps=STEPS):
+def interpolate(poses: ArrayLike, dt: float = 0.5, steps: int = STEPS) -> np.ndarray:
     """A plan at 10 Hz, starting at the origin.
 
     Args:
-        poses: (N, P, 3) rear-axle poses in the ego frame, at dt, 2 dt, ...
+        poses: (N, P, 3) rear-axle poses x, y (m), heading (rad) in the ego frame, at dt, 2 dt, ...
         dt: seconds between poses
         steps: of 0.1 s
 
     Returns:
-        (N, steps + 1, 3); raises ValueError for NaN, wrong shapes and absurd values
+        np.ndarray: (N, steps + 1, 3), the origin first
+
+    Raises:
+        ValueError: for NaN, wrong shapes, absurd values and plans that are too short; it names the plan
     """
     poses = np.asarray(poses, float)
     if poses.ndim != 3 or poses.shape[-1] != 3:
@@ -110,29 +119,29 @@ def _speed_fit(n):
     return A @ x / DT
 
 
-def speed_profile(poses):
+def speed_profile(poses: np.ndarray) -> np.ndarray:
     """The smooth speed that best explains the plan's displacements.
 
     Args:
         poses: (N, T + 1, 3) at 10 Hz
 
     Returns:
-        (N, T) m/s
+        np.ndarray: (N, T) m/s
     """
     d = np.diff(poses[..., :2], axis=1)
     along = d[..., 0] * np.cos(poses[:, :-1, 2]) + d[..., 1] * np.sin(poses[:, :-1, 2])
     return along @ _speed_fit(along.shape[1]).T
 
-
-def curvature_profile(poses, speed):
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #4f7ce003
+def curvature_profile(poses: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """The smooth curvature that best explains the plan's changes of heading at these speeds.
 
     Args:
         poses: (N, T + 1, 3) at 10 Hz
-        speed: (N, T)
+        speed: (N, T) m/s
 
     Returns:
-        (N, T) 1/m
+        np.ndarray: (N, T) 1/m, positive to the left
     """
     turn = wrap_angle(np.diff(poses[..., 2], axis=1))
     n = turn.shape[1]
@@ -150,22 +159,30 @@ Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
 
-def control(state, reference, target, curvature, wheelbase=VEHICLE.wheelbase):
+def control(
+    state: np.ndarray,
+    reference: np.ndarray,
+    target: np.ndarray,
+    curvature: np.ndarray,
+    wheelbase: float = VEHICLE.wheelbase,
+) -> tuple[np.ndarray, np.ndarray]:
     """What the tracker asks of the car now.
 
     Args:
         state: (N, 11) now
         reference: (N, 3) the plan's pose now
-        target: (N,) the plan's speed at the horizon
-        curvature: (N, HORIZON) the plan's curvature from now on
+        target: (N,) m/s, the plan's speed at the horizon
+        curvature: (N, HORIZON) 1/m, the plan's curvature from now on
+        wheelbase: metres
 
     Returns:
-        (N,) acceleration m/s², (N,) steering rate rad/s
+        tuple: (N,) acceleration m/s², (N,) steering rate rad/s
     """
     v, span = state[:, VX], HORIZON * DT
     accel = -span * Q_LON * (v - target) / (span**2 * Q_LON + R_LON)
     dx, dy = state[:, X] - reference[:, 0], state[:, Y] - reference[:, 1]
     c, s = np.cos(reference[:, 2]), np.sin(reference[:, 2])
+    # The linearised error is rolled ahead in closed form: a steering rate held for the horizon enters linearly.
     # roll x = (offset, heading error, steering) ahead; b holds how each depends on the steering rate
     offset, heading, steer = -dx * s + dy * c, wrap_angle(state[:, HEADING] - reference[:, 2]), state[:, STEER].copy()
     b0 = b1 = b2 = np.zeros(len(v))
@@ -184,16 +201,19 @@ def control(state, reference, target, curvature, wheelbase=VEHICLE.wheelbase):
 ACCEL_DELAY, STEER_DELAY, MAX_STEER = 0.2, 0.05, np.pi / 3
 
 
-def step(state, accel, steer_rate, wheelbase=VEHICLE.wheelbase):
+def step(
+    state: np.ndarray, accel: np.ndarray, steer_rate: np.ndarray, wheelbase: float = VEHICLE.wheelbase
+) -> np.ndarray:
     """One Euler step of the kinematic bicycle.
 
     Args:
         state: (N, 11)
         accel: (N,) wanted, m/s²
         steer_rate: (N,) wanted, rad/s
+        wheelbase: metres
 
     Returns:
-        (N, 11) 0.1 s later
+        np.ndarray: (N, 11) 0.1 s later
     """
     v, h, d = state[:, VX], state[:, HEADING], state[:, STEER]
     ax = DT / (DT + ACCEL_DELAY) * (accel - state[:, AX]) + state[:, AX]
@@ -208,18 +228,21 @@ def step(state, accel, steer_rate, wheelbase=VEHICLE.wheelbase):
     return out
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #72867c47
-def initial_state(ego: Ego):
+def initial_state(ego: Ego) -> np.ndarray:
     """The ego's state now, in its own frame.
 
+    Args:
+        ego: with velocity (m/s), acceleration (m/s²) and steering angle (rad)
+
     Returns:
-        (11,) at the origin
+        np.ndarray: (11,) at the origin
     """
     s = np.zeros(11)
     s[VX : VY + 1], s[AX : AY + 1], s[STEER] = ego.velocity, ego.acceleration, ego.steering_angle
     return s
 
-
-def track(plan, ego):
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #72867006
+def track(plan: ArrayLike, ego: Ego | np.ndarray) -> np.ndarray:
     """Drive plans: tracker and bicycle, all plans at once.
 
     Args:
@@ -227,7 +250,7 @@ def track(plan, ego):
         ego: Ego, or (N, 11) a first state for each plan: plans of many scenes are driven together
 
     Returns:
-        (N, 41, 11) states in the ego frame
+        np.ndarray: (N, 41, 11) states in the ego frame
     """
     plan = np.asarray(plan, float)
     speed = speed_profile(plan)
@@ -241,15 +264,19 @@ def track(plan, ego):
         states[:, k + 1] = step(states[:, k], *commands)
     return states
 
-
-def simulate(poses, ego: Ego):
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #72867008
+def simulate(poses: ArrayLike, ego: Ego) -> np.ndarray:
     """What the car does when it follows each plan (NAVSIM's PDM simulator).
 
     Args:
         poses: (N, 8, 3) rear-axle poses in the ego frame at 0.5 s
+        ego: its state now
 
     Returns:
-        (N, 41, 11)
+        np.ndarray: (N, 41, 11) states in the ego frame
+
+    Raises:
+        ValueError: as `interpolate`
     """
     return track(interpolate(poses), ego)
 
@@ -270,14 +297,14 @@ def _filter(n, window, degree=2, order=0):
     return savgol_filter(np.eye(n), min(window, n), degree, deriv=order, delta=DT, axis=0)
 
 
-def comfort_signals(states):
+def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:
     """The filtered signals that the comfort checks look at.
 
     Args:
         states: (N, T, 11)
 
     Returns:
-        dict of (N, T)
+        dict: the names of COMFORT, each (N, T); m/s², m/s³, rad/s, rad/s²
     """
     n = states.shape[1]
     ax, ay, heading = states[..., AX], states[..., AY], np.unwrap(states[..., HEADING], axis=1)
@@ -291,28 +318,30 @@ def comfort_signals(states):
         yaw_rate=heading @ _filter(n, 5, 2, 1).T,
     )
 
-
-def comfort(states):
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #ea7d0011
+def comfort(states: np.ndarray) -> np.ndarray:
     """The comfort score C.
 
     Args:
         states: (N, T, 11)
 
     Returns:
-        (N,) 1.0 where all signals stay inside their bounds, else 0.0
+        np.ndarray: (N,) 1.0 where all signals stay inside their bounds, else 0.0
     """
     inside = [(s > COMFORT[k][0]).all(1) & (s < COMFORT[k][1]).all(1) for k, s in comfort_signals(states).items()]
     return np.all(inside, 0).astype(float)
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #059326f2
-def constant_velocity(scene: Scene, points=8, dt=0.5):
-    """Straight on at the present speed: the plan of someone who has fallen asleep.
+def constant_velocity(scene: Scene, points: int = 8, dt: float = 0.5) -> np.ndarray:
+    """Straight on at the present speed: NAVSIM's driver without eyes.
 
     Args:
-        dt: seconds
+        scene: its ego's velocity counts
+        points: poses of the plan
+        dt: seconds between them
 
     Returns:
-        (points, 3)
+        np.ndarray: (points, 3) in the ego frame
     """
     t = dt * np.arange(1, points + 1)
     return np.stack([np.hypot(*scene.ego.velocity) * t, 0 * t, 0 * t], -1)

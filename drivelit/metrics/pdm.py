@@ -6,13 +6,15 @@
 __all__ = ['AHEAD', 'MOVING_TYPES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT', 'kinematic',
            'at_10hz', 'red_zones', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
            'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
-           'PDMResult', 'progress_score', 'score_states', 'score', 'score_scenes', 'reference_progress']
+           'PDMResult', 'progress_score', 'score_states', 'reference_progress', 'score', 'score_scenes']
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import shapely
+from numpy.typing import ArrayLike
 
 from . import kinematics as kin
 from .kinematics import HEADING, VEHICLE, VX, VY, X, Y
@@ -25,7 +27,14 @@ MOVING_TYPES = ("vehicle", "pedestrian", "bicycle")
 
 
 def kinematic(scene: Scene) -> Scene:
-    "The same scene with every agent going on at constant velocity from its last observation up to now; unseen agents are left out."
+    """The same scene as a planner on the road knows it: every road user goes on at constant velocity.
+
+    Args:
+        scene: with recorded futures
+
+    Returns:
+        Scene: futures extrapolated from the last observation up to now; who was not seen yet is left out
+    """
     t = np.arange(0, 11) * 0.5
 
     def extrapolate(a):
@@ -42,12 +51,15 @@ def kinematic(scene: Scene) -> Scene:
 
     return replace(scene, agents=[extrapolate(a) for a in scene.agents if a.times[0] <= 1e-6])
 
+# %% ../../nbs/10_metrics/10_pdm.ipynb #b0861003
+def at_10hz(agent: Agent) -> np.ndarray | None:
+    """Where a road user is at each tenth of a second.
 
-def at_10hz(agent: Agent):
-    """Where an agent is at each tenth of a second.
+    Args:
+        agent: with poses every half second
 
     Returns:
-        (51, 3) box centre poses, NaN where it does not exist; None if it is not observed from now on
+        np.ndarray: (51, 3) box centre poses, NaN where it does not exist; None if it is not observed from now on
     """
     seen = (agent.times > -1e-6) & (agent.times < AHEAD * kin.DT + 1e-6)
     if not seen.any():
@@ -61,13 +73,23 @@ def at_10hz(agent: Agent):
     out[(t < times[0] - 1e-6) | (t > times[-1] + 1e-6)] = np.nan
     return out
 
+# %% ../../nbs/10_metrics/10_pdm.ipynb #b0861006
+def _behind(line, depth=0.5):
+    "The strip behind a stop line, seen from the ego."
+    a, b = np.asarray(line, float)
+    n = np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-9)
+    n = n if n @ ((a + b) / 2) > 0 else -n
+    return shapely.Polygon([a, b, b + depth * n, a + depth * n])
 
-def red_zones(scene: Scene):
-    """What a red light on the route keeps the ego off: its lane connectors, or a strip of half a metre behind its stop
-    line.
+
+def red_zones(scene: Scene) -> list[shapely.Polygon]:
+    """What a red light on the route keeps the ego off: its lane connectors, or a strip behind its stop line.
+
+    Args:
+        scene: its lights and the lanes on route count
 
     Returns:
-        list of polygons
+        list: polygons; a strip is half a metre deep
     """
     route, out = {a.id: a for a in scene.map.areas if a.on_route}, []
     for light in scene.lights:
@@ -80,48 +102,42 @@ def red_zones(scene: Scene):
             out.append(_behind(light.stop_line))
     return out
 
-
-def _behind(line, depth=0.5):
-    "The strip behind a stop line, seen from the ego."
-    a, b = np.asarray(line, float)
-    n = np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-9)
-    n = n if n @ ((a + b) / 2) > 0 else -n
-    return shapely.Polygon([a, b, b + depth * n, a + depth * n])
-
 # %% ../../nbs/10_metrics/10_pdm.ipynb #7e98e6fa
 @dataclass(eq=False)
 class PDMScene:
     """A scene made ready for scoring.
 
     Attributes:
-        ids: A agent ids
+        scene: as it came
+        ids: A ids of the road users
         centers: (A, 51, 3) box centre poses, NaN where absent
-        half: (A, 2) half length, half width
+        half: (A, 2) half length, half width, metres
         moving_type: (A,) vehicle, pedestrian or bicycle
         stopped: (A,) not of a moving type, or standing at its first observation
         drivable: one polygon; None if the map is empty
         on_route: union of the lanes on route; None without
+        intersections: union; None without
         lanes: polygons
         route: the line that progress is measured along; None without
         reference: (41, 3) of PDM-Closed, once it was needed
-        reference_way: its progress · NC · DAC, once it was needed
+        reference_way: its progress · NC · DAC in metres, once it was needed
     """
 
     scene: Scene
-    ids: list
+    ids: list[str]
     centers: np.ndarray
     half: np.ndarray
     moving_type: np.ndarray
     stopped: np.ndarray
-    drivable: object
-    on_route: object
-    intersections: object
-    lanes: list
-    route: object
-    reference: np.ndarray = None
-    reference_way: float = None
+    drivable: shapely.Geometry | None
+    on_route: shapely.Geometry | None
+    intersections: shapely.Geometry | None
+    lanes: list[shapely.Polygon]
+    route: shapely.LineString | None
+    reference: np.ndarray | None = None
+    reference_way: float | None = None
 
-
+# %% ../../nbs/10_metrics/10_pdm.ipynb #7e98e008
 def _union(areas):
     if not areas:
         return None
@@ -130,14 +146,22 @@ def _union(areas):
     return geometry
 
 
-def prepare(scene: Scene, perception="oracle") -> PDMScene:
+def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
     """Make the geometry of a scene ready for `score`.
 
     Args:
-        perception: "oracle": the recorded future of the agents; "kinematic": constant velocity
+        scene: with or without a map
+        perception: "oracle": the recorded future of the road users; "kinematic": constant velocity
+
+    Returns:
+        PDMScene: for any number of plans of this scene
+
+    Raises:
+        ValueError: for another word than the two
     """
     if perception not in ("oracle", "kinematic"):
         raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
+    # Who is not observed from now on is not part of the score.
     known = [
         (a, c) for a in (scene if perception == "oracle" else kinematic(scene)).agents if (c := at_10hz(a)) is not None
     ]
@@ -165,29 +189,30 @@ LOOK = np.array([0, 3, 6, 9])  # steps of 0.1 s
 EGO_HALF = np.array([VEHICLE.length / 2, VEHICLE.width / 2])
 
 
-def ego_centers(states):
+def ego_centers(states: np.ndarray) -> np.ndarray:
     """The middle of the ego's box.
 
     Args:
-        states: (..., 11) rear axle
+        states: (..., 11) at the rear axle
 
     Returns:
-        (..., 3) box centre poses
+        np.ndarray: (..., 3) box centre poses
     """
     h = states[..., HEADING]
     return np.stack(
         [states[..., X] + VEHICLE.to_center * np.cos(h), states[..., Y] + VEHICLE.to_center * np.sin(h), h], -1
     )
 
-
-def contacts(prepared: PDMScene, states):
-    """Where the ego's box, pushed ahead, touches an agent.
+# %% ../../nbs/10_metrics/10_pdm.ipynb #75135011
+def contacts(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """Where the ego's box, pushed ahead, touches a road user.
 
     Args:
+        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
-        (N, 41, 4, A) bool: plan, step, look-ahead, agent
+        np.ndarray: (N, 41, 4, A) bool: plan, step, look-ahead (0, 0.3, 0.6, 0.9 s), road user
     """
     n, t = states.shape[:2]
     out = np.zeros((n, t, len(LOOK), len(prepared.ids)), bool)
@@ -206,30 +231,30 @@ def contacts(prepared: PDMScene, states):
             out[i, k, j, a] = boxes_touch(ego[i, k, j], EGO_HALF, agents[k, j, a], prepared.half[a])
     return out
 
-
-def bearing(pose, point):
+# %% ../../nbs/10_metrics/10_pdm.ipynb #75135013
+def bearing(pose: np.ndarray, point: np.ndarray) -> np.ndarray:
     """The angle under which a point is seen.
 
     Args:
         pose: (..., 3) rear axle
-        point: (..., 2)
+        point: (..., 2) metres
 
     Returns:
-        (...,) degrees, 0 straight ahead to 180 behind
+        np.ndarray: (...,) degrees, 0 straight ahead to 180 behind
     """
     dx, dy = point[..., 0] - pose[..., 0], point[..., 1] - pose[..., 1]
     along = dx * np.cos(pose[..., 2]) + dy * np.sin(pose[..., 2])
     return np.degrees(np.arccos(np.clip(along / np.maximum(np.hypot(dx, dy), 1e-12), -1, 1)))
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #825af52f
-def corners(states):
+def corners(states: np.ndarray) -> np.ndarray:
     """The corners of the ego's box.
 
     Args:
         states: (..., 11)
 
     Returns:
-        (..., 4, 2) front left, rear left, rear right, front right
+        np.ndarray: (..., 4, 2) front left, rear left, rear right, front right, metres
     """
     c = ego_centers(states)
     ch, sh = np.cos(c[..., 2:]), np.sin(c[..., 2:])
@@ -238,8 +263,8 @@ def corners(states):
         [c[..., 0:1] + signs[:, 0] * ch - signs[:, 1] * sh, c[..., 1:2] + signs[:, 0] * sh + signs[:, 1] * ch], -1
     )
 
-
-def inside(geometry, points):
+# %% ../../nbs/10_metrics/10_pdm.ipynb #825af015
+def inside(geometry: shapely.Geometry | None, points: np.ndarray) -> np.ndarray:
     """Strictly inside.
 
     Args:
@@ -247,21 +272,22 @@ def inside(geometry, points):
         points: (..., 2)
 
     Returns:
-        (...,) bool; the edge is outside, and nothing is inside None
+        np.ndarray: (...,) bool; the edge is outside, and nothing is inside None
     """
     if geometry is None:
         return np.zeros(points.shape[:-1], bool)
     return shapely.contains_xy(geometry, points[..., 0], points[..., 1])
 
-
-def in_several_lanes(prepared: PDMScene, states):
+# %% ../../nbs/10_metrics/10_pdm.ipynb #825af018
+def in_several_lanes(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Corners in more than one lane, and no lane that holds all four.
 
     Args:
+        prepared: of `prepare`
         states: (M, 11)
 
     Returns:
-        (M,) bool
+        np.ndarray: (M,) bool
     """
     if not prepared.lanes or not len(states):
         return np.zeros(len(states), bool)
@@ -279,8 +305,28 @@ def _first(hit):
     return n, a, hit.argmax(1)[n, a]
 
 
-def no_collision(prepared, states, touching, offroad):
-    "NC (N,), the step of the first at-fault contact (N,) or -1, and that agent's index."
+def _worst(count, n, k, a, price):
+    "The lowest price for each plan, and its earliest event."
+    value, step, agent = np.ones(count), np.full(count, -1), np.full(count, -1)
+    for i in np.lexsort((k, n))[::-1]:  # the earliest event is written last
+        value[n[i]], step[n[i]], agent[n[i]] = min(value[n[i]], price[i]), k[i], a[i]
+    return value, step, agent
+
+
+def no_collision(
+    prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """NC: no at-fault collision.
+
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+        touching: (N, 41, 4, A) of `contacts`
+        offroad: (N, 41) of `off_road`
+
+    Returns:
+        tuple: (N,) 0, 0.5 or 1; (N,) step of the first at-fault contact, -1 without; (N,) index of who was hit, or -1
+    """
     n, a, k = _first(touching[:, :, 0])
     state, agent = states[n, k], prepared.centers[a, k]
     bumper = np.stack(
@@ -299,17 +345,21 @@ def no_collision(prepared, states, touching, offroad):
     price = np.where(prepared.moving_type[a], 0.0, 0.5)
     return _worst(len(states), n[fault], k[fault], a[fault], price[fault])
 
+# %% ../../nbs/10_metrics/10_pdm.ipynb #52d56021
+def time_to_collision(
+    prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """TTC: does the ego stay far enough from a collision?
 
-def _worst(count, n, k, a, price):
-    "The lowest price for each plan, and its earliest event."
-    value, step, agent = np.ones(count), np.full(count, -1), np.full(count, -1)
-    for i in np.lexsort((k, n))[::-1]:  # the earliest event is written last
-        value[n[i]], step[n[i]], agent[n[i]] = min(value[n[i]], price[i]), k[i], a[i]
-    return value, step, agent
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+        touching: (N, 41, 4, A) of `contacts`
+        offroad: (N, 41) of `off_road`
 
-
-def time_to_collision(prepared, states, touching, offroad):
-    "TTC (N,), the step of the first violation (N,) or -1, and that agent's index."
+    Returns:
+        tuple: (N,) 0 or 1; (N,) step of the first violation, -1 without; (N,) index of the road user, or -1
+    """
     moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
     hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
     n, a, at = _first(hit)
@@ -321,29 +371,54 @@ def time_to_collision(prepared, states, touching, offroad):
     return _worst(len(states), n[bad], k[bad], a[bad], np.zeros(bad.sum()))
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #5458946a
-def off_road(prepared, states):
-    "(N, 41) bool: a corner is not inside the drivable area."
+def off_road(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """Is a corner outside the drivable area?
+
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+
+    Returns:
+        np.ndarray: (N, 41) bool; never without a map
+    """
     if prepared.drivable is None:
         return np.zeros(states.shape[:2], bool)
     return ~inside(prepared.drivable, corners(states)).all(-1)
 
+# %% ../../nbs/10_metrics/10_pdm.ipynb #54589023
+def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """DDC: the metres within 1.1 s that the box centre moves outside the lanes on route; weight 0 in v1.
 
-def direction(prepared, states):
-    "DDC (N,)."
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+
+    Returns:
+        np.ndarray: (N,) 1 under 2 m, 0.5 under 6 m, else 0
+    """
     if prepared.on_route is None:
         return np.ones(len(states))
     center = ego_centers(states)[..., :2]
     moved = np.zeros(states.shape[:2])
     moved[:, 1:] = np.hypot(*np.moveaxis(np.diff(center, axis=1), -1, 0))
+    # A difference of running sums is the way within the last 11 steps, as in the official code.
     moved[inside(prepared.on_route, center)] = 0
     total = np.cumsum(moved, 1)
     before = np.concatenate([np.zeros((len(states), 11)), total[:, :-11]], 1)
     worst = (total - before).max(1)
     return np.where(worst < 2.0, 1.0, np.where(worst < 6.0, 0.5, 0.0))
 
+# %% ../../nbs/10_metrics/10_pdm.ipynb #54589025
+def raw_progress(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """How far along the route a drive gets.
 
-def raw_progress(prepared, states):
-    "(N,) metres along the route, not negative; without a route, metres straight ahead."
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+
+    Returns:
+        np.ndarray: (N,) metres, not negative; without a route, metres straight ahead
+    """
     center = ego_centers(states)[:, [0, -1], :2]
     if prepared.route is None:
         return np.maximum(0, center[:, 1, 0] - center[:, 0, 0])
@@ -366,8 +441,9 @@ class PDMResult:
         progress: (N,) metres along the route
         states: (N, 41, 11) the drives
         nc_step: (N,) step of the first at-fault contact, -1: none
-        nc_agent: its agent's id, or None
+        nc_agent: N ids of who was hit, or None
         ttc_step: (N,) step at which the ego is too close, -1: none
+        ttc_agent: N ids of who was too close, or None
         offroad: (N, 41) a corner is off the road
     """
 
@@ -381,48 +457,52 @@ class PDMResult:
     progress: np.ndarray
     states: np.ndarray
     nc_step: np.ndarray
-    nc_agent: list
+    nc_agent: list[str | None]
     ttc_step: np.ndarray
-    ttc_agent: list
+    ttc_agent: list[str | None]
     offroad: np.ndarray
 
     @staticmethod
-    def point_of(step):
+    def point_of(step: int) -> int:
         """Which of the eight points of the plan a step belongs to: the first at or after it.
 
         Args:
             step: 0 to 40, tenths of a second
 
         Returns:
-            0 to 7
+            int: 0 to 7
         """
         return int(np.clip(np.ceil(step / 5) - 1, 0, 7))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.nc)
 
-
-def progress_score(own, reference, allowed):
+# %% ../../nbs/10_metrics/10_pdm.ipynb #2e917026
+def progress_score(own: np.ndarray, reference: float, allowed: np.ndarray) -> np.ndarray:
     """EP from the progress of plan and reference.
 
     Args:
-        own: (N,) progress · NC · DAC of the plans
-        reference: progress · NC · DAC of the reference
+        own: (N,) metres, progress · NC · DAC of the plans
+        reference: metres, progress · NC · DAC of the reference
         allowed: (N,) NC · DAC of the plans
 
     Returns:
-        (N,)
+        np.ndarray: (N,) in [0, 1]
     """
     best = np.maximum(own, reference)
     return np.where(best > 5.0, own / np.maximum(best, 1e-9), np.where(allowed == 0, 0.0, 1.0))
 
-
-def score_states(prepared: PDMScene, states, reference=None) -> PDMResult:
-    """Score drives.
+# %% ../../nbs/10_metrics/10_pdm.ipynb #2e917028
+def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None = None) -> PDMResult:
+    """Score drives (MTDrive eq. 1).
 
     Args:
+        prepared: of `prepare`
         states: (N, 41, 11)
-        reference: progress · NC · DAC of the reference; None: no EP
+        reference: metres, progress · NC · DAC of the reference; None: no EP
+
+    Returns:
+        PDMResult: EP and PDMS are NaN without a reference
     """
     touching, offroad = contacts(prepared, states), off_road(prepared, states)
     nc, nc_step, nc_agent = no_collision(prepared, states, touching, offroad)
@@ -447,51 +527,19 @@ def score_states(prepared: PDMScene, states, reference=None) -> PDMResult:
         offroad,
     )
 
-
-def score(scene, poses, reference=None, ep=True) -> PDMResult:
-    """The PDM Score of plans, NAVSIM v1. Raises ValueError for a plan with NaN or of the wrong shape.
-
-    Args:
-        scene: Scene or PDMScene
-        poses: (N, 8, 3) plans in the ego frame, at 0.5 s
-        reference: (41, 3) poses of the reference at 10 Hz in the ego frame; default: PDM-Closed's
-        ep: False: without reference, EP and PDMS (faster; all that a feedback needs)
-    """
-    prepared = scene if isinstance(scene, PDMScene) else prepare(scene)
-    states = kin.simulate(poses, prepared.scene.ego)
-    if not ep:
-        return score_states(prepared, states)
-    return score_states(prepared, states, reference_progress(prepared, reference))
-
-
-def score_scenes(scenes, plans, ep=True) -> list[PDMResult]:
-    """`score` for many scenes: the drives of all plans are simulated together, which is what a few plans a scene spend
-    their time on.
-
-    Args:
-        scenes: list of Scene or PDMScene
-        plans: list of (N_i, 8, 3), one array for each scene
-    """
-    ready = [s if isinstance(s, PDMScene) else prepare(s) for s in scenes]
-    if len(ready) != len(plans):
-        raise ValueError(f"{len(ready)} scenes and {len(plans)} arrays of plans")
-    counts = [len(p) for p in plans]
-    start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], counts, 0)
-    states = kin.track(kin.interpolate(np.concatenate(plans)), start)
-    return [
-        score_states(r, s, reference_progress(r) if ep else None)
-        for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)
-    ]
-
-
-def reference_progress(prepared: PDMScene, reference=None):
+# %% ../../nbs/10_metrics/10_pdm.ipynb #2e917030
+def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -> float:
     """How far the reference gets, as far as it is safe.
 
     Args:
-        reference: (41, 3); default: PDM-Closed's, kept in `prepared` together with its way
+        prepared: keeps PDM-Closed's plan and its way
+        reference: (41, 3); None: PDM-Closed's
 
     Returns:
-        float: progress · NC · DAC
+        float: metres, progress · NC · DAC
+
+    Raises:
+        ValueError: for a reference with NaN or of the wrong shape
     """
     if reference is None and prepared.reference_way is None:
         from drivelit.metrics.pdm_closed import reference as plan_reference
@@ -508,3 +556,51 @@ def reference_progress(prepared: PDMScene, reference=None):
         raise ValueError("reference: holds NaN or infinity")
     r = score_states(prepared, kin.track(reference[None], prepared.scene.ego))
     return float(r.progress[0] * r.nc[0] * r.dac[0])
+
+# %% ../../nbs/10_metrics/10_pdm.ipynb #2e917031
+def score(scene: Scene | PDMScene, poses: ArrayLike, reference: ArrayLike | None = None, ep: bool = True) -> PDMResult:
+    """The PDM Score of plans, NAVSIM v1.
+
+    Args:
+        scene: a prepared one saves time where it is scored more than once
+        poses: (N, 8, 3) plans in the ego frame, at 0.5 s
+        reference: (41, 3) poses of the reference at 10 Hz in the ego frame; None: PDM-Closed's
+        ep: False: without reference, EP and PDMS (faster; all that a feedback needs)
+
+    Returns:
+        PDMResult: one row a plan
+
+    Raises:
+        ValueError: for a plan or a reference with NaN or of the wrong shape; it names the plan
+    """
+    prepared = scene if isinstance(scene, PDMScene) else prepare(scene)
+    states = kin.simulate(poses, prepared.scene.ego)
+    if not ep:
+        return score_states(prepared, states)
+    return score_states(prepared, states, reference_progress(prepared, reference))
+
+# %% ../../nbs/10_metrics/10_pdm.ipynb #2e917033
+def score_scenes(scenes: Sequence[Scene | PDMScene], plans: Sequence[np.ndarray], ep: bool = True) -> list[PDMResult]:
+    """`score` for many scenes, whose plans are driven together: with few plans a scene that saves most of the time.
+
+    Args:
+        scenes: of one or many sources
+        plans: (N_i, 8, 3), one array for each scene
+        ep: as in `score`
+
+    Returns:
+        list: one PDMResult for each scene
+
+    Raises:
+        ValueError: for numbers that do not match, and as `score`
+    """
+    ready = [s if isinstance(s, PDMScene) else prepare(s) for s in scenes]
+    if len(ready) != len(plans):
+        raise ValueError(f"{len(ready)} scenes and {len(plans)} arrays of plans")
+    counts = [len(p) for p in plans]
+    start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], counts, 0)
+    states = kin.track(kin.interpolate(np.concatenate(plans)), start)
+    return [
+        score_states(r, s, reference_progress(r) if ep else None)
+        for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)
+    ]
