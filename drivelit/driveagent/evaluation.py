@@ -41,7 +41,7 @@ def play(policy, scenes, task, profile, seed=0, batch=256):
         max_new_tokens=profile.new_tokens,
         max_tokens=profile.tokens,
         seed=seed,
-        temperature=profile.temperature if profile.eval_temperature < 0 else profile.eval_temperature,
+        temperature=profile.play_temperature,
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #fb4f1bc7

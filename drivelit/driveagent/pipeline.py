@@ -24,6 +24,7 @@ from .rewards import position_weights
 from .variants import VARIANTS, task_for
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode
 from ..policy.engines import OpenAIEngine
+from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
 from ..training.turn_grpo import train_rl
@@ -327,15 +328,8 @@ def run_align(out, profile, seed):
         policy,
         rows,
         folder,
-        steps=profile.align_steps,
-        lr=profile.sft_lr,
-        batch=profile.sft_batch,
-        micro_batch=profile.micro_batch,
         seed=seed,
-        save_steps=profile.save_every,
-        max_length=profile.tokens,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
+        **{k: v for k, v in sft_options(profile).items() if k != "epochs"} | dict(steps=profile.align_steps),
     )
     return result | dict(vqa=vqa_data.vqa_accuracy(policy, test[:300]), vqa_before=before)
 
@@ -352,21 +346,7 @@ def tune(out, profile, seed, variant, folder, aligned):
     rows = _Rows(load_scenes(out, "train"), kept, partial(task_for, profile, variant))
     if profile.model == "toy":
         rows = [rows[k] for k in range(len(rows))]  # small enough to be painted once
-    length = dict(steps=profile.sft_steps) if profile.sft_steps else dict(epochs=profile.sft_epochs)
-    train_sft(
-        policy,
-        rows,
-        folder,
-        **length,
-        lr=profile.sft_lr,
-        batch=profile.sft_batch,
-        micro_batch=profile.micro_batch,
-        seed=seed,
-        save_steps=profile.save_every,
-        max_length=profile.tokens,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
-    )
+    train_sft(policy, rows, folder, seed=seed, **sft_options(profile))
     return policy
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #33a0b24d
@@ -385,23 +365,9 @@ def reinforce(policy, out, profile, seed, variant, mode, folder, tool_reward=Fal
         [train[i] for i in explore],
         folder,
         "sequence",
-        std=profile.std,
-        steps=steps or profile.rl_steps,
-        batch=profile.rl_batch,
-        mini_batch=profile.rl_mini_batch,
-        group=profile.group,
-        lr=profile.rl_lr,
-        beta=profile.kl,
-        num_iterations=profile.num_iterations,
-        temperature=profile.temperature,
-        micro_batch=profile.micro_batch,
-        save_steps=max(1, profile.save_every // 5),
         seed=seed,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
         max_turns=task.max_turns,
-        max_new_tokens=profile.new_tokens,
-        max_tokens=profile.tokens,
+        **rl_options(profile) | (dict(steps=steps) if steps else {}),
     )
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #76c99357

@@ -47,7 +47,9 @@ class DriveAgentProfile(Profile):
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
-        wrong = [k for k in HELPERS if getattr(self, k) != "scripted" and not re.fullmatch("[^@]+@.+", getattr(self, k))]
+        wrong = [
+            k for k in HELPERS if getattr(self, k) != "scripted" and not re.fullmatch("[^@]+@.+", getattr(self, k))
+        ]
         return [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in wrong]
 
 

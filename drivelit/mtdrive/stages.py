@@ -29,6 +29,7 @@ from ..policy.engines import TransformersEngine
 from ..rollout.core import rollout
 from ..scene import recorded
 from ..scene.plot import plot_scene
+from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, cell, load, load_scenes, verdict, write_json, write_scenes
 from ..training.turn_grpo import train_rl
@@ -159,7 +160,8 @@ def evaluate(policy, out, profile, seed, turns=None, perceptions=("oracle", "kin
     """
     heldout = load_scenes(out, "heldout")
     turns = turns or profile.turns
-    return {p: summary(play(policy, heldout, profile, p, seed=seed, max_turns=turns), turns) for p in perceptions}
+    how = dict(seed=seed, max_turns=turns, temperature=profile.play_temperature)
+    return {p: summary(play(policy, heldout, profile, p, **how), turns) for p in perceptions}
 
 # %% ../../nbs/50_mtdrive/25_stages.ipynb #45b5a4c1
 UPDATES = dict(
@@ -268,26 +270,13 @@ def run_sft(stage, out, profile, seed):
     policy = load(trained(out, start, seed) if start else profile.model, profile, seed)
     files = [folder(out, *f.split("/")[:1], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
     rows = mtdata.read(*[f for f in files if mtdata.pq.read_metadata(f).num_rows])
-    length = (
-        dict(steps=max(1, round(profile.sft_steps * UPDATES[stage])))
-        if profile.sft_steps
-        else dict(epochs=profile.sft_epochs)
-    )
-    lr = profile.sft_lr * (0.5 if start else 1.0)
     result = train_sft(
         policy,
         rows,
         folder(out, stage, seed),
-        **length,
-        lr=lr,
-        batch=profile.sft_batch,
-        micro_batch=profile.micro_batch,
         seed=seed,
         last_turn_only=True,
-        save_steps=profile.save_every,
-        max_length=profile.tokens,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
+        **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if start else 1.0),
     )
     return result | evaluate(
         policy, out, profile, seed, perceptions=("oracle", "kinematic")[: 2 if stage == "sft_multi" else 1]
@@ -308,23 +297,9 @@ def run_rl(stage, out, profile, seed):
         [train[i] for i in chosen],
         folder(out, stage, seed),
         ADVANTAGE[stage],
-        std=profile.std,
-        steps=profile.rl_steps,
-        batch=profile.rl_batch,
-        mini_batch=profile.rl_mini_batch,
-        group=profile.group,
-        lr=profile.rl_lr,
-        beta=profile.kl,
-        num_iterations=profile.num_iterations,
-        temperature=profile.temperature,
-        micro_batch=profile.micro_batch,
-        save_steps=max(1, profile.save_every // 5),
         seed=seed,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
         max_turns=profile.turns,
-        max_new_tokens=profile.new_tokens,
-        max_tokens=profile.tokens,
+        **rl_options(profile),
     )
     return result | evaluate(policy, out, profile, seed)
 
@@ -545,7 +520,8 @@ def plot_episode(out, seed, profile, arms=("mtgrpo_turn", "sft_multi"), tries=60
     """
     stage = next(a for a in arms if is_done(out, a, seed))
     scenes = load_scenes(out, "heldout")[:tries]
-    episodes = play(load(trained(out, stage, seed), profile), scenes, profile, seed=seed + 5)
+    policy = load(trained(out, stage, seed), profile)
+    episodes = play(policy, scenes, profile, seed=seed + 5, temperature=profile.play_temperature)
 
     def gain(e):
         p = e.reward("pdms")
@@ -600,7 +576,8 @@ def evaluate_real(out, profile, seed, samples=None, arm="mtgrpo_cross"):
     mean = lambda m, k: float(np.mean([getattr(r, m)[k] for r in scored]))
     rows = {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("constant velocity", "human log"))}
     policy = load(trained(out, arm, seed), profile)
-    return dict(n=len(real), baselines=rows, policy=summary(play(policy, real, profile, seed=seed), profile.turns))
+    episodes = play(policy, real, profile, seed=seed, temperature=profile.play_temperature)
+    return dict(n=len(real), baselines=rows, policy=summary(episodes, profile.turns))
 
 
 def real_table(real):

@@ -9,7 +9,7 @@ __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'HUB', 'PER_NODE', 'ProfileError', 'key
            'launch', 'notes', 'preview', 'notebook_parameters', 'check_parameters', 'RunParameters', 'run_parameters',
            'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
-# %% ../../nbs/40_training/00_profiles.ipynb #c1b98083
+# %% ../../nbs/40_training/00_profiles.ipynb #43a8722d
 import ast
 import configparser
 import difflib
@@ -25,7 +25,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
-# %% ../../nbs/40_training/00_profiles.ipynb #2347e75a
+# %% ../../nbs/40_training/00_profiles.ipynb #bb2ee2d2
 class ProfileError(ValueError):
     "A profile, key, value or parameter is wrong; the text names file, section and key, and the nearest right one."
 
@@ -61,7 +61,7 @@ def described(cls: type) -> type:
     cls.__doc__ = f"{cls.__doc__.strip()}\n\nAttributes:\n" + "\n".join(lines)
     return cls
 
-# %% ../../nbs/40_training/00_profiles.ipynb #1fe0492e
+# %% ../../nbs/40_training/00_profiles.ipynb #081f8a8c
 @dataclass(frozen=True)
 class Profile:
     """The numbers of one run that all systems share, typed; `load_profile` checks them.
@@ -135,7 +135,7 @@ class Profile:
 
 described(Profile);
 
-# %% ../../nbs/40_training/00_profiles.ipynb #3a779a42
+# %% ../../nbs/40_training/00_profiles.ipynb #01281294
 def nearest(name: Any, names: Iterable) -> str:
     """The right name that a misspelt one most likely stands for.
 
@@ -148,7 +148,7 @@ def nearest(name: Any, names: Iterable) -> str:
     """
     return difflib.get_close_matches(str(name), [str(n) for n in names], n=1, cutoff=0.0)[0]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #96053660
+# %% ../../nbs/40_training/00_profiles.ipynb #c15835f3
 WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -191,7 +191,7 @@ def convert(value: Any, kind: type) -> Any:
         raise ValueError("no text")
     return value
 
-# %% ../../nbs/40_training/00_profiles.ipynb #da4dd50d
+# %% ../../nbs/40_training/00_profiles.ipynb #4006e060
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a word", tuple: "whole numbers with commas"}
 
 
@@ -246,10 +246,12 @@ def checked(name: str, value: Any, place: str, cls: type = Profile) -> Any:
     if name not in cls.keys():
         owner = [s for s in systems() if s != cls.system and name in systems()[s].profile_class.keys()]
         whose = f"{name} is a key of {owner[0]}" if owner else f"unknown key {name!r}"
-        raise ProfileError(f"{place}: {whose}; the nearest of {cls.system or 'all systems'} is {nearest(name, cls.keys())!r}")
+        raise ProfileError(
+            f"{place}: {whose}; the nearest of {cls.system or 'all systems'} is {nearest(name, cls.keys())!r}"
+        )
     return typed(name, value, cls.keys()[name], place)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #04791783
+# %% ../../nbs/40_training/00_profiles.ipynb #db35b9dc
 SETTINGS = Path(importlib.util.find_spec("drivelit").origin).parent / "settings.ini"  # an installed wheel has it, too
 
 
@@ -289,7 +291,7 @@ def profile_names(system: str | None = None, settings: str | Path = SETTINGS) ->
     """
     return [s for s in read_sections(settings) if "." in s and (system is None or s.startswith(f"{system}."))]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #d5ca336f
+# %% ../../nbs/40_training/00_profiles.ipynb #19a1a7c0
 @dataclass(frozen=True)
 class System:
     """A row of the table of systems in `settings.ini`.
@@ -320,14 +322,15 @@ class System:
         "Its subclass of Profile, in <package>.profile."
         module = importlib.import_module(f"{self.package}.profile")
         found = [c for c in vars(module).values() if isinstance(c, type) and getattr(c, "system", "") == self.name]
-        if not found or not issubclass(found[0], Profile):
+        if not found:
             raise ProfileError(f"{self.package}.profile: no subclass of Profile with system = {self.name!r}")
         return found[0]
 
     @property
     def stages(self) -> Any:
         "Its `STAGES` (drivelit.training.stages.Stages)."
-        return importlib.import_module(self.pipeline or f"{self.package}.pipeline").STAGES
+        module = importlib.import_module(self.pipeline or f"{self.package}.pipeline")
+        return getattr(module, "PLAN", None) or module.STAGES
 
 
 def systems(settings: str | Path = SETTINGS) -> dict[str, System]:
@@ -349,7 +352,9 @@ def systems(settings: str | Path = SETTINGS) -> dict[str, System]:
             continue
         for entry in entries:
             if entry not in known:
-                raise ProfileError(f"{settings} [{name}]: unknown entry {entry!r}; the nearest is {nearest(entry, known)!r}")
+                raise ProfileError(
+                    f"{settings} [{name}]: unknown entry {entry!r}; the nearest is {nearest(entry, known)!r}"
+                )
         if lacks := [k for k in known if k not in entries and k != "pipeline"]:
             raise ProfileError(f"{settings} [{name}]: {lacks[0]} is missing")
         found[name] = System(name, **{k: text for k, (text, _) in entries.items()})
@@ -376,7 +381,7 @@ def find_system(name: str, settings: str | Path = SETTINGS) -> System:
         )
     return table[name]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #7bfe40e1
+# %% ../../nbs/40_training/00_profiles.ipynb #a8c80a7a
 def load_profile(
     system: str | type, name: str = "laptop", settings: str | Path = SETTINGS, **overrides: Any
 ) -> Profile:
@@ -413,7 +418,7 @@ def load_profile(
         raise ProfileError(f"{settings} [{section}]: {'; '.join(found)}")
     return profile
 
-# %% ../../nbs/40_training/00_profiles.ipynb #39912fd3
+# %% ../../nbs/40_training/00_profiles.ipynb #7f6daa67
 def image_tokens(size: tuple[int, ...]) -> int:
     """Tokens of one image in Qwen2.5-VL: one for each 28 x 28 pixels.
 
@@ -457,7 +462,7 @@ def conflicts(profile: Profile) -> list[str]:
         out.append(f"seeds: {p.seeds} names a seed twice, or none")
     return out + p.problems()
 
-# %% ../../nbs/40_training/00_profiles.ipynb #8c27e69d
+# %% ../../nbs/40_training/00_profiles.ipynb #e36acbc0
 def steps(profile: Profile) -> dict[str, float]:
     """Updates, episodes and epochs that follow from a profile.
 
@@ -477,7 +482,7 @@ def steps(profile: Profile) -> dict[str, float]:
         rl_epochs=p.rl_steps * p.rl_batch / p.rl_scenes,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #019edd74
+# %% ../../nbs/40_training/00_profiles.ipynb #35311cd1
 def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0) -> dict[str, Any]:
     """The arguments of `train_sft` that a profile fixes.
 
@@ -501,7 +506,7 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0) -> dict
         checkpointing=profile.checkpointing,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #9851ab77
+# %% ../../nbs/40_training/00_profiles.ipynb #feb46719
 def rl_options(profile: Profile) -> dict[str, Any]:
     """The arguments of `train_rl` that a profile fixes.
 
@@ -531,7 +536,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         max_tokens=profile.tokens,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #0ca87d35
+# %% ../../nbs/40_training/00_profiles.ipynb #c2cc41c8
 HUB = {  # shapes of Qwen2.5-VL's language and vision parts, as in the checkpoints' config.json
     "Qwen/Qwen2.5-VL-3B-Instruct": dict(
         hidden_size=2048,
@@ -585,7 +590,7 @@ def model_config(model: str) -> Any:
         )
     return AutoConfig.from_pretrained(model)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #167de8bf
+# %% ../../nbs/40_training/00_profiles.ipynb #c5d04783
 def count_weights(config: Any) -> int:
     """The number of weights, counted on PyTorch's meta device: nothing is allocated.
 
@@ -602,7 +607,7 @@ def count_weights(config: Any) -> int:
         model = Qwen2_5_VLForConditionalGeneration(config)
     return sum(p.numel() for p in model.parameters())
 
-# %% ../../nbs/40_training/00_profiles.ipynb #2bd737aa
+# %% ../../nbs/40_training/00_profiles.ipynb #caa79dfe
 def _left_behind(bytes_each, width, depth, recompute):
     "Bytes that a token (or a patch) leaves for the backward pass."
     layer = 17 * bytes_each * width
@@ -641,7 +646,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     )
     return {k: v / 1e9 for k, v in parts.items()}
 
-# %% ../../nbs/40_training/00_profiles.ipynb #ae018f82
+# %% ../../nbs/40_training/00_profiles.ipynb #5e68a223
 PER_NODE = 8  # GPUs in one machine of the commands
 
 
@@ -653,8 +658,10 @@ def _stage_command(profile, folder, stage, seed, gpus):
     words = [w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}")]
     nodes = math.ceil(gpus / PER_NODE)
     meet = f' --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id {profile.system}-{stage}-{seed}'
-    start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={min(gpus, PER_NODE)}" if gpus else "python"
-    command = f"{start} -m drivelit stage {profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
+    each = f"--nproc-per-node={min(gpus, PER_NODE)}"
+    start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} {each}" if gpus else "python"
+    what = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
+    command = f"{start} -m drivelit stage {what}"
     return f"{command} {shlex.join(words)}".rstrip()
 
 
@@ -686,7 +693,7 @@ def launch(
         out.append(_stage_command(p, folder, stage, p.seeds[0], gpus))
     return out
 
-# %% ../../nbs/40_training/00_profiles.ipynb #ff4dd01e
+# %% ../../nbs/40_training/00_profiles.ipynb #7a7d61b0
 def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     """What this machine lacks for the run, and what does not fit.
 
@@ -710,15 +717,14 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     for stage, parts in gb.items():
         if p.gpu_memory and sum(parts.values()) > p.gpu_memory:
             out.append(
-                f"{stage}: about {sum(parts.values()):.0f} GB on every GPU does not fit into gpu_memory = {p.gpu_memory:g}; "
-                "each GPU holds the whole model and its optimiser, sharding is not built"
+                f"{stage}: about {sum(parts.values()):.0f} GB on every GPU does not fit into "
+                f"gpu_memory = {p.gpu_memory:g}; each GPU holds the whole model and its optimiser, "
+                "sharding is not built"
             )
     return out
 
-# %% ../../nbs/40_training/00_profiles.ipynb #91672380
-def preview(
-    profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None
-) -> str:
+# %% ../../nbs/40_training/00_profiles.ipynb #ad027865
+def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None) -> str:
     """Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands,
     notes.
 
@@ -739,8 +745,9 @@ def preview(
         f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
         f"  reinforcement: {p.rl_steps:,} steps of {p.rl_batch * p.group:,} episodes, {n['rl_updates']:,} updates, "
         f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {p.rl_scenes:,} scenes",
-        f"  tokens: {image_tokens(p.image_size):,} a picture, {p.pictures()} at most, + {p.answers()} x {p.new_tokens} "
-        f"of answers, at most {p.tokens:,} an episode and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement",
+        f"  tokens: {image_tokens(p.image_size):,} a picture, {p.pictures()} at most, "
+        f"+ {p.answers()} x {p.new_tokens} of answers, at most {p.tokens:,} an episode "
+        f"and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement",
     ]
     config = model_config(p.model)
     gb = {s: memory(p, s, config) for s in ("sft", "rl")}
@@ -752,7 +759,7 @@ def preview(
     page += ["", *(f"  $ {c}" for c in launch(p, parameters, kinds))]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 
-# %% ../../nbs/40_training/00_profiles.ipynb #60a5c382
+# %% ../../nbs/40_training/00_profiles.ipynb #0bb33cae
 def notebook_parameters(notebook: str | Path) -> list[str]:
     """The parameters that a notebook declares.
 
@@ -794,7 +801,7 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) 
                 f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)})"
             )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #47aa3ec1
+# %% ../../nbs/40_training/00_profiles.ipynb #a8335aaf
 @dataclass(frozen=True)
 class RunParameters:
     """What a run notebook was given, checked.
@@ -851,7 +858,7 @@ def run_parameters(
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
     return RunParameters(settings, folder, resume, plan, flags)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #2a734bf3
+# %% ../../nbs/40_training/00_profiles.ipynb #69e8a067
 def skipped(lines: list[str]) -> list[str]:
     """An input transformer of IPython that empties a cell.
 
@@ -879,7 +886,7 @@ def stop_here() -> None:
         shell.input_transformers_cleanup.append(skipped)
     print("stopped after this cell: all later cells are skipped; restart the kernel to run them")
 
-# %% ../../nbs/40_training/00_profiles.ipynb #aeaaef0b
+# %% ../../nbs/40_training/00_profiles.ipynb #ea22e283
 def _attributes(tree, names):
     "The attributes that are read on these names: `profile.x`."
     found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
@@ -904,7 +911,9 @@ def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
     trees = [ast.parse(s) for s in sources]
     reads = set().union(*(_attributes(t, {"profile"}) for t in trees))
     called = {n.func.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    mine = _functions(ast.parse(Path(inspect.getfile(Profile)).read_text(encoding="utf-8")))
+    mine = _functions(
+        ast.parse(Path(importlib.util.find_spec("drivelit.training.profiles").origin).read_text(encoding="utf-8"))
+    )
     for name in ("sft_options", "rl_options"):
         if name in called:
             reads |= _attributes(mine[name], {"profile"})

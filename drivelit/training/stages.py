@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HELDOUT_SEED', 'write_json', 'start', 'run_profile', 'read_folder', 'make_scenes', 'load_scenes', 'write_scenes',
-           'device_of', 'load', 'Stages', 'cell', 'verdict', 'read_results']
+           'check_gpu', 'device_of', 'load', 'Stages', 'cell', 'verdict', 'read_results']
 
 # %% ../../nbs/40_training/40_stages.ipynb #befb5b2e
 import argparse
@@ -27,7 +27,7 @@ from tqdm import tqdm
 from ..policy.model import load_policy
 from ..scene.core import from_json
 from ..scene.town import scenes as toy_scenes
-from .profiles import Profile, load_profile
+from .profiles import find_system, load_profile
 
 # %% ../../nbs/40_training/40_stages.ipynb #5ce535e3
 def write_json(path, value):
@@ -58,10 +58,11 @@ def start(out, profile):
     Returns:
         the folder
     """
-    path, now = Path(out) / "run.json", json.loads(json.dumps(asdict(profile)))
+    path, now = Path(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
     if path.exists():
         was = json.loads(path.read_text())
-        changed = [k for k in now if now[k] != was.get(k)]
+        # more seeds, other workers and another remark in settings.ini are still the same run
+        changed = [k for k in now if now[k] != was.get(k) and k not in ("seeds", "workers", "origin")]
         if new := [k for k in now if k not in was]:
             raise ValueError(
                 f"{path}: another version of drivelit started this run, its profile has no {new[0]!r}; choose another folder"
@@ -83,7 +84,8 @@ def run_profile(out):
         Profile
     """
     values = json.loads((Path(out) / "run.json").read_text())
-    return Profile(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    cls = find_system(values.pop("system")).profile_class
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 # %% ../../nbs/40_training/40_stages.ipynb #c4218909
 HELDOUT_SEED = 1_000_000
@@ -140,15 +142,32 @@ def write_scenes(out, profile):
     return made
 
 
+def check_gpu(profile, there):
+    """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
+
+    Args:
+        profile: Profile
+        there: bytes of the GPU
+
+    Returns:
+        None; ValueError if it has less than `gpu_memory`
+    """
+    if there / 1e9 < 0.95 * profile.gpu_memory:  # a little is taken by the driver
+        raise ValueError(
+            f"this GPU has {there / 1e9:.0f} GB, the profile {profile.name} is made for gpu_memory = "
+            f"{profile.gpu_memory:g} GB; gpu_memory = 0 tries nevertheless"
+        )
+
+
 def device_of(profile):
     "Where this process computes: the GPU of its rank, or the CPU."
     import torch
 
-    return (
-        f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        if torch.cuda.is_available() and profile.sft_gpus + profile.rl_gpus
-        else "cpu"
-    )
+    if not torch.cuda.is_available() or not profile.sft_gpus + profile.rl_gpus:
+        return "cpu"
+    device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    check_gpu(profile, torch.cuda.get_device_properties(device).total_memory)
+    return device
 
 
 def load(name_or_path, profile, seed=0, text=None, fixed=None):
@@ -270,8 +289,12 @@ class Stages:
             text.append(f"{stage}/{seed}" + (f" step {last['step']}" if "step" in last else ""))
         return ", ".join(text)
 
-    def run(self, out, seeds=(0,), stages=None, workers=2):
-        "Run stages (default: all) and what they need, in `workers` processes (0: in this one); {(stage, seed): result}."
+    def run(self, out, seeds=None, stages=None, workers=None):
+        """Run stages (default: all) and what they need, in `workers` processes (0: in this one); seeds and workers
+        are the profile's by default; {(stage, seed): result}."""
+        profile = run_profile(out)
+        seeds = profile.seeds if seeds is None else seeds
+        workers = profile.workers if workers is None else workers
         names = self.order(list(self.needs) if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
         if not workers:
