@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FAR', 'FASTEST', 'HARDEST', 'AGENT_TYPES', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KINDS', 'COMMANDS', 'MOST_BYTES',
-           'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'file_name', 'Trajectory', 'check_motion',
-           'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene', 'to_json', 'from_dict',
-           'read_bytes', 'parse_record', 'from_json']
+           'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'check_array', 'file_name', 'Trajectory',
+           'check_motion', 'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene', 'to_json',
+           'from_dict', 'read_bytes', 'parse_record', 'from_json']
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import gzip
@@ -36,7 +36,7 @@ def wrap_angle(angle: np.ndarray | float) -> np.ndarray:
     # The two minus signs keep +pi at +pi: the remainder alone would turn it into -pi.
     return -((-np.asarray(angle, float) + np.pi) % (2 * np.pi) - np.pi)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #194bc06c
+# %% ../../nbs/00_scene/00_scene.ipynb #36fcc395
 def to_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
     """Express poses or points in the frame of `origin`.
 
@@ -55,7 +55,7 @@ def to_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
         out.append(wrap_angle(poses[..., 2] - oh))
     return np.stack(out, -1)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #80bb1ec5
+# %% ../../nbs/00_scene/00_scene.ipynb #24b33af2
 def from_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
     """The inverse of `to_frame`.
 
@@ -77,7 +77,7 @@ def from_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
 class SceneError(ValueError):
     "A scene, or a record read as one, is not valid. The message starts with the file and the field's path."
 
-# %% ../../nbs/00_scene/00_scene.ipynb #87ca9d04
+# %% ../../nbs/00_scene/00_scene.ipynb #c49c30ac
 _UNREADABLE = (
     LookupError,
     TypeError,
@@ -113,7 +113,7 @@ def reading(where: str | Path) -> Iterator[None]:
     except _UNREADABLE as e:
         raise SceneError(f"{where}: cannot be read ({type(e).__name__}: {str(e)[:200]})") from e
 
-# %% ../../nbs/00_scene/00_scene.ipynb #47c13b55
+# %% ../../nbs/00_scene/00_scene.ipynb #73776bd5
 FAR = 1e5  # metres, m/s, seconds, radians: no number of a scene is larger
 
 
@@ -126,8 +126,21 @@ def _short(value) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _array(value, name: str, shape: tuple) -> np.ndarray:
-    "A finite float array of `shape` (None: any length), or a `SceneError` that names the field."
+def check_array(value: Any, name: str, shape: tuple[int | None, ...], most: float = FAR) -> np.ndarray:
+    """A finite array of a shape.
+
+    Args:
+        value: nested lists or an array
+        name: of the field, for the message
+        shape: as it must be; None: any length
+        most: no number is larger
+
+    Returns:
+        float array
+
+    Raises:
+        SceneError: no numbers, another shape, NaN, infinity, or beyond `most`
+    """
     try:
         a = np.asarray(value, float)
     except (TypeError, ValueError, OverflowError) as e:
@@ -138,12 +151,12 @@ def _array(value, name: str, shape: tuple) -> np.ndarray:
     if not ok:
         raise SceneError(f"{name}: shape {a.shape}, expected {tuple('any' if n is None else n for n in shape)}")
     if not np.isfinite(a).all():
-        raise SceneError(f"{name}: holds NaN or infinity")
-    if a.size and np.abs(a).max() > FAR:
-        raise SceneError(f"{name}: holds {a.flat[np.abs(a).argmax()]:g}; nothing in a scene is beyond {FAR:g}")
+        raise SceneError(f"{name}: holds NaN or infinity at {np.argwhere(~np.isfinite(a))[0].tolist()}")
+    if a.size and np.abs(a).max() > most:
+        raise SceneError(f"{name}: holds {a.flat[np.abs(a).argmax()]:g}; nothing here is beyond {most:g}")
     return a
 
-# %% ../../nbs/00_scene/00_scene.ipynb #e7a41234
+# %% ../../nbs/00_scene/00_scene.ipynb #832fb107
 def _number(value, name: str, low: float = -FAR, high: float = FAR) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise SceneError(f"{name}: {_short(value)} is not a number")
@@ -172,12 +185,12 @@ def _choice(value, name: str, options: tuple) -> str:
 
 
 def _times(value, name: str) -> np.ndarray:
-    t = _array(value, name, (None,))
+    t = check_array(value, name, (None,))
     if (np.diff(t) <= 0).any():
         raise SceneError(f"{name}: times must increase")
     return t
 
-# %% ../../nbs/00_scene/00_scene.ipynb #155e1cea
+# %% ../../nbs/00_scene/00_scene.ipynb #f04bffe2
 def file_name(text: str, name: str = "id") -> str:
     """An id that can be the name of a file in any folder.
 
@@ -219,7 +232,7 @@ class Trajectory:
     dt: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "poses", _array(self.poses, "trajectory.poses", (None, 3)))
+        object.__setattr__(self, "poses", check_array(self.poses, "trajectory.poses", (None, 3)))
         object.__setattr__(self, "dt", _number(self.dt, "trajectory.dt", 1e-3, 1e3))
 
     @property
@@ -227,23 +240,24 @@ class Trajectory:
         "(T,) seconds from now."
         return self.dt * np.arange(1, len(self.poses) + 1)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #71960cd2
+# %% ../../nbs/00_scene/00_scene.ipynb #bfe8e5a5
 FASTEST, HARDEST = 100.0, 60.0  # m/s, m/s²: no car drives faster, or brakes, starts or turns harder
 
 
-def check_motion(times: np.ndarray, poses: np.ndarray, name: str) -> None:
+def check_motion(times: np.ndarray, poses: np.ndarray, name: str, hardest: float = HARDEST) -> None:
     """Whether a car can have made these poses.
 
     Args:
         times: (T,) seconds, increasing
         poses: (T, 2 or 3) rear axle, metres
         name: of the field, for the message
+        hardest: m/s²; more for poses at 10 Hz, whose noise of centimetres is m/s²
 
     Returns:
         None
 
     Raises:
-        SceneError: a step faster than 100 m/s, or a change of velocity of more than 60 m/s²
+        SceneError: a step faster than 100 m/s, or a change of velocity of more than `hardest`
     """
     t, p = np.asarray(times, float), np.asarray(poses, float)[:, :2]
     dt = np.diff(t)
@@ -255,8 +269,8 @@ def check_motion(times: np.ndarray, poses: np.ndarray, name: str) -> None:
             f"{name}: {speed[k] * dt[k]:.0f} m between {t[k]:g} s and {t[k + 1]:g} s: no car drives {speed[k]:.0f} m/s"
         )
     change = np.hypot(*np.diff(v, axis=0).T) / ((dt[1:] + dt[:-1]) / 2)
-    if (change > HARDEST).any():
-        k = int(np.argmax(change > HARDEST))
+    if (change > hardest).any():
+        k = int(np.argmax(change > hardest))
         raise SceneError(
             f"{name}: at {t[k + 1]:g} s the velocity changes by {change[k]:.0f} m/s²: "
             "no car can do that, so a pose is in the wrong place"
@@ -292,27 +306,27 @@ class Ego:
         t = _times(self.times, "ego.times")
         if len(t) == 0 or abs(t[-1]) > 1e-6:
             raise SceneError("ego.times: the last time must be 0 (now)")
-        p = _array(self.poses, "ego.poses", (len(t), 3))
+        p = check_array(self.poses, "ego.poses", (len(t), 3))
         if np.abs(p[-1]).max() > 1e-6:
             raise SceneError("ego.poses: the last pose must be the origin (now)")
         check_motion(t, p, "ego.poses")
         for k, v in dict(
             times=t,
             poses=p,
-            velocity=_array(self.velocity, "ego.velocity", (2,)),
-            acceleration=_array(self.acceleration, "ego.acceleration", (2,)),
+            velocity=check_array(self.velocity, "ego.velocity", (2,)),
+            acceleration=check_array(self.acceleration, "ego.acceleration", (2,)),
             steering_angle=_number(self.steering_angle, "ego.steering_angle"),
-            past_velocity=_array(self.past_velocity, "ego.past_velocity", (None, 2)),
-            past_acceleration=_array(self.past_acceleration, "ego.past_acceleration", (None, 2)),
+            past_velocity=check_array(self.past_velocity, "ego.past_velocity", (None, 2)),
+            past_acceleration=check_array(self.past_acceleration, "ego.past_acceleration", (None, 2)),
         ).items():
             if k.startswith("past") and len(v) not in (0, len(t)):
                 raise SceneError(f"ego.{k}: {len(v)} rows for {len(t)} poses")
             object.__setattr__(self, k, v)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #4155ddb5
+# %% ../../nbs/00_scene/00_scene.ipynb #a5a8419b
 AGENT_TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
 
-# %% ../../nbs/00_scene/00_scene.ipynb #aa0610ac
+# %% ../../nbs/00_scene/00_scene.ipynb #6394be9d
 @dataclass(frozen=True, eq=False)
 class Agent:
     """Another road user or object: a box with poses over time.
@@ -353,9 +367,9 @@ class Agent:
         z = sizes["height"] / 2 if self.z is None else _number(self.z, f"{n}.z")
         for k, v in dict(
             times=t,
-            poses=_array(self.poses, f"{n}.poses", (len(t), 3)),
+            poses=check_array(self.poses, f"{n}.poses", (len(t), 3)),
             z=z,
-            velocity=_array(self.velocity, f"{n}.velocity", (len(t), 2)),
+            velocity=check_array(self.velocity, f"{n}.velocity", (len(t), 2)),
             **sizes,
         ).items():
             object.__setattr__(self, k, v)
@@ -387,7 +401,7 @@ class Agent:
         pose = self.along([time])[0]
         return None if np.isnan(pose).any() else pose
 
-# %% ../../nbs/00_scene/00_scene.ipynb #4980d4cc
+# %% ../../nbs/00_scene/00_scene.ipynb #5bdad5d5
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
     """Velocities from positions, each from the past alone.
 
@@ -412,10 +426,10 @@ def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5
         v[0] = v[1]
     return v
 
-# %% ../../nbs/00_scene/00_scene.ipynb #15e779d3
+# %% ../../nbs/00_scene/00_scene.ipynb #ec4c4535
 LIGHT_STATES = ("red", "yellow", "green", "unknown")
 
-# %% ../../nbs/00_scene/00_scene.ipynb #5bd350d5
+# %% ../../nbs/00_scene/00_scene.ipynb #807d48d3
 @dataclass(frozen=True, eq=False)
 class Light:
     """A traffic light head and the lanes that it controls.
@@ -452,12 +466,12 @@ class Light:
             raise SceneError(f"{n}.states: {len(self.states)} for {len(t)} times; a light needs at least one of each")
         for s in self.states:
             _choice(s, f"{n}.states", LIGHT_STATES)
-        line = _array(self.stop_line, f"{n}.stop_line", (None, 2))
+        line = check_array(self.stop_line, f"{n}.stop_line", (None, 2))
         if len(line) not in (0, 2):
             raise SceneError(f"{n}.stop_line: {len(line)} points; it has two ends, or none")
         for k, v in dict(
             times=t,
-            position=_array(self.position, f"{n}.position", (3,)),
+            position=check_array(self.position, f"{n}.position", (3,)),
             states=tuple(self.states),
             heading=_number(self.heading, f"{n}.heading"),
             lane_ids=tuple(_text(i, f"{n}.lane_ids") for i in self.lane_ids),
@@ -507,17 +521,17 @@ class Area:
         _text(self.id, f"{n}.id")
         _choice(self.kind, f"{n}.kind", AREA_KINDS)
         if not isinstance(self.polygon, Polygon):
-            ring = _array(self.polygon, f"{n}.polygon", (None, 2))
+            ring = check_array(self.polygon, f"{n}.polygon", (None, 2))
             if len(ring) < 3:
                 raise SceneError(f"{n}.polygon: {len(ring)} points; a polygon needs three")
             object.__setattr__(self, "polygon", Polygon(ring))
         if self.polygon.is_empty:
             raise SceneError(f"{n}.polygon: is empty")
-        _array(shapely.get_coordinates(self.polygon), f"{n}.polygon", (None, 2))
-        object.__setattr__(self, "centerline", _array(self.centerline, f"{n}.centerline", (None, 2)))
+        check_array(shapely.get_coordinates(self.polygon), f"{n}.polygon", (None, 2))
+        object.__setattr__(self, "centerline", check_array(self.centerline, f"{n}.centerline", (None, 2)))
         object.__setattr__(self, "on_route", _flag(self.on_route, f"{n}.on_route"))
 
-# %% ../../nbs/00_scene/00_scene.ipynb #52eda16a
+# %% ../../nbs/00_scene/00_scene.ipynb #6b8f5c04
 @dataclass(frozen=True, eq=False)
 class Map:
     """The road around the ego, in the ego frame.
@@ -537,7 +551,7 @@ class Map:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "areas", tuple(self.areas))
-        object.__setattr__(self, "centerline", _array(self.centerline, "map.centerline", (None, 3)))
+        object.__setattr__(self, "centerline", check_array(self.centerline, "map.centerline", (None, 3)))
         object.__setattr__(self, "speed_limit", _number(self.speed_limit, "map.speed_limit", 0, 100))
 
     def of(self, *kinds: str) -> list[Area]:
@@ -595,15 +609,15 @@ class Camera:
         n = f"cameras[{_short(self.name) if not isinstance(self.name, str) else self.name}]"
         _text(self.name, f"{n}.name")
         for k, v in dict(
-            intrinsic=_array(self.intrinsic, f"{n}.intrinsic", (3, 3)),
-            cam2ego=_array(self.cam2ego, f"{n}.cam2ego", (4, 4)),
+            intrinsic=check_array(self.intrinsic, f"{n}.intrinsic", (3, 3)),
+            cam2ego=check_array(self.cam2ego, f"{n}.cam2ego", (4, 4)),
             width=int(_number(self.width, f"{n}.width", 1, 1e5)),
             height=int(_number(self.height, f"{n}.height", 1, 1e5)),
             files=_files(self.files, f"{n}.files"),
         ).items():
             object.__setattr__(self, k, v)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #a42d252b
+# %% ../../nbs/00_scene/00_scene.ipynb #40111a24
 def _check_meta(meta) -> None:
     "Plain values without NaN, at most 32 deep; a stack instead of a recursion, since the depth is what is in question."
     if not isinstance(meta, dict):
@@ -674,7 +688,7 @@ class Scene:
         if self.expert is not None:
             self._follows(self.expert, "expert.poses")
         if "future" in self.meta:
-            self._follows(Trajectory(_array(self.meta["future"], "meta.future", (None, 3))), "meta.future")
+            self._follows(Trajectory(check_array(self.meta["future"], "meta.future", (None, 3))), "meta.future")
 
     def _follows(self, trajectory: Trajectory, name: str) -> None:
         # The history goes with it, so that a jump between now and the first future pose is seen as well.
@@ -740,7 +754,7 @@ def to_json(scene: Scene, path: str | Path | None = None) -> str:
         Path(path).write_text(text)
     return text
 
-# %% ../../nbs/00_scene/00_scene.ipynb #d5cd22c3
+# %% ../../nbs/00_scene/00_scene.ipynb #8f81f4b0
 def _build(cls: type, d, name: str) -> Any:
     "A dataclass from a dict: unknown and missing fields are named."
     if not isinstance(d, dict):
@@ -770,9 +784,9 @@ def _area(d, name: str) -> Area:
     d = dict(_dict(d, name))
     p = d.get("polygon")
     if isinstance(p, dict):
-        ring = _array(p.get("exterior"), f"{name}.polygon.exterior", (None, 2))
+        ring = check_array(p.get("exterior"), f"{name}.polygon.exterior", (None, 2))
         holes = [
-            _array(h, f"{name}.polygon.holes[{i}]", (None, 2))
+            check_array(h, f"{name}.polygon.holes[{i}]", (None, 2))
             for i, h in enumerate(_list(p.get("holes", []), f"{name}.polygon.holes"))
         ]
         if min(map(len, [ring, *holes])) < 3:
@@ -780,7 +794,7 @@ def _area(d, name: str) -> Area:
         d["polygon"] = Polygon(ring, holes)
     return _build(Area, d, name)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #ff20fc8d
+# %% ../../nbs/00_scene/00_scene.ipynb #56c62a54
 def from_dict(d: dict[str, Any]) -> Scene:
     """A scene from plain data.
 
@@ -809,7 +823,7 @@ def from_dict(d: dict[str, Any]) -> Scene:
         d["expert"] = _build(Trajectory, d["expert"], "expert")
     return _build(Scene, d, "scene")
 
-# %% ../../nbs/00_scene/00_scene.ipynb #3efdf129
+# %% ../../nbs/00_scene/00_scene.ipynb #5e3d6993
 MOST_BYTES = 32_000_000  # of a JSON file, unzipped; the largest recorded log has 1.3 million
 
 
@@ -841,7 +855,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         raise SceneError(f"{path}: more than {most:,} bytes{' when unzipped' if packed else ''}")
     return data
 
-# %% ../../nbs/00_scene/00_scene.ipynb #908dec1f
+# %% ../../nbs/00_scene/00_scene.ipynb #4d7c2cd3
 def parse_record(text: str | bytes, where: str | Path) -> Any:
     """A JSON value of a file.
 
@@ -866,7 +880,7 @@ def parse_record(text: str | bytes, where: str | Path) -> Any:
     except ValueError as e:  # Python refuses to convert numbers of over 4,300 digits
         raise SceneError(f"{where}: {e}") from None
 
-# %% ../../nbs/00_scene/00_scene.ipynb #f59c8c52
+# %% ../../nbs/00_scene/00_scene.ipynb #c88867c2
 def from_json(text_or_path: str | Path) -> Scene:
     """A scene from JSON.
 
