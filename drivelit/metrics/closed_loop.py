@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.signal import savgol_filter
 
 from .kinematics import COMFORT
@@ -33,14 +34,17 @@ OUTSIDE = re.compile(r"\(([\d.]+)% of the completed route\)")
 SPEED = re.compile(r"(\d+\.?\d*)%")
 
 
-def penalty(infractions):
-    """The product of penalties. Raises ValueError for an unknown kind or an unreadable text.
+def penalty(infractions: dict[str, list[str]]) -> float:
+    """The product of penalties.
 
     Args:
-        infractions: dict: kind -> list of texts
+        infractions: kind -> texts, one a violation
 
     Returns:
-        float in [0, 1]
+        float: in [0, 1]
+
+    Raises:
+        ValueError: for an unknown kind or a text without its percentage
     """
     out = 1.0
     for kind, texts in infractions.items():
@@ -55,42 +59,64 @@ def penalty(infractions):
             raise ValueError(f"infractions: unknown kind {kind!r}")
     return out
 
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #19247001
+def composed(record: dict) -> float:
+    """The driving score of a route.
 
-def composed(record):
+    Args:
+        record: of `read_results`
+
+    Returns:
+        float: 0 to 100, route completion times penalties
+    """
     return record["scores"]["score_route"] * penalty(record["infractions"])
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb302a
-def success(record):
+def success(record: dict) -> bool:
+    """Was the route completed without a violation? Driving too slowly is none.
+
+    Args:
+        record: of `read_results`
+
+    Returns:
+        bool
+    """
     return record["status"] in ("Completed", "Perfect") and not any(
         v for k, v in record["infractions"].items() if k != SLOW
     )
 
-
-def efficiency(record):
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb3002
+def efficiency(record: dict) -> float | None:
     """The ego's speed beside that of the traffic.
 
+    Args:
+        record: of `read_results`
+
     Returns:
-        float in percent, or None where no checkpoint counts
+        float: percent, or None where no checkpoint counts
     """
     found = [float(SPEED.search(text)[1]) for text in record["infractions"].get(SLOW, [])]
     kept = [v for v in found if v <= 1000]
     return float(np.mean(kept)) if kept else None
 
-
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb3003
 PIECE, WINDOW = 20, 7  # frames of 0.1 s
 
 
-def smooth_pieces(acceleration, yaw_rate, forward, right):
+def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLike, right: ArrayLike) -> float:
     """Bench2Drive's comfort of one route.
 
     Args:
         acceleration: (T, 2 or 3) m/s², world axes
         yaw_rate: (T,) rad/s
         forward: (T, 2 or 3) unit vectors
-        right: (T, 2 or 3)
+        right: (T, 2 or 3) unit vectors
 
     Returns:
-        float: share of comfortable pieces
+        float: share of comfortable pieces of two seconds, in [0, 1]
+
+    Raises:
+        ValueError: for fewer than three frames
     """
     a, yaw_rate = np.asarray(acceleration, float)[:, :2], np.unwrap(np.asarray(yaw_rate, float))
     if len(a) < 3:
@@ -113,14 +139,17 @@ def smooth_pieces(acceleration, yaw_rate, forward, right):
     return float(np.mean(np.all([((v > COMFORT[k][0]) & (v < COMFORT[k][1])).all(1) for k, v in signals.items()], 0)))
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30cdbb
-def read_results(path):
-    """The records of a run; errors name the file, the record and the field.
+def read_results(path: str | Path) -> list[dict]:
+    """The records of a run.
 
     Args:
         path: merged result JSON with _checkpoint.records
 
     Returns:
-        list of records
+        list: one dict a route: route_id, status, scores, infractions, ...
+
+    Raises:
+        ValueError: naming the file, the record and the field
     """
     try:
         data = json.loads(Path(path).read_text())
@@ -142,20 +171,32 @@ def read_results(path):
         raise ValueError(f"{path}: route {max(ids, key=ids.count)} stands twice: merge the runs first")
     return records
 
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30c004
+def route_number(record: dict) -> int:
+    """The number in a record's `route_id`.
 
-def route_number(record):
+    Args:
+        record: of `read_results`
+
+    Returns:
+        int: 1711 for "RouteScenario_1711_rep0"
+    """
     return int(re.search(r"(\d+)_rep", record["route_id"])[1])
 
-
-def summary(records, routes=ROUTES, comfort=None):
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30c005
+def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float] | None = None) -> pd.DataFrame:
     """Bench2Drive's numbers, with both denominators.
 
     Args:
+        records: of `read_results`
         routes: of the benchmark
-        comfort: dict: route number -> share of comfortable pieces
+        comfort: route number -> share of comfortable pieces
 
     Returns:
         DataFrame: driving score, success rate, ... over the routes that are there, and over all
+
+    Raises:
+        ValueError: for more records than routes
     """
     if len(records) > routes:
         raise ValueError(f"{len(records)} records for {routes} routes")

@@ -9,11 +9,13 @@ __all__ = ['TTC_STEPS', 'OFF_LINE', 'OFF_STEPS', 'EXTENDED', 'MULTIPLIED', 'WEIG
            'with_extended_comfort', 'two_stage', 'one_stage', 'rows']
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #9316bd6b
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import shapely
+from numpy.typing import ArrayLike
 
 from . import kinematics as kin
 from . import pdm
@@ -22,15 +24,15 @@ from .pdm import PDMScene
 from ..scene.core import Ego, Scene, from_frame
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #39cd701a
-def direction(prepared: PDMScene, states):
-    """DDC: the most metres within a second outside the lanes of the route, so against the traffic or beside it,
-    intersections not counted.
+def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """DDC: the most metres within 1.1 s outside the lanes of the route, intersections not counted.
 
     Args:
+        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
-        (N,) 1, 0.5 or 0
+        np.ndarray: (N,) 1 under 2 m, 0.5 under 6 m, else 0
     """
     if prepared.on_route is None:
         return np.ones(len(states))
@@ -42,9 +44,17 @@ def direction(prepared: PDMScene, states):
     worst = (total - np.concatenate([np.zeros((len(states), 11)), total[:, :-11]], 1)).max(1)
     return np.where(worst < 2.0, 1.0, np.where(worst < 6.0, 0.5, 0.0))
 
+# %% ../../nbs/10_metrics/15_epdms.ipynb #39cd7002
+def traffic_lights(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """TLC: does the ego's box touch the area of a red light on the route?
 
-def traffic_lights(prepared, states):
-    "TLC (N,): 0 where the ego's box touches the area of a red light on the route."
+    Args:
+        prepared: of `pdm.prepare`
+        states: (N, 41, 11)
+
+    Returns:
+        np.ndarray: (N,) 0 where it does at any step, else 1
+    """
     red = pdm.red_zones(prepared.scene)
     if not red:
         return np.ones(len(states))
@@ -56,21 +66,30 @@ def traffic_lights(prepared, states):
 TTC_STEPS, OFF_LINE, OFF_STEPS = 32, 0.5, 20  # steps, metres, steps
 
 
-def lane_keeping(prepared, states):
-    "LK (N,)."
+def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+    """LK: does the ego stay near the centre line?
+
+    Args:
+        prepared: of `pdm.prepare`
+        states: (N, 41, 11)
+
+    Returns:
+        np.ndarray: (N,) 0 where it is more than 0.5 m off for 20 steps in a row, else 1; 1 without a route
+    """
     if prepared.route is None:
         return np.ones(len(states))
     center = pdm.ego_centers(states)[..., :2]
     off = shapely.distance(prepared.route, shapely.points(center)) > OFF_LINE
     skip = pdm.inside(prepared.intersections, center)
     count, kept = np.zeros(len(states), int), np.ones(len(states))
+    # An intersection pauses the count and does not reset it: the official quirk, tested below.
     for k in range(states.shape[1]):
         count = np.where(skip[:, k], count, np.where(off[:, k], count + 1, 0))
         kept[count >= OFF_STEPS] = 0
     return kept
 
-
-def progress_score(own, allowed, reference):
+# %% ../../nbs/10_metrics/15_epdms.ipynb #13f8e005
+def progress_score(own: np.ndarray, allowed: np.ndarray, reference: float) -> np.ndarray:
     """EP: the whole way over the best safe one; 1 where that is 5 m or less.
 
     Args:
@@ -79,20 +98,20 @@ def progress_score(own, allowed, reference):
         reference: metres times that product, of the reference
 
     Returns:
-        (N,)
+        np.ndarray: (N,) in [0, 1]
     """
     best = np.maximum(own * allowed, reference)
     return np.where(best > 5.0, np.clip(own / np.maximum(best, 1e-9), 0, 1), 1.0)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8195
-def comfort_signals(states):
+def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:
     """The filtered signals of v2's comfort.
 
     Args:
         states: (N, T, 11)
 
     Returns:
-        dict of (N, T)
+        dict: the names of `kinematics.COMFORT`, each (N, T)
     """
     n, f = states.shape[1], kin._filter
     shift = VEHICLE.to_center * (states[..., YAW_RATE] ** 2 + states[..., YAW_ACC])  # the official quirk, see above
@@ -109,12 +128,16 @@ def comfort_signals(states):
         yaw_rate=heading @ f(n, 5, 2, 1).T,
     )
 
-
-def past_states(ego: Ego, seconds=1.5):
+# %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8007
+def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
     """The recorded drive before now, as states. Accelerations that were not recorded are taken from the poses.
 
+    Args:
+        ego: with its past
+        seconds: how far back
+
     Returns:
-        (14, 11): every 0.1 s from -1.5 s to -0.2 s; fewer if less is known
+        np.ndarray: (14, 11), every 0.1 s from -1.5 s to -0.2 s; fewer if less is known
     """
     ago = ego.times >= -seconds - 1e-6
     t, poses = ego.times[ago], ego.poses[ago]
@@ -137,16 +160,16 @@ def past_states(ego: Ego, seconds=1.5):
         out[:, column] = np.interp(at, t, value)
     return out
 
-
-def history_comfort(states, past):
-    """HC: 1 where all signals stay inside v1's bounds, from the past to the plan's end.
+# %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8009
+def history_comfort(states: np.ndarray, past: np.ndarray) -> np.ndarray:
+    """HC: do all signals stay inside v1's bounds, from the past to the plan's end?
 
     Args:
         states: (N, 41, 11)
-        past: (H, 11)
+        past: (H, 11) of `past_states`
 
     Returns:
-        (N,)
+        np.ndarray: (N,) 1.0 or 0.0
     """
     full = np.concatenate([np.repeat(past[None], len(states), 0), states], 1)
     return np.all(
@@ -169,8 +192,8 @@ def _extended_signals(states):
     )
 
 
-def extended_comfort(states, before, interval=0.5):
-    """EC: the same drive, planned twice?
+def extended_comfort(states: np.ndarray, before: np.ndarray, interval: float = 0.5) -> np.ndarray:
+    """EC: does the plan agree with the plan of the frame before?
 
     Args:
         states: (N, 41, 11) drives of the plans of now
@@ -178,7 +201,10 @@ def extended_comfort(states, before, interval=0.5):
         interval: seconds between the frames, 0 to 0.55
 
     Returns:
-        (N,) 1.0 or 0.0
+        np.ndarray: (N,) 1.0 or 0.0
+
+    Raises:
+        ValueError: for frames that are farther apart
     """
     if not 0 <= interval < 0.55:
         raise ValueError(f"interval: {interval} s; frames more than 0.55 s apart are not compared")
@@ -197,10 +223,19 @@ class EPDMSResult:
     """Scores of N plans; every array has one row a plan.
 
     Attributes:
-        ec: NaN without a frame before
-        progress: metres along the route
-        states: (N, 41, 11)
-        ttc_step: -1: none
+        nc: (N,) no at-fault collision, 0, 0.5 or 1
+        dac: (N,) drivable area, 0 or 1
+        ddc: (N,) driving direction, 0, 0.5 or 1
+        tlc: (N,) traffic lights, 0 or 1
+        ep: (N,) ego progress, in [0, 1]
+        ttc: (N,) time to collision, 0 or 1
+        lk: (N,) lane keeping, 0 or 1
+        hc: (N,) comfort with the history in front, 0 or 1
+        ec: (N,) comfort from one plan to the next, 0 or 1; NaN without a frame before
+        progress: (N,) metres along the route
+        states: (N, 41, 11) the drives
+        ttc_step: (N,) step of the first violation, -1: none
+        nc_step: (N,) step of the first at-fault contact, -1: none
     """
 
     nc: np.ndarray
@@ -214,39 +249,60 @@ class EPDMSResult:
     ec: np.ndarray
     progress: np.ndarray
     states: np.ndarray
-    ttc_step: np.ndarray = None
-    nc_step: np.ndarray = None
+    ttc_step: np.ndarray | None = None
+    nc_step: np.ndarray | None = None
 
     @property
-    def product(self):
+    def product(self) -> np.ndarray:
+        "(N,) NC · DAC · DDC · TLC"
         return np.prod([getattr(self, k) for k in MULTIPLIED], 0)
 
     @property
-    def epdms(self):
-        "(N,) in [0, 1]"
+    def epdms(self) -> np.ndarray:
+        "(N,) in [0, 1]; a part that is NaN has no weight"
         parts, weight = np.stack([getattr(self, k) for k in WEIGHTS]), np.array(list(WEIGHTS.values()))[:, None]
         weight = np.where(np.isnan(parts), 0, weight)
         return self.product * (np.nan_to_num(parts) * weight).sum(0) / weight.sum(0)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.nc)
 
+# %% ../../nbs/10_metrics/15_epdms.ipynb #cff1c012
+def early(prepared: PDMScene, touching: np.ndarray) -> np.ndarray:
+    """Contacts of TTC's first 32 steps only.
 
-def early(prepared, touching):
-    "Contacts of TTC's first 32 steps only."
+    Args:
+        prepared: of `pdm.prepare`
+        touching: (N, 41, 4, A) of `pdm.contacts`
+
+    Returns:
+        np.ndarray: the same, False from step 32 on
+    """
     out = touching.copy()
     out[:, TTC_STEPS:] = False
     return out
 
-
-def score_states(prepared: PDMScene, states, reference=None, past=None, before=None, interval=0.5) -> EPDMSResult:
+# %% ../../nbs/10_metrics/15_epdms.ipynb #cff1c015
+def score_states(
+    prepared: PDMScene,
+    states: np.ndarray,
+    reference: float | None = None,
+    past: np.ndarray | None = None,
+    before: np.ndarray | None = None,
+    interval: float = 0.5,
+) -> EPDMSResult:
     """Score drives.
 
     Args:
+        prepared: of `pdm.prepare`
         states: (N, 41, 11)
         reference: metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
         past: (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human
-        before: (N or 1, 41, 11) drives of the frame before
+        before: (N or 1, 41, 11) drives of the frame before; None: EC is NaN
+        interval: seconds between the frames
+
+    Returns:
+        EPDMSResult: one row a plan
     """
     touching, offroad = pdm.contacts(prepared, states), pdm.off_road(prepared, states)
     nc, nc_step, _ = pdm.no_collision(prepared, states, touching, offroad)
@@ -261,30 +317,48 @@ def score_states(prepared: PDMScene, states, reference=None, past=None, before=N
     )
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #dab1b497
-def human_filter(result: EPDMSResult, human, prepared: PDMScene = None) -> EPDMSResult:
+def human_filter(result: EPDMSResult, human: np.ndarray | EPDMSResult, prepared: PDMScene | None = None) -> EPDMSResult:
     """Forgive a plan what the human did, too.
 
     Args:
-        human: (41, 11) drive of the recorded human, or EPDMSResult of it
+        result: of the plans
+        human: (41, 11) drive of the recorded human, or its result
         prepared: needed for a drive
+
+    Returns:
+        EPDMSResult: 1 in every part but EC that is 0 for the human
     """
     if not isinstance(human, EPDMSResult):
         human = score_states(prepared, human[None])
     forgiven = {k: np.ones(len(result)) for k in (*MULTIPLIED, "ep", "ttc", "lk", "hc") if getattr(human, k)[0] == 0}
     return replace(result, **forgiven)
 
-
-def score(scene, poses, reference=None, before=None, ego_before: Ego = None, interval=0.5, human=None) -> EPDMSResult:
-    """EPDMS of plans. Raises ValueError for a plan with NaN or of the wrong shape, and for `before` without
-    `ego_before`.
+# %% ../../nbs/10_metrics/15_epdms.ipynb #dab1b016
+def score(
+    scene: Scene | PDMScene,
+    poses: ArrayLike,
+    reference: ArrayLike | None = None,
+    before: ArrayLike | None = None,
+    ego_before: Ego | None = None,
+    interval: float = 0.5,
+    human: ArrayLike | None = None,
+) -> EPDMSResult:
+    """EPDMS of plans, NAVSIM v2.
 
     Args:
-        scene: Scene or PDMScene
+        scene: a prepared one saves time where it is scored more than once
         poses: (N, 8, 3) plans in the ego frame, at 0.5 s
-        reference: (41, 3) poses of the reference at 10 Hz; default: PDM-Closed's
-        before: (8, 3) or (N, 8, 3) plans of the frame before, in that frame, and `ego_before`
+        reference: (41, 3) poses of the reference at 10 Hz; None: PDM-Closed's
+        before: (8, 3) or (N, 8, 3) plans of the frame before, in that frame
+        ego_before: the ego of the frame before
         interval: seconds between the frames
         human: (8, 3) recorded drive: the human filter is on
+
+    Returns:
+        EPDMSResult: one row a plan; EC is NaN without a frame before
+
+    Raises:
+        ValueError: for a plan with NaN or of the wrong shape, and for `before` without `ego_before`
     """
     prepared = pdm.prepare(scene) if isinstance(scene, Scene) else scene
     ego = prepared.scene.ego
@@ -308,32 +382,22 @@ def score(scene, poses, reference=None, before=None, ego_before: Ego = None, int
 SIGMA2 = 0.1  # m²
 
 
-def second_stage_weights(end, starts):
+def second_stage_weights(end: ArrayLike, starts: ArrayLike) -> np.ndarray:
     """How much each second-stage moment counts.
 
     Args:
-        end: (2,) global end point of the first-stage plan
-        starts: (M, 2) global start points of the second-stage moments
+        end: (2,) global end point of the first-stage plan, metres
+        starts: (M, 2) global start points of the second-stage moments, metres
 
     Returns:
-        (M,) sum 1
+        np.ndarray: (M,), their sum is 1
     """
     d2 = ((np.asarray(starts, float) - np.asarray(end, float)) ** 2).sum(-1)
     w = np.exp(-d2 / (2 * SIGMA2))
     return np.full(len(w), 1 / len(w)) if np.isclose(w.sum(), 0.0) else w / w.sum()
 
-
+# %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b019
 COLUMNS = (*MULTIPLIED, *WEIGHTS, "score")
-
-
-def with_extended_comfort(table, pairs):
-    "The table with EC for both frames of each (now, before) pair, and its score."
-    table = table.assign(ec=np.nan) if "ec" not in table else table.copy()
-    for now, before in pairs:
-        gap = table.at[now, "time"] - table.at[before, "time"]
-        ec = extended_comfort(table.at[now, "states"][None], table.at[before, "states"], gap)[0]
-        table.loc[[now, before], "ec"] = ec
-    return table.assign(score=[_row_score(r) for _, r in table.iterrows()])
 
 
 def _row_score(row):
@@ -341,17 +405,36 @@ def _row_score(row):
     return np.prod([row[k] for k in MULTIPLIED]) * sum(row[k] * v for k, v in w.items()) / sum(w.values())
 
 
-def two_stage(table, mappings):
-    """NAVSIM v2's pseudo closed-loop score. Raises ValueError for a token that has no row: a plan that could not be
-    read has to be decided on before.
+def with_extended_comfort(table: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """The table with EC for both frames of each pair, and its score.
 
     Args:
-        table: DataFrame, one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y; readable
-            plans only
-        mappings: list of (now, before, [(second-stage now, second-stage before), ...])
+        table: as in `two_stage`
+        pairs: tokens (now, before)
 
     Returns:
-        dict of Series: combined, stage_one, stage_two
+        DataFrame: a copy with the columns `ec` and `score`
+    """
+    table = table.assign(ec=np.nan) if "ec" not in table else table.copy()
+    for now, before in pairs:
+        gap = table.at[now, "time"] - table.at[before, "time"]
+        ec = extended_comfort(table.at[now, "states"][None], table.at[before, "states"], gap)[0]
+        table.loc[[now, before], "ec"] = ec
+    return table.assign(score=[_row_score(r) for _, r in table.iterrows()])
+
+# %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b021
+def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple[str, str]]]]) -> dict[str, pd.Series]:
+    """NAVSIM v2's pseudo closed-loop score.
+
+    Args:
+        table: one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y (m); readable plans only
+        mappings: (now, before, [(second-stage now, second-stage before), ...])
+
+    Returns:
+        dict: combined, stage_one, stage_two: a Series of COLUMNS each
+
+    Raises:
+        ValueError: for a token that has no row; a plan that could not be read has to be decided on before
     """
     tokens = {t for now, before, second in mappings for t in (now, before, *[x for pair in second for x in pair])}
     if missing := sorted(tokens - set(table.index)):
@@ -368,16 +451,16 @@ def two_stage(table, mappings):
         groups.append(sum(group) / 2)
     return {k: pd.DataFrame(v).mean() for k, v in dict(combined=groups, stage_one=one, stage_two=two).items()}
 
-
-def one_stage(table, gap=0.55):
+# %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b023
+def one_stage(table: pd.DataFrame, gap: float = 0.55) -> tuple[pd.Series, pd.DataFrame]:
     """The one-stage script: EC with the frame before of the same log where there is one, else its weight is 0.
 
     Args:
         table: as in `two_stage`, with a column `log`
-        gap: seconds: frames of one log that are nearer are neighbours
+        gap: seconds; frames of one log that are nearer are neighbours
 
     Returns:
-        Series of column means, and the table with EC and score
+        tuple: Series of column means, and the table with EC and score
     """
     pairs = []
     for _, rows in table.sort_values("time").groupby("log", sort=False):
@@ -394,11 +477,19 @@ def one_stage(table, gap=0.55):
     table = table.assign(score=[_row_score(r) for _, r in table.iterrows()])
     return table[list(COLUMNS)].astype(float).mean(), table
 
-
-def rows(result: EPDMSResult, tokens, poses, origins, times, logs=None):
+# %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b025
+def rows(
+    result: EPDMSResult,
+    tokens: Iterable[str],
+    poses: ArrayLike,
+    origins: ArrayLike,
+    times: ArrayLike,
+    logs: Iterable[str] | None = None,
+) -> pd.DataFrame:
     """Results as a table.
 
     Args:
+        result: of N plans
         tokens: N names
         poses: (N, 8, 3) the plans
         origins: (N, 3) global rear-axle poses
@@ -406,7 +497,7 @@ def rows(result: EPDMSResult, tokens, poses, origins, times, logs=None):
         logs: N names
 
     Returns:
-        DataFrame for `two_stage` and `one_stage`
+        DataFrame: for `two_stage` and `one_stage`
     """
     end = np.array([from_frame(np.asarray(p)[-1:], o)[0] for p, o in zip(poses, origins, strict=True)])
     t = pd.DataFrame(

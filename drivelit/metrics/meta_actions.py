@@ -7,10 +7,12 @@ __all__ = ['SPEEDS', 'TRAJECTORIES', 'STEPS', 'RELAXED', 'encode', 'credit', 'ac
            'mode_selection']
 
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #f944dcf2
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #8073f672
 SPEEDS = ("Stop", "Decelerate", "Keep Speed", "Accelerate")  # the safest first
@@ -19,15 +21,18 @@ STEPS = 4
 RELAXED = (1.0, 0.5, 0.2, 0.0)  # credit for 0, 1, 2, 3 levels safer than the truth; riskier: 0
 
 
-def encode(sequences, steps=STEPS):
-    """Words to numbers. Raises ValueError for a word that is not in the vocabulary and for a wrong length.
+def encode(sequences: Sequence[Sequence[tuple[str, str]] | None], steps: int = STEPS) -> np.ndarray:
+    """Words to numbers.
 
     Args:
-        sequences: list of sequences of (speed, trajectory), or None (or a falsy reason) for one that cannot
-            be read
+        sequences: N of (speed, trajectory) a step; None (or a falsy reason) for one that cannot be read
+        steps: of a sequence
 
     Returns:
-        (N, steps, 2) int, -1 where a sequence cannot be read
+        np.ndarray: (N, steps, 2) int, -1 where a sequence cannot be read
+
+    Raises:
+        ValueError: for a word that is not in the vocabulary and for a wrong length; it names the place
     """
     out = np.full((len(sequences), steps, 2), -1)
     for i, s in enumerate(sequences):
@@ -46,32 +51,37 @@ def encode(sequences, steps=STEPS):
     return out
 
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #ec465dda
-def credit(predicted, truth, relaxed=True):
+def credit(predicted: np.ndarray, truth: np.ndarray, relaxed: bool = True) -> np.ndarray:
     """How right each action is.
 
     Args:
         predicted: (N, steps, 2) of `encode`; -1: unreadable
         truth: (N, steps, 2)
+        relaxed: partial credit for a speed that is safer than the truth
 
     Returns:
-        (N, steps) in [0, 1]; 0 where unreadable
+        np.ndarray: (N, steps) in [0, 1]; 0 where unreadable
     """
     safer = truth[..., 0] - predicted[..., 0]
     table = np.array(RELAXED if relaxed else (1.0, 0, 0, 0))
     speed = np.where(safer >= 0, table[np.clip(safer, 0, 3)], 0.0)
     return speed * (predicted[..., 1] == truth[..., 1]) * (predicted[..., 0] >= 0)
 
-
-def accuracy(predictions, truths):
+# %% ../../nbs/10_metrics/60_meta_actions.ipynb #ec465001
+def accuracy(
+    predictions: Sequence[Sequence[tuple[str, str]] | None], truths: Sequence[Sequence[tuple[str, str]]]
+) -> pd.DataFrame:
     """DriveAgent-R1's accuracies in percent, with both denominators.
 
     Args:
-        predictions: list of sequences, None where unreadable
-        truths: list of sequences
+        predictions: N sequences, None where unreadable
+        truths: N sequences
 
     Returns:
-        DataFrame: first-frame and sequence average, exact and relaxed, over readable and over all; and the
-            counts
+        DataFrame: first frame and sequence average, exact and relaxed, over readable and over all; and the counts
+
+    Raises:
+        ValueError: for numbers that do not match, an unreadable truth, and as `encode`
     """
     p, t = encode(predictions), encode(truths)
     if len(p) != len(t):
@@ -91,14 +101,20 @@ def accuracy(predictions, truths):
     return out.assign(readable=int(readable.sum()), unreadable=int((~readable).sum()))
 
 # %% ../../nbs/10_metrics/60_meta_actions.ipynb #210b89d3
-def confusion(predictions, truths, which="speed"):
+def confusion(
+    predictions: Sequence[Sequence[tuple[str, str]] | None],
+    truths: Sequence[Sequence[tuple[str, str]]],
+    which: str = "speed",
+) -> pd.DataFrame:
     """Counts over all steps.
 
     Args:
-        which: or "trajectory"
+        predictions: N sequences, None where unreadable
+        truths: N sequences
+        which: "speed" or "trajectory"
 
     Returns:
-        DataFrame of counts: truth by said, with a column for unreadable
+        DataFrame: counts, truth by said, with a column for unreadable
     """
     words, k = (SPEEDS, 0) if which == "speed" else (TRAJECTORIES, 1)
     p, t = encode(predictions)[..., k].ravel(), encode(truths)[..., k].ravel()
@@ -114,9 +130,10 @@ class ModeSelection:
     Attributes:
         msa: a tie counts as text
         msa_without_ties: over the samples in which one mode is better; NaN if there are none
-        tool_rate: how often the agent chose tools
+        ties: samples in which both modes score the same
+        tool_rate: how often the policy chose tools
         best_tool_rate: how often tools are better
-        unreadable: the agent's choice could not be read: counted as wrong
+        unreadable: choices that could not be read, a count: they are wrong
     """
 
     msa: float
@@ -126,14 +143,20 @@ class ModeSelection:
     best_tool_rate: float
     unreadable: int
 
-
-def mode_selection(chosen, text_score, tool_score) -> ModeSelection:
+# %% ../../nbs/10_metrics/60_meta_actions.ipynb #917f2003
+def mode_selection(chosen: Sequence[str | None], text_score: ArrayLike, tool_score: ArrayLike) -> ModeSelection:
     """Mode selection accuracy.
 
     Args:
-        chosen: (N,) "text", "tool", or None where it cannot be read
+        chosen: N of "text", "tool", or None where it cannot be read
         text_score: (N,) of the forced text mode
         tool_score: (N,) of the forced tool mode
+
+    Returns:
+        ModeSelection: in percent
+
+    Raises:
+        ValueError: for numbers that do not match, another word, and no samples
     """
     text, tool = np.asarray(text_score, float), np.asarray(tool_score, float)
     if not len(chosen) == len(text) == len(tool):

@@ -7,8 +7,11 @@ __all__ = ['cv2', 'LIDAR_AHEAD', 'STEPS', 'SIDE', 'CELL', 'CELLS', 'EGO_ROWS', '
            'box_hits', 'point_hits', 'collisions', 'errors', 'table']
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #61d4f8c0
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from .pdm import MOVING_TYPES
 from ..scene.core import Scene
@@ -21,14 +24,14 @@ cv2 = Extra("cv2", "nuscenes")  # the boxes are filled by the very function that
 LIDAR_AHEAD, STEPS = 0.943713, 6  # metres ahead of the rear axle (nuScenes' calibration), half seconds
 
 
-def to_lidar(poses):
+def to_lidar(poses: ArrayLike) -> np.ndarray:
     """Ego poses as nuScenes planners write them.
 
     Args:
         poses: (..., 3) rear-axle poses in the ego frame
 
     Returns:
-        (..., 2) x right, y forward: where the lidar is then, seen from where it is now
+        np.ndarray: (..., 2) metres, x right, y forward: where the lidar is then, seen from where it is now
     """
     poses = np.asarray(poses, float)
     x, y, h = poses[..., 0], poses[..., 1], poses[..., 2]
@@ -39,17 +42,20 @@ SIDE, CELL = 50.0, 0.5  # metres: half the side of the grid, a cell
 CELLS = int(2 * SIDE / CELL)
 
 
-def draw(futures, sizes, valid, front_first=True):
+def draw(futures: ArrayLike, sizes: ArrayLike, valid: np.ndarray, front_first: bool = True) -> np.ndarray:
     """Which cells are occupied.
 
     Args:
         futures: (A, 6, 3) box centres x, y, heading in the lidar frame (heading counter-clockwise from x)
-        sizes: (A, 2) length, width
+        sizes: (A, 2) length, width, metres
         valid: (A, 6) bool: known at that step
         front_first: True: VAD's grid, row 0 in front; False: rows grow with y, as in UniAD's
 
     Returns:
-        (6, 200, 200) bool
+        np.ndarray: (6, 200, 200) bool
+
+    Raises:
+        ImportError: without OpenCV, which the extra `nuscenes` brings
     """
     grid = np.zeros((STEPS, CELLS, CELLS), np.uint8)
     corner = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) / 2
@@ -61,15 +67,17 @@ def draw(futures, sizes, valid, front_first=True):
             cv2.fillPoly(grid[t], [np.round(np.stack([px + SIDE, rows], 1) / CELL).astype(np.int32)], 1)
     return grid.astype(bool)
 
-
-def obstacles(scene: Scene, types=MOVING_TYPES, front_first=True):
-    """The grid of a scene's agents over the next three seconds.
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #78134002
+def obstacles(scene: Scene, types: tuple[str, ...] = MOVING_TYPES, front_first: bool = True) -> np.ndarray:
+    """The grid of a scene's road users over the next three seconds.
 
     Args:
+        scene: with recorded futures
         types: VAD: vehicles and people; ("vehicle", "bicycle"): UniAD
+        front_first: as in `draw`
 
     Returns:
-        (6, 200, 200) bool
+        np.ndarray: (6, 200, 200) bool
     """
     times, rows = 0.5 * np.arange(1, STEPS + 1), [a for a in scene.agents if a.type in types]
     at = [[a.at(t) for t in times] for a in rows]
@@ -82,15 +90,16 @@ def obstacles(scene: Scene, types=MOVING_TYPES, front_first=True):
 EGO_ROWS, EGO_COLUMNS = np.mgrid[97:105, 98:102].reshape(2, -1)  # cells inside the box at the origin
 
 
-def box_hits(trajectory, grid, front_first=True):
+def box_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) -> np.ndarray:
     """Does the ego's box touch an occupied cell?
 
     Args:
-        trajectory: (6, 2) x right, y forward
+        trajectory: (6, 2) x right, y forward, metres
         grid: (6, 200, 200) bool
+        front_first: as in `draw`
 
     Returns:
-        (6,) bool
+        np.ndarray: (6,) bool
     """
     p = (np.asarray(trajectory, np.float32)[:, None] / np.float32(CELL)).astype(float)
     rows, columns = p[..., 1] + EGO_ROWS, p[..., 0] + EGO_COLUMNS
@@ -98,13 +107,19 @@ def box_hits(trajectory, grid, front_first=True):
     clip = lambda v: np.clip(np.trunc(v).astype(int), 0, CELLS - 1)
     return grid[np.arange(STEPS)[:, None], clip(rows), clip(columns)].any(1)
 
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #71969004
+def point_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) -> np.ndarray:
+    """Does the way-point itself lie in an occupied cell?
 
-def point_hits(trajectory, grid, front_first=True):
-    """The same for a point. VAD's is off by a quarter of the grid (it halves an offset), which makes no sense and is
-    kept for comparison only.
+    VAD's is off by a quarter of the grid (it halves an offset); it is kept for comparison only.
+
+    Args:
+        trajectory: (6, 2) x right, y forward, metres
+        grid: (6, 200, 200) bool
+        front_first: True: VAD's rows and its offset; False: UniAD's
 
     Returns:
-        (6,) bool
+        np.ndarray: (6,) bool
     """
     x, y = np.asarray(trajectory, np.float32).T
     first = np.float32(-SIDE + CELL / 2)
@@ -117,34 +132,54 @@ def point_hits(trajectory, grid, front_first=True):
     out[inside] = grid[np.flatnonzero(inside), rows[inside], columns[inside]]
     return out
 
-
-def collisions(trajectory, truth, grid, front_first=True, hits=box_hits):
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #71969006
+def collisions(
+    trajectory: ArrayLike,
+    truth: ArrayLike,
+    grid: np.ndarray,
+    front_first: bool = True,
+    hits: Callable[..., np.ndarray] = box_hits,
+) -> np.ndarray:
     """Hits, not counting steps at which the human's own box is hit: the grid is coarse.
 
     Args:
-        trajectory: (6, 2)
+        trajectory: (6, 2) of the plan
         truth: (6, 2) what the human did
+        grid: (6, 200, 200) bool
+        front_first: as in `draw`
+        hits: `box_hits` or `point_hits`
 
     Returns:
-        (6,) bool
+        np.ndarray: (6,) bool
     """
     return hits(trajectory, grid, front_first) & ~box_hits(truth, grid, front_first)
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #6c35ab5c
-def errors(predictions, truths, grids=None, valid=None, front_first=True, uniad_grids=None, complete=None):
+def errors(
+    predictions: Sequence[ArrayLike | None],
+    truths: ArrayLike,
+    grids: Sequence[np.ndarray] | None = None,
+    valid: ArrayLike | None = None,
+    front_first: bool = True,
+    uniad_grids: Sequence[np.ndarray] | None = None,
+    complete: ArrayLike | None = None,
+) -> dict[str, np.ndarray]:
     """Distances and hits of every sample and step.
 
     Args:
-        predictions: list of (6, 2), or None (or a falsy reason) for a plan that cannot be read
+        predictions: N of (6, 2), or None (or a falsy reason) for a plan that cannot be read
         truths: (N, 6, 2)
-        grids: list of (6, 200, 200), or None: no collisions
-        valid: (N, 6) ground truth is known; default: all
-        uniad_grids: list, rows growing with y; default: `grids`
-        complete: (N,) all six futures exist, as the data set says; default: all valid
+        grids: N of (6, 200, 200); None: no collisions
+        valid: (N, 6) ground truth is known; None: all
+        front_first: as in `draw`, for `grids`
+        uniad_grids: N grids whose rows grow with y; None: `grids`
+        complete: (N,) all six futures exist, as the data set says; None: all valid
 
     Returns:
-        dict: l2 (N, 6) NaN where unreadable, hit_vad, hit_uniad (N, 6), readable (N,), valid (N, 6), complete
-            (N,)
+        dict: l2 (N, 6) metres, NaN where unreadable; hit_vad, hit_uniad and valid (N, 6); readable, complete (N,)
+
+    Raises:
+        ValueError: for a plan or a truth of the wrong shape, or a plan with NaN; it names the sample
     """
     n = len(predictions)
     truths = np.asarray(truths, float)
@@ -169,15 +204,15 @@ def errors(predictions, truths, grids=None, valid=None, front_first=True, uniad_
         out["hit_uniad"] = np.array([hit(i, other, front_first if uniad_grids is None else False) for i in range(n)])
     return out
 
-
-def table(e):
+# %% ../../nbs/10_metrics/40_open_loop.ipynb #6c35a008
+def table(e: dict[str, np.ndarray]) -> pd.DataFrame:
     """Both conventions side by side, with their denominators.
 
     Args:
-        e: dict of `errors`
+        e: of `errors`
 
     Returns:
-        DataFrame: metric x (1s, 2s, 3s, avg, samples, unreadable)
+        DataFrame: metric x (1s, 2s, 3s, avg, samples, unreadable); metres and percent
     """
     full, readable = e["complete"], e["readable"]
     upto, at = (

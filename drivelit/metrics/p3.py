@@ -6,22 +6,28 @@
 __all__ = ['MATCH', 'boxes', 'iou', 'match', 'perception', 'prediction']
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #e806a909
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #00b8efdb
 MATCH = 0.5
 
 
-def boxes(values, name="boxes"):
-    """Checked boxes. Raises ValueError for a wrong length, NaN, or corners in the wrong order: a model's boxes are
-    checked by its parser before.
+def boxes(values: ArrayLike, name: str = "boxes") -> np.ndarray:
+    """Checked boxes. What a model says is checked by its parser before.
 
     Args:
-        values: list of [x1, y1, x2, y2], pixels
+        values: N of [x1, y1, x2, y2], pixels
+        name: what an error calls them
 
     Returns:
-        (N, 4)
+        np.ndarray: (N, 4)
+
+    Raises:
+        ValueError: for a wrong length, NaN, or corners in the wrong order; it names the box
     """
     a = np.asarray(values, float).reshape(-1, 4) if len(values) == 0 or np.shape(values)[1:] == (4,) else None
     if a is None:
@@ -33,8 +39,8 @@ def boxes(values, name="boxes"):
             raise ValueError(f"{name}[{i}]: {b.tolist()} is not x1 < x2, y1 < y2")
     return a
 
-
-def iou(a, b):
+# %% ../../nbs/10_metrics/65_p3.ipynb #00b8e002
+def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Intersection over union.
 
     Args:
@@ -42,15 +48,17 @@ def iou(a, b):
         b: (M, 4)
 
     Returns:
-        (N, M)
+        np.ndarray: (N, M) in [0, 1]
     """
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.clip(high - low, 0, None), -1)
     area = lambda x: np.prod(x[:, 2:] - x[:, :2], -1)
     return common / (area(a)[:, None] + area(b)[None] - common)
 
-
-def match(predicted, truth, labels=None):
+# %% ../../nbs/10_metrics/65_p3.ipynb #00b8e005
+def match(
+    predicted: ArrayLike, truth: ArrayLike, labels: tuple[Sequence[str], Sequence[str]] | None = None
+) -> list[tuple[int, int, float]]:
     """Pairs of an overlap of 0.5 or more.
 
     Args:
@@ -59,7 +67,10 @@ def match(predicted, truth, labels=None):
         labels: (N labels, M labels): pairs of different labels do not match; None: labels do not matter
 
     Returns:
-        list of (i, j, IoU)
+        list: (index predicted, index true, IoU)
+
+    Raises:
+        ValueError: as `boxes`
     """
     predicted, truth = boxes(predicted, "predicted"), boxes(truth, "truth")
     if not len(predicted) or not len(truth):
@@ -74,11 +85,18 @@ def match(predicted, truth, labels=None):
     ]
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #ca0c8af1
-def perception(predicted, truth, labels=None):
+def perception(
+    predicted: ArrayLike, truth: ArrayLike, labels: tuple[Sequence[str], Sequence[str]] | None = None
+) -> float:
     """AutoDrive-P3's perception score.
 
+    Args:
+        predicted: (N, 4) pixels
+        truth: (M, 4) pixels
+        labels: as in `match`
+
     Returns:
-        float in [0, 1]
+        float: in [0, 1]; 1 where there is nothing and nothing is said
     """
     n, m = len(predicted), len(truth)
     if not n and not m:
@@ -89,14 +107,20 @@ def perception(predicted, truth, labels=None):
     return float(np.mean([p[2] for p in pairs])) * (len(pairs) / n + len(pairs) / m) / 2
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #53eb5e89
-def prediction(predicted, actions, truth, true_actions):
+def prediction(predicted: ArrayLike, actions: Sequence[str], truth: ArrayLike, true_actions: Sequence[str]) -> float:
     """AutoDrive-P3's prediction score.
 
     Args:
-        actions: of the predicted boxes
+        predicted: (N, 4) pixels
+        actions: N, of the predicted boxes
+        truth: (M, 4) pixels
+        true_actions: M, of the true boxes; case and spaces around do not matter
 
     Returns:
-        float in [0, 1]
+        float: in [0, 1]
+
+    Raises:
+        ValueError: for boxes without an action each
     """
     n, m = len(predicted), len(truth)
     if n != len(actions) or m != len(true_actions):

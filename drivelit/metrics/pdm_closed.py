@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['REACH', 'MOST', 'MOST_STATIC', 'OFFSETS', 'FRACTIONS', 'EVERY', 'Forecast', 'box_polygons', 'present', 'forecast',
-           'idm', 'Track', 'leaders', 'proposals', 'best', 'reference', 'constant_speed', 'emergency_brake']
+           'idm', 'Track', 'leaders', 'proposals', 'best', 'constant_speed', 'reference', 'emergency_brake']
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #98c4895c
 from dataclasses import dataclass, replace
 
 import numpy as np
 import shapely
+from numpy.typing import ArrayLike
 from shapely.ops import substring
 
 from . import kinematics as kin
 from .kinematics import VEHICLE
-from .pdm import AHEAD, EGO_HALF, MOVING_TYPES, PDMScene, prepare, red_zones, score_states
-from ..scene.core import Ego, Scene, wrap_angle
+from .pdm import AHEAD, EGO_HALF, MOVING_TYPES, PDMResult, PDMScene, prepare, red_zones, score_states
+from ..scene.core import Agent, Ego, Scene, wrap_angle
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f67f
 REACH, MOST, MOST_STATIC = 100.0, dict(vehicle=50, pedestrian=25, bicycle=10), 50
@@ -24,14 +25,14 @@ REACH, MOST, MOST_STATIC = 100.0, dict(vehicle=50, pedestrian=25, bicycle=10), 5
 
 @dataclass(eq=False)
 class Forecast:
-    """Objects around the ego: agents at constant speed along their headings, red lights as areas.
+    """Objects around the ego: road users at constant speed along their headings, red lights as areas.
 
     Attributes:
         boxes: (26, K) polygons at 0, 0.2, ... 5 s
-        heading: (K,) now
-        speed: (K,) m/s, 0 for objects and lights
+        heading: (K,) now, radians
+        speed: (K,) m/s, 0 for objects, NaN for lights
         ignored: (K,) touches the ego now
-        agents: the agents alone (not the lights, nor who is ignored), as the scorer wants them
+        agents: the road users alone (not the lights, nor who is ignored), as the scorer wants them
     """
 
     boxes: np.ndarray
@@ -40,25 +41,32 @@ class Forecast:
     ignored: np.ndarray
     agents: PDMScene
 
-
-def box_polygons(poses, half):
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f001
+def box_polygons(poses: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Rectangles.
 
     Args:
         poses: (..., 3) centres
-        half: (..., 2) half length, half width
+        half: (..., 2) half length, half width, metres
 
     Returns:
-        (...) polygons
+        np.ndarray: (...) polygons
     """
     sign = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
     c, s = np.cos(poses[..., None, 2]), np.sin(poses[..., None, 2])
     a, b = sign[:, 0] * half[..., None, 0], sign[:, 1] * half[..., None, 1]
     return shapely.polygons(np.stack([poses[..., None, 0] + a * c - b * s, poses[..., None, 1] + a * s + b * c], -1))
 
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f004
+def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
+    """The road users that are seen now and count, the nearest first.
 
-def present(scene):
-    "The agents that are seen now and count, the nearest first."
+    Args:
+        scene: with what is seen now
+
+    Returns:
+        list: of (who, (3,) pose now, (2,) velocity m/s)
+    """
     seen = [
         (a, a.at(0.0), a.velocity[np.searchsorted(a.times, 1e-6) - 1]) for a in scene.agents if a.at(0.0) is not None
     ]
@@ -67,9 +75,16 @@ def present(scene):
     groups = [[x for x in seen if x[0].type == k][:n] for k, n in MOST.items()]
     return [x for group in groups for x in group] + [x for x in seen if x[0].type not in MOST][:MOST_STATIC]
 
-
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f007
 def forecast(prepared: PDMScene) -> Forecast:
-    "What the planner expects of the next five seconds."
+    """What the planner expects of the next five seconds.
+
+    Args:
+        prepared: of `pdm.prepare`
+
+    Returns:
+        Forecast: nobody's recorded future is in it
+    """
     scene = prepared.scene
     agents = present(scene)
     pose = np.array([p for _, p, _ in agents]).reshape(-1, 3)
@@ -105,18 +120,30 @@ def forecast(prepared: PDMScene) -> Forecast:
     )
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #1e73459b
-def idm(v, wanted, gap, ahead, accel=1.5, decel=3.0, headway=1.5, min_gap=1.0):
+def idm(
+    v: ArrayLike,
+    wanted: ArrayLike,
+    gap: ArrayLike,
+    ahead: ArrayLike,
+    accel: float = 1.5,
+    decel: float = 3.0,
+    headway: float = 1.5,
+    min_gap: float = 1.0,
+) -> np.ndarray:
     """The Intelligent Driver Model's acceleration.
 
     Args:
-        v: (...,) own speed m/s
-        wanted: (...,) wanted speed
+        v: (...,) own speed, m/s
+        wanted: (...,) wanted speed, m/s
         gap: (...,) metres to the one ahead
-        ahead: (...,) its speed
+        ahead: (...,) its speed, m/s
+        accel: m/s², the most
+        decel: m/s², the most
         headway: seconds
+        min_gap: metres
 
     Returns:
-        (...,) m/s², in [-decel, accel]
+        np.ndarray: (...,) m/s², in [-decel, accel]
     """
     want = min_gap + v * headway + v * (v - ahead) / (2 * np.sqrt(accel * decel))
     return np.clip(accel * (1 - (v / wanted) ** 10 - (want / np.maximum(gap, min_gap)) ** 2), -decel, accel)
@@ -133,28 +160,42 @@ class Track:
         offset: metres to the left
     """
 
-    def __init__(self, line, offset=0.0):
+    def __init__(self, line: ArrayLike, offset: float = 0.0) -> None:
         line = np.asarray(line, float)
         normal = np.stack([-np.sin(line[:, 2]), np.cos(line[:, 2])], -1)
         self.xy, self.heading = line[:, :2] + offset * normal, np.unwrap(line[:, 2])
         self.s = np.r_[0, np.cumsum(np.hypot(*np.diff(self.xy, axis=0).T))]
         self.line = shapely.LineString(self.xy)
 
-    def at(self, s):
-        "(..., 3) poses; before the start and beyond the end: the ends."
+    def at(self, s: ArrayLike) -> np.ndarray:
+        "(..., 3) poses at s metres; before the start and beyond the end: the ends."
         s = np.clip(s, 1e-5, self.s[-1])
         return np.stack([np.interp(s, self.s, v) for v in (*self.xy.T, self.heading)], -1)
 
-    def corridor(self, start, stop):
-        "The strip that the ego needs from `start` to `stop`; the official one begins and ends at points of the line."
+    def corridor(self, start: float, stop: float) -> shapely.Polygon:
+        "The strip that the ego needs from `start` to `stop` metres; like the official one, between points of the line."
         start, stop = np.clip([start, stop], 0, self.s[-1])
         inside = (start <= self.s) & (self.s <= stop)
         piece = shapely.LineString(self.xy[inside]) if inside.sum() > 1 else substring(self.line, start, stop)
         return piece.buffer(VEHICLE.width / 2, cap_style="square")
 
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #14a28010
+def leaders(
+    track: Track, world: Forecast, blocking: np.ndarray, position: np.ndarray, s: np.ndarray, step: int
+) -> np.ndarray:
+    """Who is followed at each speed, as the official loop fills its rows.
 
-def leaders(track, world, blocking, position, s, step):
-    "(5, 3) for the five speeds: how far along the leader's rear is, its speed, and what to subtract; as the official loop fills them."
+    Args:
+        track: the path
+        world: the forecast
+        blocking: (K,) bool: touches the corridor
+        position: (K,) metres along the path, of the box centres
+        s: (5,) metres along the path, of the ego at the five speeds
+        step: of 0.1 s
+
+    Returns:
+        np.ndarray: (5, 3) metres along of the leader's rear, its speed m/s, and what to subtract from the gap
+    """
     out, row = np.zeros((len(s), 3)), np.zeros(3)
     some = np.flatnonzero(blocking)
     ego = track.at(s)
@@ -166,6 +207,7 @@ def leaders(track, world, blocking, position, s, step):
         ],
         -1,
     )
+    # One call for all speeds and boxes: distances one by one would take most of the time of a reference.
     far = (
         shapely.distance(box_polygons(c, EGO_HALF)[:, None], world.boxes[step // EVERY, some][None])
         if len(some)
@@ -184,14 +226,15 @@ def leaders(track, world, blocking, position, s, step):
     return out
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9ef16241
-def proposals(prepared: PDMScene, world: Forecast = None):
+def proposals(prepared: PDMScene, world: Forecast | None = None) -> np.ndarray:
     """Three paths times five speeds.
 
     Args:
-        world: default: forecast(prepared)
+        prepared: of `pdm.prepare`
+        world: None: forecast(prepared)
 
     Returns:
-        (15, 41, 3) rear-axle poses at 10 Hz, on the paths
+        np.ndarray: (15, 41, 3) rear-axle poses at 10 Hz, on the paths
     """
     scene, world = prepared.scene, world or forecast(prepared)
     limit = max(scene.map.speed_limit, 0.1)
@@ -213,22 +256,36 @@ def proposals(prepared: PDMScene, world: Forecast = None):
     return np.concatenate(out)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858973
-def best(result):
+def best(result: PDMResult) -> int:
     """The proposal with the highest PDM Score among themselves.
 
     Args:
-        result: PDMResult of the proposals
+        result: of the proposals
 
     Returns:
-        index
+        int: its index, the first of equals
     """
     safe = result.nc * result.dac
     way = result.progress * safe
     ep = way / way.max() if way.max() > 5.0 else np.where(safe == 0, 0.0, 1.0)
     return int(np.argmax(safe * (5 * ep + 5 * result.ttc + 2 * result.comfort)))
 
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858012
+def constant_speed(ego: Ego, points: int = 8) -> np.ndarray:
+    """Straight on at the present speed: what is left where there is no route.
 
-def reference(scene, brake=False):
+    Args:
+        ego: its velocity counts
+        points: every half second
+
+    Returns:
+        np.ndarray: (points, 3)
+    """
+    t = 0.5 * np.arange(1, points + 1)
+    return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
+
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858014
+def reference(scene: Scene | PDMScene, brake: bool = False) -> np.ndarray:
     """PDM-Closed's plan. Without a route: straight on at the present speed.
 
     Args:
@@ -236,7 +293,7 @@ def reference(scene, brake=False):
         brake: nuPlan's emergency brake on top; NAVSIM goes without
 
     Returns:
-        (41, 3) rear-axle poses in the ego frame at 10 Hz
+        np.ndarray: (41, 3) rear-axle poses in the ego frame at 10 Hz
     """
     prepared = prepare(scene) if isinstance(scene, Scene) else scene
     if len(prepared.scene.map.centerline) < 2:
@@ -249,17 +306,15 @@ def reference(scene, brake=False):
         return emergency_brake(prepared.scene.ego)
     return plans[chosen]
 
-
-def constant_speed(ego, points=8):
-    t = 0.5 * np.arange(1, points + 1)
-    return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
-
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5e846692
-def emergency_brake(ego: Ego):
+def emergency_brake(ego: Ego) -> np.ndarray:
     """A plan at the speed that makes the tracker brake as hard as comfort allows.
 
+    Args:
+        ego: its velocity and acceleration along x count
+
     Returns:
-        (41, 3) poses at 10 Hz
+        np.ndarray: (41, 3) poses at 10 Hz; they may lead backwards
     """
     v, a = ego.velocity[0], ego.acceleration[0]
     if v > 0.2:
