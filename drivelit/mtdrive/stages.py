@@ -14,12 +14,14 @@ import json
 import os
 import sys
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from ..data.rows import card, read_rows, write_rows
 from ..metrics.kinematics import constant_velocity
 from ..metrics.pdm import score
 from . import data as mtdata
@@ -204,9 +206,9 @@ def plans_of(episodes, turn):
 def save_data(rows, out, stage, seed, name, how):
     "A data set and its card."
     path = folder(out, stage, seed) / f"{name}.parquet"
-    mtdata.write(rows, path)
-    path.with_suffix(".md").write_text(mtdata.card(path, f"MTDrive, {name}", how))
-    return len(rows)
+    write_rows(rows, path)
+    path.with_suffix(".md").write_text(card(path, f"MTDrive, {name}", how, mtdata.TABLES))
+    return len(read_rows(path))
 
 
 def run_data_single(out, profile, seed):
@@ -225,12 +227,12 @@ def run_data_two(out, profile, seed):
     train, task = load_scenes(out, "train"), task_for(profile)
     episodes = play(load(trained(out, "sft_single", seed), profile), train, profile, seed=seed, max_turns=1, task=task)
     own = plans_of(episodes, 0)
-    rows = mtdata.two_turn(train, own, task) + mtdata.two_turn(train, None, task)
-    count = profile.data_two_turn or len(rows)
+    rows = chain(mtdata.two_turn(train, own, task), mtdata.two_turn(train, None, task))
+    rows = islice(rows, profile.data_two_turn or None)
     some = slice(None) if profile.data_understanding else slice(None, None, 3)  # every scene gives several questions
     asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
     return dict(
-        two=save_data(rows[:count], out, "data_two", seed, "two", "stage data_two"),
+        two=save_data(rows, out, "data_two", seed, "two", "stage data_two"),
         understanding=save_data(asked, out, "data_two", seed, "understanding", "stage data_two"),
     )
 
@@ -245,10 +247,10 @@ def run_data_multi(out, profile, seed):
     ]
     rows = mtdata.three_turn(scenes, plans_of(samples[0], 0), plans_of(samples[0], 1), task)
     stacked = [[[i["poses"] for i in s[k].infos] for s in samples] for k in range(len(scenes))]
-    rows += mtdata.mock_multi_turn(scenes, stacked, task)
+    rows = chain(rows, mtdata.mock_multi_turn(scenes, stacked, task))
     return dict(
         multi=save_data(
-            rows[: profile.data_multi_turn or len(rows)], out, "data_multi", seed, "multi", "stage data_multi"
+            islice(rows, profile.data_multi_turn or None), out, "data_multi", seed, "multi", "stage data_multi"
         )
     )
 
@@ -269,7 +271,7 @@ def run_sft(stage, out, profile, seed):
     start = (warm | dict(sft_two_stage="sft_single")).get(stage)
     policy = load(trained(out, start, seed) if start else profile.model, profile, seed)
     files = [folder(out, *f.split("/")[:1], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
-    rows = mtdata.read(*[f for f in files if mtdata.pq.read_metadata(f).num_rows])
+    rows = read_rows(*files)
     result = train_sft(
         policy,
         rows,
