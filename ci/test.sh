@@ -22,29 +22,29 @@ step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
 }
 
 slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
-mtdrive=nbs/50_mtdrive/30_run.ipynb driveagent=nbs/51_driveagent/70_run.ipynb
 
-plan_paper() {  # plan_paper NOTEBOOK PATTERN...: the paper's run, resolved and validated, and nothing more
-  papermill "$1" "$logs/plan.ipynb" -k python3 --cwd "$(dirname "$1")" --no-progress-bar --execution-timeout 1800 \
+plan_paper() {  # plan_paper SYSTEM NOTEBOOK: the paper's run, resolved and validated, and nothing more; twice the same
+  papermill "$2" "$logs/plan.ipynb" -k python3 --cwd "$(dirname "$2")" --no-progress-bar --execution-timeout 1800 \
     -p profile paper -p plan True >"$logs/plan.txt" 2>&1 || { tail -30 "$logs/plan.txt"; return 1; }
-  python ci/said.py "$logs/plan.ipynb" "${@:2}"
+  python ci/said.py "$logs/plan.ipynb" "\[$1.paper\]" 'memory rl' 'torchrun'
 }
 
-wrong_parameter() {  # a misspelt parameter is refused, naming the right one
-  if papermill "$mtdrive" "$logs/wrong.ipynb" -k python3 --cwd nbs/50_mtdrive --no-progress-bar --execution-timeout 1800 \
+wrong_parameter() {  # wrong_parameter SYSTEM NOTEBOOK: a misspelt parameter is refused, naming the right one
+  if papermill "$2" "$logs/wrong.ipynb" -k python3 --cwd "$(dirname "$2")" --no-progress-bar --execution-timeout 1800 \
     -p profile smoke -p plan True -p seedz 3 >"$logs/wrong.txt" 2>&1; then echo "seedz was accepted"; return 1; fi
   grep -m1 "unknown parameter 'seedz'; the nearest is 'seeds'" "$logs/wrong.txt" || { tail -30 "$logs/wrong.txt"; return 1; }
 }
 
 step "lint" ruff check .
+step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
-step "imports point one way" lint-imports
 step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
 step "tests" python -m pytest -q tests
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
-step "MTDrive's paper run can be planned" plan_paper "$mtdrive" '\[mtdrive.paper\] MTDrive 4.1' 'memory rl' 'torchrun'
-step "DriveAgent-R1's paper run can be planned" plan_paper "$driveagent" '\[driveagent.paper\] DriveAgent-R1 3.1.3' 'memory rl' 'torchrun'
-step "an unknown parameter is refused" wrong_parameter
+while read -r system run; do
+  step "$system: the paper's run can be planned" plan_paper "$system" "$run"
+  step "$system: an unknown parameter is refused" wrong_parameter "$system" "$run"
+done < <(python ci/systems.py)
 
 printf '\n== summary\n'
 printf '%s\n' "${summary[@]}"

@@ -15,6 +15,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from drivelit.training.profiles import load_profile, systems
+
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = subprocess.run(
     ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -26,7 +28,7 @@ TEXT = [f for f in FILES if f.suffix in (".py", ".ipynb", ".sh", ".md", ".toml",
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 CONSTRAINTS = (ROOT / "ci/constraints.txt").read_text().splitlines()
-SYSTEMS = [s.removeprefix("drivelit.") for s in ("drivelit.mtdrive", "drivelit.driveagent")]
+SYSTEMS = systems()
 SHARED = {
     "scene": set(),
     "metrics": {"scene"},
@@ -36,7 +38,7 @@ SHARED = {
     "training": {"scene", "metrics", "policy", "rollout", "data"},
 }
 # A system may use every shared room and never another system.
-MAY_IMPORT = SHARED | {system: set(SHARED) for system in SYSTEMS}
+MAY_IMPORT = SHARED | {s.package.removeprefix("drivelit."): set(SHARED) for s in SYSTEMS.values()}
 NOT_YET = {}  # modules whose public layer is not told in full
 
 
@@ -171,7 +173,18 @@ def test_rooms_import_what_stands_below_them(path):
     parts = path.relative_to(ROOT).parts[:-1]
     used = {m.split(".")[1] for m in imports(path.read_text(), parts) if m.startswith("drivelit.")}
     room = parts[1] if len(parts) > 1 else ""
-    assert used - {room} <= MAY_IMPORT.get(room, set())
+    above = {"training"} if path.name == "__main__.py" else set()  # the command line finds the systems by their names
+    assert used - {room} <= MAY_IMPORT.get(room, above)
+
+
+def test_every_room_has_its_arrows():
+    "A package that the rules do not know could import anything."
+    packages = {path.relative_to(ROOT / "drivelit").parts[0] for path in PYTHON} - {
+        "__init__.py",
+        "__main__.py",
+        "_modidx.py",
+    }
+    assert packages == set(MAY_IMPORT)
 
 
 def test_the_arrow_check_sees_arrows():
@@ -233,13 +246,13 @@ EXTRAS = {
     "server": ["openai"],
 }
 IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, importlib.machinery, pkgutil, sys
 blocked = {blocked}
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in blocked: raise ModuleNotFoundError("No module named " + repr(name), name=name)
+finder = importlib.machinery.PathFinder
+real = finder.find_spec
+there = lambda cls, name, path=None, target=None: None if name.split(".")[0] in blocked else real(name, path, target)
+finder.find_spec = classmethod(there)
 for name in [m for m in sys.modules if m.split(".")[0] in blocked]: del sys.modules[name]
-sys.meta_path.insert(0, Missing())
 import drivelit
 for m in pkgutil.walk_packages(drivelit.__path__, "drivelit."):
     if not m.name.endswith(("__main__", "_modidx")): importlib.import_module(m.name)
@@ -276,6 +289,21 @@ def test_ci_runs_the_command_of_the_readme():
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
+def test_the_table_of_systems_is_all_that_says_which_there_are():
+    "A system is a section and a folder: its notebooks, its run and its smoke, laptop and paper profiles are there."
+    rooms = {p.name for p in (ROOT / "nbs").glob("5*_*")}
+    assert rooms == {s.notebooks for s in SYSTEMS.values()}
+    for system in SYSTEMS.values():
+        assert (ROOT / system.notebook).exists() and (ROOT / "drivelit" / system.package.split(".")[1]).is_dir()
+        for profile in ("smoke", "laptop", "paper"):
+            assert load_profile(system.name, profile).system == system.name
+        assert f"*{system.title}*" in README
+    named = re.compile("|".join([*SYSTEMS, *(s.notebooks for s in SYSTEMS.values())]))
+    scripts = [f for f in FILES if f.parent == ROOT / "ci" and f.suffix in (".py", ".sh")]
+    code = {name(f): re.sub(r"(?m)^ *#.*$|\"\"\".*?\"\"\"", "", f.read_text(), flags=re.S) for f in scripts}
+    assert {f: m.group(0) for f, text in code.items() if (m := named.search(text))} == {}
+
+
 def test_the_readme_maps_every_notebook():
     missing = [name(f) for f in NOTEBOOKS if f.name != "index.ipynb" and f"({name(f)})" not in README]
     assert missing == [], "run: python ci/readme.py --execute"
@@ -306,7 +334,8 @@ RELATIVE = r"\]\((?!https?:|#)([^)]+)\)"
 def test_links_of_the_wheels_page_are_absolute():
     setup = load(ROOT / "setup.py")
     told = "[a](nbs/x.ipynb) ![b](assets/x.png) [c](https://x.org/y) [d](#there)"
-    page = f"[a]({setup.REPOSITORY}/blob/v1/nbs/x.ipynb) ![b]({setup.RAW}/v1/assets/x.png) [c](https://x.org/y) [d](#there)"
+    left, middle = f"{setup.REPOSITORY}/blob/v1", f"{setup.RAW}/v1"
+    page = f"[a]({left}/nbs/x.ipynb) ![b]({middle}/assets/x.png) [c](https://x.org/y) [d](#there)"
     assert setup.absolute_links(told, "v1") == page
     assert re.findall(RELATIVE, README) and re.findall(RELATIVE, setup.absolute_links(README)) == []
 
