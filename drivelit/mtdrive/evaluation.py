@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['carry', 'summary', 'baselines', 'task_for', 'play', 'evaluate', 'evaluate_real']
 
-# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #50e3437f
+# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #113a39cb
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ import numpy as np
 from ..metrics.kinematics import constant_velocity
 from ..metrics.pdm import score
 from .agent import PDMAgent
+from .profile import MTDriveProfile
 from .task import METRICS, MTDriveTask
 from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..rollout.core import Episode, rollout
 from ..scene import recorded
 from ..scene.core import Scene
-from ..training.profiles import Profile
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:
@@ -80,8 +80,8 @@ def baselines(scenes: Sequence[Scene]) -> dict[str, dict[str, float]]:
     mean = lambda m, k: float(np.mean([getattr(r, m)[k] for r in scored]))
     return {name: {m: mean(m, k) for m in METRICS} for k, name in enumerate(("expert", "constant velocity"))}
 
-# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #d9dc8a3c
-def task_for(profile: Profile, perception: str | None = None, turns: int | None = None) -> MTDriveTask:
+# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #e6194ed8
+def task_for(profile: MTDriveProfile, perception: str | None = None, turns: int | None = None) -> MTDriveTask:
     """MTDrive's task with the profile's numbers.
 
     Args:
@@ -99,13 +99,14 @@ def task_for(profile: Profile, perception: str | None = None, turns: int | None 
         w_f=profile.w_f,
         image_size=tuple(profile.image_size),
         keep=4096,
+        metric_descriptions=profile.metric_descriptions,
     )
 
-# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #30cd2bbb
+# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #dcdad658
 def play(
     policy: Policy,
     scenes: Sequence[Scene],
-    profile: Profile,
+    profile: MTDriveProfile,
     perception: str | None = None,
     seed: int = 0,
     max_turns: int | None = None,
@@ -143,11 +144,11 @@ def play(
         temperature=profile.temperature if temperature is None else temperature,
     )
 
-# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #d38d710b
+# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
 def evaluate(
     policy: Policy,
     scenes: Sequence[Scene],
-    profile: Profile,
+    profile: MTDriveProfile,
     seed: int = 0,
     turns: int | None = None,
     perceptions: Sequence[str] = ("oracle", "kinematic"),
@@ -168,12 +169,11 @@ def evaluate(
         dict: perception -> summary
     """
     turns = turns or profile.turns
-    heat = profile.temperature if profile.eval_temperature < 0 else profile.eval_temperature
-    asked = dict(seed=seed, max_turns=turns, temperature=heat, engine=engine)
+    asked = dict(seed=seed, max_turns=turns, temperature=profile.play_temperature, engine=engine)
     return {p: summary(play(policy, scenes, profile, p, **asked), turns) for p in perceptions}
 
-# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #ed6950aa
-def evaluate_real(policy: Policy, profile: Profile, seed: int = 0, samples: str | None = None) -> dict | None:
+# %% ../../nbs/50_mtdrive/23_evaluation.ipynb #6b88ef9b
+def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, samples: str | None = None) -> dict | None:
     """Constant velocity, the human log and a policy on recorded scenes.
 
     Args:

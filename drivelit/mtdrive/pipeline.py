@@ -7,17 +7,21 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'KINDS', 'PLAN', 'UPDATES', 'MIX', 'AD
            'run_scenes', 'save_data', 'run_data_single', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
            'rows_of', 'run_sft', 'run_rl']
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ec8ee86f
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
+from ..data.rows import Rows, card, read_rows, write_rows
 from . import data as mtdata
 from .evaluation import baselines, evaluate, play, task_for
 from ..rollout.core import Episode
-from ..training.profiles import Profile
+from .profile import MTDriveProfile
+from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
 from ..training.turn_grpo import train_rl
@@ -73,8 +77,8 @@ def plans_of(episodes: list[Episode], turn: int) -> list[np.ndarray | None]:
     """
     return [e.infos[turn]["poses"] if e.turns > turn else None for e in episodes]
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #648cd9d2
-def run_scenes(out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #4f5c2192
+def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `scenes`.
 
     Args:
@@ -89,11 +93,11 @@ def run_scenes(out: Path, profile: Profile, seed: int) -> dict:
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=baselines(heldout))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
-def save_data(rows: list[dict], out: Path, stage: str, seed: int, name: str) -> int:
+def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str) -> int:
     """Write a data set and its card into the folder of a stage.
 
     Args:
-        rows: of `drivelit.mtdrive.data`
+        rows: of `drivelit.mtdrive.data`; written one at a time
         out: the run's folder
         stage: that made them
         seed: of the run
@@ -103,12 +107,12 @@ def save_data(rows: list[dict], out: Path, stage: str, seed: int, name: str) -> 
         the number of rows
     """
     path = PLAN.folder(out, stage, seed) / f"{name}.parquet"
-    mtdata.write(rows, path)
-    path.with_suffix(".md").write_text(mtdata.card(path, f"MTDrive, {name}", f"stage {stage}"))
-    return len(rows)
+    write_rows(rows, path)
+    path.with_suffix(".md").write_text(card(path, f"MTDrive, {name}", f"stage {stage}", mtdata.TABLES))
+    return len(read_rows(path))
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #1a0f5fd1
-def run_data_single(out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ef12407b
+def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_single`: one question and the expert's answer for each scene.
 
     Args:
@@ -124,8 +128,8 @@ def run_data_single(out: Path, profile: Profile, seed: int) -> dict:
     rows = mtdata.single_turn(train, task_for(profile))
     return dict(single=save_data(rows, out, "data_single", seed, "single"))
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #a32ef2c8
-def run_data_two(out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #76c91b6d
+def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_two`: 2-turn data from the single-turn model and from constant velocity, and PDM understanding.
 
     Args:
@@ -139,18 +143,18 @@ def run_data_two(out: Path, profile: Profile, seed: int) -> dict:
     train, task = load_scenes(out, "train"), task_for(profile)
     policy = load(trained(out, "sft_single", seed), profile)
     own = plans_of(play(policy, train, profile, seed=seed, max_turns=1, task=task), 0)
-    rows = mtdata.two_turn(train, own, task) + mtdata.two_turn(train, None, task)
-    count = profile.data_two_turn or len(rows)
+    rows = chain(mtdata.two_turn(train, own, task), mtdata.two_turn(train, None, task))
+    rows = islice(rows, profile.data_two_turn or None)
     # Every scene gives several questions, so a third of the scenes is enough for as many rows as there are scenes.
     some = slice(None) if profile.data_understanding else slice(None, None, 3)
     asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
     return dict(
-        two=save_data(rows[:count], out, "data_two", seed, "two"),
+        two=save_data(rows, out, "data_two", seed, "two"),
         understanding=save_data(asked, out, "data_two", seed, "understanding"),
     )
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #3fe44936
-def run_data_multi(out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f34a7604
+def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_multi`: 3-turn data from the 2-turn model, mock multi-turn data by stacking its conversations.
 
     Args:
@@ -170,12 +174,11 @@ def run_data_multi(out: Path, profile: Profile, seed: int) -> dict:
     ]
     rows = mtdata.three_turn(scenes, plans_of(samples[0], 0), plans_of(samples[0], 1), task)
     stacked = [[[i["poses"] for i in s[k].infos] for s in samples] for k in range(len(scenes))]
-    rows += mtdata.mock_multi_turn(scenes, stacked, task)
-    rows = rows[: profile.data_multi_turn or len(rows)]
+    rows = islice(chain(rows, mtdata.mock_multi_turn(scenes, stacked, task)), profile.data_multi_turn or None)
     return dict(multi=save_data(rows, out, "data_multi", seed, "multi"))
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #a32fa3c1
-def run_data_rl(out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
+def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_rl`: which scenes are worth reinforcing (section 3.2).
 
     Args:
@@ -224,7 +227,7 @@ def start_of(stage: str, warm: bool) -> str | None:
     return before.get(stage)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ad18700f
-def rows_of(stage: str, out: Path, seed: int) -> mtdata.Rows:
+def rows_of(stage: str, out: Path, seed: int) -> Rows:
     """The rows that a supervised stage learns from.
 
     Args:
@@ -236,11 +239,10 @@ def rows_of(stage: str, out: Path, seed: int) -> mtdata.Rows:
         the data sets of MIX[stage] one after another
     """
     files = [PLAN.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
-    # A data set may be empty: a smoke run's model writes no readable plan, so nothing gets feedback.
-    return mtdata.read(*[f for f in files if mtdata.pq.read_metadata(f).num_rows])
+    return read_rows(*files)
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #912ac813
-def run_sft(stage: str, out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #bcdeff94
+def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stages `sft_*`: tune, then drive the held-out scenes.
 
     Args:
@@ -254,23 +256,13 @@ def run_sft(stage: str, out: Path, profile: Profile, seed: int) -> dict:
     """
     before = start_of(stage, profile.sft_warm)
     policy = load(trained(out, before, seed) if before else profile.model, profile, seed)
-    length = dict(epochs=profile.sft_epochs)
-    if profile.sft_steps:
-        length = dict(steps=max(1, round(profile.sft_steps * UPDATES[stage])))
     result = train_sft(
         policy,
         rows_of(stage, out, seed),
         PLAN.folder(out, stage, seed),
-        **length,
-        lr=profile.sft_lr * (0.5 if before else 1.0),
-        batch=profile.sft_batch,
-        micro_batch=profile.micro_batch,
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt
-        save_steps=profile.save_every,
-        max_length=profile.tokens,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
+        **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if before else 1.0),
     )
     # Only the model that is reinforced is compared under both kinds of feedback (table 1).
     perceptions = ("oracle", "kinematic") if stage == "sft_multi" else ("oracle",)
@@ -279,8 +271,8 @@ def run_sft(stage: str, out: Path, profile: Profile, seed: int) -> dict:
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
 
-# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #fa1c273a
-def run_rl(stage: str, out: Path, profile: Profile, seed: int) -> dict:
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f798588e
+def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stages `grpo`, `mtgrpo_turn`, `mtgrpo_cross`: one start, one set of scenes; only the advantage differs.
 
     Args:
@@ -301,23 +293,9 @@ def run_rl(stage: str, out: Path, profile: Profile, seed: int) -> dict:
         [train[i] for i in chosen],
         PLAN.folder(out, stage, seed),
         ADVANTAGE[stage],
-        std=profile.std,
-        steps=profile.rl_steps,
-        batch=profile.rl_batch,
-        mini_batch=profile.rl_mini_batch,
-        group=profile.group,
-        lr=profile.rl_lr,
-        beta=profile.kl,
-        num_iterations=profile.num_iterations,
-        temperature=profile.temperature,
-        micro_batch=profile.micro_batch,
-        save_steps=max(1, profile.save_every // 5),
         seed=seed,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
         max_turns=profile.turns,
-        max_new_tokens=profile.new_tokens,
-        max_tokens=profile.tokens,
+        **rl_options(profile),
     )
     return result | evaluate(policy, load_scenes(out, "heldout"), profile, seed)
 

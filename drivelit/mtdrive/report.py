@@ -7,7 +7,7 @@ __all__ = ['ROWS', 'TABLE_COLUMNS', 'ORDERINGS', 'WORDS', 'PLAN_COLOR', 'BEFORE_
            'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'turn_words', 'fit_extent', 'draw_turn',
            'turn_legend', 'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_table']
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #1b0fc485
+# %% ../../nbs/50_mtdrive/28_report.ipynb #b72cba16
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +25,13 @@ from .agent import Issue
 from .evaluation import play
 from .formats import format_trajectory
 from .pipeline import PLAN, RL_ARMS, TRAINED, trained
+from .profile import MTDriveProfile
 from .task import MTDriveTask
 from ..policy.engines import Completion
 from ..rollout.core import Episode, TurnState
 from ..scene.core import Scene
 from ..scene.plot import box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
-from ..training.profiles import Profile
 from ..training.stages import cell, load, load_scenes, verdict, write_json
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #1c46692f
@@ -74,9 +74,7 @@ def collect(out: str | Path, seeds: Sequence[int]) -> dict:
     return results
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #2a838c65
-def values(
-    results: dict, stage: str, perception: str = "oracle", turn: int = -1, metric: str = "pdms"
-) -> np.ndarray:
+def values(results: dict, stage: str, perception: str = "oracle", turn: int = -1, metric: str = "pdms") -> np.ndarray:
     """One number of the tables, for each seed.
 
     Args:
@@ -226,7 +224,12 @@ def plot_turns(results: dict, ax: plt.Axes | None = None) -> plt.Axes:
         ax.fill_between(x, v.min(1), v.max(1), alpha=0.15, color=line.get_color())
     single = 100 * values(results, "sft_single", turn=0).mean()
     ax.axhline(single, color="grey", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
-    ax.set(xlabel="turn", ylabel="PDMS", xticks=x, title="PDMS after each turn, oracle feedback (mean and range of the seeds)")
+    ax.set(
+        xlabel="turn",
+        ylabel="PDMS",
+        xticks=x,
+        title="PDMS after each turn, oracle feedback (mean and range of the seeds)",
+    )
     ax.legend(frameon=False, fontsize=9)
     return ax
 
@@ -320,8 +323,15 @@ def draw_turn(
         up = 1 if i.box[1] >= i.pose[1] else -1  # on the far side of the object, where no plan is drawn
         at = (i.box[0], i.box[1] + up * (i.box[4] / 2 + 1.0))
         ax.text(
-            *at, label, color=WRONG_COLOR, fontsize=9, weight="bold", ha="center", va="bottom" if up > 0 else "top",
-            zorder=11, bbox=dict(facecolor="white", alpha=0.75, edgecolor="none", pad=1),
+            *at,
+            label,
+            color=WRONG_COLOR,
+            fontsize=9,
+            weight="bold",
+            ha="center",
+            va="bottom" if up > 0 else "top",
+            zorder=11,
+            bbox=dict(facecolor="white", alpha=0.75, edgecolor="none", pad=1),
         )
     return ax
 
@@ -437,11 +447,11 @@ def gain(episode: Episode) -> float:
         return -9.0
     return -5.0 if np.isnan(p).any() else float(p[-1] - p[0]) + 0.2 * min(episode.turns, 3)
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #a5aaa42a
+# %% ../../nbs/50_mtdrive/28_report.ipynb #714a623a
 def plot_episode(
     out: str | Path,
     seed: int,
-    profile: Profile,
+    profile: MTDriveProfile,
     arms: Sequence[str] = ("mtgrpo_turn", "sft_multi"),
     tries: int = 60,
 ) -> Figure:
@@ -464,7 +474,8 @@ def plot_episode(
     if stage is None:
         raise ValueError(f"{out}: none of the stages {', '.join(arms)} is done for seed {seed}")
     scenes = load_scenes(out, "heldout")[:tries]
-    episodes = play(load(trained(out, stage, seed), profile), scenes, profile, seed=seed + 5)
+    policy = load(trained(out, stage, seed), profile)
+    episodes = play(policy, scenes, profile, seed=seed + 5, temperature=profile.play_temperature)
     k = int(np.argmax([gain(e) for e in episodes]))
     what = f"{scenes[k].family.replace('_', ' ')}, {scenes[k].meta.get('intent', '')}".strip(", ")
     title = f"{ROWS[stage]}, {profile.perception} feedback, the best case of {len(scenes)} scenes: {what}"
