@@ -6,7 +6,7 @@
 __all__ = ['MARK', 'write_whole', 'seal', 'damage', 'first_process', 'checkpoints', 'last_checkpoint', 'resume_point',
            'read_metrics', 'plot_metrics', 'wait_for_all', 'SafeCheckpoints', 'save_final']
 
-# %% ../../nbs/40_training/05_checkpoints.ipynb #803ece7c
+# %% ../../nbs/40_training/05_checkpoints.ipynb #3e170dd5
 import hashlib
 import json
 import os
@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from matplotlib.figure import Figure
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..policy.model import Policy
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #eefebaa7
 def write_whole(path: str | Path, text: str) -> None:
@@ -197,7 +199,7 @@ def plot_metrics(out: str | Path, keys: Sequence[str], path: str | Path | None =
     figure.savefig(path)
     return path
 
-# %% ../../nbs/40_training/05_checkpoints.ipynb #1b95c88f
+# %% ../../nbs/40_training/05_checkpoints.ipynb #62c2e194
 def wait_for_all() -> None:
     "Wait until every process of the run is here; alone: at once."
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -232,7 +234,14 @@ class SafeCheckpoints(TrainerCallback):
         (folder / MARK).unlink(missing_ok=True)  # first: half of a removed checkpoint must not look whole
         shutil.rmtree(folder)
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict | None = None,
+        **_: object,
+    ) -> None:
         "Append the numbers of this step and bring them to the disk."
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
@@ -242,7 +251,7 @@ class SafeCheckpoints(TrainerCallback):
             f.flush()
             os.fsync(f.fileno())
 
-    def on_save(self, args, state, control, **_):
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         "Mark the checkpoint that was just written; then away with all but the newest."
         wait_for_all()  # each process writes the state of its own random numbers into the checkpoint
         if not state.is_world_process_zero:
@@ -253,8 +262,8 @@ class SafeCheckpoints(TrainerCallback):
         for _, folder in checkpoints(self.out)[: -self.keep]:
             self._remove(folder)
 
-# %% ../../nbs/40_training/05_checkpoints.ipynb #67748002
-def save_final(policy, out: str | Path) -> Path:
+# %% ../../nbs/40_training/05_checkpoints.ipynb #07ea3c80
+def save_final(policy: Policy, out: str | Path) -> Path:
     """Save a trained policy to `out/final` in one step; one process writes, all wait.
 
     Args:

@@ -6,12 +6,12 @@
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'with_images', 'encode_row', 'encode_rows', 'batches', 'collator', 'labelled_only',
            'fp32_masters', 'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'sft_config', 'train_sft']
 
-# %% ../../nbs/40_training/10_sft.ipynb #4c9e6ff1
+# %% ../../nbs/40_training/10_sft.ipynb #10320ecb
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from unittest.mock import patch
@@ -20,10 +20,13 @@ import numpy as np
 import torch
 import trl.trainer.utils
 from datasets import Dataset
+from peft import PeftConfig
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback
-from trl import SFTConfig, SFTTrainer
+from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+from trl import GRPOConfig, SFTConfig, SFTTrainer
 
+from ..policy.model import Policy
 from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
 from .profiles import nearest
 
@@ -57,8 +60,8 @@ def with_images(row: dict) -> list[dict]:
         for m in row["messages"]
     ]
 
-# %% ../../nbs/40_training/10_sft.ipynb #9571c454
-def encode_row(policy, row: dict, last_turn_only: bool = False) -> tuple[list[int], list[int], list]:
+# %% ../../nbs/40_training/10_sft.ipynb #d706da8a
+def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple[list[int], list[int], list]:
     """A conversation as a row of ids and labels.
 
     Args:
@@ -85,9 +88,9 @@ def encode_row(policy, row: dict, last_turn_only: bool = False) -> tuple[list[in
         ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
     return ids, labels, shown
 
-# %% ../../nbs/40_training/10_sft.ipynb #6e621066
+# %% ../../nbs/40_training/10_sft.ipynb #4b696dd3
 def encode_rows(
-    policy, rows: Sequence[dict], last_turn_only: bool = False, max_length: int = 11_500
+    policy: Policy, rows: Sequence[dict], last_turn_only: bool = False, max_length: int = 11_500
 ) -> list[tuple[list[int], list[int]]]:
     """Every row as ids and labels; its pictures are let go again.
 
@@ -139,9 +142,9 @@ def batches(lengths: Sequence[int], batch: int, steps: int, seed: int = 0, pool:
         out += list(some[rng.permutation(len(some))])
     return np.array(out[:steps])
 
-# %% ../../nbs/40_training/10_sft.ipynb #30f2c64d
+# %% ../../nbs/40_training/10_sft.ipynb #766493d9
 def collator(
-    policy, rows: Sequence[dict], encoded: Sequence[tuple[list[int], list[int]]]
+    policy: Policy, rows: Sequence[dict], encoded: Sequence[tuple[list[int], list[int]]]
 ) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """Pads ids and labels on the right and adds what the policy makes of the images.
 
@@ -165,8 +168,8 @@ def collator(
 
     return collate
 
-# %% ../../nbs/40_training/10_sft.ipynb #ccfcc304
-def labelled_only():
+# %% ../../nbs/40_training/10_sft.ipynb #30e7f228
+def labelled_only() -> AbstractContextManager:
     """A context in which TRL scores the labelled positions alone on a CPU too.
 
     TRL scores every position there, for devices that compile anew for each shape; a CPU does not.
@@ -177,12 +180,12 @@ def labelled_only():
     usual = trl.trainer.utils._use_triton
     return patch.object(trl.trainer.utils, "_use_triton", lambda device: device.type == "cpu" or usual(device))
 
-# %% ../../nbs/40_training/10_sft.ipynb #b2eb1392
+# %% ../../nbs/40_training/10_sft.ipynb #15b77d57
 LOW = (torch.bfloat16, torch.float16)
 
 
 @contextmanager
-def fp32_masters(model: torch.nn.Module):
+def fp32_masters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """While it is open, the trained weights are fp32; afterwards they have the dtype that they came in.
 
     Frozen weights keep their dtype: an adapter's base costs no more memory than before.
@@ -190,8 +193,8 @@ def fp32_masters(model: torch.nn.Module):
     Args:
         model: with `requires_grad` on what is trained
 
-    Yields:
-        the model
+    Returns:
+        context manager that gives the model
     """
     low = [(p, p.dtype) for p in model.parameters() if p.requires_grad and p.dtype in LOW]
     for p, _ in low:
@@ -202,11 +205,11 @@ def fp32_masters(model: torch.nn.Module):
         for p, dtype in low:
             p.data, p.grad = p.data.to(dtype), None
 
-# %% ../../nbs/40_training/10_sft.ipynb #223171e0
+# %% ../../nbs/40_training/10_sft.ipynb #73c1879e
 class SafeTrainer:
     "What our trainers share: fp32 master weights, weights that come back on resuming, no stock model card."
 
-    def train(self, *args, **kwargs):
+    def train(self, *args: object, **kwargs: object) -> TrainOutput:
         "Train; while it lasts, the trained weights are fp32."
         with fp32_masters(self.model):
             return super().train(*args, **kwargs)
@@ -219,23 +222,23 @@ class SafeTrainer:
             return super()._load_from_checkpoint(folder, model)
         model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
 
-    def create_model_card(self, *_, **__):
+    def create_model_card(self, *_: object, **__: object) -> None:
         "Nothing: `Policy.save` writes what the policy is, and TRL's text would say something else."
 
-# %% ../../nbs/40_training/10_sft.ipynb #cb04cb78
+# %% ../../nbs/40_training/10_sft.ipynb #c78148d9
 class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
     "SFTTrainer that takes the rows in the given order and scores the words that count."
 
     def _get_train_sampler(self, *_):
         return SequentialSampler(self.train_dataset)  # their order was drawn before the run began
 
-    def compute_loss(self, *args, **kwargs):
+    def compute_loss(self, *args: object, **kwargs: object) -> torch.Tensor | tuple:
         "TRL's loss, over the labelled positions alone."
         with labelled_only():
             return super().compute_loss(*args, **kwargs)
 
-# %% ../../nbs/40_training/10_sft.ipynb #414ce2d9
-def check_policy(policy, bf16: bool = False, adapters: bool = False) -> None:
+# %% ../../nbs/40_training/10_sft.ipynb #1e9f2894
+def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> None:
     """Refuse what cannot be trained.
 
     Args:
@@ -260,8 +263,10 @@ def check_policy(policy, bf16: bool = False, adapters: bool = False) -> None:
             "(fp32 master weights under bf16 autocast), or load the policy with dtype='float32'"
         )
 
-# %% ../../nbs/40_training/10_sft.ipynb #42ce821b
-def trl_config(kind: type, ours: dict, trl: dict, renamed: dict[str, str], function: Callable):
+# %% ../../nbs/40_training/10_sft.ipynb #7919fb24
+def trl_config(
+    kind: type, ours: dict, trl: dict, renamed: dict[str, str], function: Callable
+) -> SFTConfig | GRPOConfig:
     """TRL's arguments: ours, and what was passed through to TRL by its own name.
 
     Args:
@@ -282,11 +287,11 @@ def trl_config(kind: type, ours: dict, trl: dict, renamed: dict[str, str], funct
         if name in renamed:
             raise TypeError(f"{name!r} is called {renamed[name]!r} here")
         if name not in known:
-            names = sorted((known | set(inspect.signature(function).parameters)) - set(renamed))
-            raise TypeError(f"unknown setting {name!r}; the nearest is {nearest(name, names)!r}")
+            right = nearest(name, sorted(known | set(inspect.signature(function).parameters)))
+            raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(right, right)!r}")
     return kind(**(ours | trl))
 
-# %% ../../nbs/40_training/10_sft.ipynb #c1bdb25f
+# %% ../../nbs/40_training/10_sft.ipynb #525ec37b
 RENAMED = dict(
     learning_rate="lr",
     max_steps="steps",
@@ -315,7 +320,7 @@ def sft_config(
     bf16: bool = False,
     checkpointing: bool = False,
     use_cpu: bool = False,
-    **trl,
+    **trl: object,
 ) -> SFTConfig:
     """The settings of `train_sft` in TRL's words.
 
@@ -370,11 +375,11 @@ def sft_config(
         disable_tqdm=not sys.stderr.isatty(),
         activation_checkpointing=checkpointing,
     )
-    return trl_config(SFTConfig, ours, trl, RENAMED, train_sft)
+    return trl_config(SFTConfig, ours, trl, RENAMED, sft_config)
 
-# %% ../../nbs/40_training/10_sft.ipynb #3d89d5c0
+# %% ../../nbs/40_training/10_sft.ipynb #64e01e0d
 def train_sft(
-    policy,
+    policy: Policy,
     rows: Sequence[dict],
     out: str | Path,
     *,
@@ -384,11 +389,11 @@ def train_sft(
     last_turn_only: bool = False,
     resume: bool = True,
     max_length: int = 11_500,
-    peft_config=None,
+    peft_config: PeftConfig | None = None,
     bf16: bool = False,
     seed: int = 0,
-    callbacks: Sequence = (),
-    **settings,
+    callbacks: Sequence[TrainerCallback] = (),
+    **settings: object,
 ) -> dict:
     """Supervised tuning; the policy in `out/final` can be loaded again.
 

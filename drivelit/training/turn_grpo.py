@@ -7,7 +7,7 @@ __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'R
            'choose_advantage', 'updates_of', 'settle', 'played_row', 'turn_log', 'PlaysEpisodes', 'LearnsWords',
            'TurnGRPOTrainer', 'rl_config', 'train_rl', 'SequenceRatioTrainer']
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #225ca526
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
 import os
 import sys
@@ -20,12 +20,14 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from peft import PeftConfig
 from safetensors.torch import load_file, save_file
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ..policy.engines import TransformersEngine
-from ..rollout.core import Episode, rollout
+from ..policy.model import Policy
+from ..rollout.core import Episode, Task, rollout
 from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
@@ -64,8 +66,8 @@ def micro_batches(lengths: Sequence[int], micro: int, update: int, seed: int | S
     updates = np.random.default_rng(seed).permutation(len(lengths)).reshape(-1, update)
     return np.concatenate([u[np.argsort(lengths[u], kind="stable")] for u in updates]).reshape(-1, micro)
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #20469d78
-def as_tensors(policy, episodes: Sequence[Episode], advantages: np.ndarray) -> dict:
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #bac5d188
+def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarray) -> dict:
     """Episodes as TRL's loss wants them, and what the model reads.
 
     Args:
@@ -184,8 +186,8 @@ class Reference:
                 self.weights[name].copy_(v)
             self.refreshed = True
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #f1f48164
-def check_task(task, scenes: Sequence) -> None:
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #43bdd8b2
+def check_task(task: Task, scenes: Sequence) -> None:
     """Refuse what cannot be played.
 
     Args:
@@ -208,8 +210,8 @@ def check_task(task, scenes: Sequence) -> None:
         text = [{"role": "user", "content": [{"type": "text", "text": "..."}]}]
         raise TypeError(f"{kind}.prompt() gave {str(messages)[:60]!r}; it must give a list of messages, such as {text}")
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #54df0173
-def check_rewards(task, episodes: Sequence[Episode], rewards: np.ndarray) -> None:
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #bc42f429
+def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) -> None:
     """Refuse episodes that nothing can be learnt from.
 
     Args:
@@ -481,7 +483,7 @@ class LearnsWords:
     def _get_per_token_logps_and_entropies(self, *_, **__):  # TRL's loss asks here; its own version knows no constraint
         return *self.said, None
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #0115fef2
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
 class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
     """GRPO over episodes of a Task: per-turn rewards, (B, T) advantages, feedback masked, media anywhere.
 
@@ -502,19 +504,19 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
 
     def __init__(
         self,
-        policy,
-        task,
+        policy: Policy,
+        task: Task,
         scenes: Sequence,
         args: GRPOConfig,
         advantage_fn: Callable,
         *,
-        engine=None,
+        engine: object | None = None,
         max_turns: int = 6,
         max_new_tokens: int = 128,
         max_tokens: int = 11_500,
         reference_every: int = 0,
-        peft_config=None,
-        callbacks: Sequence = (),
+        peft_config: PeftConfig | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
     ):
         check_policy(policy, args.bf16, adapters=peft_config is not None)
         check_task(task, scenes)
@@ -559,7 +561,7 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         if self.reference:
             self.reference.load(folder)
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #0424575c
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #b51c230f
 RENAMED = dict(
     learning_rate="lr",
     max_steps="steps",
@@ -596,7 +598,7 @@ def rl_config(
     bf16: bool = False,
     checkpointing: bool = False,
     use_cpu: bool = False,
-    **trl,
+    **trl: object,
 ) -> GRPOConfig:
     """MTDrive's settings in TRL's words: loss of eq. 4, k3 without correction, no scaling of rewards by TRL.
 
@@ -666,12 +668,12 @@ def rl_config(
         adam_beta2=0.98,
         max_grad_norm=1.0,
     )
-    return trl_config(GRPOConfig, ours, trl, RENAMED, train_rl)
+    return trl_config(GRPOConfig, ours, trl, RENAMED, rl_config)
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #f51e0edb
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #39371bd3
 def train_rl(
-    policy,
-    task,
+    policy: Policy,
+    task: Task,
     scenes: Sequence,
     out: str | Path | None = None,
     advantage: str | Callable = "turn",
@@ -680,14 +682,14 @@ def train_rl(
     trainer: type | None = None,
     std: str = "population",
     resume: bool = True,
-    engine=None,
+    engine: object | None = None,
     max_turns: int = 6,
     max_new_tokens: int = 128,
     max_tokens: int = 11_500,
     reference_every: int = 0,
-    peft_config=None,
-    callbacks: Sequence = (),
-    **settings,
+    peft_config: PeftConfig | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    **settings: object,
 ) -> dict:
     """Reinforcement learning; the policy in `out/final` can be loaded again.
 
