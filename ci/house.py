@@ -1,0 +1,91 @@
+"""The drawing of the house, assets/house.png: python ci/house.py.
+
+Rooms from bottom to top, what each hands up, the systems of settings.ini, and where a new one goes. What is drawn
+stands in the picture's description too, so that a test can tell whether the drawing is of this house.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyBboxPatch
+
+from drivelit.training.profiles import systems
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "assets" / "house.png"
+ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units of the drawing
+    "00_scene": ("a driving moment: toy town, readers of recorded driving, cameras, plots", 0, 0, 76, 7),
+    "10_metrics": ("how good a plan is:\nPDMS, EPDMS, open and closed loop", 0, 11, 37, 9),
+    "20_policy": ("the model that plans:\ntoy or Qwen2.5-VL, parsers, engines", 39, 11, 37, 9),
+    "30_rollout": ("tasks and episodes: many turns with feedback", 0, 24, 76, 7),
+    "35_data": ("rows and pictures on disk, teachers and judges", 0, 35, 76, 7),
+    "40_training": ("supervised tuning, GRPO family, profiles, stages, report, command", 0, 46, 76, 7),
+}
+FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
+FLOWS += [(38, 42, "rows"), (12, 53, "trainers, stages"), (38, 53, ""), (64, 53, "")]
+READERS = {
+    2: "python -m drivelit",
+    9: "the rules of imports",
+    16: "the map in the README",
+    23: "ci/main.sh, ci/test.sh",
+}
+SHARED, SYSTEM, NEW, TABLE = "#dbe4ff", "#d3f9d8", "#ffffff", "#fff3bf"
+
+
+def description():
+    "What the drawing shows, as text."
+    return ", ".join([*ROOMS, *(s.notebooks for s in systems().values()), "5x_yours"])
+
+
+def box(ax, left, bottom, width, height, title, text, color, style="-"):
+    "A rounded box with a bold title over its text."
+    shape = FancyBboxPatch((left, bottom), width, height, boxstyle="round,pad=0,rounding_size=1.2", lw=1.3, ls=style)
+    shape.set(facecolor=color, edgecolor="#495057")
+    ax.add_patch(shape)
+    ax.text(left + width / 2, bottom + height - 1.1, title, ha="center", va="top", fontsize=12, weight="bold")
+    ax.text(left + width / 2, bottom + 1.2, text, ha="center", va="bottom", fontsize=10.5, linespacing=1.15)
+
+
+def arrow(ax, start, end, **style):
+    "From what is used to what uses it."
+    ax.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", lw=1.5, color="#495057") | style)
+
+
+def draw():
+    "The figure."
+    fig, ax = plt.subplots(figsize=(11, 7.3), layout="constrained")
+    flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
+    for folder, (text, *place) in ROOMS.items():
+        box(ax, *place, folder, text, SHARED)
+    for x, y, what in FLOWS:
+        arrow(ax, (x, y), (x, y + 4))
+        ax.text(x + 1, y + 2, what, **flow)
+    table = list(systems().values())
+    width = (76 - 2 * len(table)) / (len(table) + 1)
+    inside = "overview, task, data,\npipeline, evaluation,\nreport, run, explorer"
+    for i, s in enumerate(table):
+        box(ax, i * (width + 2), 57, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM)
+    yours = "a new system:\na folder and a section,\nno other room changes"
+    box(ax, len(table) * (width + 2), 57, width, 13, "5x_yours", yours, NEW, "--")
+    rows = "\n".join([*(f"[{s.name}]" for s in table), "[yours]"])
+    profiles = "[yours.smoke]\n[yours.laptop]\n[yours.paper]"
+    text = f"the table of systems\n\n{rows}\n\nprofiles of each\n\n{profiles}\n"
+    box(ax, 82, 35, 20, 35, "settings.ini", text, TABLE)
+    arrow(ax, (92, 35), (92, 28))
+    ax.text(93, 31.5, "is read by", **flow)
+    for y, what in READERS.items():
+        ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
+    ax.set(xlim=(-1, 103), ylim=(-1, 71))
+    ax.set_title("An arrow leads from a room to what may import it; systems never import each other", fontsize=12)
+    ax.axis("off")
+    return fig
+
+
+def main():
+    draw().savefig(PICTURE, dpi=110, metadata={"Description": description(), "Software": None})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
