@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from PIL import Image
 
 from drivelit.training.profiles import load_profile, systems
 
@@ -302,6 +303,12 @@ def test_the_table_of_systems_is_all_that_says_which_there_are():
     scripts = [f for f in FILES if f.parent == ROOT / "ci" and f.suffix in (".py", ".sh")]
     code = {name(f): re.sub(r"(?m)^ *#.*$|\"\"\".*?\"\"\"", "", f.read_text(), flags=re.S) for f in scripts}
     assert {f: m.group(0) for f, text in code.items() if (m := named.search(text))} == {}
+
+
+def test_the_drawing_is_of_this_house():
+    rooms = {p.parent.name for p in NOTEBOOKS if p.parent.name != "nbs"}
+    drawn = Image.open(ROOT / "assets/house.png").text["Description"].split(", ")
+    assert set(drawn) == rooms | {"5x_yours"}, "run: python ci/house.py"
 
 
 def test_the_readme_maps_every_notebook():
