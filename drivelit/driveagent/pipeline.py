@@ -11,7 +11,6 @@ __all__ = ['NEEDS', 'PLAN', 'TRAINED', 'KINDS', 'AT_ONCE', 'STAGES', 'variant_of
 import json
 import os
 import pickle
-import sys
 from functools import partial
 
 import numpy as np
@@ -462,7 +461,3 @@ STAGES |= {s: partial(run_variant, s) for s in ("alignment_swapped", "retrieve",
 
 
 assert set(STAGES) == set(NEEDS)
-
-
-if __name__ == "__main__" and "ipykernel" not in sys.modules:
-    PLAN.main("driveagent")
