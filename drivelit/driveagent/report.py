@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from .evaluation import play
-from .pipeline import PLAN, TRAINED, variant_of
+from .pipeline import STAGES, TRAINED, variant_of
 from .variants import VARIANTS, task_for
-from ..training.stages import cell, verdict, write_json
+from ..training.processes import write_json
+from ..training.report import cell, verdict
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #e0bf44aa
 ROWS = dict(
@@ -44,14 +45,14 @@ def collect(out, seeds):
     short = lambda d: {k: v for k, v in d.items() if not k.startswith("scene_")} if isinstance(d, dict) else d
     found = {
         str(s): {
-            t: {k: short(v) for k, v in PLAN.result(out, t, s).items()} for t in TRAINED if PLAN.is_done(out, t, s)
+            t: {k: short(v) for k, v in STAGES.result(out, t, s).items()} for t in TRAINED if STAGES.is_done(out, t, s)
         }
         for s in seeds
     }
     results = dict(
         profile=json.loads((Path(out) / "run.json").read_text()),
-        scenes=PLAN.result(out, "scenes"),
-        data=PLAN.result(out, "data"),
+        scenes=STAGES.result(out, "scenes"),
+        data=STAGES.result(out, "data"),
         seeds=found,
     )
     write_json(Path(out) / "results.json", results)
