@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['overrides', 'profile_of', 'show_systems', 'show_plan', 'do_run', 'do_stage', 'main']
 
-# %% ../nbs/40_training/60_command.ipynb #44994e61
+# %% ../nbs/40_training/60_command.ipynb #3bb0e157
 import argparse
 import importlib
 import importlib.util
@@ -19,7 +19,7 @@ from typing import Any
 from .training.processes import RunError, follow_parent
 from .training.profiles import ProfileError, find_system, load_profile, preview, profile_names, systems
 
-# %% ../nbs/40_training/60_command.ipynb #db167a3d
+# %% ../nbs/40_training/60_command.ipynb #65069c8a
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
     """Keys of a profile from the command line.
 
@@ -55,7 +55,7 @@ def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
     system, _, name = section.partition(".")
     return load_profile(find_system(system).name, name or "laptop", **overrides(pairs) | more)
 
-# %% ../nbs/40_training/60_command.ipynb #698b8f9b
+# %% ../nbs/40_training/60_command.ipynb #939c96de
 def show_systems(given: argparse.Namespace) -> None:
     "systems: the table of systems and their profiles."
     for s in systems().values():
@@ -98,7 +98,7 @@ def do_stage(given: argparse.Namespace) -> None:
     result = system.stages.work(given.out, given.stage, given.seed)
     print(json.dumps({k: v for k, v in result.items() if isinstance(v, (str, int, float))}))
 
-# %% ../nbs/40_training/60_command.ipynb #328bc5a7
+# %% ../nbs/40_training/60_command.ipynb #f883bbc8
 def _parser():
     "What the command line understands."
     parser = argparse.ArgumentParser(prog="python -m drivelit", description="Runs of drivelit.")
@@ -145,6 +145,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     return 0
 
-# %% ../nbs/40_training/60_command.ipynb #75b897c6
+# %% ../nbs/40_training/60_command.ipynb #2bbdb359
 if __name__ == "__main__" and __package__ == "drivelit":  # not in a notebook, whose name is the same
     sys.exit(main())

@@ -24,7 +24,7 @@ from ..metrics.kinematics import constant_velocity
 from .agent import Issue
 from .evaluation import play
 from .formats import format_trajectory
-from .pipeline import PLAN, RL_ARMS, TRAINED, trained
+from .pipeline import STAGES, RL_ARMS, TRAINED, trained
 from .profile import MTDriveProfile
 from .task import MTDriveTask
 from ..policy.engines import Completion
@@ -32,7 +32,9 @@ from ..rollout.core import Episode, TurnState
 from ..scene.core import Scene
 from ..scene.plot import box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
-from ..training.stages import cell, load, load_scenes, verdict, write_json
+from ..training.processes import write_json
+from ..training.report import cell, verdict
+from ..training.stages import load, load_scenes
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #1c46692f
 ROWS = dict(  # stage: how the tables call it
@@ -61,14 +63,14 @@ def collect(out: str | Path, seeds: Sequence[int]) -> dict:
     def evaluation(stage, seed):
         # The numbers of single scenes stay in the stage's done.json: the committed file must be small.
         short = lambda v: {k: x for k, x in v.items() if not k.startswith("scene_")} if isinstance(v, dict) else v
-        return {k: short(v) for k, v in PLAN.result(out, stage, seed).items()}
+        return {k: short(v) for k, v in STAGES.result(out, stage, seed).items()}
 
-    scenes = PLAN.result(out, "scenes")
+    scenes = STAGES.result(out, "scenes")
     results = dict(
         profile=json.loads((Path(out) / "run.json").read_text()),
         heldout=scenes["heldout"],
         baselines=scenes["baselines"],
-        seeds={str(s): {t: evaluation(t, s) for t in TRAINED if PLAN.is_done(out, t, s)} for s in seeds},
+        seeds={str(s): {t: evaluation(t, s) for t in TRAINED if STAGES.is_done(out, t, s)} for s in seeds},
     )
     write_json(Path(out) / "results.json", results)
     return results
@@ -470,7 +472,7 @@ def plot_episode(
     Raises:
         ValueError: none of the arms is done
     """
-    stage = next((a for a in arms if PLAN.is_done(out, a, seed)), None)
+    stage = next((a for a in arms if STAGES.is_done(out, a, seed)), None)
     if stage is None:
         raise ValueError(f"{out}: none of the stages {', '.join(arms)} is done for seed {seed}")
     scenes = load_scenes(out, "heldout")[:tries]

@@ -6,7 +6,7 @@
 __all__ = ['FREE', 'HELDOUT_SEED', 'start', 'run_profile', 'read_folder', 'make_scenes', 'save_scenes', 'read_scenes',
            'write_scenes', 'load_scenes', 'check_gpu', 'device_of', 'load', 'StageGraph', 'Stages']
 
-# %% ../../nbs/40_training/40_stages.ipynb #b4e390e9
+# %% ../../nbs/40_training/40_stages.ipynb #8550d10c
 import contextlib
 import importlib
 import json
@@ -30,9 +30,8 @@ from ..scene.core import Scene, SceneError, from_dict, from_json, to_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, write_json
 from .profiles import Profile, find_system, nearest
-from .report import cell, read_results, verdict  # noqa: F401
 
-# %% ../../nbs/40_training/40_stages.ipynb #8041b7c0
+# %% ../../nbs/40_training/40_stages.ipynb #682f5f43
 FREE = ("seeds", "workers", "origin")  # what may change when a run goes on
 
 
@@ -79,7 +78,7 @@ def _read_run(path):
         pass  # not JSON: the same sentence
     raise RunError(f"{path}: not what a run writes; choose another folder")
 
-# %% ../../nbs/40_training/40_stages.ipynb #2e848837
+# %% ../../nbs/40_training/40_stages.ipynb #902e4664
 def run_profile(out: str | Path) -> Profile:
     """The profile that a run was started with.
 
@@ -100,7 +99,7 @@ def run_profile(out: str | Path) -> Profile:
     except TypeError as e:
         raise RunError(f"{path}: another version of drivelit started this run ({e}); choose another folder") from None
 
-# %% ../../nbs/40_training/40_stages.ipynb #709ac0a2
+# %% ../../nbs/40_training/40_stages.ipynb #324b8b4b
 HELDOUT_SEED = 1_000_000
 
 
@@ -138,7 +137,7 @@ def make_scenes(profile: Profile) -> dict[str, list[Scene]]:
     source = Path(os.path.expandvars(profile.source))
     return {k: read_folder(source / k, n) for k, n in sizes.items()}
 
-# %% ../../nbs/40_training/40_stages.ipynb #8e7ac820
+# %% ../../nbs/40_training/40_stages.ipynb #8f1c6e58
 def _pack(value, numbers):
     "JSON data with its lists of floats moved into `numbers`; in their place {'@': [start, shape]}."
     if isinstance(value, dict):
@@ -171,7 +170,7 @@ def _unpack(value, numbers):
         return numbers[begin : begin + int(np.prod(shape))].reshape(shape)
     return {k: _unpack(v, numbers) for k, v in value.items()}
 
-# %% ../../nbs/40_training/40_stages.ipynb #5c31181f
+# %% ../../nbs/40_training/40_stages.ipynb #53c04cad
 def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
     """Write scenes as plain arrays.
 
@@ -221,7 +220,7 @@ def read_scenes(path: str | Path) -> list[Scene]:
             f"{path}: cannot be read ({str(e)[:120]}); remove its folder, and the stage makes it anew"
         ) from None
 
-# %% ../../nbs/40_training/40_stages.ipynb #6ac92bc2
+# %% ../../nbs/40_training/40_stages.ipynb #cc2b2f80
 def write_scenes(out: str | Path, profile: Profile) -> dict[str, list[Scene]]:
     """Make the scenes of a run and keep them.
 
@@ -253,7 +252,7 @@ def load_scenes(out: str | Path, split: str) -> list[Scene]:
     """
     return read_scenes(Path(out) / "scenes" / f"{split}.npz")
 
-# %% ../../nbs/40_training/40_stages.ipynb #8dc6f173
+# %% ../../nbs/40_training/40_stages.ipynb #1231b125
 def check_gpu(profile: Profile, there: float) -> None:
     """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
 
@@ -291,7 +290,7 @@ def device_of(profile: Profile) -> str:
     check_gpu(profile, torch.cuda.get_device_properties(device).total_memory)
     return device
 
-# %% ../../nbs/40_training/40_stages.ipynb #b6b97719
+# %% ../../nbs/40_training/40_stages.ipynb #dedb57c8
 def load(
     name_or_path: str | Path,
     profile: Profile,
@@ -326,7 +325,7 @@ def load(
         fixed=fixed,
     )
 
-# %% ../../nbs/40_training/40_stages.ipynb #c3ee4983
+# %% ../../nbs/40_training/40_stages.ipynb #6111fe4d
 def _last_line(path, tail=65_536):
     "The last line of a file of JSON lines that can be read, or {}: the newest one may still be half written."
     with open(path, "rb") as f:
@@ -339,7 +338,7 @@ def _last_line(path, tail=65_536):
                 return found
     return {}
 
-# %% ../../nbs/40_training/40_stages.ipynb #47503fe7
+# %% ../../nbs/40_training/40_stages.ipynb #182b9890
 @dataclass(frozen=True)
 class StageGraph:
     """Which stage of a run needs which, and where each one writes.
@@ -405,16 +404,13 @@ class StageGraph:
         met = lambda stage, seed: all((n, 0 if n in self.shared else seed) in done for n in self.needs[stage])
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
 
-# %% ../../nbs/40_training/40_stages.ipynb #0728d3eb
+# %% ../../nbs/40_training/40_stages.ipynb #33f553b9
 class Stages(StageGraph):
     """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
     def function(self, stage: str) -> Callable[[Path, Profile, int], dict[str, Any]]:
         "What a stage does."
-        module = importlib.import_module(self.package)
-        if not hasattr(module, "FUNCTIONS") and not hasattr(module, "STAGES"):
-            module = importlib.import_module(f"{self.package}.pipeline")
-        return (getattr(module, "FUNCTIONS", None) or module.STAGES)[self.check(stage)]
+        return importlib.import_module(f"{self.package}.pipeline").FUNCTIONS[self.check(stage)]
 
     def work(self, out: str | Path, stage: str, seed: int = 0) -> dict[str, Any]:
         "Run one stage of the run in `out`, unless it is done; its result, also in its done.json."
