@@ -9,11 +9,12 @@ __all__ = ['Scenario', 'Route', 'read_routes']
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path as File
+from xml.etree.ElementTree import Element
 
 import numpy as np
-from defusedxml import ElementTree
+from defusedxml import DefusedXmlException, ElementTree
 
-from .core import SceneError
+from .core import FAR, SceneError, check_array, file_name, read_bytes, reading
 from .roads import Path
 
 # %% ../../nbs/00_scene/46_routes.ipynb #c730ca4d
@@ -22,6 +23,7 @@ class Scenario:
     """What waits on a route.
 
     Attributes:
+        name: of this one, such as "ParkingCutIn_1"
         type: one of Bench2Drive's 44
         trigger: (4,) x, y, z, heading: metres and radians, right-handed
         parameters: name -> value as text
@@ -30,15 +32,17 @@ class Scenario:
     name: str
     type: str
     trigger: np.ndarray
-    parameters: dict
+    parameters: dict[str, str]
 
-
+# %% ../../nbs/00_scene/46_routes.ipynb #routecl1
 @dataclass(frozen=True, eq=False)
 class Route:
     """A way to drive, in the town's frame, right-handed.
 
     Attributes:
-        waypoints: (N, 3) metres
+        id: of the route
+        town: such as "Town12"
+        waypoints: (N, 3) metres, at least two different ones
         scenarios: of Scenario
         weather: of dicts: route_percentage, cloudiness, ...
     """
@@ -46,85 +50,98 @@ class Route:
     id: str
     town: str
     waypoints: np.ndarray
-    scenarios: tuple
-    weather: tuple
+    scenarios: tuple[Scenario, ...]
+    weather: tuple[dict[str, float], ...]
 
     @property
-    def path(self):
+    def path(self) -> Path:
+        "The way-points with their arc length."
         return Path(self.waypoints)
 
     @property
-    def length(self):
+    def length(self) -> float:
+        "Metres along the way-points."
         return float(self.path.s[-1])
 
-    def interpolate(self, step=1.0):
+    def interpolate(self, step: float = 1.0) -> np.ndarray:
         """Poses along the route, from its start to its end.
 
         Args:
-            step: metres
+            step: metres, over 0
 
         Returns:
-            (M, 3) x, y, heading
+            (M, 3) x, y, heading; metres, radians
+
+        Raises:
+            ValueError: a step that is not over 0
         """
+        if not step > 0:
+            raise ValueError(f"step: {step} m; it must be over 0")
         p = self.path
         return p.at(np.r_[np.arange(0, p.s[-1], step), p.s[-1]])
 
 # %% ../../nbs/00_scene/46_routes.ipynb #518c16d1
-def _numbers(element, keys, where):
-    try:
-        values = [float(element.attrib[k]) for k in keys]
-    except KeyError as e:
-        raise SceneError(f"{where}: <{element.tag}> has no {e}") from None
-    except ValueError as e:
-        raise SceneError(f"{where}: <{element.tag}>: {e}") from None
-    if not np.isfinite(values).all():
-        raise SceneError(f"{where}: <{element.tag}>: {values} is not finite")
-    return values
+def _numbers(element: Element, keys: tuple[str, ...]) -> np.ndarray:
+    "Attributes of an element as numbers; what is wrong is told with the element's name."
+    missing = [k for k in keys if k not in element.attrib]
+    if missing:
+        raise SceneError(f"<{element.tag}> has no {missing[0]!r}")
+    return check_array([element.attrib[k] for k in keys], f"<{element.tag}>", (len(keys),), FAR)
 
 
-def _scenario(element, where):
+def _scenario(element: Element) -> Scenario:
     name = element.get("name", "")
-    point = element.find("trigger_point")
-    if point is None:
-        raise SceneError(f"{where}: scenario {name!r}: no <trigger_point>")
-    x, y, z, yaw = _numbers(point, ("x", "y", "z", "yaw"), f"{where}: scenario {name!r}")
-    more = {e.tag: e.get("value", dict(e.attrib)) for e in element if e.tag != "trigger_point"}
-    return Scenario(name, element.get("type", ""), np.array([x, -y, z, -np.radians(yaw)]), more)
+    with reading(f"scenario {name[:40]!r}"):
+        point = element.find("trigger_point")
+        if point is None:
+            raise SceneError("no <trigger_point>")
+        x, y, z, yaw = _numbers(point, ("x", "y", "z", "yaw"))
+        more = {e.tag: e.get("value", dict(e.attrib)) for e in element if e.tag != "trigger_point"}
+        return Scenario(name, element.get("type", ""), np.array([x, -y, z, -np.radians(yaw)]), more)
 
 
-def read_routes(path) -> list[Route]:
-    """The routes of a file; errors name the file, the route and the element.
+def _route(element: Element) -> Route:
+    for key in ("id", "town"):
+        if key not in element.attrib:
+            raise SceneError(f"no {key!r}")
+        file_name(element.attrib[key], key)  # both become parts of paths of those who drive it
+    found = [_numbers(p, ("x", "y", "z")) for p in element.iterfind("waypoints/position")]
+    points = np.array(found).reshape(-1, 3) * [1, -1, 1]
+    apart = np.hypot(*np.diff(points[:, :2], axis=0).T) if len(points) else np.zeros(0)
+    if not (apart > 1e-6).any():
+        raise SceneError(f"{len(points)} way-points; a route needs two different ones")
+    said = [(w.attrib, _numbers(w, tuple(w.attrib))) for w in element.iterfind("weathers/weather")]
+    return Route(
+        element.get("id"),
+        element.get("town"),
+        points,
+        tuple(_scenario(s) for s in element.iterfind("scenarios/scenario")),
+        tuple({k: float(v) for k, v in zip(names, values, strict=True)} for names, values in said),
+    )
+
+# %% ../../nbs/00_scene/46_routes.ipynb #readrou1
+def read_routes(path: str | File) -> list[Route]:
+    """The routes of a file.
 
     Args:
         path: bench2drive220.xml or the like
+
+    Returns:
+        list of Route, in the order of the file
+
+    Raises:
+        SceneError: naming the file, the route and the element
     """
     try:
-        tree = ElementTree.fromstring(File(path).read_text())
-    except FileNotFoundError:
-        raise SceneError(f"{path}: there is no such file") from None
+        tree = ElementTree.fromstring(read_bytes(path).decode())
     except (ElementTree.ParseError, UnicodeDecodeError) as e:
         raise SceneError(f"{path}: not XML, or cut short ({e})") from None
+    except DefusedXmlException as e:
+        raise SceneError(f"{path}: defines entities or names other files, which no route needs ({e})") from None
     out = []
     for i, element in enumerate(tree.iter("route")):
-        where = f"{path}: route {element.get('id', f'number {i}')}"
-        for key in ("id", "town"):
-            if key not in element.attrib:
-                raise SceneError(f"{where}: no {key!r}")
-        points = np.array(
-            [_numbers(p, ("x", "y", "z"), where) for p in element.iterfind("waypoints/position")]
-        ).reshape(-1, 3)
-        if len(points) < 2:
-            raise SceneError(f"{where}: {len(points)} way-points; a route needs two")
-        weather = tuple({k: float(v) for k, v in w.attrib.items()} for w in element.iterfind("weathers/weather"))
-        out.append(
-            Route(
-                element.get("id"),
-                element.get("town"),
-                points * [1, -1, 1],
-                tuple(_scenario(s, where) for s in element.iterfind("scenarios/scenario")),
-                weather,
-            )
-        )
+        with reading(f"{path}: route {element.get('id', f'number {i}')[:40]}"):
+            out.append(_route(element))
     if not out:
         raise SceneError(f"{path}: no <route> in this file")
     twice = [k for k, n in Counter(r.id for r in out).items() if n > 1]
