@@ -23,10 +23,13 @@ step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
 
 slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
 
-plan_paper() {  # plan_paper SYSTEM NOTEBOOK: the paper's run, resolved and validated, and nothing more; twice the same
+plan_paper() {  # plan_paper SYSTEM NOTEBOOK: the paper's run, resolved and validated, by papermill and by the command line
   papermill "$2" "$logs/plan.ipynb" -k python3 --cwd "$(dirname "$2")" --no-progress-bar --execution-timeout 1800 \
     -p profile paper -p plan True >"$logs/plan.txt" 2>&1 || { tail -30 "$logs/plan.txt"; return 1; }
-  python ci/said.py "$logs/plan.ipynb" "\[$1.paper\]" 'memory rl' 'torchrun'
+  python ci/said.py "$logs/plan.ipynb" "\[$1.paper\]" 'memory rl' 'torchrun' >"$logs/said.txt" || { cat "$logs/said.txt"; return 1; }
+  python -m drivelit plan "$1.paper" >"$logs/plan.txt" || return 1
+  cat "$logs/plan.txt"
+  grep -q 'memory rl' "$logs/plan.txt" && grep -q 'torchrun' "$logs/plan.txt"
 }
 
 wrong_parameter() {  # wrong_parameter SYSTEM NOTEBOOK: a misspelt parameter is refused, naming the right one

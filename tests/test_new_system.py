@@ -152,7 +152,8 @@ def notebook(title, source):
         if cell.source != text:
             cell.metadata["tags"] = ["parameters"]
         cells.append(cell)
-    return new_notebook(cells=cells)
+    kernel = dict(kernelspec=dict(name="python3", display_name="python3", language="python"))
+    return new_notebook(cells=cells, metadata=kernel)
 
 
 @pytest.fixture(scope="module")
