@@ -177,7 +177,14 @@ def hash_of(text):
 
 
 class ScriptedReader:
-    "In place of a model: it is right if it can see what matters, goes on as if nothing were there otherwise, and errs at a given rate."
+    """In place of a model. It is right if it can see what matters, goes on as if nothing were there otherwise, and errs
+    at a given rate.
+
+    Args:
+        noise: share of the scenes in which it errs
+        seed: of these errors
+        image_size: (width, height) of the front view as the model gets it
+    """
 
     def __init__(self, noise=0.1, seed=0, image_size=(168, 84)):
         self.noise, self.seed, self.image_size = noise, seed, image_size

@@ -19,15 +19,15 @@ from ..policy.text import ParseError, parse_json
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #7669e9d1
 WORDS = dict(
-    paper=dict(text="think_text", tool="think_tool"),
-    template=dict(text="think_no_tools", tool="think_with_tools"),
+    paper=dict(text="think_text", tool="think_tool"), template=dict(text="think_no_tools", tool="think_with_tools")
 )
 
 
 SECTIONS = ("description", "reasoning", "prediction")
 HINTS = dict(
     description="Briefly describe the key aspects of the driving environment relevant to the decision. (<4 sentences)",
-    reasoning="Briefly explain logically how the perceived situation helps you to predict the meta-actions. (<4 sentences)",
+    reasoning="Briefly explain logically how the perceived situation helps you to predict the meta-actions. (<4 "
+    "sentences)",
     prediction="Based on reasoning, briefly explain how you arrived at the meta-actions. (<2 sentences)",
 )
 
@@ -174,17 +174,23 @@ def prompt_text(
     )
     kmh = "unknown" if speed is None else f"{3.6 * speed:.2f} km/h"
     return (
-        f"<context>\nYou are provided with {view} of the car camera from the current frame.\nThe navigation command is: {command}.\n"
+        f"<context>\nYou are provided with {view} of the car camera from the current frame.\nThe navigation command "
+        f"is: {command}.\n"
         f"Your current speed is: {kmh}.\n<task>\n"
-        "Your task is to analyze the driving scenario, construct a natural, logical reasoning process and predict meta-actions. "
+        "Your task is to analyze the driving scenario, construct a natural, logical reasoning process and predict "
+        "meta-actions. "
         "The following three stages are guidelines for structuring your thoughts:\n"
         + "".join(f"{k}. <{s}>: {HINTS[s]}\n" for k, s in enumerate(SECTIONS, 1))
-        + f"Finally, output the meta-actions for the current frame and the next {STEPS - 1} frames (2s interval between frames).\n"
+        + f"Finally, output the meta-actions for the current frame and the next {STEPS - 1} frames (2s interval "
+        f"between frames).\n"
         "Output ONE composite action for each frame, each consisting of one speed token from "
-        '{"Stop", "Keep Speed", "Accelerate", "Decelerate"} and one trajectory token from {"Left Turn", "Right Turn", "Straight"}.\n'
-        "Note that Left Turn and Right Turn include both major turns and minor adjustments like lane changes or small heading corrections.\n"
+        '{"Stop", "Keep Speed", "Accelerate", "Decelerate"} and one trajectory token from {"Left Turn", "Right '
+        'Turn", "Straight"}.\n'
+        "Note that Left Turn and Right Turn include both major turns and minor adjustments like lane changes or "
+        "small heading corrections.\n"
         f"<rule>\n- Your response should be concise, prefer short, direct sentences.\n{rule}{usage}"
-        f"Example:\n{begin}\n{inner}{end}\n<meta actions>['Speed, Traj', 'Speed, Traj', 'Speed, Traj', 'Speed, Traj']</meta actions>"
+        f"Example:\n{begin}\n{inner}{end}\n<meta actions>['Speed, Traj', 'Speed, Traj', 'Speed, Traj', 'Speed, "
+        f"Traj']</meta actions>"
     )
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #b7e26d8c

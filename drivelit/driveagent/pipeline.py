@@ -423,7 +423,8 @@ def run_variant(stage, out, profile, seed):
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #ab62ff24
 def run_motion(out, profile, seed, most=1000):
-    "Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less or more."
+    "Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less"
+    "or more."
     policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
     splits = {k: [s for s in load_scenes(out, k) if label_scene(s)][:most] for k in ("train", "heldout")}
     said = {

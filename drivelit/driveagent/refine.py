@@ -60,8 +60,10 @@ def bev_picture(scene, size=(560, 360)):
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #af773b37
 SYSTEM = (
-    "You evaluate and correct the meta-actions of a drive. You are given a bird's-eye view in which a blue line is the future way of the "
-    "ego vehicle, and the four meta-actions that rules made of it, each a pair of speed and trajectory. Rate how well they fit the shape of "
+    "You evaluate and correct the meta-actions of a drive. You are given a bird's-eye view in which a blue line is "
+    "the future way of the "
+    "ego vehicle, and the four meta-actions that rules made of it, each a pair of speed and trajectory. Rate how "
+    "well they fit the shape of "
     "the way and plausible driving, and correct what is unreasonable."
 )
 RULES = (
@@ -69,12 +71,14 @@ RULES = (
     f"- Allowed speeds: {', '.join(('Stop', 'Keep Speed', 'Accelerate', 'Decelerate'))}.\n"
     f"- Allowed trajectories: {', '.join(('Left Turn', 'Right Turn', 'Straight'))}.\n"
     "- Return one strict JSON object with the keys score (an integer from 0 to 10), reason, and final_meta_actions.\n"
-    "- final_meta_actions is a list of exactly 4 strings '<speed>, <trajectory>' of the allowed words, and keeps the given speed of each step.\n"
+    "- final_meta_actions is a list of exactly 4 strings '<speed>, <trajectory>' of the allowed words, and keeps the "
+    "given speed of each step.\n"
     "- Time: the steps cover 0-2 s, 2-4 s, 4-6 s and 6-8 s after now; the first one is the current window.\n"
     "- Evidence for the trajectory: the first 16 future points from the ego on; ignore what lies farther.\n"
     "- A turn need not fill all steps: 'Straight, Straight, Left Turn, Left Turn' is acceptable.\n"
     "- Where future points are clustered in one place, infer no turn: set the trajectory to 'Straight' there.\n"
-    "- Fix only what is clearly unreasonable for the geometry and the window, such as 'Stop, Left Turn', which is 'Stop, Straight'.\n"
+    "- Fix only what is clearly unreasonable for the geometry and the window, such as 'Stop, Left Turn', which is "
+    "'Stop, Straight'.\n"
     "- No commentary: the JSON object alone.\nThe meta-actions of the rules: "
 )
 

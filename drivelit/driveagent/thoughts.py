@@ -125,8 +125,10 @@ class ScriptedTeacher:
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b8f34d97
 TEACHER = (
-    "You write down how a careful driver thinks. You are given the question that a driving agent gets, the mode, and the actions that "
-    "turned out to be right. Answer exactly in the form that the question asks for, beginning with {opening}. Reason from what the pictures "
+    "You write down how a careful driver thinks. You are given the question that a driving agent gets, the mode, and "
+    "the actions that "
+    "turned out to be right. Answer exactly in the form that the question asks for, beginning with {opening}. Reason "
+    "from what the pictures "
     "show towards these actions, and never mention that they were given. {tools}The right actions: {actions}"
 )
 
@@ -204,8 +206,10 @@ def parse_score(text):
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #646c1852
 JUDGE = (
-    "Judge the thought of a driving agent. Is every statement supported by the pictures, and does the reasoning lead to the actions {actions}? "
-    'Answer with one JSON object and nothing else: {{"score": a number from 0 to 1, "reason": a short text}}.\nThe thought:\n{thought}'
+    "Judge the thought of a driving agent. Is every statement supported by the pictures, and does the reasoning lead "
+    "to the actions {actions}? "
+    'Answer with one JSON object and nothing else: {{"score": a number from 0 to 1, "reason": a short text}}.\nThe '
+    "thought:\n{thought}"
 )
 
 
@@ -437,7 +441,8 @@ def save_thoughts(path, scenes, kept, counts, words="paper"):
         )
     )
     rows = "\n".join(f"| {k} | {v} |" for k, v in counts.items())
-    head = f"# DM-SFT thoughts\n\n{len(kept)} thoughts of {len(scenes)} scenes (DriveAgent-R1 A.4).\n\n| what | count |\n| --- | ---: |\n"
+    head = f"# DM-SFT thoughts\n\n{len(kept)} thoughts of {len(scenes)} scenes (DriveAgent-R1 A.4).\n\n"
+    head += "| what | count |\n| --- | ---: |\n"
     path.with_suffix(".md").write_text(f"{head}{rows}\n")
     return path
 

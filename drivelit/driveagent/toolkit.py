@@ -289,7 +289,8 @@ def depth_words(depth, camera):
 
 
 class ExactDepth:
-    "The toy town's own depth, not an estimate. Back ends have `depth` and say whether it is `metric`: if not, it is 0 far to 1 near."
+    """The toy town's own depth, not an estimate. Back ends have `depth` and say whether it is `metric`: if not, it is 0
+    far to 1 near."""
 
     metric = True
 
@@ -473,7 +474,8 @@ def object_types(text):
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #2dfef3f2
 class ExactDetector:
-    "The scene's annotations, as far as the camera can see them: not a detection. Back ends have `detect`, and a `note` for the agent."
+    """The scene's annotations, as far as the camera can see them: not a detection. Back ends have `detect`, and a
+    `note` for the policy."""
 
     note = ""
 
@@ -514,7 +516,9 @@ def box_line(b):
         str
     """
     n = lambda v: f"{round(float(v), 1) + 0.0:.1f}"
-    return f"{b.name} ({n(b.x)}, {n(b.y)}), {n(b.length)} x {n(b.width)} x {n(b.height)} m, heading {round(float(wrap_angle(b.heading)), 2) + 0.0:+.2f}"
+    heading = round(float(wrap_angle(b.heading)), 2) + 0.0  # no -0.00
+    size = f"{n(b.length)} x {n(b.width)} x {n(b.height)} m"
+    return f"{b.name} ({n(b.x)}, {n(b.y)}), {size}, heading {heading:+.2f}"
 
 
 def draw_boxes(image, boxes, camera):

@@ -49,11 +49,13 @@ def judge_prompt(views, question, answer):
         else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
     )
     return (
-        f"You see {what} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole numbers:\n"
+        f"You see {what} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole "
+        f"numbers:\n"
         "- relevance: does the question matter for driving here?\n- correctness: is the answer right and unambiguous?\n"
         "- grounding: is all that question and answer speak of visible in the image?\n"
         f"Question: {question}\nAnswer: {answer}\n"
-        'Output only a JSON object such as {"relevance": 10, "correctness": 7, "grounding": 10}, nothing before or after it.'
+        'Output only a JSON object such as {"relevance": 10, "correctness": 7, "grounding": 10}, nothing before or '
+        "after it."
     )
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #f309e019
@@ -102,7 +104,12 @@ def verdict(scores):
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6c6f545c
 class ScriptedJudge:
-    "A judge that reads the positions of all things within reach: it sees through them, and measures at half the precision."
+    """A judge that reads the positions of all things within reach: it sees through them, and measures at half the
+    precision.
+
+    Args:
+        slack: how many times the tolerance an answer may be off
+    """
 
     def __init__(self, slack=2.0):
         self.slack, self._facts = slack, {}
@@ -240,7 +247,8 @@ class ChatRewriter:
             list of texts for `parse_question`
         """
         ask = (
-            "Put this question into other words. Keep its meaning, every number and a view that it names at its beginning (such as 'Back left "
+            "Put this question into other words. Keep its meaning, every number and a view that it names at its "
+            "beginning (such as 'Back left "
             "view.') as they are, so that the same answer stays right. Output only the question, on one line.\n"
         )
         return say(self.engine, [as_message([], ask + q) for q in questions], **self.how)
@@ -400,7 +408,8 @@ def vqa_card(rows, counts):
     ]
     return "\n".join(
         [
-            f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).\n",
+            f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 "
+            f"A.3.1).\n",
             "| category | what | pairs |",
             "| --- | --- | ---: |",
             *lines,

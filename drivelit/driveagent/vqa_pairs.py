@@ -107,15 +107,18 @@ def teacher_prompt(views=("front",), asked=(), n=4):
         f"Q{k}: {q}\nA{k}: <answer {k}>" for k, q in enumerate(asked or [f"<question {k}>" for k in range(1, n + 1)], 1)
     )
     own = (
-        f"Design {n} diverse and specific question-answer pairs, each about a different key element that matters for driving decisions. Cover as "
+        f"Design {n} diverse and specific question-answer pairs, each about a different key element that matters for "
+        f"driving decisions. Cover as "
         "much as possible of:\n" + "".join(f"- {a}\n" for a in ASPECTS)
     )
     given = "Answer each of the questions below; repeat the question as it stands.\n"
     return (
         f"You see {what} of a driving scene. The pairs train a vision-language model to understand driving scenes.\n"
         + (given if asked else own)
-        + "Use only what is visible. Do NOT ask about or mention objects, events or details that are not in the image. Each answer is accurate, "
-        "unambiguous and short. Boxes are [x0, y0, x1, y1] in pixels of the image, distances whole metres such as 12 m.\n"
+        + "Use only what is visible. Do NOT ask about or mention objects, events or details that are not in the "
+        "image. Each answer is accurate, "
+        "unambiguous and short. Boxes are [x0, y0, x1, y1] in pixels of the image, distances whole metres such as 12 "
+        "m.\n"
         f"Output exactly this, one line each, and nothing else:\n{layout}"
     )
 
