@@ -62,6 +62,8 @@ def windows(times, poses):
         (4, 3) mean speed m/s, acceleration m/s², turn in degrees
     """
     times, poses = np.asarray(times, float), np.asarray(poses, float)
+    if not (np.isfinite(times).all() and np.isfinite(poses).all()):
+        raise ValueError("times and poses: not all of them are numbers, so the drive has no label")
     if times[0] > -BEFORE + 1e-6 or times[-1] < CENTERS[-1] + AFTER - 1e-6:
         raise ValueError(
             f"times: {times[0]:g} to {times[-1]:g} s; labels need {-BEFORE:g} to {CENTERS[-1] + AFTER:g} s"
@@ -103,7 +105,11 @@ def drive_of(scene):
         scene: Scene
 
     Returns:
-        times (T,), poses (T, 3); None without `meta["future"]` or with less than a second of history
+        times (T,), poses (T, 3); None without `meta["future"]`, where it is not known throughout (NaN), or with
+        less than a second of history
+
+    Raises:
+        ValueError: for a future of another shape
     """
     future = scene.meta.get("future")
     if future is None or scene.ego.times[0] > -BEFORE + 1e-6:
@@ -111,6 +117,8 @@ def drive_of(scene):
     future = np.asarray(future, float)
     if future.shape != (16, 3):
         raise ValueError(f"{scene.id}: meta.future: shape {future.shape}, expected (16, 3)")
+    if not np.isfinite(future).all():  # comparisons with NaN are false, which would read as "Keep Speed, Right Turn"
+        return None
     return np.r_[scene.ego.times, 0.5 * np.arange(1, 17)], np.concatenate([scene.ego.poses, future])
 
 

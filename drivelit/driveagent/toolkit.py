@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['TOOLS', 'VIEWS', 'FRAMES', 'EXAMPLES', 'DESCRIPTIONS', 'OPTIONAL', 'SMALLEST', 'DEPTH_RANGE', 'THINGS', 'THIRDS',
-           'REACH', 'SEEN', 'WORDS', 'KNOWN', 'MOST', 'Result', 'ToolError', 'check_params', 'view_camera', 'frames_of',
-           'retrieve_view', 'full_view', 'check_box', 'grow', 'roi_inspection', 'grey_picture', 'depth_picture',
-           'above_road', 'depth_words', 'ExactDepth', 'depth_estimation', 'Box', 'meets', 'can_be_seen', 'object_parts',
-           'object_type', 'object_types', 'ExactDetector', 'box_line', 'draw_boxes', 'object_detection', 'Toolkit']
+           'REACH', 'SEEN', 'WORDS', 'KNOWN', 'LONGEST_LIST', 'MOST_OBJECTS', 'MOST_LINES', 'Result', 'ToolError',
+           'check_params', 'view_camera', 'frames_of', 'retrieve_view', 'full_view', 'check_box', 'grow',
+           'roi_inspection', 'grey_picture', 'depth_picture', 'above_road', 'depth_words', 'ExactDepth',
+           'depth_estimation', 'Box', 'meets', 'can_be_seen', 'object_parts', 'object_type', 'object_types',
+           'ExactDetector', 'box_line', 'draw_boxes', 'object_detection', 'Toolkit']
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #3986342f
 import json
@@ -430,18 +431,23 @@ WORDS |= dict.fromkeys(("object", "obstacle", "thing", "everything", "all"), "al
 KNOWN = ("car", "truck", "pedestrian", "bicycle", "traffic cone", "barrier", "sign", "traffic light", "object")
 
 
-def object_parts(text):
+LONGEST_LIST, MOST_OBJECTS = 200, 8  # characters and names of an object text that are read
+
+
+def object_parts(text: str) -> list[str]:
     """The objects of a text, one by one.
 
     Args:
-        text: "cars and traffic cones"
+        text: such as "cars and traffic cones"; a policy may write anything, so no more than 200 characters and 8 names
+            are read
 
     Returns:
-        list of texts
+        names in small letters
     """
+    text = text[:LONGEST_LIST]
     for mark in (" and ", ".", ";", "/"):
         text = text.replace(mark, ",")
-    return [p for part in text.lower().split(",") if (p := part.strip())]
+    return [p for part in text.lower().split(",") if (p := part.strip())][:MOST_OBJECTS]
 
 
 def object_type(part):
@@ -506,7 +512,7 @@ class ExactDetector:
         ]
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #7744c812
-MOST = 5  # lines
+MOST_LINES = 5  # of an answer
 
 
 def box_line(b):
@@ -563,7 +569,8 @@ def object_detection(kit, scene, params):
     order = ", nearest first" if len(boxes) > 1 else ""
     head = f"{view} view, {len(boxes)} found{order} (x forward, y left, in m{kit.detector.note}):"
     return Result(
-        "\n".join([head, *map(box_line, boxes[:MOST])]), draw_boxes(image, boxes[:MOST], scene.cameras[camera])
+        "\n".join([head, *map(box_line, boxes[:MOST_LINES])]),
+        draw_boxes(image, boxes[:MOST_LINES], scene.cameras[camera]),
     )
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #5c159926
