@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['ROWS', 'TABLE_COLUMNS', 'ORDERINGS', 'WORDS', 'PLAN_COLOR', 'BEFORE_COLOR', 'WRONG_COLOR', 'collect', 'values',
            'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'turn_words', 'fit_extent', 'draw_turn',
-           'turn_legend', 'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_table']
+           'turn_legend', 'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_rows',
+           'real_table']
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #b72cba16
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -24,7 +24,7 @@ from ..metrics.kinematics import constant_velocity
 from .agent import Issue
 from .evaluation import play
 from .formats import format_trajectory
-from .pipeline import STAGES, RL_ARMS, TRAINED, trained
+from .pipeline import RL_ARMS, STAGES, TRAINED, trained
 from .profile import MTDriveProfile
 from .task import MTDriveTask
 from ..policy.engines import Completion
@@ -32,8 +32,8 @@ from ..rollout.core import Episode, TurnState
 from ..scene.core import Scene
 from ..scene.plot import box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
-from ..training.processes import write_json
-from ..training.report import cell, verdict
+from ..training import report
+from ..training.report import cell
 from ..training.stages import load, load_scenes
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #1c46692f
@@ -48,9 +48,9 @@ ROWS = dict(  # stage: how the tables call it
     mtgrpo_cross="mtGRPO, across turns",
 )
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #dbdd26e9
-def collect(out: str | Path, seeds: Sequence[int]) -> dict:
-    """The evaluations of a run in one file.
+# %% ../../nbs/50_mtdrive/28_report.ipynb #163394f5
+def collect(out: str | Path, seeds: Iterable[int]) -> dict:
+    """The evaluations of a run in one file, without the numbers of single scenes.
 
     Args:
         out: the run's folder
@@ -58,24 +58,15 @@ def collect(out: str | Path, seeds: Sequence[int]) -> dict:
 
     Returns:
         dict: profile, heldout, baselines, seeds; also in results.json
+
+    Raises:
+        RunError: the folder holds no run
     """
-
-    def evaluation(stage, seed):
-        # The numbers of single scenes stay in the stage's done.json: the committed file must be small.
-        short = lambda v: {k: x for k, x in v.items() if not k.startswith("scene_")} if isinstance(v, dict) else v
-        return {k: short(v) for k, v in STAGES.result(out, stage, seed).items()}
-
     scenes = STAGES.result(out, "scenes")
-    results = dict(
-        profile=json.loads((Path(out) / "run.json").read_text()),
-        heldout=scenes["heldout"],
-        baselines=scenes["baselines"],
-        seeds={str(s): {t: evaluation(t, s) for t in TRAINED if STAGES.is_done(out, t, s)} for s in seeds},
-    )
-    write_json(Path(out) / "results.json", results)
-    return results
+    more = dict(heldout=scenes["heldout"], baselines=scenes["baselines"])
+    return report.collect(STAGES, out, seeds, TRAINED, **more)
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #2a838c65
+# %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 def values(results: dict, stage: str, perception: str = "oracle", turn: int = -1, metric: str = "pdms") -> np.ndarray:
     """One number of the tables, for each seed.
 
@@ -89,9 +80,7 @@ def values(results: dict, stage: str, perception: str = "oracle", turn: int = -1
     Returns:
         (seeds,) numbers in [0, 1]; NaN where nothing could be read
     """
-    rows = [s[stage][perception]["turns"] for s in results["seeds"].values() if stage in s]
-    found = [r[min(turn, len(r) - 1)][metric] for r in rows]
-    return np.array([np.nan if v is None else v for v in found], float)
+    return report.values(results, stage, perception, "turns", turn, metric)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #16babffe
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP", pdms="PDMS", unreadable="unreadable")
@@ -166,46 +155,43 @@ def table3(results: dict) -> pd.DataFrame:
     after = lambda s: {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
     return pd.DataFrame([dict(model=ROWS[s], feedback="oracle") | after(s) for s in ("sft_multi", *RL_ARMS)])
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #eee6f27e
-ORDERINGS = (  # (the paper's better one, its turn), (the other, its turn), where
-    (("sft_two_stage", 1), ("sft_single", 0), "table 2: 2-turn over single-turn"),
-    (("sft_one_stage", 1), ("sft_two_stage", 1), "table 2: one stage over two"),
-    (("sft_pdm", 1), ("sft_one_stage", 1), "table 2: PDM understanding helps"),
-    (("sft_multi", -1), ("sft_single", 0), "table 1: multi-turn over single-turn"),
-    (("sft_multi", -1), ("sft_multi", 0), "section 4.2: later turns over the first"),
-    *(((arm, -1), ("sft_multi", -1), "table 3: RL over SFT") for arm in RL_ARMS),
-    (("mtgrpo_turn", -1), ("grpo", -1), "table 3: mtGRPO over GRPO"),
-    (("mtgrpo_cross", -1), ("grpo", -1), "table 3: across turns over GRPO"),
-    (("mtgrpo_cross", -1), ("mtgrpo_turn", -1), "table 3: across turns over per turn"),
+# %% ../../nbs/50_mtdrive/28_report.ipynb #7bef4954
+def _comparison(where, better, other):
+    "One of ORDERINGS: its words, and where its two numbers stand in the results."
+    (a, i), (b, j) = better, other
+    first = " (first turn)" if a == b else ""
+    return (
+        f"{where}: {ROWS[a]} > {ROWS[b]}{first}",
+        (a, "oracle", "turns", i, "pdms"),
+        (b, "oracle", "turns", j, "pdms"),
+    )
+
+
+ORDERINGS = (  # where, (the paper's better one, its turn), (the other, its turn); turns count from 0
+    _comparison("table 2, 2-turn", ("sft_two_stage", 1), ("sft_single", 0)),
+    _comparison("table 2, one stage", ("sft_one_stage", 1), ("sft_two_stage", 1)),
+    _comparison("table 2, PDM data", ("sft_pdm", 1), ("sft_one_stage", 1)),
+    _comparison("table 1, multi-turn", ("sft_multi", -1), ("sft_single", 0)),
+    _comparison("section 4.2, later turns", ("sft_multi", -1), ("sft_multi", 0)),
+    *(_comparison("table 3, RL", (arm, -1), ("sft_multi", -1)) for arm in RL_ARMS),
+    _comparison("table 3, mtGRPO", ("mtgrpo_turn", -1), ("grpo", -1)),
+    _comparison("table 3, across turns", ("mtgrpo_cross", -1), ("grpo", -1)),
+    _comparison("table 3, across turns", ("mtgrpo_cross", -1), ("mtgrpo_turn", -1)),
 )
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #7bef4ade
+# %% ../../nbs/50_mtdrive/28_report.ipynb #15255cdd
 def orderings(results: dict) -> pd.DataFrame:
-    """The paper's comparisons: the difference in points for each seed, and a verdict.
+    """The paper's comparisons with oracle feedback: the difference in points for each seed, and a verdict.
 
     Args:
         results: from `collect`
 
     Returns:
-        DataFrame: comparison, better, than, difference, verdict ("holds", "reversed", "mixed", "not run", or
-        "no comparison" where more than half of a policy's scenes are unreadable)
+        DataFrame: comparison, difference, mean, verdict ("holds", "reversed", "mixed", "not run", or "no comparison"
+        where more than half of a policy's scenes are unreadable)
     """
-    rows = []
-    for (a, i), (b, j), where in ORDERINGS:
-        both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a in s and b in s})
-        d = 100 * (values(both, a, turn=i) - values(both, b, turn=j))
-        lost = [values(both, s, turn=t, metric="unreadable") for s, t in ((a, i), (b, j))]
-        most = max(np.concatenate(lost), default=0.0)
-        rows.append(
-            {
-                "comparison": where,
-                "better": ROWS[a],
-                "than": ROWS[b],
-                "difference": ", ".join(f"{x:+.1f}" for x in d),
-                "verdict": f"no comparison: up to {100 * most:.0f} % unreadable" if most > 0.5 else verdict(d),
-            }
-        )
-    return pd.DataFrame(rows)
+    unreadable = lambda found, path: report.values(found, *path[:-1], "unreadable")
+    return report.orderings(results, ORDERINGS, unreadable)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #3ce3cb2b
 def plot_turns(results: dict, ax: plt.Axes | None = None) -> plt.Axes:
@@ -483,7 +469,23 @@ def plot_episode(
     title = f"{ROWS[stage]}, {profile.perception} feedback, the best case of {len(scenes)} scenes: {what}"
     return draw_episode(scenes[k], episodes[k], title)
 
-# %% ../../nbs/50_mtdrive/28_report.ipynb #a5441bae
+# %% ../../nbs/50_mtdrive/28_report.ipynb #da7a9e55
+def real_rows(real: dict) -> Iterator[dict]:
+    """The rows of the table of recorded scenes.
+
+    Args:
+        real: from `evaluate_real`
+
+    Returns:
+        one dict after another: a planner, the feedback it got, its numbers
+    """
+    for name, scores in real["baselines"].items():
+        yield dict(planner=name, feedback="–") | _percent(scores)
+    for j, scores in enumerate(real["policy"]["turns"]):
+        fed = "–" if j == 0 else real.get("feedback", "oracle")  # the first plan has had none
+        yield dict(planner=f"toy policy, turn {j + 1}", feedback=fed) | _percent(scores)
+
+# %% ../../nbs/50_mtdrive/28_report.ipynb #9da20a97
 def real_table(real: dict | None) -> pd.DataFrame | str:
     """The recorded scenes.
 
@@ -493,10 +495,4 @@ def real_table(real: dict | None) -> pd.DataFrame | str:
     Returns:
         DataFrame, a row for each planner and turn; a sentence without samples
     """
-    if not real:
-        return "no recorded scenes: DRIVELIT_SAMPLES is not set, and this results file has none"
-    rows = [dict(planner=n, feedback="–") | _percent(b) for n, b in real["baselines"].items()]
-    for j, scores in enumerate(real["policy"]["turns"]):
-        fed = "–" if j == 0 else real.get("feedback", "oracle")
-        rows.append(dict(planner=f"toy policy, turn {j + 1}", feedback=fed) | _percent(scores))
-    return pd.DataFrame(rows).fillna("")
+    return report.real_table(real, real_rows)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REQUIREMENTS', 'HISTORY', 'METRIC_DESCRIPTIONS', 'METRICS', 'history', 'prompt_text', 'turn_reward',
-           'unreadable_text', 'MTDriveTask']
+           'unreadable_text', 'readable_turn', 'unreadable_turn', 'MTDriveTask']
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #8bd6c4c3
 from collections import OrderedDict
@@ -113,6 +113,48 @@ def unreadable_text(reason: object) -> str:
         f"Your previous answer could not be read as a trajectory: {harmless(reason, 120).rstrip('.')}.\n{REQUIREMENTS}"
     )
 
+# %% ../../nbs/50_mtdrive/10_task.ipynb #0764bcaa
+def readable_turn(
+    text: str, plan: np.ndarray, result: PDMResult, k: int, said: Feedback, w_p: float = 0.8, w_f: float = 0.2
+) -> tuple[dict, dict]:
+    """The rewards and the info of a turn with a plan.
+
+    Args:
+        text: the answer
+        plan: (8, 3) in it
+        result: of scoring this plan and others, with the true future
+        k: which of them it is
+        said: the feedback agent's words about it
+        w_p: weight of the PDM Score, eq. 2
+        w_f: weight of the format score, eq. 2
+
+    Returns:
+        rewards: reward, format, METRICS; info: unreadable (0), reason (""), poses (8, 3), feedback, issues, drive
+        (41, 3): the poses that the car really takes, every tenth of a second
+    """
+    scores, form = {m: float(getattr(result, m)[k]) for m in METRICS}, format_score(text)
+    rewards = dict(reward=turn_reward(scores["pdms"], form, w_p, w_f), format=form) | scores
+    drive = result.states[k, :, :3].astype(np.float32)
+    return rewards, dict(unreadable=0, reason="", poses=plan, feedback=said.text, issues=said.issues, drive=drive)
+
+# %% ../../nbs/50_mtdrive/10_task.ipynb #f813585c
+def unreadable_turn(text: str, reason: str, w_f: float = 0.2) -> tuple[dict, dict]:
+    """The rewards and the info of a turn without a plan.
+
+    Args:
+        text: the answer
+        reason: why it could not be read
+        w_f: weight of the format score, eq. 2
+
+    Returns:
+        as `readable_turn`, with NaN for METRICS, unreadable = 1, poses and drive None
+    """
+    # NaN and not 0: nobody has driven, so there is no driving score to average.
+    nothing, form = dict.fromkeys(METRICS, np.nan), format_score(text)
+    rewards = dict(reward=turn_reward(np.nan, form, w_f=w_f), format=form) | nothing
+    said = unreadable_text(reason)
+    return rewards, dict(unreadable=1, reason=str(reason), poses=None, feedback=said, issues=[], drive=None)
+
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0adfb775
 class MTDriveTask(Task):
     """Plan, be told what is wrong, plan again (MTDrive section 3).
@@ -209,16 +251,14 @@ class MTDriveTask(Task):
             completions: what the policy said, one for each
 
         Returns:
-            one Step for each; rewards: reward, format and METRICS (NaN where the answer is unreadable); info:
-            unreadable (0 or 1), reason, poses (8, 3), feedback, issues, drive (41, 3): the poses that the car
-            really takes, every tenth of a second
+            one Step for each, with the rewards and the info of `readable_turn` or `unreadable_turn`
         """
         texts = [c.text for c in completions]
         plans = [parse_trajectory(t) for t in texts]
         steps, by_scene = [None] * len(plans), {}
         for i, (state, plan) in enumerate(zip(states, plans, strict=True)):
             if isinstance(plan, ParseError):
-                steps[i] = self._unreadable(state, texts[i], plan.reason)
+                steps[i] = self._after(state, *unreadable_turn(texts[i], plan.reason, self.w_f))
             else:
                 by_scene.setdefault(id(state.scene), []).append(i)
         groups = [(states[rows[0]].scene, rows, np.stack([plans[i] for i in rows])) for rows in by_scene.values()]
@@ -226,26 +266,12 @@ class MTDriveTask(Task):
         for (scene, rows, poses), result in zip(groups, results, strict=True):
             said = self.agent.judge(scene, poses)
             for k, i in enumerate(rows):
-                steps[i] = self._judged(states[i], texts[i], poses[k], result, k, said[k])
+                found = readable_turn(texts[i], poses[k], result, k, said[k], self.w_p, self.w_f)
+                steps[i] = self._after(states[i], *found)
         return steps
 
-    def _next(self, state, text):
-        "The next messages, or None where the episode ends: no feedback, or no turn left."
-        if not text or state.turn + 1 >= self.max_turns:
-            return None
-        return [{"role": "user", "content": [{"type": "text", "text": text}]}]
-
-    def _judged(self, state, text, plan, result: PDMResult, k, said: Feedback):
-        scores, form = {m: float(getattr(result, m)[k]) for m in METRICS}, format_score(text)
-        rewards = dict(reward=turn_reward(scores["pdms"], form, self.w_p, self.w_f), format=form) | scores
-        drive = result.states[k, :, :3].astype(np.float32)
-        info = dict(unreadable=0, reason="", poses=plan, feedback=said.text, issues=said.issues, drive=drive)
-        return Step(self._next(state, said.text), rewards, info)
-
-    def _unreadable(self, state, text, reason):
-        # NaN and not 0: nobody has driven, so there is no driving score to average.
-        nothing, form = dict.fromkeys(METRICS, np.nan), format_score(text)
-        rewards = dict(reward=turn_reward(np.nan, form, self.w_p, self.w_f), format=form) | nothing
-        said = unreadable_text(reason)
-        info = dict(unreadable=1, reason=str(reason), poses=None, feedback=said, issues=[], drive=None)
-        return Step(self._next(state, said), rewards, info)
+    def _after(self, state, rewards, info):
+        # The episode ends without feedback, or when no turn is left.
+        over = not info["feedback"] or state.turn + 1 >= self.max_turns
+        said = {"role": "user", "content": [{"type": "text", "text": info["feedback"]}]}
+        return Step(None if over else [said], rewards, info)
