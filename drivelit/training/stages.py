@@ -6,7 +6,7 @@
 __all__ = ['FREE', 'HELDOUT_SEED', 'start', 'run_profile', 'read_folder', 'make_scenes', 'save_scenes', 'read_scenes',
            'write_scenes', 'load_scenes', 'check_gpu', 'device_of', 'load', 'StageGraph', 'Stages']
 
-# %% ../../nbs/40_training/40_stages.ipynb #8550d10c
+# %% ../../nbs/40_training/40_stages.ipynb #00ca1d0c
 import contextlib
 import importlib
 import json
@@ -20,18 +20,21 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..policy.model import Policy, load_policy
 from ..scene.core import Scene, SceneError, from_dict, from_json, to_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, write_json
 from .profiles import Profile, find_system, nearest
 
-# %% ../../nbs/40_training/40_stages.ipynb #682f5f43
+# %% ../../nbs/40_training/40_stages.ipynb #fc1dfdf6
+if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch
+    from drivelit.policy.model import Policy
+
+# %% ../../nbs/40_training/40_stages.ipynb #6b13c74d
 FREE = ("seeds", "workers", "origin")  # what may change when a run goes on
 
 
@@ -78,7 +81,7 @@ def _read_run(path):
         pass  # not JSON: the same sentence
     raise RunError(f"{path}: not what a run writes; choose another folder")
 
-# %% ../../nbs/40_training/40_stages.ipynb #902e4664
+# %% ../../nbs/40_training/40_stages.ipynb #3aeb65d5
 def run_profile(out: str | Path) -> Profile:
     """The profile that a run was started with.
 
@@ -99,7 +102,7 @@ def run_profile(out: str | Path) -> Profile:
     except TypeError as e:
         raise RunError(f"{path}: another version of drivelit started this run ({e}); choose another folder") from None
 
-# %% ../../nbs/40_training/40_stages.ipynb #324b8b4b
+# %% ../../nbs/40_training/40_stages.ipynb #ab6599dd
 HELDOUT_SEED = 1_000_000
 
 
@@ -137,7 +140,7 @@ def make_scenes(profile: Profile) -> dict[str, list[Scene]]:
     source = Path(os.path.expandvars(profile.source))
     return {k: read_folder(source / k, n) for k, n in sizes.items()}
 
-# %% ../../nbs/40_training/40_stages.ipynb #8f1c6e58
+# %% ../../nbs/40_training/40_stages.ipynb #ecaadca4
 def _pack(value, numbers):
     "JSON data with its lists of floats moved into `numbers`; in their place {'@': [start, shape]}."
     if isinstance(value, dict):
@@ -170,7 +173,7 @@ def _unpack(value, numbers):
         return numbers[begin : begin + int(np.prod(shape))].reshape(shape)
     return {k: _unpack(v, numbers) for k, v in value.items()}
 
-# %% ../../nbs/40_training/40_stages.ipynb #53c04cad
+# %% ../../nbs/40_training/40_stages.ipynb #64b5474f
 def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
     """Write scenes as plain arrays.
 
@@ -220,7 +223,7 @@ def read_scenes(path: str | Path) -> list[Scene]:
             f"{path}: cannot be read ({str(e)[:120]}); remove its folder, and the stage makes it anew"
         ) from None
 
-# %% ../../nbs/40_training/40_stages.ipynb #cc2b2f80
+# %% ../../nbs/40_training/40_stages.ipynb #26d7936d
 def write_scenes(out: str | Path, profile: Profile) -> dict[str, list[Scene]]:
     """Make the scenes of a run and keep them.
 
@@ -252,7 +255,7 @@ def load_scenes(out: str | Path, split: str) -> list[Scene]:
     """
     return read_scenes(Path(out) / "scenes" / f"{split}.npz")
 
-# %% ../../nbs/40_training/40_stages.ipynb #1231b125
+# %% ../../nbs/40_training/40_stages.ipynb #285c5d0d
 def check_gpu(profile: Profile, there: float) -> None:
     """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
 
@@ -290,14 +293,14 @@ def device_of(profile: Profile) -> str:
     check_gpu(profile, torch.cuda.get_device_properties(device).total_memory)
     return device
 
-# %% ../../nbs/40_training/40_stages.ipynb #dedb57c8
+# %% ../../nbs/40_training/40_stages.ipynb #f44cb41e
 def load(
     name_or_path: str | Path,
     profile: Profile,
     seed: int = 0,
     text: tuple[str, ...] | None = None,
     fixed: tuple[str, ...] | None = None,
-) -> Policy:
+) -> "Policy":
     """A policy where this process trains, its weights in fp32.
 
     Args:
@@ -313,6 +316,8 @@ def load(
     Raises:
         RunError: the folder of an earlier stage is not there
     """
+    from drivelit.policy.model import load_policy
+
     if isinstance(name_or_path, Path) and not name_or_path.exists():
         raise RunError(f"{name_or_path}: no policy there; the stage that trains it has not run to its end")
     return load_policy(
@@ -325,7 +330,7 @@ def load(
         fixed=fixed,
     )
 
-# %% ../../nbs/40_training/40_stages.ipynb #6111fe4d
+# %% ../../nbs/40_training/40_stages.ipynb #a5202135
 def _last_line(path, tail=65_536):
     "The last line of a file of JSON lines that can be read, or {}: the newest one may still be half written."
     with open(path, "rb") as f:
@@ -338,7 +343,7 @@ def _last_line(path, tail=65_536):
                 return found
     return {}
 
-# %% ../../nbs/40_training/40_stages.ipynb #182b9890
+# %% ../../nbs/40_training/40_stages.ipynb #6395645d
 @dataclass(frozen=True)
 class StageGraph:
     """Which stage of a run needs which, and where each one writes.
@@ -404,7 +409,7 @@ class StageGraph:
         met = lambda stage, seed: all((n, 0 if n in self.shared else seed) in done for n in self.needs[stage])
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
 
-# %% ../../nbs/40_training/40_stages.ipynb #33f553b9
+# %% ../../nbs/40_training/40_stages.ipynb #d0bd906c
 class Stages(StageGraph):
     """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
