@@ -10,6 +10,7 @@ __all__ = ['TIMES', 'SIZES', 'TYPES', 'MAKERS', 'FAMILIES', 'GOALS', 'LIMITS', '
            'road_of', 'solve', 'carry_on', 'far_sighted', 'finish', 'make_scene', 'scenes']
 
 # %% ../../nbs/00_scene/21_town.ipynb #1c5f9288
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,48 @@ from .plot import EGO_FRONT, EGO_REAR, EGO_WIDTH
 from .roads import LANE, Path, boxes_touch, cross_road, crossing, lane, route, straight_road, strip
 
 # %% ../../nbs/00_scene/21_town.ipynb #df4c6415
+def schedule(
+    v0: float, start: float = 0.0, accel: float = 0.0, v1: float | None = None
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Constant speed, then constant acceleration to another speed.
+
+    Args:
+        v0: m/s until `start`
+        start: seconds from now
+        accel: m/s² from then on
+        v1: m/s; until this speed is reached; None: v0
+
+    Returns:
+        function of times (...,) in seconds: metres (...,) since time 0
+    """
+    v1 = v0 if v1 is None else v1
+    ramp = abs(v1 - v0) / max(abs(accel), 1e-6)
+
+    def since(t):
+        u = np.clip(t - start, 0, ramp)
+        return (
+            v0 * np.minimum(t, start)
+            + v0 * u
+            + np.sign(v1 - v0) * abs(accel) * u**2 / 2
+            + v1 * np.maximum(t - start - ramp, 0)
+        )
+
+    return lambda t: since(np.asarray(t, float)) - since(np.zeros(1))[0]
+
+# %% ../../nbs/00_scene/21_town.ipynb #easefun1
+def ease(u: np.ndarray) -> np.ndarray:
+    """A smooth way from 0 to 1: speed and acceleration are 0 at both ends.
+
+    Args:
+        u: how much of the time is over, any shape; below 0 counts as 0, over 1 as 1
+
+    Returns:
+        same shape, 0 to 1
+    """
+    u = np.clip(u, 0, 1)
+    return u**3 * (10 - 15 * u + 6 * u**2)
+
+# %% ../../nbs/00_scene/21_town.ipynb #9cbaa8f4
 TIMES = np.arange(-10, 17) * 0.5  # seconds: 5 s of past, 8 s of future
 SIZES = dict(
     car=(4.6, 1.9, 1.6),
@@ -42,51 +85,30 @@ TYPES = dict(
 )
 
 
-def schedule(v0, start=0.0, accel=0.0, v1=None):
-    """Constant speed, then constant acceleration to another speed.
+def mover(
+    id: str,
+    kind: str,
+    path: Path,
+    s0: float,
+    along: Callable[[np.ndarray], np.ndarray] | None = None,
+    l: float | Callable[[np.ndarray], np.ndarray] = 0.0,
+    heading: float = 0.0,
+) -> Agent:
+    """A road user that moves along a path; one that stands is seen in one frame.
+
+    Its velocity is the script's own derivative, over 0.05 s to both sides.
 
     Args:
-        v0: m/s until `start`
-        start: seconds
-        accel: m/s² from then on
-        v1: until this speed is reached
-
-    Returns:
-        function of times, metres since time 0
-    """
-    v1 = v0 if v1 is None else v1
-    ramp = abs(v1 - v0) / max(abs(accel), 1e-6)
-
-    def since(t):
-        u = np.clip(t - start, 0, ramp)
-        return (
-            v0 * np.minimum(t, start)
-            + v0 * u
-            + np.sign(v1 - v0) * abs(accel) * u**2 / 2
-            + v1 * np.maximum(t - start - ramp, 0)
-        )
-
-    return lambda t: since(np.asarray(t, float)) - since(np.zeros(1))[0]
-
-
-def ease(u):
-    """
-    Returns:
-        from 0 to 1 without a jerk at the ends
-    """
-    u = np.clip(u, 0, 1)
-    return u**3 * (10 - 15 * u + 6 * u**2)
-
-# %% ../../nbs/00_scene/21_town.ipynb #9cbaa8f4
-def mover(id, kind, path: Path, s0, along=None, l=0.0, heading=0.0) -> Agent:
-    """An agent that moves along a path; one that stands is seen in one frame.
-
-    Args:
+        id: unique in the scene
         kind: key of SIZES
-        s0: where it is now
+        path: what it moves along
+        s0: metres along the path, where it is now
         along: function of times: metres travelled since now; None: it stands
-        l: offset to the left, a number or a function of times
-        heading: added to the path's for those that stand, and pi for oncoming traffic
+        l: offset to the left in metres, a number or a function of times
+        heading: radians, added to the path's for those that stand, and pi for oncoming traffic
+
+    Returns:
+        Agent in the coordinates of the path, from -5 s to 8 s
     """
     length, width, height = SIZES[kind]
     offset = l if callable(l) else lambda t: np.full(np.shape(t), float(l))
@@ -105,50 +127,71 @@ def mover(id, kind, path: Path, s0, along=None, l=0.0, heading=0.0) -> Agent:
     p[:, 2] = wrap_angle(p[:, 2])
     return Agent(id, TYPES[kind], length, width, height, TIMES, p, np.where(moving[:, None], v, 0.0))
 
-# %% ../../nbs/00_scene/21_town.ipynb #760186c1
+# %% ../../nbs/00_scene/21_town.ipynb #draftcls
 @dataclass
 class Draft:
     """A situation before it becomes a Scene, in coordinates of the route.
 
     Attributes:
-        v0: the ego's speed now
+        path: the ego's route; the ego is at s = 0
+        v0: the ego's speed now, m/s
+        agents: other road users and objects
         limit: m/s
-        a0: the ego's acceleration now
-        areas: beside the road itself
-        stops: s of lines that the expert must not cross
+        a0: the ego's acceleration now, m/s²
+        lanes: in the direction of travel
+        opposing: lanes the other way
+        areas: of the map, beside the road itself
+        lights: traffic lights
+        stops: s of lines that the expert must not cross, metres
         offsets: lateral options of the expert, metres to the left
+        command: one of COMMANDS
+        night: whether it is dark
         intent: what the expert has to deal with, in words
     """
 
     path: Path
     v0: float
-    agents: list
+    agents: list[Agent]
     limit: float = 13.9
     a0: float = 0.0
     lanes: int = 1
     opposing: int = 1
-    areas: list = field(default_factory=list)
-    lights: list = field(default_factory=list)
-    stops: list = field(default_factory=list)
-    offsets: tuple = (0.0,)
+    areas: list[Area] = field(default_factory=list)
+    lights: list[Light] = field(default_factory=list)
+    stops: list[float] = field(default_factory=list)
+    offsets: tuple[float, ...] = (0.0,)
     command: str = "GO STRAIGHT"
     night: bool = False
     intent: str = ""
 
+# %% ../../nbs/00_scene/21_town.ipynb #mixfun01
+def mix(rng: np.random.Generator, easy: float, hard: float, d: float, spread: float = 0.15) -> float:
+    """A number between easy and hard, drawn around the difficulty.
 
-def mix(rng, easy, hard, d, spread=0.15):
-    """
+    Args:
+        rng: the source of what is drawn
+        easy: the number at difficulty 0
+        hard: the number at difficulty 1
+        d: difficulty, 0 to 1
+        spread: how far around the difficulty it is drawn
+
     Returns:
         a number between easy and hard
     """
     return easy + (hard - easy) * float(np.clip(d + rng.uniform(-spread, spread), 0, 1))
 
-
-def oncoming(rng, path, lane_index=1, count=None):
+# %% ../../nbs/00_scene/21_town.ipynb #oncomin1
+def oncoming(rng: np.random.Generator, path: Path, lane_index: float = 1, count: int | None = None) -> list[Agent]:
     """Traffic the other way.
 
+    Args:
+        rng: the source of what is drawn
+        path: the ego's route
+        lane_index: lanes to the left of the ego's
+        count: how many; None: up to two
+
     Returns:
-        list[Agent]
+        list of Agent
     """
     n = int(rng.integers(0, 3)) if count is None else count
     return [
@@ -163,12 +206,16 @@ def oncoming(rng, path, lane_index=1, count=None):
         for i in range(n)
     ]
 
-
-def strollers(rng, path):
+# %% ../../nbs/00_scene/21_town.ipynb #strolle1
+def strollers(rng: np.random.Generator, path: Path) -> list[Agent]:
     """People on the right walkway, not on the road.
 
+    Args:
+        rng: the source of what is drawn
+        path: the ego's route
+
     Returns:
-        list[Agent]
+        list of Agent, up to two
     """
     return [
         mover(
@@ -182,8 +229,17 @@ def strollers(rng, path):
         for i in range(int(rng.integers(0, 3)))
     ]
 
+# %% ../../nbs/00_scene/21_town.ipynb #fcruise1
+def cruise(rng: np.random.Generator, d: float) -> Draft:
+    """Follow a road that bends; perhaps somebody far ahead, oncoming traffic and people on the walkway.
 
-def cruise(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     k = rng.choice([-1, 1]) * mix(rng, 1 / 400, 1 / 90, d)
     path = route((rng.uniform(2, 20), 0.0), (150, k))
     v = rng.uniform(7, 13)
@@ -196,8 +252,17 @@ def cruise(rng, d):
         intent="follow the road",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fleadxbraking1
+def lead_braking(rng: np.random.Generator, d: float) -> Draft:
+    """Somebody ahead brakes, harder and nearer with the difficulty.
 
-def lead_braking(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((160, rng.uniform(-1, 1) / 500)), rng.uniform(6, 13)
     decel, start = mix(rng, 1.5, 4.5, d), rng.uniform(-1.0, 0.8)
     lead = mover(
@@ -209,8 +274,22 @@ def lead_braking(rng, d):
     )
     return Draft(path, v, [lead] + oncoming(rng, path), limit=v * 1.15, intent="brake behind the lead vehicle")
 
+# %% ../../nbs/00_scene/21_town.ipynb #stripfun
+def _strip(path: Path, start: float, stop: float, right: float, left: float) -> np.ndarray:
+    "A strip in lane widths."
+    return strip(path, start, stop, right * LANE, left * LANE)
 
-def cut_in(rng, d):
+# %% ../../nbs/00_scene/21_town.ipynb #fcutxin1
+def cut_in(rng: np.random.Generator, d: float) -> Draft:
+    """Somebody slower changes into the ego's lane, close ahead.
+
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v, side = route((160, 0.0)), rng.uniform(7, 13), rng.choice([-1, 1])
     u, start, gap = v * mix(rng, 0.75, 0.5, d), rng.uniform(-0.8, 0.5), mix(rng, 16, 9, d)
     lateral = lambda t: side * LANE * (1 - ease((t - start) / 2.0))
@@ -225,13 +304,17 @@ def cut_in(rng, d):
         draft.agents += oncoming(rng, path, 2)
     return draft
 
+# %% ../../nbs/00_scene/21_town.ipynb #fslowxleader1
+def slow_leader(rng: np.random.Generator, d: float) -> Draft:
+    """Somebody slow ahead, and a free lane beside.
 
-def _strip(path, start, stop, right, left):
-    "A strip in lane widths."
-    return strip(path, start, stop, right * LANE, left * LANE)
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
 
-
-def slow_leader(rng, d):
+    Returns:
+        Draft
+    """
     path, v = route((160, 0.0)), rng.uniform(8, 13)
     u = v * mix(rng, 0.5, 0.2, d)
     lead = mover("slow", rng.choice(["car", "truck", "van"]), path, 12 + v * mix(rng, 1.6, 1.1, d), schedule(u))
@@ -245,16 +328,27 @@ def slow_leader(rng, d):
         intent="overtake in the free lane",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fcurve1
+def curve(rng: np.random.Generator, d: float) -> Draft:
+    """A bend that is as tight as the ego is fast.
 
-def curve(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     k = mix(rng, 1 / 60, 1 / 25, d)
     v = min(np.sqrt(2.2 / k) * rng.uniform(0.7, 1.0), 11.0)
     path = route((rng.uniform(1, 12), 0.0), (rng.uniform(25, 60), k * rng.choice([-1, 1])), (90, 0.0))
     return Draft(path, v, oncoming(rng, path) + strollers(rng, path), limit=v * 1.05, intent="turn with the road")
 
-
-def _turn(rng, r, near, side):
-    "A turn into a road across: the path, the way straight on, and the map. Most roads end there."
+# %% ../../nbs/00_scene/21_town.ipynb #turnfun1
+def _turn(
+    rng: np.random.Generator, r: float, near: float, side: int
+) -> tuple[Path, Path, float, float, bool, list[Area]]:
+    """A turn into a road across: path, way straight on, its end, the middle, whether it goes on, map."""
     path, through = route((near, 0.0), (r * np.pi / 2, side / r), (100, 0.0)), route((200, 0.0))
     end, middle = near + r * np.pi / 2, near + r - side * LANE / 2
     stop = 110 if rng.random() < 0.2 else middle - 6
@@ -269,8 +363,17 @@ def _turn(rng, r, near, side):
     ]
     return path, through, end, middle, stop > middle, areas
 
+# %% ../../nbs/00_scene/21_town.ipynb #funprotectedx1
+def unprotected_turn(rng: np.random.Generator, d: float) -> Draft:
+    """A turn to the left; mostly somebody comes from ahead or from the left.
 
-def unprotected_turn(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     near, r, v = rng.uniform(2, 9), rng.uniform(9, 12), rng.uniform(4.5, 6.5)
     path, through, end, middle, goes_on, areas = _turn(rng, r, near, 1)
     across, agents = Path(through.at(middle)[:2] + np.array([[-0.5 * LANE, 80], [-0.5 * LANE, -80]]), origin=80), []
@@ -293,8 +396,17 @@ def unprotected_turn(rng, d):
         intent="yield while turning left",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #frightxturn1
+def right_turn(rng: np.random.Generator, d: float) -> Draft:
+    """A turn to the right, with a crossing behind it and often somebody on it.
 
-def right_turn(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     near, r, v = rng.uniform(2, 9), rng.uniform(8, 11), rng.uniform(4.5, 6.0)
     path, _, end, _, _, areas = _turn(rng, r, near, -1)
     agents = []
@@ -316,8 +428,8 @@ def right_turn(rng, d):
         intent="turn right, people may cross",
     )
 
-
-def _signal(path, line, state):
+# %% ../../nbs/00_scene/21_town.ipynb #signalf1
+def _signal(path: Path, line: float, state: str) -> Light:
     "A light behind the junction whose stop line is at s = line."
     pose = path.at(line + 16.0, -LANE * 0.9)
     return Light(
@@ -331,7 +443,7 @@ def _signal(path, line, state):
     )
 
 
-def _across(rng, path, line, arrive, going):
+def _across(rng: np.random.Generator, path: Path, line: float, arrive: float, going: bool) -> list[Agent]:
     "Traffic on the road across: it passes the ego's lane at `arrive`, or stands at its own line."
     centre = path.at(line + 9.0)
     side = rng.choice([-1, 1])
@@ -343,8 +455,17 @@ def _across(rng, path, line, arrive, going):
     u = rng.uniform(7, 11)
     return [mover(f"across{i}", "car", own, -u * arrive - 13 * i, schedule(u)) for i in range(int(rng.integers(2, 5)))]
 
+# %% ../../nbs/00_scene/21_town.ipynb #fredxlight1
+def red_light(rng: np.random.Generator, d: float) -> Draft:
+    """A red light, nearer with the difficulty, with traffic across.
 
-def red_light(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((170, 0.0)), rng.uniform(5, 12)
     far = rng.random() < 0.5
     line = v**2 / (2 * mix(rng, 1.6, 3.0, d)) + rng.uniform(5, 7) + (rng.uniform(5, 15) if far else 0)
@@ -360,8 +481,17 @@ def red_light(rng, d):
         intent="stop at the red light",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fgreenxlight1
+def green_light(rng: np.random.Generator, d: float) -> Draft:
+    """A green light; those across wait, and a queue may only just move off.
 
-def green_light(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((170, 0.0)), rng.uniform(6, 12)
     line = rng.uniform(12, 25) if rng.random() < 0.5 else rng.uniform(25, 45)
     agents = _across(rng, path, line, 0, False)
@@ -377,8 +507,17 @@ def green_light(rng, d):
         intent="go on at the green light, not into the queue",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fpedestrianxc1
+def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
+    """Somebody walks over a crossing when the ego would be there.
 
-def pedestrian_crossing(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((160, 0.0)), rng.uniform(5, 11)
     at = v**2 / (2 * mix(rng, 1.6, 3.2, d)) + rng.uniform(7, 11)
     side, walk = rng.choice([-1, 1]), rng.uniform(1.0, 1.6)
@@ -396,8 +535,17 @@ def pedestrian_crossing(rng, d):
         intent="let the pedestrian cross",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fcyclistxalon1
+def cyclist_alongside(rng: np.random.Generator, d: float) -> Draft:
+    """A slow cyclist at the right edge of the lane.
 
-def cyclist_alongside(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((160, rng.uniform(-1, 1) / 400)), rng.uniform(6, 11)
     cyclist = mover(
         "cyclist",
@@ -417,8 +565,17 @@ def cyclist_alongside(rng, d):
         intent="pass the cyclist with room, or wait behind",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fparkedxtruck1
+def parked_truck(rng: np.random.Generator, d: float) -> Draft:
+    """A parked truck that reaches into the lane; behind it somebody may step out.
 
-def parked_truck(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((160, 0.0)), rng.uniform(5, 10)
     s = 13 + v * mix(rng, 2.2, 1.6, d)
     truck = mover("truck", "truck", path, s, None, mix(rng, -2.2, -1.4, d))
@@ -436,8 +593,17 @@ def parked_truck(rng, d):
         intent="pass the parked truck, ready for someone behind it",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fmerge1
+def merge(rng: np.random.Generator, d: float) -> Draft:
+    """The lane ends, and somebody fast comes up in the other one.
 
-def merge(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((170, 0.0)), rng.uniform(7, 11)
     end = 14 + v * mix(rng, 3.0, 2.0, d)
     fast = mover("fast", "car", path, -mix(rng, 30, 12, d), schedule(v * rng.uniform(1.3, 1.6)), LANE)
@@ -452,8 +618,17 @@ def merge(rng, d):
         intent="merge left, with a fast vehicle behind",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #froadxworks1
+def road_works(rng: np.random.Generator, d: float) -> Draft:
+    """Barriers and cones on the lane; the way around is mostly free.
 
-def road_works(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     path, v = route((170, 0.0)), rng.uniform(6, 10)
     s = 10 + v * mix(rng, 2.4, 1.6, d)
     closed = [
@@ -473,14 +648,23 @@ def road_works(rng, d):
         intent="around the barriers",
     )
 
+# %% ../../nbs/00_scene/21_town.ipynb #fnight1
+def night(rng: np.random.Generator, d: float) -> Draft:
+    """One of four of the other families, in the dark.
 
-def night(rng, d):
+    Args:
+        rng: the source of everything that is drawn
+        d: difficulty, 0 to 1
+
+    Returns:
+        Draft
+    """
     draft = (lead_braking, pedestrian_crossing, curve, parked_truck)[int(rng.integers(4))](rng, d)
     draft.night = True
     draft.intent = "at night: " + draft.intent
     return draft
 
-
+# %% ../../nbs/00_scene/21_town.ipynb #makersta
 MAKERS = dict(
     cruise=cruise,
     lead_braking=lead_braking,
@@ -501,18 +685,21 @@ MAKERS = dict(
 FAMILIES = tuple(MAKERS)
 
 # %% ../../nbs/00_scene/21_town.ipynb #9e9a3bc6
-GOALS, LIMITS = (
-    np.array([0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0]),
-    ((1.0, 1.0), (1.9, 2.0), (1.9, 3.4)),
-)  # of the limit; m/s² up, down
-JERK, DT, N = 3.5, 0.1, 50
+GOALS = np.array([0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0])  # target speeds, as parts of the limit
+LIMITS = ((1.0, 1.0), (1.9, 2.0), (1.9, 3.4))  # m/s² up, down
+JERK, DT, N = 3.5, 0.1, 50  # m/s³; seconds a step; steps of a plan
 
 
-def speed_plans(v0, a0, limit):
-    """Ways to change speed.
+def speed_plans(v0: float, a0: float, limit: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ways to change speed: every goal with every pair of limits.
+
+    Args:
+        v0: m/s now
+        a0: m/s² now
+        limit: m/s
 
     Returns:
-        s (C, 51), v (C, 51), a (C, 51) at 10 Hz
+        s (C, 51) in metres, v (C, 51) in m/s, a (C, 51) in m/s², at 10 Hz
     """
     goal = np.repeat(GOALS * limit, len(LIMITS))
     up, down = np.tile(np.array(LIMITS), (len(GOALS), 1)).T
@@ -525,9 +712,12 @@ def speed_plans(v0, a0, limit):
         s[:, k + 1] = s[:, k] + DT * (v[:, k] + v[:, k + 1]) / 2
     return s, v, a
 
-
-def moves(draft):
+# %% ../../nbs/00_scene/21_town.ipynb #movesfu1
+def moves(draft: Draft) -> list[tuple[float, float]]:
     """The expert's lateral options.
+
+    Args:
+        draft: the situation
 
     Returns:
         list of (metres to the left, metres that the move takes)
@@ -538,12 +728,22 @@ def moves(draft):
         for reach in (np.maximum(np.array([1.6, 2.3, 3.4]) * draft.v0, [9, 12, 18]) if l else (1.0,))
     ]
 
-
-def driven(draft, s, v, a, l, reach):
+# %% ../../nbs/00_scene/21_town.ipynb #drivenf1
+def driven(
+    draft: Draft, s: np.ndarray, v: np.ndarray, a: np.ndarray, l: float, reach: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Ways along the path with one lateral move, and how much the expert dislikes each apart from safety.
 
+    Args:
+        draft: the situation
+        s: (C, 51) metres along the path
+        v: (C, 51) m/s
+        a: (C, 51) m/s²
+        l: metres to the left
+        reach: metres that the move takes
+
     Returns:
-        poses (C, 51, 3) of the rear axle in world coordinates, cost (C,)
+        poses (C, 51, 3) of the rear axle in world coordinates, cost (C,) in metres of progress
     """
     bend = np.abs(np.interp(s[:, :41], draft.path.s, np.gradient(draft.path.heading, draft.path.s)))
     sideways = np.maximum((v[:, :41] ** 2 * bend).max(1) - 2.0, 0)  # m/s² over what feels good in a bend
@@ -553,20 +753,30 @@ def driven(draft, s, v, a, l, reach):
     poses[..., 2] += np.arctan(np.where(v > 0.1, slope, 0.0))
     return poses, -s[:, 40] + 0.4 * np.maximum(-a.min(1) - 2.0, 0) + 0.25 * abs(l) + 8 * sideways
 
-
-def candidates(draft):
+# %% ../../nbs/00_scene/21_town.ipynb #candida1
+def candidates(draft: Draft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All plans of the expert: its speed plans for the first lateral move, then for the next.
 
+    Args:
+        draft: the situation
+
     Returns:
-        poses (C, 51, 3) of the rear axle, v (C, 51), cost (C,)
+        poses (C, 51, 3) of the rear axle in world coordinates, v (C, 51) in m/s, cost (C,)
     """
     s, v, a = speed_plans(draft.v0, draft.a0, draft.limit)
     poses, cost = zip(*(driven(draft, s, v, a, *m) for m in moves(draft)), strict=True)
     return np.concatenate(poses), np.tile(v, (len(poses), 1)), np.concatenate(cost)
 
+# %% ../../nbs/00_scene/21_town.ipynb #dangerf1
+def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometry, since: float = 0.0) -> np.ndarray:
+    """When a plan goes wrong: contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed.
 
-def danger(draft, poses, v, road, since=0.0):
-    """Contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed.
+    Args:
+        draft: the situation
+        poses: (C, 51, 3) plans in world coordinates
+        v: (C, 51) m/s
+        road: what may be driven on, prepared
+        since: seconds from now, where the plans begin
 
     Returns:
         (C,) how soon after `since` something goes wrong: 0 never, larger is sooner
@@ -605,11 +815,14 @@ def danger(draft, poses, v, road, since=0.0):
     return np.where(first == 99, 0, 50 - first)
 
 # %% ../../nbs/00_scene/21_town.ipynb #456ea13f
-def road_of(draft):
+def road_of(draft: Draft) -> list[Area]:
     """The map of a draft, in world coordinates.
 
+    Args:
+        draft: the situation
+
     Returns:
-        list[Area]
+        list of Area
     """
     if draft.lanes:
         base = straight_road(draft.path, -85, 150, draft.lanes, draft.opposing)
@@ -618,11 +831,14 @@ def road_of(draft):
     return base + draft.areas
 
 
-def solve(draft):
+def solve(draft: Draft) -> tuple[np.ndarray, np.ndarray] | None:
     """The best safe plan, and the best one that stays safe for eight seconds.
 
+    Args:
+        draft: the situation
+
     Returns:
-        expert poses (51, 3) and eight seconds (81, 3) in world coordinates, None if no plan is safe
+        expert poses (51, 3) and eight seconds (81, 3) in world coordinates at 10 Hz, None if no plan is safe
     """
     road = shapely.union_all([a.polygon for a in road_of(draft) if a.kind in ("roadblock", "intersection")])
     shapely.prepare(road)
@@ -631,12 +847,17 @@ def solve(draft):
     best = np.argsort(np.where(bad > 0, np.inf, cost), kind="stable")[: (bad == 0).sum()]
     return (poses[best[0]], far_sighted(draft, poses, best, road)) if len(best) else None
 
-
-def carry_on(draft, k, road):
+# %% ../../nbs/00_scene/21_town.ipynb #carryon1
+def carry_on(draft: Draft, k: int, road: shapely.Geometry) -> tuple[np.ndarray, int]:
     """Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s.
 
+    Args:
+        draft: the situation
+        k: index of a plan of `candidates`
+        road: what may be driven on, prepared
+
     Returns:
-        poses (41, 3) from 4 s to 8 s, how soon something goes wrong
+        poses (41, 3) from 4 s to 8 s in world coordinates, how soon something goes wrong (0: never)
     """
     n = len(GOALS) * len(LIMITS)
     s, v, a = (x[k % n, 40] for x in speed_plans(draft.v0, draft.a0, draft.limit))
@@ -646,13 +867,20 @@ def carry_on(draft, k, road):
     best = np.lexsort([cost, bad])[0]
     return poses[best, :41], bad[best]
 
+# %% ../../nbs/00_scene/21_town.ipynb #farsigh1
+def far_sighted(draft: Draft, poses: np.ndarray, plans: np.ndarray, road: shapely.Geometry) -> np.ndarray:
+    """The first of these plans, the best first, that can be carried on safely to 8 s.
 
-def far_sighted(draft, poses, plans, road):
-    """The first of these plans, the best first, that can be carried on safely to 8 s; if none can, the one that is
-    safe for longest.
+    If none can, it is the one that is safe for longest.
+
+    Args:
+        draft: the situation
+        poses: (C, 51, 3) all plans in world coordinates
+        plans: indices of those that are safe for 5 s, the best first
+        road: what may be driven on, prepared
 
     Returns:
-        (81, 3)
+        (81, 3) poses in world coordinates at 10 Hz
     """
     least = np.inf
     for k in plans:
@@ -663,9 +891,17 @@ def far_sighted(draft, poses, plans, road):
             break
     return found
 
-
-def finish(draft, expert, future, id, family, meta):
+# %% ../../nbs/00_scene/21_town.ipynb #finishf1
+def finish(draft: Draft, expert: np.ndarray, future: np.ndarray, id: str, family: str, meta: dict) -> Scene:
     """The draft in the ego's frame.
+
+    Args:
+        draft: the situation
+        expert: (51, 3) poses in world coordinates at 10 Hz
+        future: (81, 3) likewise, for eight seconds
+        id: of the scene
+        family: its family
+        meta: what goes into Scene.meta beside intent and future
 
     Returns:
         Scene
@@ -720,14 +956,21 @@ def finish(draft, expert, future, id, family, meta):
         meta | dict(intent=draft.intent, future=to_frame(future[5::5], origin).round(4).tolist()),
     )
 
-
-def make_scene(family, seed, difficulty=0.5) -> Scene:
+# %% ../../nbs/00_scene/21_town.ipynb #makesce1
+def make_scene(family: str, seed: int, difficulty: float = 0.5) -> Scene:
     """One situation; the same arguments always give the same scene.
 
     Args:
         family: one of FAMILIES
         seed: any integer, not negative
         difficulty: 0 leaves time and room, 1 does not
+
+    Returns:
+        Scene
+
+    Raises:
+        ValueError: another family, or a difficulty out of range
+        RuntimeError: no draw of 50 can be solved
     """
     if family not in MAKERS:
         raise ValueError(f"family: {family!r} is not one of {', '.join(FAMILIES)}")
@@ -743,16 +986,20 @@ def make_scene(family, seed, difficulty=0.5) -> Scene:
             return finish(draft, *solved, f"{family}-{int(seed):07d}", family, meta)
     raise RuntimeError(f"{family}, seed {seed}, difficulty {difficulty}: no solvable scene in 50 draws")
 
-
-def scenes(n, seed=0, families=FAMILIES, difficulty=(0.0, 1.0)):
+# %% ../../nbs/00_scene/21_town.ipynb #scenesto
+def scenes(
+    n: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, difficulty: float | tuple[float, float] = (0.0, 1.0)
+) -> list[Scene]:
     """Many situations.
 
     Args:
+        n: how many
         seed: of the first scene; the next ones count up
+        families: of FAMILIES, taken in turn
         difficulty: drawn evenly from this range
 
     Returns:
-        list[Scene], the families in turn
+        list of Scene
     """
     low, high = (difficulty, difficulty) if np.isscalar(difficulty) else difficulty
     return [
