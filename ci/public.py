@@ -54,13 +54,20 @@ def function_faults(function):
         yield f"{name}: no Returns"
 
 
+def described(field):
+    "A class variable, or a key of a profile, whose unit stands beside it and is written into the docstring."
+    if "ClassVar" in ast.unparse(field.annotation):
+        return True
+    return isinstance(field.value, ast.Call) and ast.unparse(field.value.func) == "key" and len(field.value.args) > 1
+
+
 def class_faults(node):
     "What help() of a class would leave open: its fields or constructor, and its public methods."
     doc, name = ast.get_docstring(node) or "", node.name
     if not doc:
         yield f"{name}: no docstring"
     data = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
-    fields = [s.target.id for s in node.body if isinstance(s, ast.AnnAssign)] if data else []
+    fields = [s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and not described(s)] if data else []
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name.startswith("_") and method.name != "__init__":
             continue

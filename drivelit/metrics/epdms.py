@@ -34,15 +34,7 @@ def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     Returns:
         np.ndarray: (N,) 1 under 2 m, 0.5 under 6 m, else 0
     """
-    if prepared.on_route is None:
-        return np.ones(len(states))
-    center = pdm.ego_centers(states)[..., :2]
-    moved = np.zeros(states.shape[:2])
-    moved[:, 1:] = np.hypot(*np.moveaxis(np.diff(center, axis=1), -1, 0))
-    moved[pdm.inside(prepared.on_route, center) | pdm.inside(prepared.intersections, center)] = 0
-    total = np.cumsum(moved, 1)
-    worst = (total - np.concatenate([np.zeros((len(states), 11)), total[:, :-11]], 1)).max(1)
-    return np.where(worst < 2.0, 1.0, np.where(worst < 6.0, 0.5, 0.0))
+    return pdm.direction(prepared, states, skip_intersections=True)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #39cd7002
 def traffic_lights(prepared: PDMScene, states: np.ndarray) -> np.ndarray:

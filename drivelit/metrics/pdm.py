@@ -386,12 +386,13 @@ def off_road(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     return ~inside(prepared.drivable, corners(states)).all(-1)
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #54589023
-def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
+def direction(prepared: PDMScene, states: np.ndarray, skip_intersections: bool = False) -> np.ndarray:
     """DDC: the metres within 1.1 s that the box centre moves outside the lanes on route; weight 0 in v1.
 
     Args:
         prepared: of `prepare`
         states: (N, 41, 11)
+        skip_intersections: metres in an intersection do not count, as in v2
 
     Returns:
         np.ndarray: (N,) 1 under 2 m, 0.5 under 6 m, else 0
@@ -403,6 +404,8 @@ def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     moved[:, 1:] = np.hypot(*np.moveaxis(np.diff(center, axis=1), -1, 0))
     # A difference of running sums is the way within the last 11 steps, as in the official code.
     moved[inside(prepared.on_route, center)] = 0
+    if skip_intersections:
+        moved[inside(prepared.intersections, center)] = 0
     total = np.cumsum(moved, 1)
     before = np.concatenate([np.zeros((len(states), 11)), total[:, :-11]], 1)
     worst = (total - before).max(1)
