@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,7 @@ def test_a_key_that_nobody_reads_is_found(system, monkeypatch):
 
 
 def test_a_key_that_is_no_longer_read_is_found():
-    folder = Path(find_system("mtdrive").stages.function("grpo").func.__code__.co_filename).parent
+    folder = Path(find_spec(find_system("mtdrive").package).origin).parent
     cls = find_system("mtdrive").profile_class
     text = "\n".join(p.read_text() for p in sorted(folder.glob("*.py")) if p.stem not in ("profile", "report"))
     for read, keys in {
