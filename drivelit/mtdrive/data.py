@@ -26,7 +26,7 @@ from ..scene.town import scenes as toy_scenes
 # %% ../../nbs/50_mtdrive/20_data.ipynb #b1894e89
 KINDS = ("single", "two_turn", "three_turn", "mock_multi_turn", "understanding")
 
-
+# %% ../../nbs/50_mtdrive/20_data.ipynb #18e3c7b3
 def expert_poses(scene: Scene) -> np.ndarray:
     """What the good driver did.
 
@@ -94,7 +94,8 @@ def single_turn(scenes: Iterable[Scene], task: MTDriveTask | None = None, text_o
         iterator of rows, one for each scene
     """
     task = task or MTDriveTask()
-    blind = MTDriveTask(task.agent, task.max_turns, task.w_p, task.w_f, task.image_size, images=False)
+    more = dict(images=False, metric_descriptions=task.metric_descriptions)
+    blind = MTDriveTask(task.agent, task.max_turns, task.w_p, task.w_f, **more)
     for i, scene in enumerate(scenes):
         yield dialogue("single", scene, [], blind if _nth(i, text_only) else task, source="expert")
 
@@ -206,7 +207,7 @@ QUESTIONS = dict(
 )
 ENOUGH = 0.5  # EP below this is too little progress
 
-
+# %% ../../nbs/50_mtdrive/20_data.ipynb #b4a7c853
 def question_text(metric: str, poses: np.ndarray, box: tuple | None = None) -> str:
     """A question in the words of MTDrive appendix A.2.
 
@@ -391,7 +392,7 @@ SAMPLE_COMMAND = (
     "make_sample('runs/sample', 'data_cards/mtdrive_sample.md')\""
 )
 
-
+# %% ../../nbs/50_mtdrive/20_data.ipynb #59090e34
 def sample_rows(count: int = 96, seed: int = 0, image_size: tuple[int, int] = (168, 84)) -> Iterator[dict]:
     """A small set that needs no model: single-turn, 2-turn from constant velocity, understanding.
 
@@ -408,7 +409,7 @@ def sample_rows(count: int = 96, seed: int = 0, image_size: tuple[int, int] = (1
     yield from two_turn(town, task=task)
     yield from pdm_understanding(town, count=count, task=task, seed=seed)
 
-
+# %% ../../nbs/50_mtdrive/20_data.ipynb #53ec2dde
 def make_sample(folder: str | Path, card_path: str | Path | None = None) -> Path:
     """The sample whose card is committed.
 

@@ -267,6 +267,16 @@ def fit_extent(points: np.ndarray, margin: float = 5.0, least: float = 18.0) -> 
     return float(x0), float(x1), float(y0), float(y1)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #03b74e30
+def _corners(box):
+    "(4, 2) of the box of an Issue."
+    return box_corners(np.array([box[0], box[1], box[6]]), box[3], box[4])
+
+
+def _shown(plans, issues):
+    "The points that a picture must hold."
+    return [p[:, :2] for p in plans if p is not None] + [_corners(i.box) for i in issues if i.box]
+
+
 def draw_turn(
     scene: Scene,
     poses: np.ndarray | None,
@@ -293,9 +303,10 @@ def draw_turn(
     ax = ax or plt.subplots(figsize=(7, 4), layout="constrained")[1]
     plans = [(before, BEFORE_COLOR, 3, "o--"), (poses, PLAN_COLOR, 4, "o-")]
     if extent is None:
-        extent = fit_extent(np.concatenate([p[:, :2] for p, *_ in plans if p is not None] or [np.zeros((0, 2))]))
+        extent = fit_extent(np.concatenate([np.zeros((1, 2)), *_shown([poses, before], issues)]))
     hit = {i.object_id: WRONG_COLOR for i in issues if i.object_id}
-    plot_scene(scene, ax, extent=extent, mark_agents=hit, legend=False, title=title, agents_future=True)
+    plot_scene(scene, ax, extent=extent, mark_agents=hit, legend=False, title=title)
+    ax.title.set_fontsize(12)
     for plan, color, size, style in plans:
         if plan is not None:
             ax.plot(*np.r_[[[0, 0]], plan[:, :2]].T, style, color=color, ms=size, lw=1.8, zorder=7)
@@ -304,8 +315,7 @@ def draw_turn(
     for i in issues:
         ax.plot(*i.pose[:2], "x", color=WRONG_COLOR, ms=11, mew=3, zorder=10)
         if i.box:  # where the object is when the car is at that point, which is later than now
-            corners = box_corners(np.array([i.box[0], i.box[1], i.box[6]]), i.box[3], i.box[4])
-            ax.add_collection(PolyCollection([corners], facecolor=WRONG_COLOR, alpha=0.55, zorder=5))
+            ax.add_collection(PolyCollection([_corners(i.box)], facecolor=WRONG_COLOR, alpha=0.55, zorder=5))
     for i in {i.object_id: i for i in reversed(issues) if i.box}.values():
         label = f"{i.box[7].replace('_', ' ')} after {(i.point + 1) * 0.5:.1f} s"
         up = 1 if i.box[1] >= i.pose[1] else -1  # on the far side of the object, where no plan is drawn
@@ -324,12 +334,16 @@ def draw_turn(
     return ax
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #3dd9bf1c
-def turn_legend(figure: Figure, expert: bool = True) -> None:
+def turn_legend(
+    figure: Figure, expert: bool = True, plan: str = "this turn's plan", before: str = "previous plan"
+) -> None:
     """One legend for all panels, below them.
 
     Args:
         figure: with constrained layout
         expert: the scenes have an expert, which is drawn in green
+        plan: what the magenta line is called
+        before: what the grey line is called; "": there is none
 
     Returns:
         None
@@ -337,8 +351,8 @@ def turn_legend(figure: Figure, expert: bool = True) -> None:
     line = lambda color, style, label, **kw: Line2D([], [], color=color, ls=style, label=label, **kw)
     handles = [
         Patch(facecolor="#212529", label="ego now"),
-        line(PLAN_COLOR, "-", "this turn's plan", marker="o", ms=4),
-        line(BEFORE_COLOR, "--", "previous plan", marker="o", ms=3),
+        line(PLAN_COLOR, "-", plan, marker="o", ms=4),
+        *([line(BEFORE_COLOR, "--", before, marker="o", ms=3)] if before else []),
         *([line("#51cf66", "-", "expert", lw=5, alpha=0.7)] if expert else []),
         line(WRONG_COLOR, "", "point that the feedback names", marker="x", ms=9, mew=3),
         Patch(facecolor=WRONG_COLOR, alpha=0.55, label="road user that the feedback names, when the car is there"),
@@ -358,10 +372,8 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
         Figure
     """
     plans = [i["poses"] for i in episode.infos]
-    boxes = [i.box for info in episode.infos for i in info["issues"] if i.box]
-    around = [box_corners(np.array([b[0], b[1], b[6]]), b[3], b[4]) for b in boxes]
-    seen = [p[:, :2] for p in plans if p is not None] + around
-    extent = fit_extent(np.concatenate(seen) if seen else np.zeros((0, 2)))
+    issues = [i for info in episode.infos for i in info["issues"]]
+    extent = fit_extent(np.concatenate([np.zeros((1, 2)), *_shown(plans, issues)]))
     shape = (extent[3] - extent[2]) / (extent[1] - extent[0])
     # The picture is read at the width of a README: a long flat street gets one panel a row, others up to three.
     columns = 1 if shape < 0.35 else min(episode.turns, 3)
@@ -375,7 +387,7 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
             continue
         info, before = episode.infos[j], next((p for p in reversed(plans[:j]) if p is not None), None)
         words = turn_words(j + 1, plans[j], info["issues"], episode.rewards[j]["pdms"])
-        draw_turn(scene, plans[j], info["issues"], before, ax, extent, words).title.set_fontsize(12)
+        draw_turn(scene, plans[j], info["issues"], before, ax, extent, words)
     figure.suptitle(title, fontsize=14)
     turn_legend(figure, scene.expert is not None)
     return figure

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REQUIREMENTS', 'HISTORY', 'METRIC_DESCRIPTIONS', 'METRICS', 'history', 'prompt_text', 'turn_reward',
-           'unreadable_text', 'readable_turn', 'unreadable_turn', 'MTDriveTask']
+           'unreadable_text', 'FrontImages', 'readable_turn', 'unreadable_turn', 'MTDriveTask']
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #8bd6c4c3
 from collections import OrderedDict
@@ -113,6 +113,46 @@ def unreadable_text(reason: object) -> str:
         f"Your previous answer could not be read as a trajectory: {harmless(reason, 120).rstrip('.')}.\n{REQUIREMENTS}"
     )
 
+# %% ../../nbs/50_mtdrive/10_task.ipynb #3294cceb
+class FrontImages:
+    """The front images of prompts; the most recent ones are kept.
+
+    Args:
+        size: (width, height) pixels
+        when: "auto": if the scene has a front camera; True: always; False: never
+        keep: how many
+
+    Raises:
+        ValueError: `when` is another value
+    """
+
+    def __init__(self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", keep: int = 64):
+        if when not in ("auto", True, False):
+            raise ValueError(f"images: {when!r} is not 'auto', True or False")
+        self.size, self.when, self.keep, self.painted = tuple(size), when, keep, OrderedDict()
+
+    def __call__(self, scene: Scene) -> Image.Image | None:
+        """The front image of a scene.
+
+        Args:
+            scene: any Scene
+
+        Returns:
+            PIL image; None for a prompt without one
+
+        Raises:
+            SceneError: images are demanded and the scene has no front camera
+        """
+        if not self.when or self.when == "auto" and "CAM_FRONT" not in scene.cameras:
+            return None
+        key = (scene.source, scene.id)
+        # A group of rollouts asks for the same picture at once.
+        if key not in self.painted or self.painted[key][0] is not scene:
+            self.painted[key] = scene, get_image(scene, "CAM_FRONT", size=self.size)
+        while len(self.painted) > self.keep:
+            self.painted.popitem(last=False)
+        return self.painted[key][1]
+
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0764bcaa
 def readable_turn(
     text: str, plan: np.ndarray, result: PDMResult, k: int, said: Feedback, w_p: float = 0.8, w_f: float = 0.2
@@ -184,35 +224,10 @@ class MTDriveTask(Task):
         keep: int = 512,
         metric_descriptions: bool = False,
     ):
-        if images not in ("auto", True, False):
-            raise ValueError(f"images: {images!r} is not 'auto', True or False")
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
-        self.image_size, self.images, self.metric_descriptions = tuple(image_size), images, metric_descriptions
+        self.image, self.metric_descriptions = FrontImages(image_size, images), metric_descriptions
         # The reward's own scenes: a kinematic feedback agent may be wrong about the future, the reward never is.
         self.prepared = PreparedScenes("oracle", keep)
-        self._painted = OrderedDict()
-
-    def image(self, scene: Scene) -> Image.Image | None:
-        """The front image of the prompt.
-
-        Args:
-            scene: any Scene
-
-        Returns:
-            PIL image of `image_size`; None for a prompt without one
-
-        Raises:
-            SceneError: images are demanded and the scene has no front camera
-        """
-        if not self.images or self.images == "auto" and "CAM_FRONT" not in scene.cameras:
-            return None
-        key = (scene.source, scene.id)
-        # A group of rollouts asks for the same picture at once, so the last 64 are kept.
-        if key not in self._painted or self._painted[key][0] is not scene:
-            self._painted[key] = scene, get_image(scene, "CAM_FRONT", size=self.image_size)
-        while len(self._painted) > 64:
-            self._painted.popitem(last=False)
-        return self._painted[key][1]
 
     def prompt(self, scene: Scene) -> list[dict]:
         """The first message: front image (if there is one) and the question.
