@@ -6,7 +6,7 @@
 __all__ = ['POSE', 'NUMBERS', 'TYPES', 'GIVES', 'load', 'timestamps', 'read', 'scenes']
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #7d5825be
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,11 +31,12 @@ from drivelit.scene.core import (
     parse_record,
     read_bytes,
     reading,
+    skipping,
     to_frame,
 )
 from .recorded import GLOBE, REACH, command_of, far_future, motion, route_of
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #5991e339
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #tables01
 POSE = ("timestamp_ns", "qw", "qx", "qy", "qz", "tx_m", "ty_m", "tz_m")
 NUMBERS = (*POSE, "length_m", "width_m", "height_m")
 
@@ -66,7 +67,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
         order = np.argsort(out["timestamp_ns"], kind="stable")
     return {k: v[order] for k, v in out.items()}
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #bb6c4bec
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #egopos01
 def _yaw(t: dict[str, np.ndarray]) -> np.ndarray:
     "(N,) headings of the quaternions of a table, radians."
     q = np.stack([t["qx"], t["qy"], t["qz"], t["qw"]], -1)
@@ -96,7 +97,7 @@ def _ego_poses(path: Path, sweeps: np.ndarray) -> np.ndarray:
         check_motion((sweeps - sweeps[0]) / 1e9, poses, "tx_m, ty_m", hardest=300.0)
     return poses
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #ac0c3fe7
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #tracks01
 def _tracks(boxes: dict[str, np.ndarray], sweeps: np.ndarray, poses: np.ndarray) -> dict[str, dict]:
     "Boxes by track, in the city frame; the ego's own boxes, which some logs hold, are left out."
     sweep = np.searchsorted(sweeps, boxes["timestamp_ns"])
@@ -158,7 +159,7 @@ def load(log: str | Path) -> dict:
     times = (sweeps - sweeps[0]) / 1e9
     return dict(times=times, poses=poses, tracks=tracks, map=street, street=str(archives[0]), id=log.name)
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #cef6e848
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #others01
 TYPES = dict(
     PEDESTRIAN="pedestrian",
     WHEELED_RIDER="bicycle",
@@ -194,7 +195,7 @@ def _agents(d: dict, k: int) -> list[Agent]:
         out.append(Agent(name, TYPES.get(x["kind"], "vehicle"), *x["size"], t[keep], poses[keep], v, z))
     return out
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #507344a0
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #streets1
 def _points(p: list, origin: np.ndarray, name: str) -> np.ndarray:
     "(M, 2) points of the map in the ego's frame."
     return to_frame(check_array([[q["x"], q["y"]] for q in p], name, (None, 2), GLOBE), origin)
@@ -216,7 +217,7 @@ def _road(streets: dict, origin: np.ndarray) -> list[Area]:
         areas += [Area(f"road{id}.{i}", "drivable", p) for i, p in whole]
     return areas
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #bb9f53b6
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #streets2
 def _lanes(segments: dict, origin: np.ndarray, own: np.ndarray) -> list[Area]:
     "Lanes around the ego; on route are those that the car drove along."
     around, way, areas = shapely.box(-REACH, -REACH, REACH, REACH), shapely.LineString(own[:, :2]), []
@@ -254,7 +255,7 @@ def _map(d: dict, k: int, own: np.ndarray) -> Map:
         areas += _crossings(d["map"].get("pedestrian_crossings", {}), origin)
     return Map(areas, route_of(own))
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #ecfe3f33
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #moments1
 def timestamps(log: str | Path, step: float = 0.5, history: float = 1.5, future: float = 4.0) -> list[float]:
     """The moments of a log with enough past and future.
 
@@ -273,7 +274,7 @@ def timestamps(log: str | Path, step: float = 0.5, history: float = 1.5, future:
     t = load(str(log))["times"]
     return [round(float(x), 3) for x in np.arange(history, t[-1] - future + 1e-6, step)]
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #94b4eee5
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #read0001
 def read(log: str | Path, time: float, history: float = 2.0) -> Scene:
     """The scene of a log at a time.
 
@@ -315,14 +316,17 @@ def _scene(d: dict, time: float, k: int, history: float) -> Scene:
         dict(time=time) | far_future(own[k + 5 : k + 81 : 5]),
     )
 
-# %% ../../nbs/00_scene/41_argoverse2.ipynb #564a9542
-def scenes(folder: str | Path, step: float = 0.5, history: float = 1.5) -> Iterator[Scene]:
+# %% ../../nbs/00_scene/41_argoverse2.ipynb #scenes01
+def scenes(
+    folder: str | Path, step: float = 0.5, history: float = 1.5, on_error: Callable[[SceneError], None] | None = None
+) -> Iterator[Scene]:
     """Every usable moment of every log in a folder.
 
     Args:
         folder: with one folder for each log
         step: seconds between moments
         history: seconds of past that a moment needs
+        on_error: called with what cannot be read, which is left out then; None: it is raised
 
     Returns:
         iterator of Scene
@@ -334,8 +338,10 @@ def scenes(folder: str | Path, step: float = 0.5, history: float = 1.5) -> Itera
     if not logs:
         raise SceneError(f"{folder}: no folder with a city_SE3_egovehicle.feather in it")
     for log in logs:
-        for t in timestamps(log, step, history):
-            yield read(log, t)
+        with skipping(on_error):
+            for t in timestamps(log, step, history):
+                with skipping(on_error):
+                    yield read(log, t)
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #d412b737
 GIVES = dict(

@@ -11,7 +11,7 @@ __all__ = ['REAR', 'FLIP', 'UNREAL', 'KEYS', 'STATES', 'MOST_MAP', 'REACH', 'WID
 import io
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from drivelit.scene.core import (
     parse_record,
     read_bytes,
     reading,
+    skipping,
     to_frame,
     wrap_angle,
 )
@@ -416,12 +417,13 @@ def _scene(
     )
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #scenes01
-def scenes(root: str | Path, every: int = 5) -> Iterator[Scene]:
+def scenes(root: str | Path, every: int = 5, on_error: Callable[[SceneError], None] | None = None) -> Iterator[Scene]:
     """Every usable moment of every clip.
 
     Args:
         root: folder with clips, and maps/ beside or in it
         every: frames between moments
+        on_error: called with what cannot be read, which is left out then; None: it is raised
 
     Returns:
         iterator of Scene
@@ -434,10 +436,12 @@ def scenes(root: str | Path, every: int = 5) -> Iterator[Scene]:
         raise SceneError(f"{root}: no <clip>/anno/*.json.gz below this folder")
     maps = next((m for m in (Path(root) / "maps", Path(root).parent / "maps") if m.is_dir()), None)
     for clip in clips:
-        there = frames(clip)
-        for f in there[::every]:
-            if f - 3 * RATE >= there[0] and f + 8 * RATE <= there[-1]:
-                yield read(clip, f, maps)
+        with skipping(on_error):
+            there = frames(clip)
+            for f in there[::every]:
+                if f - 3 * RATE >= there[0] and f + 8 * RATE <= there[-1]:
+                    with skipping(on_error):
+                        yield read(clip, f, maps)
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #gives002
 GIVES = dict(

@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['FAR', 'FASTEST', 'HARDEST', 'AGENT_TYPES', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KINDS', 'COMMANDS', 'MOST_BYTES',
-           'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'check_array', 'file_name', 'Trajectory',
-           'check_motion', 'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene', 'to_json',
-           'from_dict', 'read_bytes', 'parse_record', 'from_json']
+           'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'skipping', 'check_array', 'file_name',
+           'Trajectory', 'check_motion', 'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene',
+           'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json']
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,7 +36,7 @@ def wrap_angle(angle: np.ndarray | float) -> np.ndarray:
     # The two minus signs keep +pi at +pi: the remainder alone would turn it into -pi.
     return -((-np.asarray(angle, float) + np.pi) % (2 * np.pi) - np.pi)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #36fcc395
+# %% ../../nbs/00_scene/00_scene.ipynb #toframe1
 def to_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
     """Express poses or points in the frame of `origin`.
 
@@ -55,7 +55,7 @@ def to_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
         out.append(wrap_angle(poses[..., 2] - oh))
     return np.stack(out, -1)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #24b33af2
+# %% ../../nbs/00_scene/00_scene.ipynb #fromfrm1
 def from_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
     """The inverse of `to_frame`.
 
@@ -77,7 +77,7 @@ def from_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
 class SceneError(ValueError):
     "A scene, or a record read as one, is not valid. The message starts with the file and the field's path."
 
-# %% ../../nbs/00_scene/00_scene.ipynb #c49c30ac
+# %% ../../nbs/00_scene/00_scene.ipynb #reading1
 _UNREADABLE = (
     LookupError,
     TypeError,
@@ -113,7 +113,28 @@ def reading(where: str | Path) -> Iterator[None]:
     except _UNREADABLE as e:
         raise SceneError(f"{where}: cannot be read ({type(e).__name__}: {str(e)[:200]})") from e
 
-# %% ../../nbs/00_scene/00_scene.ipynb #73776bd5
+# %% ../../nbs/00_scene/00_scene.ipynb #skipping1
+@contextmanager
+def skipping(on_error: Callable[[SceneError], None] | None) -> Iterator[None]:
+    """One unreadable moment need not end a run over thousands: whoever counts errors gets them, and reading goes on.
+
+    Args:
+        on_error: called with the error; None: it is raised
+
+    Returns:
+        a context manager
+
+    Raises:
+        SceneError: without `on_error`
+    """
+    try:
+        yield
+    except SceneError as e:
+        if on_error is None:
+            raise
+        on_error(e)
+
+# %% ../../nbs/00_scene/00_scene.ipynb #limits02
 FAR = 1e5  # metres, m/s, seconds, radians: no number of a scene is larger
 
 
@@ -156,7 +177,7 @@ def check_array(value: Any, name: str, shape: tuple[int | None, ...], most: floa
         raise SceneError(f"{name}: holds {a.flat[np.abs(a).argmax()]:g}; nothing here is beyond {most:g}")
     return a
 
-# %% ../../nbs/00_scene/00_scene.ipynb #832fb107
+# %% ../../nbs/00_scene/00_scene.ipynb #limits04
 def _number(value, name: str, low: float = -FAR, high: float = FAR) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise SceneError(f"{name}: {_short(value)} is not a number")
@@ -190,7 +211,7 @@ def _times(value, name: str) -> np.ndarray:
         raise SceneError(f"{name}: times must increase")
     return t
 
-# %% ../../nbs/00_scene/00_scene.ipynb #f04bffe2
+# %% ../../nbs/00_scene/00_scene.ipynb #ids00002
 def file_name(text: str, name: str = "id") -> str:
     """An id that can be the name of a file in any folder.
 
@@ -240,7 +261,7 @@ class Trajectory:
         "(T,) seconds from now."
         return self.dt * np.arange(1, len(self.poses) + 1)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #bfe8e5a5
+# %% ../../nbs/00_scene/00_scene.ipynb #motion01
 FASTEST, HARDEST = 100.0, 60.0  # m/s, m/s²: no car drives faster, or brakes, starts or turns harder
 
 
@@ -323,10 +344,10 @@ class Ego:
                 raise SceneError(f"ego.{k}: {len(v)} rows for {len(t)} poses")
             object.__setattr__(self, k, v)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #a5a8419b
+# %% ../../nbs/00_scene/00_scene.ipynb #agents01
 AGENT_TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
 
-# %% ../../nbs/00_scene/00_scene.ipynb #6394be9d
+# %% ../../nbs/00_scene/00_scene.ipynb #agents02
 @dataclass(frozen=True, eq=False)
 class Agent:
     """Another road user or object: a box with poses over time.
@@ -401,7 +422,7 @@ class Agent:
         pose = self.along([time])[0]
         return None if np.isnan(pose).any() else pose
 
-# %% ../../nbs/00_scene/00_scene.ipynb #5bdad5d5
+# %% ../../nbs/00_scene/00_scene.ipynb #veloc001
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
     """Velocities from positions, each from the past alone.
 
@@ -426,10 +447,10 @@ def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5
         v[0] = v[1]
     return v
 
-# %% ../../nbs/00_scene/00_scene.ipynb #ec4c4535
+# %% ../../nbs/00_scene/00_scene.ipynb #lights01
 LIGHT_STATES = ("red", "yellow", "green", "unknown")
 
-# %% ../../nbs/00_scene/00_scene.ipynb #807d48d3
+# %% ../../nbs/00_scene/00_scene.ipynb #lights02
 @dataclass(frozen=True, eq=False)
 class Light:
     """A traffic light head and the lanes that it controls.
@@ -531,7 +552,7 @@ class Area:
         object.__setattr__(self, "centerline", check_array(self.centerline, f"{n}.centerline", (None, 2)))
         object.__setattr__(self, "on_route", _flag(self.on_route, f"{n}.on_route"))
 
-# %% ../../nbs/00_scene/00_scene.ipynb #6b8f5c04
+# %% ../../nbs/00_scene/00_scene.ipynb #mapclas1
 @dataclass(frozen=True, eq=False)
 class Map:
     """The road around the ego, in the ego frame.
@@ -617,7 +638,7 @@ class Camera:
         ).items():
             object.__setattr__(self, k, v)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #40111a24
+# %% ../../nbs/00_scene/00_scene.ipynb #scenech1
 def _check_meta(meta) -> None:
     "Plain values without NaN, at most 32 deep; a stack instead of a recursion, since the depth is what is in question."
     if not isinstance(meta, dict):
@@ -754,7 +775,7 @@ def to_json(scene: Scene, path: str | Path | None = None) -> str:
         Path(path).write_text(text)
     return text
 
-# %% ../../nbs/00_scene/00_scene.ipynb #8f81f4b0
+# %% ../../nbs/00_scene/00_scene.ipynb #fromjs01
 def _build(cls: type, d, name: str) -> Any:
     "A dataclass from a dict: unknown and missing fields are named."
     if not isinstance(d, dict):
@@ -794,7 +815,7 @@ def _area(d, name: str) -> Area:
         d["polygon"] = Polygon(ring, holes)
     return _build(Area, d, name)
 
-# %% ../../nbs/00_scene/00_scene.ipynb #56c62a54
+# %% ../../nbs/00_scene/00_scene.ipynb #fromjs02
 def from_dict(d: dict[str, Any]) -> Scene:
     """A scene from plain data.
 
@@ -823,7 +844,7 @@ def from_dict(d: dict[str, Any]) -> Scene:
         d["expert"] = _build(Trajectory, d["expert"], "expert")
     return _build(Scene, d, "scene")
 
-# %% ../../nbs/00_scene/00_scene.ipynb #5e3d6993
+# %% ../../nbs/00_scene/00_scene.ipynb #files001
 MOST_BYTES = 32_000_000  # of a JSON file, unzipped; the largest recorded log has 1.3 million
 
 
@@ -855,7 +876,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         raise SceneError(f"{path}: more than {most:,} bytes{' when unzipped' if packed else ''}")
     return data
 
-# %% ../../nbs/00_scene/00_scene.ipynb #4d7c2cd3
+# %% ../../nbs/00_scene/00_scene.ipynb #files003
 def parse_record(text: str | bytes, where: str | Path) -> Any:
     """A JSON value of a file.
 
@@ -880,7 +901,7 @@ def parse_record(text: str | bytes, where: str | Path) -> Any:
     except ValueError as e:  # Python refuses to convert numbers of over 4,300 digits
         raise SceneError(f"{where}: {e}") from None
 
-# %% ../../nbs/00_scene/00_scene.ipynb #c88867c2
+# %% ../../nbs/00_scene/00_scene.ipynb #files005
 def from_json(text_or_path: str | Path) -> Scene:
     """A scene from JSON.
 

@@ -8,7 +8,7 @@ __all__ = ['gpd', 'nx', 'pyogrio', 'pyproj', 'HISTORY', 'FUTURE', 'DT', 'KEYS', 
            'find_map', 'lane_table', 'with_headings', 'start_lane', 'search', 'read_map', 'read', 'scenes']
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #b3906842
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from drivelit.scene.core import (
     from_frame,
     read_bytes,
     reading,
+    skipping,
     to_frame,
     wrap_angle,
 )
@@ -99,7 +100,12 @@ def route_ids(frame: dict) -> list:
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #moments1
 def moments(
-    root: str | Path, split: str = "test", every: int = 1, tokens: list[str] | None = None, has_route: bool = True
+    root: str | Path,
+    split: str = "test",
+    every: int = 1,
+    tokens: list[str] | None = None,
+    has_route: bool = True,
+    on_error: Callable[[SceneError], None] | None = None,
 ) -> Iterator[tuple[str, int, str]]:
     """The moments of a split with enough past and future, log by log.
 
@@ -109,6 +115,7 @@ def moments(
         every: frames between moments; NAVSIM's default for a whole log is 14
         tokens: only these; None: all
         has_route: only moments with a route, as NAVSIM has it
+        on_error: called with what cannot be read, which is left out then; None: it is raised
 
     Returns:
         iterator of (path of the log, index of the present frame, token)
@@ -122,13 +129,14 @@ def moments(
         raise SceneError(f"{folder}: no *.pkl logs in this folder")
     wanted = None if tokens is None else set(tokens)
     for log in logs:
-        frames = load_log(str(log))
-        for now in range(HISTORY - 1, len(frames) - FUTURE, every):
-            with reading(f"{log}: frame {now}"):
-                token = str(frames[now]["token"])
-                use = (wanted is None or token in wanted) and (not has_route or bool(route_ids(frames[now])))
-            if use:
-                yield str(log), now, token
+        with skipping(on_error):
+            frames = load_log(str(log))
+            for now in range(HISTORY - 1, len(frames) - FUTURE, every):
+                with reading(f"{log}: frame {now}"):
+                    token = str(frames[now]["token"])
+                    use = (wanted is None or token in wanted) and (not has_route or bool(route_ids(frames[now])))
+                if use:
+                    yield str(log), now, token
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #globpos1
 def global_pose(frame: dict) -> np.ndarray:
@@ -566,7 +574,13 @@ def _scene(frames: list[dict], now: int, maps: str | Path | None, sensors: str |
     )
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #scenesof1
-def scenes(root: str | Path, split: str = "test", every: int = 1, tokens: list[str] | None = None) -> Iterator[Scene]:
+def scenes(
+    root: str | Path,
+    split: str = "test",
+    every: int = 1,
+    tokens: list[str] | None = None,
+    on_error: Callable[[SceneError], None] | None = None,
+) -> Iterator[Scene]:
     """The moments of a split; maps and images where the root has them.
 
     Args:
@@ -574,6 +588,7 @@ def scenes(root: str | Path, split: str = "test", every: int = 1, tokens: list[s
         split: name of a folder in navsim_logs/
         every: frames between moments
         tokens: only these; None: all
+        on_error: called with what cannot be read, which is left out then; None: it is raised
 
     Returns:
         iterator of Scene
@@ -584,8 +599,9 @@ def scenes(root: str | Path, split: str = "test", every: int = 1, tokens: list[s
     root = Path(root)
     maps = next((root / m for m in ("maps", "nuplan-maps-v1.0") if (root / m).is_dir()), None)
     sensors = root / "sensor_blobs" / split
-    for log, now, _ in moments(root, split, every, tokens):
-        yield read(log, now, maps, sensors if sensors.is_dir() else None)
+    for log, now, _ in moments(root, split, every, tokens, on_error=on_error):
+        with skipping(on_error):
+            yield read(log, now, maps, sensors if sensors.is_dir() else None)
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #gives002
 GIVES = dict(

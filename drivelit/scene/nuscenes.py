@@ -7,7 +7,7 @@ __all__ = ['TABLES', 'DT', 'PAST', 'AHEAD', 'KINDS', 'REACH', 'LAYERS', 'GIVES',
            'ego_pose', 'read', 'tokens', 'scenes']
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #9a0eb4db
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from drivelit.scene.core import (
     check_array,
     file_name,
     reading,
+    skipping,
     to_frame,
 )
 from .recorded import GLOBE, command_of, far_future, motion, route_of
@@ -358,7 +359,13 @@ def tokens(nusc: Any, history: int = 3, future: int = 8) -> Iterator[str]:
         yield from names[history : max(history, len(names) - future)]
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #scenesn1
-def scenes(root: str | Path, version: str = "v1.0-mini", history: int = 3, future: int = 8) -> Iterator[Scene]:
+def scenes(
+    root: str | Path,
+    version: str = "v1.0-mini",
+    history: int = 3,
+    future: int = 8,
+    on_error: Callable[[SceneError], None] | None = None,
+) -> Iterator[Scene]:
     """Every usable sample of a version.
 
     Args:
@@ -366,6 +373,7 @@ def scenes(root: str | Path, version: str = "v1.0-mini", history: int = 3, futur
         version: name of the folder of the tables
         history: samples of past that a moment needs
         future: samples of future that a moment needs
+        on_error: called with what cannot be read, which is left out then; None: it is raised
 
     Returns:
         iterator of Scene
@@ -375,7 +383,8 @@ def scenes(root: str | Path, version: str = "v1.0-mini", history: int = 3, futur
     """
     nusc = open_nuscenes(str(root), version)
     for token in tokens(nusc, history, future):
-        yield read(nusc, token)
+        with skipping(on_error):
+            yield read(nusc, token)
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #gives002
 GIVES = dict(

@@ -15,19 +15,18 @@ from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
+from shapely.geometry import Polygon
 
-from .core import DRIVABLE_KINDS, Scene, from_frame
+from .core import DRIVABLE_KINDS, Agent, Scene, from_frame
 
 # %% ../../nbs/00_scene/10_plot.ipynb #d4de08f8
-EGO_FRONT, EGO_REAR, EGO_WIDTH = 4.049, 1.127, 2.297  # metres from the rear axle, and across: nuPlan's Pacifica
-
-
-def box_corners(poses, length, width):
+def box_corners(poses: np.ndarray, length: float | np.ndarray, width: float | np.ndarray) -> np.ndarray:
     """The corners of boxes seen from above.
 
     Args:
-        poses: (..., 3) centre x, y, heading
+        poses: (..., 3) centre x, y, heading; metres, radians
         length: metres, a number or an array like poses[..., 0]
+        width: metres, likewise
 
     Returns:
         (..., 4, 2) front left, rear left, rear right, front right: counter-clockwise
@@ -39,12 +38,15 @@ def box_corners(poses, length, width):
     c, s = np.cos(poses[..., 2, None]), np.sin(poses[..., 2, None])
     return np.stack([poses[..., :1] + c * a - s * b, poses[..., 1:2] + s * a + c * b], -1)
 
+# %% ../../nbs/00_scene/10_plot.ipynb #egocorn1
+EGO_FRONT, EGO_REAR, EGO_WIDTH = 4.049, 1.127, 2.297  # metres from the rear axle, and across: nuPlan's Pacifica
 
-def ego_corners(poses):
+
+def ego_corners(poses: np.ndarray) -> np.ndarray:
     """The corners of the ego's box at rear-axle poses.
 
     Args:
-        poses: (..., 3) rear-axle x, y, heading
+        poses: (..., 3) rear-axle x, y, heading; metres, radians
 
     Returns:
         (..., 4, 2) as `box_corners`
@@ -56,17 +58,20 @@ def ego_corners(poses):
     return box_corners(poses, EGO_FRONT + EGO_REAR, EGO_WIDTH)
 
 # %% ../../nbs/00_scene/10_plot.ipynb #bc428021
-def crossing_stripes(polygon, pitch: float = 1.0):
+def crossing_stripes(polygon: Polygon, pitch: float = 1.0) -> np.ndarray:
     """The stripes of a zebra crossing: side by side along the longer side of its bounding rectangle.
 
     Args:
-        polygon: shapely Polygon of a crossing
+        polygon: of a crossing, metres
         pitch: metres from stripe to stripe; half of it is white
 
     Returns:
-        (K, 4, 2) corners of the white stripes
+        (K, 4, 2) corners of the white stripes; none for a crossing without an area
     """
-    a, b, c, d = shapely.get_coordinates(shapely.minimum_rotated_rectangle(polygon))[:4]
+    corners = shapely.get_coordinates(shapely.minimum_rotated_rectangle(polygon))
+    if len(corners) < 5:  # all points on one line: the rectangle is no rectangle
+        return np.zeros((0, 4, 2))
+    a, b, c, d = corners[:4]
     if np.hypot(*(b - a)) < np.hypot(*(c - b)):
         a, b, c, d = b, c, d, a  # now a-b is the walking direction
     count = max(int(np.hypot(*(b - a)) / pitch), 1)
@@ -88,13 +93,13 @@ LIGHT_COLORS = dict(red="#e03131", yellow="#ffd43b", green="#2f9e44", unknown="#
 PLAN_COLORS = ("#c2255c", "#0b7285", "#e67700", "#5f3dc4", "#2b8a3e", "#495057")
 
 
-def _patch(polygon):
+def _patch(polygon: Polygon) -> PathPatch:
     "A patch of a polygon with its holes."
     rings = [np.asarray(r.coords)[:, :2] for r in (polygon.exterior, *polygon.interiors)]
     return PathPatch(Path.make_compound_path(*[Path(r, closed=True) for r in rings]))
 
 
-def _draw_map(ax, scene, time):
+def _draw_map(ax: plt.Axes, scene: Scene, time: float) -> None:
     layers = [
         (("walkway",), "#ece5d8", "none", 0),
         (DRIVABLE_KINDS, "#d3d7dc", "none", 0),
@@ -118,12 +123,12 @@ def _draw_map(ax, scene, time):
         ax.plot(*light.position[:2], "o", color=color, mec="black", mew=1, ms=8, zorder=6)
 
 # %% ../../nbs/00_scene/10_plot.ipynb #39d614f3
-def _pose(agent, time):
+def _pose(agent: Agent, time: float) -> np.ndarray | None:
     "Where the agent is at `time`: None when it is not observed; a one-frame object always stands where it was seen."
     return agent.poses[0] if len(agent.times) == 1 else agent.at(time)
 
 
-def _draw_agents(ax, scene, time, future, marks):
+def _draw_agents(ax: plt.Axes, scene: Scene, time: float, future: bool, marks: dict[str, str]) -> None:
     for a in scene.agents:
         if (pose := _pose(a, time)) is None:
             continue
@@ -156,14 +161,15 @@ def _draw_agents(ax, scene, time, future, marks):
         )
 
 # %% ../../nbs/00_scene/10_plot.ipynb #82d276db
-def ego_pose(scene: Scene, time: float):
-    """Where the ego is at `time`: on its history up to now, on the expert's path afterwards.
+def ego_pose(scene: Scene, time: float) -> np.ndarray | None:
+    """Where the ego is at a time: on its history up to now, on the expert's path afterwards.
 
     Args:
+        scene: any scene
         time: seconds from now
 
     Returns:
-        (3,) rear-axle pose, or None where it is not known
+        (3,) rear-axle pose in metres and radians, or None where it is not known
     """
     times, poses = scene.ego.times, scene.ego.poses
     if time > 0 and scene.expert is not None:
@@ -173,8 +179,8 @@ def ego_pose(scene: Scene, time: float):
     x, y, h = poses[:, 0], poses[:, 1], np.unwrap(poses[:, 2])
     return np.array([np.interp(time, times, v) for v in (x, y, h)])
 
-
-def _draw_ego(ax, scene, time, plans):
+# %% ../../nbs/00_scene/10_plot.ipynb #drawego1
+def _draw_ego(ax: plt.Axes, scene: Scene, time: float, plans: dict[str, np.ndarray]) -> None:
     ax.plot(*scene.ego.poses[:, :2].T, "-", color="#212529", lw=1.5, alpha=0.5, zorder=4)
     if scene.expert is not None and len(scene.expert.poses):
         ax.plot(
@@ -201,8 +207,8 @@ def _draw_ego(ax, scene, time, plans):
         PolyCollection([from_frame([[3.6, 0], [1.8, 0.7], [1.8, -0.7]], pose)], facecolor="white", zorder=9)
     )
 
-# %% ../../nbs/00_scene/10_plot.ipynb #a18e8e55
-def _legend(ax, scene, time):
+# %% ../../nbs/00_scene/10_plot.ipynb #legendfn
+def _legend(ax: plt.Axes, scene: Scene, time: float) -> None:
     extent, handles = ax.axis(), [Line2D([], [], marker="s", ls="", color="#212529", ms=8, label="ego")]
     for kind, color in AGENT_COLORS.items():
         poses = [p for a in scene.agents if a.type == kind and (p := _pose(a, time)) is not None]
@@ -213,39 +219,46 @@ def _legend(ax, scene, time):
         loc="upper left",
         bbox_to_anchor=(1, 1),
         frameon=False,
-        fontsize=9,
+        fontsize=10,
     )
 
-
+# %% ../../nbs/00_scene/10_plot.ipynb #a18e8e55
 def plot_scene(
     scene: Scene,
-    ax=None,
-    plans: dict = None,
-    extent=(-15, 60, -25, 25),
+    ax: plt.Axes | None = None,
+    plans: dict[str, np.ndarray] | None = None,
+    extent: tuple[float, float, float, float] = (-15, 60, -25, 25),
     time: float = 0.0,
     agents_future: bool = True,
-    mark_points=None,
-    mark_agents: dict = None,
+    mark_points: np.ndarray | None = None,
+    mark_agents: dict[str, str] | None = None,
     legend: bool = True,
-    title: str = None,
-):
+    title: str | None = None,
+) -> plt.Axes:
     """Draw a scene from above: x (forward) to the right, y (left) upwards, metres, equal aspect.
 
     Args:
-        ax: a matplotlib Axes; a new figure if None
+        scene: any scene
+        ax: matplotlib Axes; a new figure that fits the extent if None
         plans: label -> (T, 3) poses in the ego frame
         extent: x from, x to, y from, y to: metres
-        time: seconds from now at which agents, lights and ego are shown
-        agents_future: also where agents go in the next 4 s
+        time: seconds from now at which road users, lights and ego are shown
+        agents_future: also where road users go in the next 4 s
         mark_points: (M, 2 or 3) points with a red cross
         mark_agents: agent id -> colour of a frame around it
+        legend: whether what is drawn is named, right of the plot
         title: the scene's id and command if None
 
     Returns:
         the Axes
+
+    Raises:
+        ValueError: a mark for an agent that is not there
     """
     if ax is None:
-        ax = plt.subplots(figsize=(9, 5), layout="constrained")[1]
+        # Nine inches across with the legend; as high as the extent asks for at equal aspect, and a title.
+        high = np.clip(7.0 * (extent[3] - extent[2]) / (extent[1] - extent[0]) + 0.9, 2.2, 9.0)
+        ax = plt.subplots(figsize=(9, high), layout="constrained")[1]
     if unknown := set(mark_agents or {}) - {a.id for a in scene.agents}:
         raise ValueError(f"mark_agents: no agent {min(unknown)!r}")
     _draw_map(ax, scene, time)
@@ -261,7 +274,7 @@ def plot_scene(
         xlabel="x, forward (m)",
         ylabel="y, left (m)",
     )
-    ax.set_title(f"{scene.id}: {scene.command.lower()}" if title is None else title, fontsize=10)
+    ax.set_title(f"{scene.id}: {scene.command.lower()}" if title is None else title, fontsize=11)
     if legend:
         _legend(ax, scene, time)
     return ax

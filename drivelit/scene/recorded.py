@@ -7,7 +7,7 @@ __all__ = ['GLOBE', 'WHEELBASE', 'AHEAD', 'REACH', 'TYPES', 'GIVES', 'load', 'mo
            'read', 'timestamps', 'scenes', 'keyframe']
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #cda970b4
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from drivelit.scene.core import (
     parse_record,
     read_bytes,
     reading,
+    skipping,
     to_frame,
 )
 
@@ -82,7 +83,7 @@ def load(path: str) -> dict:
         tracks = {str(k): _track(x, f"tracks.{k}") for k, x in log["tracks"].items()}
     return log | dict(dt=0.1, poses=poses, tracks=tracks)
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #b97651fe
+# %% ../../nbs/00_scene/40_recorded.ipynb #motion01
 WHEELBASE = 3.089  # metres, of nuPlan's vehicle
 
 
@@ -106,7 +107,7 @@ def motion(poses: np.ndarray, dt: float) -> tuple[float, float, float]:
     steering = float(np.arctan(WHEELBASE * turn / v)) if v > 1.0 else 0.0  # at a stand the quotient means nothing
     return max(float(v), 0.0), float(np.clip(2 * a, -6, 6)), steering
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #ef887a0f
+# %% ../../nbs/00_scene/40_recorded.ipynb #command1
 def command_of(future: np.ndarray, sideways: float = 2.0) -> str:
     """A command from where the car went: these logs have none of their own.
 
@@ -120,7 +121,7 @@ def command_of(future: np.ndarray, sideways: float = 2.0) -> str:
     y = future[-1, 1] if len(future) else 0.0
     return "TURN LEFT" if y > sideways else "TURN RIGHT" if y < -sideways else "GO STRAIGHT"
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #1fb87637
+# %% ../../nbs/00_scene/40_recorded.ipynb #route001
 AHEAD = 60.0  # metres of the route beyond the log
 
 
@@ -144,7 +145,7 @@ def route_of(own: np.ndarray) -> np.ndarray:
     far = np.arange(1.0, AHEAD)
     return np.concatenate([way, np.stack([x + far * np.cos(h), y + far * np.sin(h), np.full(len(far), h)], 1)])
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #3e93cf85
+# %% ../../nbs/00_scene/40_recorded.ipynb #farfut01
 def far_future(poses: np.ndarray) -> dict:
     """Where the log went in eight seconds, if it lasts that long.
 
@@ -156,7 +157,7 @@ def far_future(poses: np.ndarray) -> dict:
     """
     return dict(future=np.round(poses[:16], 4).tolist()) if len(poses) >= 16 else {}
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #82945d97
+# %% ../../nbs/00_scene/40_recorded.ipynb #agents01
 REACH = 110.0  # metres: of road users and of the map around the ego
 TYPES = dict(
     VEHICLE="vehicle",
@@ -187,7 +188,7 @@ def _agents(log: dict, frame: int) -> list[Agent]:
         out.append(Agent(name, kind, *track["lwh"], times[keep], poses[keep], velocity[keep]))
     return out
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #63797af2
+# %% ../../nbs/00_scene/40_recorded.ipynb #mapofl01
 def _ring(points: list, origin: np.ndarray, name: str) -> np.ndarray:
     "(M, 2) points of the map in the ego's frame."
     p = check_array([q[:2] for q in points], name, (None, 2), GLOBE)
@@ -207,7 +208,7 @@ def _road(log: dict, origin: np.ndarray) -> list[Area]:
         areas += [Area(f"road{i}.{k}", "drivable", p) for k, p in whole]
     return areas
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #b41edaff
+# %% ../../nbs/00_scene/40_recorded.ipynb #mapofl02
 def _lanes(log: dict, origin: np.ndarray, way: shapely.LineString) -> list[Area]:
     "Lanes and connectors around the ego; on route are those that the car drove along."
     areas = []
@@ -235,7 +236,7 @@ def _map(log: dict, origin: np.ndarray, own: np.ndarray) -> Map:
     way = shapely.LineString(own[:, :2]) if len(own) > 1 else shapely.Point(own[0, :2])
     return Map(_road(log, origin) + _lanes(log, origin, way), route_of(own))
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #153275ab
+# %% ../../nbs/00_scene/40_recorded.ipynb #readmo01
 def read(path: str | Path, time: float, keyframe_dir: str | Path | None = None, history: float = 2.0) -> Scene:
     """The scene of a log at a time.
 
@@ -300,14 +301,17 @@ def timestamps(path: str | Path, step: float = 0.5, history: float = 1.5, future
     last = (len(log["poses"]) - 1) * log["dt"] - future
     return [round(float(t), 3) for t in np.arange(history, last + 1e-6, step)]
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #e7c5aa0c
-def scenes(folder: str | Path, step: float = 0.5, history: float = 1.5) -> Iterator[Scene]:
+# %% ../../nbs/00_scene/40_recorded.ipynb #scenes01
+def scenes(
+    folder: str | Path, step: float = 0.5, history: float = 1.5, on_error: Callable[[SceneError], None] | None = None
+) -> Iterator[Scene]:
     """Every usable moment of every log in a folder.
 
     Args:
         folder: with scene-*.json.gz
         step: seconds between moments
         history: seconds of past that a moment needs
+        on_error: called with what cannot be read, which is left out then; None: it is raised
 
     Returns:
         iterator of Scene
@@ -319,10 +323,12 @@ def scenes(folder: str | Path, step: float = 0.5, history: float = 1.5) -> Itera
     if not files:
         raise SceneError(f"{folder}: no scene-*.json.gz in this folder")
     for f in files:
-        for t in timestamps(f, step, history):
-            yield read(f, t)
+        with skipping(on_error):
+            for t in timestamps(f, step, history):
+                with skipping(on_error):
+                    yield read(f, t)
 
-# %% ../../nbs/00_scene/40_recorded.ipynb #910d4955
+# %% ../../nbs/00_scene/40_recorded.ipynb #keyfrm01
 def keyframe(folder: str | Path) -> dict[str, Camera]:
     """The six cameras of a recorded keyframe.
 

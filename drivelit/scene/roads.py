@@ -16,20 +16,25 @@ class Path:
     """A polyline with arc length: poses at (s, l), and (s, l) of points.
 
     Args:
-        line: (M, 2) or (M, 3) points, at least two different ones
+        line: (M, 2) or (M, 3) points in metres, at least two different ones
         origin: metres from the first point to s = 0
+
+    Raises:
+        ValueError: fewer than two different points
     """
 
-    def __init__(self, line, origin=0.0):
+    def __init__(self, line: np.ndarray, origin: float = 0.0) -> None:
         xy = np.asarray(line, float)[:, :2]
         xy = xy[np.r_[True, np.hypot(*np.diff(xy, axis=0).T) > 1e-6]]
+        if len(xy) < 2:
+            raise ValueError("line: a path needs two different points")
         step = np.diff(xy, axis=0)
         heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
         self.xy, self.s = xy, np.r_[0, np.cumsum(np.hypot(*step.T))] - origin
         self.heading = np.r_[heading[0], (heading[1:] + heading[:-1]) / 2, heading[-1]]
         self.tree = cKDTree(xy)
 
-    def at(self, s, l=0.0):
+    def at(self, s: np.ndarray, l: np.ndarray = 0.0) -> np.ndarray:
         """Poses on or beside the path.
 
         Args:
@@ -37,7 +42,7 @@ class Path:
             l: (...,) metres to the left
 
         Returns:
-            (..., 3) poses
+            (..., 3) poses, metres, radians
         """
         s = np.asarray(s, float)
         h = np.interp(s, self.s, self.heading)
@@ -46,31 +51,34 @@ class Path:
         y = np.interp(s, self.s, self.xy[:, 1]) + over * np.sin(h) + l * np.cos(h)
         return np.stack(np.broadcast_arrays(x, y, h), -1)
 
-    def project(self, points):
+    def project(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where points are along the path, by the nearest vertex and its tangent.
 
         Args:
-            points: (..., 2), finite
+            points: (..., 2) metres, finite
 
         Returns:
-            (...,) s, (...,) l
+            (...,) s, (...,) l: metres along, metres to the left
         """
         _, i = self.tree.query(points)
         h, d = self.heading[i], points - self.xy[i]
         return self.s[i] + d[..., 0] * np.cos(h) + d[..., 1] * np.sin(h), -d[..., 0] * np.sin(h) + d[..., 1] * np.cos(h)
 
-
-def route(*pieces, behind=90.0, step=0.5) -> Path:
+# %% ../../nbs/00_scene/20_roads.ipynb #routefun
+def route(*pieces: tuple[float, float], behind: float = 90.0, step: float = 0.5) -> Path:
     """A path of straights and arcs.
 
     Args:
         *pieces: (length in metres, curvature in 1/m, positive to the left), from s = 0 on
         behind: metres of straight road before s = 0
+        step: metres between points
+
+    Returns:
+        Path
     """
     k = np.concatenate([np.zeros(int(behind / step)), *[np.full(max(int(round(n / step)), 1), c) for n, c in pieces]])
-    k = np.convolve(
-        np.pad(k, 5, "edge"), np.ones(11) / 11, "valid"
-    )  # nobody turns the wheel in no time: blend over 5 m
+    # Nobody turns the wheel in no time: blend over 5 m.
+    k = np.convolve(np.pad(k, 5, "edge"), np.ones(11) / 11, "valid")
     heading = np.r_[0, np.cumsum(k * step)]
     middle = heading[:-1] + k * step / 2
     xy = np.stack([np.r_[0, np.cumsum(step * np.cos(middle))], np.r_[0, np.cumsum(step * np.sin(middle))]], 1)
@@ -80,41 +88,67 @@ def route(*pieces, behind=90.0, step=0.5) -> Path:
 LANE = 3.5  # metres
 
 
-def strip(path: Path, start, stop, right, left):
+def strip(path: Path, start: float, stop: float, right: float, left: float) -> np.ndarray:
     """The outline of a strip along a path.
 
     Args:
-        start: s
-        right: l of the right edge
+        path: what it runs along
+        start: s where it begins, metres
+        stop: s where it ends
+        right: l of the right edge, metres to the left of the path
+        left: l of the left edge
 
     Returns:
-        (2M, 2) ring
+        (2M, 2) ring, metres
     """
     s = np.linspace(start, stop, max(int((stop - start) / 2), 2) + 1)
     return np.concatenate([path.at(s, right)[:, :2], path.at(s[::-1], left)[:, :2]])
 
+# %% ../../nbs/00_scene/20_roads.ipynb #lanefun1
+def lane(
+    path: Path,
+    id: str,
+    start: float,
+    stop: float,
+    offset: float,
+    on_route: bool = True,
+    kind: str = "lane",
+    width: float = LANE,
+) -> Area:
+    """A lane beside a path.
 
-def lane(path, id, start, stop, offset, on_route=True, kind="lane", width=LANE):
-    """A lane whose middle is `offset` metres left of the path.
+    Args:
+        path: what it runs along
+        id: of the area
+        start: s where it begins, metres
+        stop: s where it ends
+        offset: metres from the path to the middle of the lane, positive to the left
+        on_route: whether the route runs along it
+        kind: "lane" or "lane_connector"
+        width: metres
 
     Returns:
-        Area
+        Area with a centre line
     """
     line = path.at(np.linspace(start, stop, max(int((stop - start) / 4), 2) + 1), offset)[:, :2]
     return Area(id, kind, strip(path, start, stop, offset - width / 2, offset + width / 2), line, on_route)
 
-
-def straight_road(path: Path, start, stop, lanes=1, opposing=1, shoulder=0.6):
+# %% ../../nbs/00_scene/20_roads.ipynb #roadfun1
+def straight_road(
+    path: Path, start: float, stop: float, lanes: int = 1, opposing: int = 1, shoulder: float = 0.6
+) -> list[Area]:
     """A road along a path: drivable area, lanes, walkways.
 
     Args:
-        start: s
-        lanes: in the direction of travel; the path is the middle of the rightmost
+        path: the middle of the rightmost lane
+        start: s where it begins, metres
+        stop: s where it ends
+        lanes: in the direction of travel
         opposing: lanes the other way, on the left
         shoulder: metres on both sides
 
     Returns:
-        list[Area]
+        list of Area
     """
     left = (lanes + opposing - 0.5) * LANE
     areas = [Area("road", "roadblock", strip(path, start, stop, -LANE / 2 - shoulder, left + shoulder))]
@@ -126,17 +160,18 @@ def straight_road(path: Path, start, stop, lanes=1, opposing=1, shoulder=0.6):
     ]
     return areas
 
-
-def cross_road(pose, half, width=2 * LANE, length=60.0):
+# %% ../../nbs/00_scene/20_roads.ipynb #crossro1
+def cross_road(pose: np.ndarray, half: float, width: float = 2 * LANE, length: float = 60.0) -> list[Area]:
     """A junction: the square, and a road across with a lane each way.
 
     Args:
-        pose: (3,) the middle of the junction, heading of the main road before it
-        half: half the side of the junction's square
-        length: of each arm
+        pose: (3,) the middle of the junction, heading of the main road before it; metres, radians
+        half: half the side of the junction's square, metres
+        width: of the road across, metres without its shoulders
+        length: of each arm, metres
 
     Returns:
-        list[Area]
+        list of Area
     """
     c, s = np.cos(pose[2]), np.sin(pose[2])
     turn = lambda ring: np.asarray(ring) @ np.array([[c, s], [-s, c]]) + pose[:2]
@@ -145,19 +180,31 @@ def cross_road(pose, half, width=2 * LANE, length=60.0):
     arms = [turn([[-w, y0], [w, y0], [w, y1], [-w, y1]]) for y0, y1 in ((-far, -half), (half, far))]
     return [Area("junction", "intersection", square), *[Area(f"arm{i}", "roadblock", a) for i, a in enumerate(arms)]]
 
+# %% ../../nbs/00_scene/20_roads.ipynb #zebrafu1
+def crossing(path: Path, s: float, right: float, left: float, depth: float = 3.0) -> Area:
+    """A pedestrian crossing over a path.
 
-def crossing(path, s, right, left, depth=3.0):
+    Args:
+        path: what it crosses
+        s: metres along the path, where it begins
+        right: l of its right end, metres to the left of the path
+        left: l of its left end
+        depth: metres along the path
+
+    Returns:
+        Area
+    """
     return Area(f"crossing{s:.0f}", "crossing", strip(path, s, s + depth, right, left))
 
 # %% ../../nbs/00_scene/20_roads.ipynb #9d2be0f9
-def boxes_touch(center, half, other, other_half):
+def boxes_touch(center: np.ndarray, half: np.ndarray, other: np.ndarray, other_half: np.ndarray) -> np.ndarray:
     """Whether two rectangles have a point in common.
 
     Args:
-        center: (..., 3) x, y, heading of the first box
-        half: (..., 2) half length, half width
-        other: (..., 3)
-        other_half: (..., 2)
+        center: (..., 3) x, y, heading of the first box; metres, radians
+        half: (..., 2) half length, half width, metres
+        other: (..., 3) likewise of the second
+        other_half: (..., 2) likewise
 
     Returns:
         (...,) bool; touching counts

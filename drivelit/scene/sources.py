@@ -10,14 +10,17 @@ import argparse
 import inspect
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pandas as pd
 from tqdm import tqdm
 
-from .core import Scene, SceneError, to_json
+from .core import Scene, SceneError, file_name, to_json
 
 # %% ../../nbs/00_scene/90_sources.ipynb #801312a6
 SOURCES = dict(
@@ -44,23 +47,33 @@ ASPECTS = (
 )
 
 
-def module(source):
-    "The reader of a source. Raises ValueError that names the sources there are."
+def module(source: str) -> ModuleType:
+    """The reader of a source.
+
+    Args:
+        source: a key of SOURCES
+
+    Returns:
+        the module, with `scenes` and `GIVES`
+
+    Raises:
+        ValueError: another source; the message names those that there are
+    """
     if source not in SOURCES:
         raise ValueError(f"source {source!r} is not one of {', '.join(SOURCES)}")
     return import_module(SOURCES[source])
 
-
-def gives():
+# %% ../../nbs/00_scene/90_sources.ipynb #givesfn1
+def gives() -> pd.DataFrame:
     """What each source gives.
 
     Returns:
-        DataFrame: source x aspect
+        DataFrame: source x aspect, in words that begin with "yes", "no", ...
     """
     return pd.DataFrame({s: module(s).GIVES for s in SOURCES}).T[list(ASPECTS)]
 
 # %% ../../nbs/00_scene/90_sources.ipynb #d9cfcc63
-def open_scenes(source, root=None, **options):
+def open_scenes(source: str, root: str | Path | None = None, **options: Any) -> Iterator[Scene]:
     """The scenes of a source.
 
     Args:
@@ -70,6 +83,10 @@ def open_scenes(source, root=None, **options):
 
     Returns:
         iterator of Scene
+
+    Raises:
+        ValueError: an unknown source or option, or no folder where one is needed
+        SceneError: no such folder; and while reading, the file and what is wrong with it
     """
     read = module(source).scenes
     known = inspect.signature(read).parameters
@@ -84,10 +101,11 @@ def open_scenes(source, root=None, **options):
     return iter(read(root, **options))
 
 # %% ../../nbs/00_scene/90_sources.ipynb #bff716fd
-def has(scene: Scene, aspect):
+def has(scene: Scene, aspect: str) -> bool:
     """Whether this very scene has it.
 
     Args:
+        scene: any scene
         aspect: one of ASPECTS
 
     Returns:
@@ -109,12 +127,20 @@ def has(scene: Scene, aspect):
         speed_limit=lambda: scene.source in ("toy", "navsim") and bool(scene.map.areas),
     )[aspect]()
 
-
-def need(scene: Scene, *aspects) -> Scene:
-    """The scene, or a SceneError that says what its source lacks.
+# %% ../../nbs/00_scene/90_sources.ipynb #needfun1
+def need(scene: Scene, *aspects: str) -> Scene:
+    """The scene, if it has what is asked for.
 
     Args:
+        scene: any scene
         *aspects: of ASPECTS
+
+    Returns:
+        the same scene
+
+    Raises:
+        SceneError: what is missing, and what its source gives
+        ValueError: no such aspect
     """
     for a in aspects:
         if a not in ASPECTS:
@@ -129,21 +155,27 @@ def need(scene: Scene, *aspects) -> Scene:
     return scene
 
 # %% ../../nbs/00_scene/90_sources.ipynb #8dc6001b
-def write_folder(scenes, out, limit=None, require=()):
+def write_folder(
+    scenes: Iterable[Scene], out: str | Path, limit: int | None = None, require: tuple[str, ...] = ()
+) -> dict[str, int]:
     """Scenes as JSON files named by their ids.
 
     Args:
-        scenes: iterator of Scene
+        scenes: of any source
         out: folder
+        limit: at most so many scenes; None: all
         require: aspects that a scene must have; others are skipped and counted
 
     Returns:
-        dict: written, there, skipped
+        how many were written, there before, and skipped
+
+    Raises:
+        SceneError: from a reader, naming the file and what is wrong with it
     """
     out, count = Path(out), dict(written=0, there=0, skipped=0)
     out.mkdir(parents=True, exist_ok=True)
     for scene in tqdm(islice(scenes, limit), total=limit, desc=str(out), mininterval=1):
-        path = out / f"{scene.id}.json"
+        path = out / f"{file_name(scene.id)}.json"
         try:
             need(scene, *require)
         except SceneError as e:
@@ -159,8 +191,19 @@ def write_folder(scenes, out, limit=None, require=()):
             count["written"] += 1
     return count
 
+# %% ../../nbs/00_scene/90_sources.ipynb #mainfun1
+def main(arguments: list[str] | None = None) -> None:
+    """The command `python -m drivelit.scene.sources`.
 
-def main(arguments=None):
+    Args:
+        arguments: of the command; None: those of the process
+
+    Returns:
+        None; what was written is printed
+
+    Raises:
+        SystemExit: with one line that says what is wrong
+    """
     p = argparse.ArgumentParser(
         prog="python -m drivelit.scene.sources", description="Write the scenes of a source as JSON files."
     )
@@ -173,6 +216,9 @@ def main(arguments=None):
         p.add_argument(f"--{name}", type=kind, help="of the reader")
     a = p.parse_args(arguments)
     options = {k: getattr(a, k) for k in ("split", "version", "every", "seed", "n") if getattr(a, k) is not None}
+    failed = []
+    if a.source != "toy":
+        options["on_error"] = lambda e: (failed.append(e), tqdm.write(f"unreadable: {e}", file=sys.stderr))
     try:
         count = write_folder(
             open_scenes(a.source, None if a.root == "-" else a.root, **options),
@@ -182,6 +228,7 @@ def main(arguments=None):
         )
     except (SceneError, ValueError) as e:
         raise SystemExit(str(e)) from None
+    count |= dict(unreadable=len(failed)) if failed else {}
     print(", ".join(f"{v} {k}" for k, v in count.items()))
 
 # %% ../../nbs/00_scene/90_sources.ipynb #ma1n0090
