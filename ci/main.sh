@@ -12,6 +12,7 @@ venv=${DRIVELIT_VENV:-.venv}
 resolved=$(python ci/systems.py "$section")
 read -r system profile run <<<"$resolved"
 mkdir -p "runs/$section"
+case " $* " in *" plan True "* | *" plan true "*) set -- "$@" --log-output ;; esac  # the page is read in the terminal
 papermill "$run" "runs/$section/report.ipynb" -k python3 --cwd "$(dirname "$run")" \
   -p profile "$profile" -p out "$PWD/runs/$section" "$@"
 echo "the executed notebook of $system: runs/$section/report.ipynb"

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['overrides', 'profile_of', 'show_systems', 'show_plan', 'do_run', 'do_stage', 'main']
 
-# %% ../nbs/40_training/60_command.ipynb #3bb0e157
+# %% ../nbs/40_training/60_command.ipynb #49ea79cd
 import argparse
 import importlib
 import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from .training.processes import RunError, follow_parent
 from .training.profiles import ProfileError, find_system, load_profile, preview, profile_names, systems
 
-# %% ../nbs/40_training/60_command.ipynb #65069c8a
+# %% ../nbs/40_training/60_command.ipynb #ba30f3f5
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
     """Keys of a profile from the command line.
 
@@ -55,7 +56,7 @@ def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
     system, _, name = section.partition(".")
     return load_profile(find_system(system).name, name or "laptop", **overrides(pairs) | more)
 
-# %% ../nbs/40_training/60_command.ipynb #939c96de
+# %% ../nbs/40_training/60_command.ipynb #ea19f05b
 def show_systems(given: argparse.Namespace) -> None:
     "systems: the table of systems and their profiles."
     for s in systems().values():
@@ -82,6 +83,13 @@ def do_run(given: argparse.Namespace) -> None:
     print(f"{out}: {', '.join(p.name for p in sorted(Path(out).iterdir()))}")
 
 
+def _until_there(path, seconds=120):
+    "Wait for a file that the first process writes."
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
 def do_stage(given: argparse.Namespace) -> None:
     "stage: one stage of a run; prints its numbers."
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -91,6 +99,8 @@ def do_stage(given: argparse.Namespace) -> None:
 
     if given.profile and os.environ.get("RANK", "0") == "0":
         start(given.out, profile_of(f"{given.system}.{given.profile}", given.set))
+    elif given.profile:
+        _until_there(Path(given.out) / "run.json")
     if given.set and not given.profile:
         raise ProfileError("--set belongs to --profile, which starts the folder")
     if (was := run_profile(given.out).system) != given.system:
@@ -98,7 +108,7 @@ def do_stage(given: argparse.Namespace) -> None:
     result = system.stages.work(given.out, given.stage, given.seed)
     print(json.dumps({k: v for k, v in result.items() if isinstance(v, (str, int, float))}))
 
-# %% ../nbs/40_training/60_command.ipynb #f883bbc8
+# %% ../nbs/40_training/60_command.ipynb #27ef8e05
 def _parser():
     "What the command line understands."
     parser = argparse.ArgumentParser(prog="python -m drivelit", description="Runs of drivelit.")
@@ -145,6 +155,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     return 0
 
-# %% ../nbs/40_training/60_command.ipynb #2bbdb359
+# %% ../nbs/40_training/60_command.ipynb #6abc79c5
 if __name__ == "__main__" and __package__ == "drivelit":  # not in a notebook, whose name is the same
     sys.exit(main())

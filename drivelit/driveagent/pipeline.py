@@ -321,13 +321,7 @@ def run_align(out, profile, seed):
         policy.save(folder / "final")
         return dict(steps=0)
     before = vqa_data.vqa_accuracy(policy, test[:300])
-    result = train_sft(
-        policy,
-        rows,
-        folder,
-        seed=seed,
-        **{k: v for k, v in sft_options(profile).items() if k != "epochs"} | dict(steps=profile.align_steps),
-    )
+    result = train_sft(policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps))
     return result | dict(vqa=vqa_data.vqa_accuracy(policy, test[:300]), vqa_before=before)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127

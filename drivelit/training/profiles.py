@@ -9,7 +9,7 @@ __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'HUB', 'PER_NODE', 'ProfileError', 'key
            'launch', 'notes', 'preview', 'notebook_parameters', 'check_parameters', 'RunParameters', 'run_parameters',
            'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
-# %% ../../nbs/40_training/00_profiles.ipynb #f7080d4c
+# %% ../../nbs/40_training/00_profiles.ipynb #bed8b54c
 import ast
 import configparser
 import difflib
@@ -25,7 +25,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
-# %% ../../nbs/40_training/00_profiles.ipynb #fe8f8721
+# %% ../../nbs/40_training/00_profiles.ipynb #6fd2fcfe
 class ProfileError(ValueError):
     "A profile, key, value or parameter is wrong; the text names file, section and key, and the nearest right one."
 
@@ -61,7 +61,7 @@ def described(cls: type) -> type:
     cls.__doc__ = f"{cls.__doc__.strip()}\n\nAttributes:\n" + "\n".join(lines)
     return cls
 
-# %% ../../nbs/40_training/00_profiles.ipynb #b2320cef
+# %% ../../nbs/40_training/00_profiles.ipynb #74320ad2
 @dataclass(frozen=True)
 class Profile:
     """The numbers of one run that all systems share, typed; `load_profile` checks them.
@@ -135,7 +135,7 @@ class Profile:
 
 described(Profile);
 
-# %% ../../nbs/40_training/00_profiles.ipynb #7c87d8f2
+# %% ../../nbs/40_training/00_profiles.ipynb #c2403efe
 def nearest(name: Any, names: Iterable) -> str:
     """The right name that a misspelt one most likely stands for.
 
@@ -148,7 +148,7 @@ def nearest(name: Any, names: Iterable) -> str:
     """
     return difflib.get_close_matches(str(name), [str(n) for n in names], n=1, cutoff=0.0)[0]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #f9424896
+# %% ../../nbs/40_training/00_profiles.ipynb #533aa477
 WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -191,7 +191,7 @@ def convert(value: Any, kind: type) -> Any:
         raise ValueError("no text")
     return value
 
-# %% ../../nbs/40_training/00_profiles.ipynb #f5a13c49
+# %% ../../nbs/40_training/00_profiles.ipynb #4a17bc23
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a word", tuple: "whole numbers with commas"}
 
 
@@ -251,7 +251,7 @@ def checked(name: str, value: Any, place: str, cls: type = Profile) -> Any:
         )
     return typed(name, value, cls.keys()[name], place)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #8bdeb661
+# %% ../../nbs/40_training/00_profiles.ipynb #dbfab9ea
 SETTINGS = Path(importlib.util.find_spec("drivelit").origin).parent / "settings.ini"  # an installed wheel has it, too
 
 
@@ -291,7 +291,7 @@ def profile_names(system: str | None = None, settings: str | Path = SETTINGS) ->
     """
     return [s for s in read_sections(settings) if "." in s and (system is None or s.startswith(f"{system}."))]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #a49c9d58
+# %% ../../nbs/40_training/00_profiles.ipynb #21e7940d
 @dataclass(frozen=True)
 class System:
     """A row of the table of systems in `settings.ini`.
@@ -378,7 +378,7 @@ def find_system(name: str, settings: str | Path = SETTINGS) -> System:
         )
     return table[name]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #b0f5b126
+# %% ../../nbs/40_training/00_profiles.ipynb #6df5ef4f
 def load_profile(
     system: str | type, name: str = "laptop", settings: str | Path = SETTINGS, **overrides: Any
 ) -> Profile:
@@ -415,7 +415,7 @@ def load_profile(
         raise ProfileError(f"{settings} [{section}]: {'; '.join(found)}")
     return profile
 
-# %% ../../nbs/40_training/00_profiles.ipynb #e65052cd
+# %% ../../nbs/40_training/00_profiles.ipynb #997ee103
 def image_tokens(size: tuple[int, ...]) -> int:
     """Tokens of one image in Qwen2.5-VL: one for each 28 x 28 pixels.
 
@@ -455,11 +455,13 @@ def conflicts(profile: Profile) -> list[str]:
         out.append("sft_epochs: needs the numbers of samples (data_...)")
     if not p.sft_epochs and not p.sft_steps:
         out.append("sft_epochs, sft_steps: both are 0, so nothing is tuned")
+    if p.reference_every and not p.kl:
+        out.append("reference_every: without kl there is no reference to refresh")
     if not p.seeds or len(set(p.seeds)) < len(p.seeds):
         out.append(f"seeds: {p.seeds} names a seed twice, or none")
     return out + p.problems()
 
-# %% ../../nbs/40_training/00_profiles.ipynb #7c83df86
+# %% ../../nbs/40_training/00_profiles.ipynb #0299e9b5
 def steps(profile: Profile) -> dict[str, float]:
     """Updates, episodes and epochs that follow from a profile.
 
@@ -479,21 +481,23 @@ def steps(profile: Profile) -> dict[str, float]:
         rl_epochs=p.rl_steps * p.rl_batch / p.rl_scenes,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #4c304b32
-def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0) -> dict[str, Any]:
+# %% ../../nbs/40_training/00_profiles.ipynb #018f508a
+def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: int | None = None) -> dict[str, Any]:
     """The arguments of `train_sft` that a profile fixes.
 
     Args:
         profile: Profile
         share: of `sft_steps` that this stage takes; with `sft_epochs` the data decide
         rate: times `sft_lr`
+        steps: updates of this stage instead of the profile's
 
     Returns:
         dict of keyword arguments
     """
     # rounding a small share must not leave a stage without any update
-    length = dict(steps=max(1, round(profile.sft_steps * share))) if profile.sft_steps else {}
-    return (length or dict(epochs=profile.sft_epochs)) | dict(
+    steps = steps or (max(1, round(profile.sft_steps * share)) if profile.sft_steps else 0)
+    length = dict(steps=steps) if steps else dict(epochs=profile.sft_epochs)
+    return length | dict(
         lr=profile.sft_lr * rate,
         batch=profile.sft_batch,
         micro_batch=profile.micro_batch,
@@ -503,7 +507,7 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0) -> dict
         checkpointing=profile.checkpointing,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #a3c2a488
+# %% ../../nbs/40_training/00_profiles.ipynb #911602a3
 def rl_options(profile: Profile) -> dict[str, Any]:
     """The arguments of `train_rl` that a profile fixes.
 
@@ -514,8 +518,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         dict of keyword arguments
     """
     # a rollout batch costs several times what a supervised update costs, so it is kept five times as often
-    more = dict(reference_every=profile.reference_every) if profile.reference_every else {}
-    return more | dict(
+    return dict(
         std=profile.std,
         steps=profile.rl_steps,
         batch=profile.rl_batch,
@@ -523,6 +526,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         group=profile.group,
         lr=profile.rl_lr,
         beta=profile.kl,
+        reference_every=profile.reference_every,
         num_iterations=profile.num_iterations,
         temperature=profile.temperature,
         micro_batch=profile.micro_batch,
@@ -533,7 +537,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         max_tokens=profile.tokens,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #4b13a30e
+# %% ../../nbs/40_training/00_profiles.ipynb #d4e190a6
 HUB = {  # shapes of Qwen2.5-VL's language and vision parts, as in the checkpoints' config.json
     "Qwen/Qwen2.5-VL-3B-Instruct": dict(
         hidden_size=2048,
@@ -587,7 +591,7 @@ def model_config(model: str) -> Any:
         )
     return AutoConfig.from_pretrained(model)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #a1ff1633
+# %% ../../nbs/40_training/00_profiles.ipynb #6de74ffd
 def count_weights(config: Any) -> int:
     """The number of weights, counted on PyTorch's meta device: nothing is allocated.
 
@@ -604,7 +608,7 @@ def count_weights(config: Any) -> int:
         model = Qwen2_5_VLForConditionalGeneration(config)
     return sum(p.numel() for p in model.parameters())
 
-# %% ../../nbs/40_training/00_profiles.ipynb #b366448b
+# %% ../../nbs/40_training/00_profiles.ipynb #b7f1d96e
 def _left_behind(bytes_each, width, depth, recompute):
     "Bytes that a token (or a patch) leaves for the backward pass."
     layer = 17 * bytes_each * width
@@ -643,7 +647,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     )
     return {k: v / 1e9 for k, v in parts.items()}
 
-# %% ../../nbs/40_training/00_profiles.ipynb #283db2be
+# %% ../../nbs/40_training/00_profiles.ipynb #fe3c34a6
 PER_NODE = 8  # GPUs in one machine of the commands
 
 
@@ -690,7 +694,7 @@ def launch(
         out.append(_stage_command(p, folder, stage, p.seeds[0], gpus))
     return out
 
-# %% ../../nbs/40_training/00_profiles.ipynb #472eb23f
+# %% ../../nbs/40_training/00_profiles.ipynb #5b5af3fa
 def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     """What this machine lacks for the run, and what does not fit.
 
@@ -720,7 +724,7 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
             )
     return out
 
-# %% ../../nbs/40_training/00_profiles.ipynb #e9af0194
+# %% ../../nbs/40_training/00_profiles.ipynb #3244a705
 def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None) -> str:
     """Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands,
     notes.
@@ -756,7 +760,7 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
     page += ["", *(f"  $ {c}" for c in launch(p, parameters, kinds))]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 
-# %% ../../nbs/40_training/00_profiles.ipynb #3d2deeb8
+# %% ../../nbs/40_training/00_profiles.ipynb #2438d912
 def notebook_parameters(notebook: str | Path) -> list[str]:
     """The parameters that a notebook declares.
 
@@ -798,7 +802,7 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) 
                 f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)})"
             )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #826563e9
+# %% ../../nbs/40_training/00_profiles.ipynb #c7e8429e
 @dataclass(frozen=True)
 class RunParameters:
     """What a run notebook was given, checked.
@@ -855,7 +859,7 @@ def run_parameters(
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
     return RunParameters(settings, folder, resume, plan, flags)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #07573435
+# %% ../../nbs/40_training/00_profiles.ipynb #a23e1ae4
 def skipped(lines: list[str]) -> list[str]:
     """An input transformer of IPython that empties a cell.
 
@@ -883,7 +887,7 @@ def stop_here() -> None:
         shell.input_transformers_cleanup.append(skipped)
     print("stopped after this cell: all later cells are skipped; restart the kernel to run them")
 
-# %% ../../nbs/40_training/00_profiles.ipynb #32f594f5
+# %% ../../nbs/40_training/00_profiles.ipynb #d6f88c26
 def _attributes(tree, names):
     "The attributes that are read on these names: `profile.x`."
     found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
