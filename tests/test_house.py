@@ -10,10 +10,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import nbformat
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 
 from drivelit.training.profiles import load_profile, systems
@@ -223,6 +226,33 @@ def test_every_direct_dependency_is_pinned_with_a_reason():
     extras = [d for group, needs in PROJECT["optional-dependencies"].items() if group != "cluster" for d in needs]
     direct = {re.match(r"[\w-]+", d).group(0).lower() for d in [*PROJECT["dependencies"], *extras]} - {"drivelit"}
     assert direct - reasons == set()
+
+
+def needed(requirement, seen):
+    "The names of a requirement and of all that it pulls in, as far as it is installed."
+    wanted = Requirement(requirement)
+    for extra in wanted.extras or {""}:
+        if (key := (canonicalize_name(wanted.name), extra)) in seen:
+            continue
+        seen.add(key)
+        try:
+            below = metadata.requires(wanted.name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for text in below:
+            r = Requirement(text)
+            if r.marker is None or r.marker.evaluate({"extra": extra}):
+                needed(text, seen)
+
+
+def test_everything_that_is_pulled_in_is_pinned():
+    pinned = {canonicalize_name(m.group(1)) for line in CONSTRAINTS if (m := re.match(r"([\w.-]+)==", line))}
+    extras = [d for group, needs in PROJECT["optional-dependencies"].items() if group != "cluster" for d in needs]
+    seen = set()
+    for requirement in [*PROJECT["dependencies"], *(e for e in extras if not e.startswith("drivelit"))]:
+        needed(requirement, seen)
+    tools = {"pip", "setuptools", "wheel"}  # of the environment itself
+    assert {n for n, _ in seen} - pinned - tools == set()
 
 
 def test_what_is_subclassed_is_pinned_to_the_minor_version():
