@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'OLD_NAMES', 'MOST_FREQUENT', 'ORDERINGS', 'collect', 'read', 'values', 'table6', 'looks', 'table7', 'table8',
-           'table9', 'table3', 'comparisons', 'orderings', 'plot_stages', 'plot_episode', 'real_table']
+           'table9', 'table3', 'comparisons', 'orderings', 'plot_stages', 'example_figure', 'plot_episode',
+           'real_table']
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #855b773e
 import json
@@ -13,10 +14,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from .evaluation import play
+from .evidence import evidence
+from .labels import label_scene
 from .pipeline import STAGES, TRAINED, variant_of
+from .toolkit import Toolkit
 from .variants import VARIANTS, task_for
+from ..scene.town import make_scene
 from ..training.processes import write_json
 from ..training.report import cell, verdict
 
@@ -313,6 +319,43 @@ def plot_stages(results):
         ax.plot(range(len(stages)), v.mean(1), marker="o", color="#4263eb")
         ax.set(xticks=range(len(stages)), xticklabels=[ROWS[s] for s in stages], title=title, ylabel="%")
     return axes
+
+# %% ../../nbs/51_driveagent/64_report.ipynb #c129e5d2
+def example_figure(family: str = "red_light", number: int = 515, place: float = 0.2) -> Figure:
+    """Looking again, by a scripted example: what the policy is shown, what it asks and gets, what it decides.
+
+    Args:
+        family: of the toy town
+        number: of the scene
+        place: along its script, 0 to 1
+
+    Returns:
+        a figure for an overview
+    """
+    scene, kit = make_scene(family, number, place), Toolkit()
+    truth, (found, *_) = label_scene(scene), evidence(scene)
+    call, shown = found.calls[0], kit(scene, "Retrieve View", dict(view_index="front")).image
+    reply = kit(scene, call.name, call.params)
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(12, 3.9), width_ratios=(1, 1, 0.72), layout="constrained"
+    )
+    wide = scene.cameras["CAM_FRONT"].width / shown.width
+    x0, y0, x1, y1 = (v / wide for v in call.params["bbox"])
+    left.imshow(shown)
+    left.add_patch(plt.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec="#ffd43b", lw=2.5))
+    left.set_title(f"1. What it is shown: {shown.width} x {shown.height} pixels", fontsize=14)
+    left.set_xlabel(f"“{found.doubt}”", fontsize=13)
+    middle.imshow(reply.image)
+    middle.set_title(f"2. It asks: {call.name},\n“{call.params['description']}”, box {call.params['bbox']}", fontsize=13)
+    middle.set_xlabel(f"answer: {reply.text}\n“{found.finding}”", fontsize=13)
+    for ax in (left, middle):
+        ax.set(xticks=[], yticks=[])
+    right.set_title("3. What it decides", fontsize=14)
+    steps = [f"{2 * k} s   {s}, {t}" for k, (s, t) in enumerate(truth)]
+    right.text(0.02, 0.92, "\n\n".join(steps), fontsize=13, va="top", transform=right.transAxes)
+    right.set_axis_off()
+    figure.suptitle("Looking again: a scripted example in the toy town, not a trained policy", fontsize=15)
+    return figure
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #d75fb62b
 def plot_episode(policy, scenes, profile, seed=0, variant="full"):
