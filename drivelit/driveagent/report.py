@@ -346,7 +346,9 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     left.set_title(f"1. What it is shown: {shown.width} x {shown.height} pixels", fontsize=14)
     left.set_xlabel(f"“{found.doubt}”", fontsize=13)
     middle.imshow(reply.image)
-    middle.set_title(f"2. It asks: {call.name},\n“{call.params['description']}”, box {call.params['bbox']}", fontsize=13)
+    middle.set_title(
+        f"2. It asks: {call.name},\n“{call.params['description']}”, box {call.params['bbox']}", fontsize=13
+    )
     middle.set_xlabel(f"answer: {reply.text}\n“{found.finding}”", fontsize=13)
     for ax in (left, middle):
         ax.set(xticks=[], yticks=[])
