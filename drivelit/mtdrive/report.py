@@ -30,7 +30,7 @@ from .task import MTDriveTask
 from ..policy.engines import Completion
 from ..rollout.core import Episode, TurnState
 from ..scene.core import Scene
-from ..scene.plot import box_corners, ego_corners, plot_scene
+from ..scene.plot import AGENT_COLORS, box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
 from ..training import report
 from ..training.report import cell
@@ -335,13 +335,18 @@ def draw_turn(
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #3dd9bf1c
 def turn_legend(
-    figure: Figure, expert: bool = True, plan: str = "this turn's plan", before: str = "previous plan"
+    figure: Figure,
+    scene: Scene,
+    extent: tuple[float, float, float, float],
+    plan: str = "this turn's plan",
+    before: str = "previous plan",
 ) -> None:
     """One legend for all panels, below them.
 
     Args:
         figure: with constrained layout
-        expert: the scenes have an expert, which is drawn in green
+        scene: that is drawn: its expert and its kinds of road users
+        extent: x from, x to, y from, y to (m) of what is seen of it
         plan: what the magenta line is called
         before: what the grey line is called; "": there is none
 
@@ -353,11 +358,15 @@ def turn_legend(
         Patch(facecolor="#212529", label="ego now"),
         line(PLAN_COLOR, "-", plan, marker="o", ms=4),
         *([line(BEFORE_COLOR, "--", before, marker="o", ms=3)] if before else []),
-        *([line("#51cf66", "-", "expert", lw=5, alpha=0.7)] if expert else []),
+        *([line("#51cf66", "-", "expert", lw=5, alpha=0.7)] if scene.expert is not None else []),
         line(WRONG_COLOR, "", "point that the feedback names", marker="x", ms=9, mew=3),
         Patch(facecolor=WRONG_COLOR, alpha=0.55, label="road user that the feedback names, when the car is there"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    now = [(a.type, a.poses[0] if len(a.times) == 1 else a.at(0.0)) for a in scene.agents]
+    inside = lambda p: extent[0] < p[0] < extent[1] and extent[2] < p[1] < extent[3]
+    for kind in dict.fromkeys(t for t, p in now if p is not None and inside(p)):
+        handles.append(line(AGENT_COLORS[kind], "", kind.replace("_", " "), marker="s", ms=8))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #8e4ed1d0
 def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
@@ -379,7 +388,7 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
     columns = 1 if shape < 0.35 else min(episode.turns, 3)
     rows = -(-episode.turns // columns)
     width = 9 if columns == 1 else 13
-    size = (width, rows * (width / columns * shape + 0.7) + 1.2)
+    size = (width, rows * ((width / columns - 0.8) * shape + 0.95) + 1.0)  # room for axes, titles and the legend
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for j, ax in enumerate(axes.flat):
         if j >= episode.turns:
@@ -389,7 +398,7 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
         words = turn_words(j + 1, plans[j], info["issues"], episode.rewards[j]["pdms"])
         draw_turn(scene, plans[j], info["issues"], before, ax, extent, words)
     figure.suptitle(title, fontsize=14)
-    turn_legend(figure, scene.expert is not None)
+    turn_legend(figure, scene, extent)
     return figure
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #8ac7b080
