@@ -290,7 +290,7 @@ def read(log: str | Path, time: float, history: float = 2.0) -> Scene:
         SceneError: naming the file and what is wrong with it
     """
     d = load(str(log))
-    if not 0 <= time <= d["times"][-1]:
+    if not -0.05 < time < d["times"][-1] + 0.05:  # sweeps come a few milliseconds early or late
         raise SceneError(f"{log}: time {time} s is outside the log (0 to {d['times'][-1]:.1f} s)")
     with reading(log):
         return _scene(d, float(time), int(np.abs(d["times"] - time).argmin()), history)
