@@ -123,8 +123,8 @@ def _wrong_keys(found, keys):
 def parse_json(text: Any, *, keys: Any = None, most: int = 100_000) -> Any:
     """The one JSON value in a text; a value or a reason for any text, in time linear in its length.
 
-    Refused are: anything before or behind the value, a key that stands twice, NaN and infinity (also 1e999), a number of
-    more than 30 characters, more than 32 brackets open at once, half a surrogate pair.
+    Refused are: anything before or behind the value, a key that stands twice, NaN and infinity (also 1e999), a number
+    of more than 30 characters, more than 32 brackets open at once, half a surrogate pair.
 
     Args:
         text: anything
