@@ -25,6 +25,7 @@ from trl.trainer.utils import (
 from drivelit.driveagent import formats
 from drivelit.driveagent.task import DriveAgentTask
 from drivelit.mtdrive import data
+from drivelit.mtdrive.formats import fixed_parts, kit_text
 from drivelit.mtdrive.task import MTDriveTask
 from drivelit.policy.engines import Completion, Conversation, TransformersEngine
 from drivelit.policy.model import load_policy
@@ -158,7 +159,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="toy")
     torch.set_num_threads(1)
-    policy, some, task = load_policy("toy", size=parser.parse_args().size), scenes(60), MTDriveTask(max_turns=2)
+    policy = load_policy("toy", size=parser.parse_args().size, text=kit_text(), fixed=fixed_parts())
+    some, task = scenes(60), MTDriveTask(max_turns=2)
     sft(
         policy,
         data.single_turn(some, task) + data.two_turn(some, None, task) + data.pdm_understanding(some, None, 120, task),

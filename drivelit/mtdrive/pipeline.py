@@ -18,6 +18,7 @@ import numpy as np
 
 from ..data.rows import Rows, card, read_rows, write_rows
 from . import data as mtdata
+from .formats import fixed_parts, kit_text
 from .evaluation import baselines, evaluate, play, task_for
 from ..rollout.core import Episode
 from .profile import MTDriveProfile
@@ -255,7 +256,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: what `train_sft` and `evaluate` return
     """
     before = start_of(stage, profile.sft_warm)
-    policy = load(trained(out, before, seed) if before else profile.model, profile, seed)
+    policy = load(trained(out, before, seed) if before else profile.model, profile, seed, kit_text(), fixed_parts())
     result = train_sft(
         policy,
         rows_of(stage, out, seed),

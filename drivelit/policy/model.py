@@ -365,9 +365,7 @@ def _render(policy, messages, prompt):
 
 def _encoded(policy, text, messages):
     "Rendered text as ids, each image placeholder repeated for its image."
-    parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
-    resize = getattr(policy.processor, "resize", lambda i: i.convert("RGB"))
-    images = [resize(p["image"]) for p in parts if p["type"] == "image"]
+    images = policy.media(messages)
     ids, image = policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.image_token_id
     if ids.count(image) != len(images):
         raise ValueError(f"the text has {ids.count(image)} image placeholder(s), the messages {len(images)} image(s)")
@@ -408,6 +406,12 @@ class Policy:
         "How many tokens the model reads an image as; the image as `encode` returns it."
         ip = self.processor.image_processor
         return ip.get_number_of_image_patches(image.height, image.width, {}) // ip.merge_size**2
+
+    def media(self, messages: list[dict]) -> list:
+        "The media of a conversation, in order and as the policy wants them: RGB images at its own size."
+        parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
+        resize = getattr(self.processor, "resize", lambda i: i.convert("RGB"))
+        return [resize(p["image"]) for p in parts if p["type"] == "image"]
 
     def encode(self, messages: list[dict], add_generation_prompt: bool = True) -> Encoded:
         """The token ids and media of a conversation.

@@ -159,7 +159,7 @@ def collator(
 
     def collate(chosen):
         numbers = [c["labels"] for c in chosen]
-        images = [policy._images(with_images(rows[n])) for n in numbers]
+        images = [policy.media(with_images(rows[n])) for n in numbers]
         batch = policy.collate([encoded[n][0] for n in numbers], images, pad="right")
         labels = torch.full_like(batch["input_ids"], IGNORE)
         for i, n in enumerate(numbers):
