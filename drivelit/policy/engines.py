@@ -74,9 +74,12 @@ class EngineError(RuntimeError):
         refused: this conversation has no usable answer, others may; asking again brings the same
     """
 
-    def __init__(self, text: str, index: int = -1, refused: bool = False) -> None:
+    refused = False  # a subclass may be about refusals alone
+
+    def __init__(self, text: str, index: int = -1, refused: bool | None = None) -> None:
         super().__init__(text)
-        self.index, self.refused = index, refused
+        self.index = index
+        self.refused = type(self).refused if refused is None else refused
 
 
 def _wanted(on_error, **numbers):
