@@ -5,14 +5,17 @@
 # %% auto #0
 __all__ = ['TurnState', 'Step', 'Task', 'Episode', 'begin', 'add_completion', 'add_messages', 'cut', 'rollout']
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #eefedcd1
+# %% ../../nbs/30_rollout/00_rollout.ipynb #485d0fca
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from ..policy.engines import Completion, Conversation
+from ..policy.model import Policy
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #ba60c9c6
+# %% ../../nbs/30_rollout/00_rollout.ipynb #89397175
 @dataclass
 class TurnState:
     """Where an episode stands when the task judges a completion. The same object lives as long as its episode.
@@ -24,8 +27,8 @@ class TurnState:
         memory: the task's own notes about this episode
     """
 
-    scene: object
-    messages: list
+    scene: Any
+    messages: list[dict]
     turn: int
     memory: dict = field(default_factory=dict)
 
@@ -40,15 +43,16 @@ class Step:
         info: anything worth keeping
     """
 
-    messages: list
-    rewards: dict
+    messages: list[dict] | None
+    rewards: dict[str, float]
     info: dict = field(default_factory=dict)
 
-
+# %% ../../nbs/30_rollout/00_rollout.ipynb #0364e0f1
 class Task:
     "What an episode is about. A system overrides `prompt` and `step`, or `step_batch` to judge many at once."
 
-    def prompt(self, scene) -> list:
+    def prompt(self, scene: Any) -> list[dict]:
+        "The first messages: {role, content}; content a string or a list of {type: image | text, ...}."
         raise TypeError(f"{type(self).__name__} has no prompt()")
 
     def step(self, state: TurnState, completion: Completion) -> Step:
@@ -63,20 +67,24 @@ class Task:
         """
         raise TypeError(f"{type(self).__name__} has no step()")
 
-    def step_batch(self, states, completions):
+    def step_batch(self, states: list[TurnState], completions: list[Completion]) -> list[Step]:
+        "`step` for many episodes at the same turn; override it where judging together is faster."
         return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
 
-    def opening(self, scene, place, group) -> str:
-        "The first words of the answer, if they are not the policy's to choose; `place` of 0 to group - 1 among the episodes of the scene."
+    def opening(self, scene: Any, place: int, group: int) -> str:
+        "The first words of an answer, if the policy does not choose them; `place` from 0 to group - 1 in its group."
         return ""
 
-    def outcome(self, episode):
+    def outcome(self, episode: "Episode") -> Any:
         "What `compare` has to know of an episode: plain values, since they travel between processes."
         return episode.reward().tolist()
 
-    def compare(self, outcomes, groups):
-        """The rewards that training takes. A task in which an episode's reward depends on the others of its group
-        overrides this.
+    def compare(self, outcomes: list, groups: Sequence[int]) -> np.ndarray:
+        """The rewards that training takes. A task that compares the episodes of a group overrides this.
+
+        Args:
+            outcomes: of B episodes
+            groups: the group of each
 
         Returns:
             (B, J) the reward of each turn, NaN where there was none
@@ -84,75 +92,101 @@ class Task:
         width = max(map(len, outcomes))
         return np.array([list(o) + [np.nan] * (width - len(o)) for o in outcomes], float)
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #52896d1d
+# %% ../../nbs/30_rollout/00_rollout.ipynb #97ece06f
 @dataclass
 class Episode:
     """One played conversation.
 
     Attributes:
+        scene_id: of the scene that it began with
         messages: the conversation as messages
         ids: token ids of everything
         turn: for each id: -1 prompt or feedback, j a token of turn j
-        logprobs: for each id: log-probability when it was drawn, 0 where turn < 0; NaN if the engine did not
-            tell
-        images: in the order of their placeholders
+        logprobs: for each id: log-probability when it was drawn, 0 where turn < 0; NaN if the engine did not tell
+        images: media in the order of their placeholders
+        prompt_length: ids before the first token that was drawn
         texts: completions, one for each turn
-        rewards: dicts, one for each turn
-        infos: dicts, one for each turn
+        rewards: name -> number, one dict for each turn
+        infos: one dict for each turn
         truncated: it ran into max_tokens
     """
 
     scene_id: str
-    messages: list
-    ids: list
-    turn: list
-    logprobs: list
+    messages: list[dict]
+    ids: list[int]
+    turn: list[int]
+    logprobs: list[float]
     images: list
     prompt_length: int
-    texts: list = field(default_factory=list)
-    rewards: list = field(default_factory=list)
-    infos: list = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    rewards: list[dict] = field(default_factory=list)
+    infos: list[dict] = field(default_factory=list)
     truncated: bool = False
 
     @property
-    def turns(self):
+    def turns(self) -> int:
+        "How many turns were played."
         return len(self.texts)
 
-    def reward(self, name="reward"):
-        return np.array([r.get(name, np.nan) for r in self.rewards], float)  # (turns,)
+    def reward(self, name: str = "reward") -> np.ndarray:
+        "(turns,) one reward over the turns; NaN where a turn has none of this name."
+        return np.array([r.get(name, np.nan) for r in self.rewards], float)
 
-# %% ../../nbs/30_rollout/00_rollout.ipynb #96e2c68a
-def begin(policy, task, scene, opening=""):
+    def append(self, ids: list[int], turn: int, logprobs: list[float]) -> None:
+        "Make the row longer."
+        self.ids += ids
+        self.turn += [turn] * len(ids)
+        self.logprobs += logprobs
+
+# %% ../../nbs/30_rollout/00_rollout.ipynb #feabcb9e
+def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
     """The first prompt of a scene, and the words that the answer must begin with.
+
+    Args:
+        policy: its tokenizer and template write the row
+        task: Task
+        scene: what the task understands
+        opening: words that are put into the policy's mouth
 
     Returns:
         Episode with its prompt
+
+    Raises:
+        TypeError: the task's prompt is no list of messages
     """
     messages = task.prompt(scene)
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
+        what = f"{type(task).__name__}.prompt gave a {type(messages).__name__}"
+        raise TypeError(f'{what}, expected a list of messages such as [{{"role": "user", "content": "..."}}]')
     e = policy.encode(messages)
     ids = e.input_ids + policy.tokenizer(opening, add_special_tokens=False)["input_ids"]
-    return Episode(
-        str(getattr(scene, "id", scene)),
-        list(messages),
-        ids,
-        [-1] * len(ids),
-        [0.0] * len(ids),
-        list(e.images),
-        len(ids),
-    )
+    name = str(getattr(scene, "id", scene))
+    return Episode(name, list(messages), ids, [-1] * len(ids), [0.0] * len(ids), list(e.images), len(ids))
 
+# %% ../../nbs/30_rollout/00_rollout.ipynb #894fc546
+def add_completion(episode: Episode, completion: Completion, number: int) -> None:
+    """Append what the policy said.
 
-def add_completion(episode, completion, number):
-    "Append what the policy said."
-    episode.ids += completion.ids
-    episode.turn += [number] * len(completion.ids)
-    episode.logprobs += completion.logprobs if completion.logprobs is not None else [np.nan] * len(completion.ids)
+    Args:
+        episode: is changed
+        completion: with its token ids
+        number: of the turn, from 0
+    """
+    unknown = [np.nan] * len(completion.ids)
+    episode.append(completion.ids, number, unknown if completion.logprobs is None else completion.logprobs)
     episode.texts.append(completion.text)
     episode.messages.append({"role": "assistant", "content": [{"type": "text", "text": completion.text}]})
 
 
-def add_messages(policy, episode, messages, closed, limit):
+def add_messages(policy: Policy, episode: Episode, messages: list[dict], closed: bool, limit: int) -> bool:
     """Append what the task answers, if another turn fits behind it.
+
+    Args:
+        policy: its tokenizer and template write the row
+        episode: is changed if it fits
+        messages: of the task
+        closed: the completion before them ends with the end-of-turn token
+        limit: tokens of an episode
 
     Returns:
         whether it still fits
@@ -160,79 +194,121 @@ def add_messages(policy, episode, messages, closed, limit):
     more = policy.encode_more(messages, closed=closed)
     if len(episode.ids) + len(more.input_ids) >= limit:
         return False
-    episode.ids += more.input_ids
-    episode.turn += [-1] * len(more.input_ids)
-    episode.logprobs += [0.0] * len(more.input_ids)
+    episode.append(more.input_ids, -1, [0.0] * len(more.input_ids))
     episode.images += more.images
     episode.messages += messages
     return True
 
 
-def cut(policy, completion, room):
-    "A completion that leaves its episode no longer than it may be."
+def cut(policy: Policy, completion: Completion, room: int) -> Completion:
+    """A completion that leaves its episode no longer than it may be.
+
+    Args:
+        policy: its tokenizer decodes what is left
+        completion: with its token ids
+        room: tokens
+
+    Returns:
+        the completion itself, or a shorter one that stops by its length
+    """
     if len(completion.ids) <= room:
         return completion
     ids, logprobs = completion.ids[:room], completion.logprobs and completion.logprobs[:room]
     return replace(completion, text=policy.tokenizer.decode(ids), ids=ids, logprobs=logprobs, stop="length")
 
+# %% ../../nbs/30_rollout/00_rollout.ipynb #7269ad8d
+def _say(engine, policy, episodes, openings, room, turn, seed, **sampling):
+    "One completion for each episode, no longer than its room; the first begins with its opening."
+    asked = [
+        Conversation(e.messages, e.ids, e.images, "" if turn else begun)
+        for e, begun in zip(episodes, openings, strict=True)
+    ]
+    seed = None if seed is None else seed * 1000 + turn
+    said = engine.generate(asked, max_new_tokens=max(room), seed=seed, **sampling)
+    if any(c.text and not c.ids for c in said):
+        raise ValueError(
+            f"{type(engine).__name__} gives texts without token ids, which an episode is made of; pass policy="
+        )
+    said = [cut(policy, c, r) for c, r in zip(said, room, strict=True)]
+    # The opening was read, not drawn: it belongs to the text, and never to the ids.
+    return said if turn else [replace(c, text=begun + c.text) for begun, c in zip(openings, said, strict=True)]
+
+
+def _judge(task, states, episodes, said, turn):
+    "The task's Step for each completion."
+    for state, episode in zip(states, episodes, strict=True):
+        state.messages, state.turn = list(episode.messages), turn
+    steps = task.step_batch(states, said)
+    wrong = next((s for s in steps if not isinstance(s, Step)), None)
+    if wrong is not None or len(steps) != len(said):
+        found = f"{len(steps)} steps" if wrong is None else f"a {type(wrong).__name__}"
+        raise TypeError(f"{type(task).__name__}.step_batch: expected {len(said)} Steps, found {found}")
+    return steps
+
+# %% ../../nbs/30_rollout/00_rollout.ipynb #9cdfc068
+def _begin_all(policy, task, scenes, places, max_tokens):
+    "Episodes with their prompts, and the opening of each."
+    places = [(0, 1)] * len(scenes) if places is None else places
+    if len(places) != len(scenes):
+        raise ValueError(f"places: {len(places)} for {len(scenes)} scenes")
+    openings = [task.opening(s, *at) for s, at in zip(scenes, places, strict=True)]
+    episodes = [begin(policy, task, s, o) for s, o in zip(scenes, openings, strict=True)]
+    for e in episodes:
+        if e.prompt_length >= max_tokens:
+            raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
+    return episodes, openings
+
 
 def rollout(
-    engine,
-    policy,
-    task,
-    scenes,
+    engine: Any,
+    policy: Policy,
+    task: Task,
+    scenes: Sequence,
     *,
-    max_turns=6,
-    max_new_tokens=128,
-    max_tokens=11_500,
-    temperature=1.0,
-    top_p=1.0,
-    seed=None,
-    places=None,
-    on_episode=None,
-):
+    max_turns: int = 6,
+    max_new_tokens: int = 128,
+    max_tokens: int = 11_500,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    places: Sequence[tuple[int, int]] | None = None,
+    on_episode: Callable[[int, Episode], Any] | None = None,
+) -> list[Episode]:
     """Play every scene to its end.
 
     Args:
-        engine: generates completions
-        policy: Policy: its tokenizer and template write the rows
+        engine: generates completions with token ids
+        policy: its tokenizer and template write the rows
         task: Task
-        scenes: list; repeat a scene to play it several times
-        max_new_tokens: for each turn
-        max_tokens: for an episode
+        scenes: repeat a scene to play it several times
+        max_turns: of an episode
+        max_new_tokens: of each turn
+        max_tokens: of an episode
+        temperature: 0: the most likely tokens
+        top_p: share of the probability mass that is drawn from
+        seed: the engine gets seed * 1000 + turn; None: another one each time
         places: (place in its group, size of the group) of each episode; default: each is alone
         on_episode: called with (index, episode) as soon as an episode is over
 
     Returns:
-        list[Episode], one for each scene, in order
+        one Episode for each scene, in order
+
+    Raises:
+        ValueError: a prompt that is too long, names the scene; an engine without token ids
+        TypeError: a task whose prompt or steps are of another kind
     """
-    openings = [task.opening(s, *at) for s, at in zip(scenes, places or [(0, 1)] * len(scenes), strict=True)]
-    episodes = [begin(policy, task, s, o) for s, o in zip(scenes, openings, strict=True)]
+    scenes = list(scenes)
+    episodes, openings = _begin_all(policy, task, scenes, places, max_tokens)
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
-    too_long = [i for i, e in enumerate(episodes) if e.prompt_length >= max_tokens]
-    if too_long:
-        e = episodes[too_long[0]]
-        raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
     active = list(range(len(scenes)))
-    for turn in range(max_turns if scenes else 0):
-        asked = [
-            Conversation(episodes[i].messages, episodes[i].ids, episodes[i].images, "" if turn else openings[i])
-            for i in active
-        ]
-        room = [min(max_new_tokens, max_tokens - len(episodes[i].ids)) for i in active]
-        said = engine.generate(
-            asked,
-            max_new_tokens=max(room),
-            temperature=temperature,
-            top_p=top_p,
-            seed=None if seed is None else seed * 1000 + turn,
-        )
-        said = [cut(policy, c, r) for c, r in zip(said, room, strict=True)]
-        if not turn:
-            said = [replace(c, text=openings[i] + c.text) for i, c in zip(active, said, strict=True)]
-        for i in active:
-            states[i].messages, states[i].turn = list(episodes[i].messages), turn
-        steps = task.step_batch([states[i] for i in active], said)
+    for turn in range(max_turns):
+        if not active:
+            break
+        of = lambda things: [things[i] for i in active]  # noqa: B023  used in this turn only
+        room = [min(max_new_tokens, max_tokens - len(e.ids)) for e in of(episodes)]
+        sampling = dict(temperature=temperature, top_p=top_p)
+        said = _say(engine, policy, of(episodes), of(openings), room, turn, seed, **sampling)
+        steps = _judge(task, of(states), of(episodes), said, turn)
         going = []
         for i, completion, step, left in zip(active, said, steps, room, strict=True):
             episode = episodes[i]
@@ -241,12 +317,11 @@ def rollout(
             episode.infos.append(step.info)
             more = step.messages is not None and turn + 1 < max_turns
             fits = more and add_messages(policy, episode, step.messages, completion.stop == "eos", max_tokens)
+            # A turn that only its own limit has ended is no truncation: the next one goes on behind it.
             episode.truncated = (more and not fits) or (completion.stop == "length" and left < max_new_tokens)
             if fits:
                 going.append(i)
             elif on_episode:
                 on_episode(i, episode)
         active = going
-        if not active:
-            break
     return episodes
