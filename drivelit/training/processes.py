@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RunError', 'write_json', 'follow_parent', 'holder', 'hold']
 
-# %% ../../nbs/40_training/35_processes.ipynb #efc3c014
+# %% ../../nbs/40_training/35_processes.ipynb #ab8dbb70
 import json
 import os
 import socket
@@ -18,11 +18,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-# %% ../../nbs/40_training/35_processes.ipynb #fe1c42f2
+# %% ../../nbs/40_training/35_processes.ipynb #b54088a7
 class RunError(ValueError):
     "A run cannot start or go on; the text says which folder and stage, and what to do."
 
-# %% ../../nbs/40_training/35_processes.ipynb #f580883c
+# %% ../../nbs/40_training/35_processes.ipynb #b45f0512
 def write_json(path: str | Path, value: Any) -> Path:
     """Write a file that is either complete or absent.
 
@@ -40,7 +40,7 @@ def write_json(path: str | Path, value: Any) -> Path:
     os.replace(new, path)
     return path
 
-# %% ../../nbs/40_training/35_processes.ipynb #3ee6670a
+# %% ../../nbs/40_training/35_processes.ipynb #d0a9220d
 def follow_parent(parent: int, every: float = 0.5) -> None:
     """Leave as soon as the process that started this one is gone.
 
@@ -61,7 +61,7 @@ def follow_parent(parent: int, every: float = 0.5) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
 
-# %% ../../nbs/40_training/35_processes.ipynb #0f3de4dd
+# %% ../../nbs/40_training/35_processes.ipynb #6f36fd3f
 def holder(folder: str | Path) -> str:
     """Who holds a folder, in words.
 

@@ -9,7 +9,7 @@ __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'HUB', 'PER_NODE', 'ProfileError', 'key
            'launch', 'notes', 'preview', 'notebook_parameters', 'check_parameters', 'RunParameters', 'run_parameters',
            'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
-# %% ../../nbs/40_training/00_profiles.ipynb #bed8b54c
+# %% ../../nbs/40_training/00_profiles.ipynb #3d4ac199
 import ast
 import configparser
 import difflib
@@ -25,7 +25,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
-# %% ../../nbs/40_training/00_profiles.ipynb #6fd2fcfe
+# %% ../../nbs/40_training/00_profiles.ipynb #63534fbf
 class ProfileError(ValueError):
     "A profile, key, value or parameter is wrong; the text names file, section and key, and the nearest right one."
 
@@ -58,16 +58,20 @@ def described(cls: type) -> type:
         the class
     """
     lines = [f"    {name}: {f.metadata['unit']} (default {f.default!r})" for name, f in cls.keys().items()]
-    cls.__doc__ = f"{cls.__doc__.strip()}\n\nAttributes:\n" + "\n".join(lines)
+    told = inspect.cleandoc(cls.__doc__)
+    cls.__doc__ = "\n".join([told if "\nAttributes:\n" in told else f"{told}\n\nAttributes:", *lines])
     return cls
 
-# %% ../../nbs/40_training/00_profiles.ipynb #74320ad2
+# %% ../../nbs/40_training/00_profiles.ipynb #ed16324f
 @dataclass(frozen=True)
 class Profile:
     """The numbers of one run that all systems share, typed; `load_profile` checks them.
 
     A system subclasses it, adds keys and says how many answers, pictures and samples they lead to.
-    `name` is the profile's name, `origin` says where each value comes from.
+
+    Attributes:
+        name: of the profile: "smoke", "laptop", "paper"
+        origin: key -> where its value comes from
     """
 
     system: ClassVar[str] = ""  # a name in the table of systems
@@ -135,7 +139,7 @@ class Profile:
 
 described(Profile);
 
-# %% ../../nbs/40_training/00_profiles.ipynb #c2403efe
+# %% ../../nbs/40_training/00_profiles.ipynb #95c62f71
 def nearest(name: Any, names: Iterable) -> str:
     """The right name that a misspelt one most likely stands for.
 
@@ -148,7 +152,7 @@ def nearest(name: Any, names: Iterable) -> str:
     """
     return difflib.get_close_matches(str(name), [str(n) for n in names], n=1, cutoff=0.0)[0]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #533aa477
+# %% ../../nbs/40_training/00_profiles.ipynb #6a3ae5d5
 WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -191,7 +195,7 @@ def convert(value: Any, kind: type) -> Any:
         raise ValueError("no text")
     return value
 
-# %% ../../nbs/40_training/00_profiles.ipynb #4a17bc23
+# %% ../../nbs/40_training/00_profiles.ipynb #805d78d7
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a word", tuple: "whole numbers with commas"}
 
 
@@ -251,7 +255,7 @@ def checked(name: str, value: Any, place: str, cls: type = Profile) -> Any:
         )
     return typed(name, value, cls.keys()[name], place)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #dbfab9ea
+# %% ../../nbs/40_training/00_profiles.ipynb #ebc65a99
 SETTINGS = Path(importlib.util.find_spec("drivelit").origin).parent / "settings.ini"  # an installed wheel has it, too
 
 
@@ -291,7 +295,7 @@ def profile_names(system: str | None = None, settings: str | Path = SETTINGS) ->
     """
     return [s for s in read_sections(settings) if "." in s and (system is None or s.startswith(f"{system}."))]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #21e7940d
+# %% ../../nbs/40_training/00_profiles.ipynb #144ec7c3
 @dataclass(frozen=True)
 class System:
     """A row of the table of systems in `settings.ini`.
@@ -378,7 +382,7 @@ def find_system(name: str, settings: str | Path = SETTINGS) -> System:
         )
     return table[name]
 
-# %% ../../nbs/40_training/00_profiles.ipynb #6df5ef4f
+# %% ../../nbs/40_training/00_profiles.ipynb #a7752428
 def load_profile(
     system: str | type, name: str = "laptop", settings: str | Path = SETTINGS, **overrides: Any
 ) -> Profile:
@@ -415,7 +419,7 @@ def load_profile(
         raise ProfileError(f"{settings} [{section}]: {'; '.join(found)}")
     return profile
 
-# %% ../../nbs/40_training/00_profiles.ipynb #997ee103
+# %% ../../nbs/40_training/00_profiles.ipynb #3705db77
 def image_tokens(size: tuple[int, ...]) -> int:
     """Tokens of one image in Qwen2.5-VL: one for each 28 x 28 pixels.
 
@@ -461,7 +465,7 @@ def conflicts(profile: Profile) -> list[str]:
         out.append(f"seeds: {p.seeds} names a seed twice, or none")
     return out + p.problems()
 
-# %% ../../nbs/40_training/00_profiles.ipynb #0299e9b5
+# %% ../../nbs/40_training/00_profiles.ipynb #6aa173b5
 def steps(profile: Profile) -> dict[str, float]:
     """Updates, episodes and epochs that follow from a profile.
 
@@ -481,7 +485,7 @@ def steps(profile: Profile) -> dict[str, float]:
         rl_epochs=p.rl_steps * p.rl_batch / p.rl_scenes,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #018f508a
+# %% ../../nbs/40_training/00_profiles.ipynb #f501ee38
 def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: int | None = None) -> dict[str, Any]:
     """The arguments of `train_sft` that a profile fixes.
 
@@ -507,7 +511,7 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
         checkpointing=profile.checkpointing,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #911602a3
+# %% ../../nbs/40_training/00_profiles.ipynb #3d977bc1
 def rl_options(profile: Profile) -> dict[str, Any]:
     """The arguments of `train_rl` that a profile fixes.
 
@@ -537,7 +541,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         max_tokens=profile.tokens,
     )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #d4e190a6
+# %% ../../nbs/40_training/00_profiles.ipynb #5dff8148
 HUB = {  # shapes of Qwen2.5-VL's language and vision parts, as in the checkpoints' config.json
     "Qwen/Qwen2.5-VL-3B-Instruct": dict(
         hidden_size=2048,
@@ -591,7 +595,7 @@ def model_config(model: str) -> Any:
         )
     return AutoConfig.from_pretrained(model)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #6de74ffd
+# %% ../../nbs/40_training/00_profiles.ipynb #24fdc11d
 def count_weights(config: Any) -> int:
     """The number of weights, counted on PyTorch's meta device: nothing is allocated.
 
@@ -608,7 +612,7 @@ def count_weights(config: Any) -> int:
         model = Qwen2_5_VLForConditionalGeneration(config)
     return sum(p.numel() for p in model.parameters())
 
-# %% ../../nbs/40_training/00_profiles.ipynb #b7f1d96e
+# %% ../../nbs/40_training/00_profiles.ipynb #4f1ad6c1
 def _left_behind(bytes_each, width, depth, recompute):
     "Bytes that a token (or a patch) leaves for the backward pass."
     layer = 17 * bytes_each * width
@@ -647,7 +651,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     )
     return {k: v / 1e9 for k, v in parts.items()}
 
-# %% ../../nbs/40_training/00_profiles.ipynb #fe3c34a6
+# %% ../../nbs/40_training/00_profiles.ipynb #dadbe66c
 PER_NODE = 8  # GPUs in one machine of the commands
 
 
@@ -694,7 +698,7 @@ def launch(
         out.append(_stage_command(p, folder, stage, p.seeds[0], gpus))
     return out
 
-# %% ../../nbs/40_training/00_profiles.ipynb #5b5af3fa
+# %% ../../nbs/40_training/00_profiles.ipynb #87ee8fa1
 def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     """What this machine lacks for the run, and what does not fit.
 
@@ -724,7 +728,7 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
             )
     return out
 
-# %% ../../nbs/40_training/00_profiles.ipynb #3244a705
+# %% ../../nbs/40_training/00_profiles.ipynb #ddb3cf0e
 def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None) -> str:
     """Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands,
     notes.
@@ -760,7 +764,7 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
     page += ["", *(f"  $ {c}" for c in launch(p, parameters, kinds))]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 
-# %% ../../nbs/40_training/00_profiles.ipynb #2438d912
+# %% ../../nbs/40_training/00_profiles.ipynb #23dc6f44
 def notebook_parameters(notebook: str | Path) -> list[str]:
     """The parameters that a notebook declares.
 
@@ -802,7 +806,7 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) 
                 f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)})"
             )
 
-# %% ../../nbs/40_training/00_profiles.ipynb #c7e8429e
+# %% ../../nbs/40_training/00_profiles.ipynb #3b7766c6
 @dataclass(frozen=True)
 class RunParameters:
     """What a run notebook was given, checked.
@@ -859,7 +863,7 @@ def run_parameters(
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
     return RunParameters(settings, folder, resume, plan, flags)
 
-# %% ../../nbs/40_training/00_profiles.ipynb #a23e1ae4
+# %% ../../nbs/40_training/00_profiles.ipynb #c7e1ee73
 def skipped(lines: list[str]) -> list[str]:
     """An input transformer of IPython that empties a cell.
 
@@ -887,7 +891,7 @@ def stop_here() -> None:
         shell.input_transformers_cleanup.append(skipped)
     print("stopped after this cell: all later cells are skipped; restart the kernel to run them")
 
-# %% ../../nbs/40_training/00_profiles.ipynb #d6f88c26
+# %% ../../nbs/40_training/00_profiles.ipynb #6ee116ce
 def _attributes(tree, names):
     "The attributes that are read on these names: `profile.x`."
     found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['without_scenes', 'collect', 'read_results', 'value_at', 'values', 'cell', 'verdict', 'orderings', 'real_table']
 
-# %% ../../nbs/40_training/50_report.ipynb #3f5232a6
+# %% ../../nbs/40_training/50_report.ipynb #921971c3
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ import pandas as pd
 
 from .processes import RunError, write_json
 
-# %% ../../nbs/40_training/50_report.ipynb #4289dc4c
+# %% ../../nbs/40_training/50_report.ipynb #10c31d2c
 def without_scenes(value: Any) -> Any:
     """Leave out the numbers of single scenes.
 
@@ -73,7 +73,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as e:
         raise RunError(f"{path}: no results of a run ({str(e)[:100]})") from None
 
-# %% ../../nbs/40_training/50_report.ipynb #0a3fcfdd
+# %% ../../nbs/40_training/50_report.ipynb #953a7020
 def value_at(found: Any, path: Iterable[str | int]) -> float:
     """A number in nested results.
 
@@ -107,7 +107,7 @@ def values(results: dict[str, Any], stage: str, *path: str | int) -> np.ndarray:
     """
     return np.array([value_at(s[stage], path) for s in results["seeds"].values() if stage in s], float)
 
-# %% ../../nbs/40_training/50_report.ipynb #89f20245
+# %% ../../nbs/40_training/50_report.ipynb #01bf12a5
 def cell(v: Iterable[float], percent: bool = True) -> str:
     """Mean and half range, over the seeds that have a value: a model that writes nothing readable has no score.
 
@@ -124,7 +124,7 @@ def cell(v: Iterable[float], percent: bool = True) -> str:
     v = v[~np.isnan(v)]
     return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
 
-# %% ../../nbs/40_training/50_report.ipynb #a8b441be
+# %% ../../nbs/40_training/50_report.ipynb #45f35d17
 def verdict(d: Iterable[float]) -> str:
     """Whether an order shows in every seed.
 
@@ -137,7 +137,7 @@ def verdict(d: Iterable[float]) -> str:
     d = np.asarray(d, float)
     return "not run" if not len(d) else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
 
-# %% ../../nbs/40_training/50_report.ipynb #77e3c914
+# %% ../../nbs/40_training/50_report.ipynb #68ad1403
 def orderings(
     results: dict[str, Any],
     comparisons: Iterable[tuple],
@@ -171,7 +171,7 @@ def orderings(
         rows.append(dict(comparison=words) | shown | dict(verdict=word))
     return pd.DataFrame(rows, columns=["comparison", "difference", "mean", "verdict"])
 
-# %% ../../nbs/40_training/50_report.ipynb #35f95153
+# %% ../../nbs/40_training/50_report.ipynb #07d7fbe4
 def real_table(real: dict[str, Any] | None, rows: Callable[[dict[str, Any]], Iterable[dict]]) -> pd.DataFrame | str:
     """What happened on recorded scenes.
 

@@ -6,7 +6,7 @@
 __all__ = ['FREE', 'HELDOUT_SEED', 'start', 'run_profile', 'read_folder', 'make_scenes', 'save_scenes', 'read_scenes',
            'write_scenes', 'load_scenes', 'check_gpu', 'device_of', 'load', 'StageGraph', 'Stages']
 
-# %% ../../nbs/40_training/40_stages.ipynb #00ca1d0c
+# %% ../../nbs/40_training/40_stages.ipynb #0502a1f8
 import contextlib
 import importlib
 import json
@@ -30,11 +30,11 @@ from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, write_json
 from .profiles import Profile, find_system, nearest
 
-# %% ../../nbs/40_training/40_stages.ipynb #fc1dfdf6
+# %% ../../nbs/40_training/40_stages.ipynb #2b390946
 if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch
     from drivelit.policy.model import Policy
 
-# %% ../../nbs/40_training/40_stages.ipynb #6b13c74d
+# %% ../../nbs/40_training/40_stages.ipynb #f07cc0e3
 FREE = ("seeds", "workers", "origin")  # what may change when a run goes on
 
 
@@ -81,7 +81,7 @@ def _read_run(path):
         pass  # not JSON: the same sentence
     raise RunError(f"{path}: not what a run writes; choose another folder")
 
-# %% ../../nbs/40_training/40_stages.ipynb #3aeb65d5
+# %% ../../nbs/40_training/40_stages.ipynb #3a0e958c
 def run_profile(out: str | Path) -> Profile:
     """The profile that a run was started with.
 
@@ -102,7 +102,7 @@ def run_profile(out: str | Path) -> Profile:
     except TypeError as e:
         raise RunError(f"{path}: another version of drivelit started this run ({e}); choose another folder") from None
 
-# %% ../../nbs/40_training/40_stages.ipynb #ab6599dd
+# %% ../../nbs/40_training/40_stages.ipynb #21c76d7c
 HELDOUT_SEED = 1_000_000
 
 
@@ -140,7 +140,7 @@ def make_scenes(profile: Profile) -> dict[str, list[Scene]]:
     source = Path(os.path.expandvars(profile.source))
     return {k: read_folder(source / k, n) for k, n in sizes.items()}
 
-# %% ../../nbs/40_training/40_stages.ipynb #ecaadca4
+# %% ../../nbs/40_training/40_stages.ipynb #e1543eac
 def _pack(value, numbers):
     "JSON data with its lists of floats moved into `numbers`; in their place {'@': [start, shape]}."
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def _unpack(value, numbers):
         return numbers[begin : begin + int(np.prod(shape))].reshape(shape)
     return {k: _unpack(v, numbers) for k, v in value.items()}
 
-# %% ../../nbs/40_training/40_stages.ipynb #64b5474f
+# %% ../../nbs/40_training/40_stages.ipynb #ab7c3f5d
 def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
     """Write scenes as plain arrays.
 
@@ -223,7 +223,7 @@ def read_scenes(path: str | Path) -> list[Scene]:
             f"{path}: cannot be read ({str(e)[:120]}); remove its folder, and the stage makes it anew"
         ) from None
 
-# %% ../../nbs/40_training/40_stages.ipynb #26d7936d
+# %% ../../nbs/40_training/40_stages.ipynb #a757bf8d
 def write_scenes(out: str | Path, profile: Profile) -> dict[str, list[Scene]]:
     """Make the scenes of a run and keep them.
 
@@ -255,7 +255,7 @@ def load_scenes(out: str | Path, split: str) -> list[Scene]:
     """
     return read_scenes(Path(out) / "scenes" / f"{split}.npz")
 
-# %% ../../nbs/40_training/40_stages.ipynb #285c5d0d
+# %% ../../nbs/40_training/40_stages.ipynb #b6012dd2
 def check_gpu(profile: Profile, there: float) -> None:
     """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
 
@@ -293,7 +293,7 @@ def device_of(profile: Profile) -> str:
     check_gpu(profile, torch.cuda.get_device_properties(device).total_memory)
     return device
 
-# %% ../../nbs/40_training/40_stages.ipynb #f44cb41e
+# %% ../../nbs/40_training/40_stages.ipynb #8b8778b8
 def load(
     name_or_path: str | Path,
     profile: Profile,
@@ -330,7 +330,7 @@ def load(
         fixed=fixed,
     )
 
-# %% ../../nbs/40_training/40_stages.ipynb #a5202135
+# %% ../../nbs/40_training/40_stages.ipynb #15032d37
 def _last_line(path, tail=65_536):
     "The last line of a file of JSON lines that can be read, or {}: the newest one may still be half written."
     with open(path, "rb") as f:
@@ -343,7 +343,7 @@ def _last_line(path, tail=65_536):
                 return found
     return {}
 
-# %% ../../nbs/40_training/40_stages.ipynb #6395645d
+# %% ../../nbs/40_training/40_stages.ipynb #7486cf78
 @dataclass(frozen=True)
 class StageGraph:
     """Which stage of a run needs which, and where each one writes.
@@ -409,7 +409,7 @@ class StageGraph:
         met = lambda stage, seed: all((n, 0 if n in self.shared else seed) in done for n in self.needs[stage])
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
 
-# %% ../../nbs/40_training/40_stages.ipynb #d0bd906c
+# %% ../../nbs/40_training/40_stages.ipynb #461b73d3
 class Stages(StageGraph):
     """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
