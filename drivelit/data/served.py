@@ -200,7 +200,7 @@ def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
     what = [model, conversation.messages, conversation.opening, how]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=plain).encode()).hexdigest()[:32]
 
-# %% ../../nbs/35_data/10_served.ipynb #ce35f747
+# %% ../../nbs/35_data/10_served.ipynb #3f6dcfee
 def ask_all(
     items: Sequence, ask: Callable, journal: Journal, at_once: int = 16, key: Callable[[Any], str] = str
 ) -> list:
@@ -230,7 +230,7 @@ def ask_all(
         try:
             journal.answer(k, ask(item))
         except EngineError as e:
-            if not getattr(e, "refused", False):
+            if not getattr(e, "refused", False) and getattr(e.__cause__, "status_code", 0) != 400:
                 over.set()
                 raise
             journal.refuse(k, str(e))

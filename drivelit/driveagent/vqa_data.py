@@ -12,23 +12,17 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from .questions import VIEWS, Facts, question_text, recognise, same_answer
-from drivelit.driveagent.vqa_pairs import (
-    ScriptedTeacher,
-    as_message,
-    diverse,
-    generate_pairs,
-    make_asks,
-    say,
-    thumbnails,
-)
+from ..data.rows import card, chat, make_row, says
+from ..data.served import Refusal, replies
+from .questions import VIEWS, Pair, Facts, question_text, recognise, same_answer
+from .vqa_pairs import ScriptedTeacher, as_message, diverse, generate_pairs, make_asks, thumbnails
 from ..policy.engines import Conversation, TransformersEngine
-from ..policy.text import ParseError
+from ..policy.text import ParseError, harmless, parse_json
 from ..scene.cameras import get_image
-from ..training.sft import with_images
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #0380be3f
 SCORES = ("relevance", "correctness", "grounding")
@@ -59,36 +53,23 @@ def judge_prompt(views, question, answer):
     )
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #f309e019
-def _once(pairs):
-    if len({k for k, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
-    return dict(pairs)
-
-
-def parse_scores(text):
+def parse_scores(text: object) -> dict | ParseError:
     """A judge's reply, strictly.
 
     Args:
         text: anything
 
     Returns:
-        dict of the three scores, or a ParseError
+        dict of the three scores, whole numbers from 0 to 10; or a ParseError
     """
-    if not isinstance(text, str):
-        return ParseError(f"not a text but {type(text).__name__}")
-    try:
-        found = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as e:
-        return ParseError(f"not JSON ({str(e)[:60]})")
-    if not isinstance(found, dict):
-        return ParseError(f"expected a JSON object, found {type(found).__name__}")
-    if set(found) != set(SCORES):
-        return ParseError(f"keys {', '.join(sorted(found))[:80]!r}, expected {', '.join(SCORES)}")
+    if isinstance(text, ParseError):
+        return text
+    found = parse_json(text, keys=SCORES)
+    if isinstance(found, ParseError):
+        return found
     for k, v in found.items():
-        if type(v) is not int:
-            return ParseError(f"{k}: {str(v)[:20]!r} is not a whole number")
-        if not 0 <= v <= PERFECT:
-            return ParseError(f"{k}: {str(v)[:20]} is not in 0..{PERFECT}")
+        if type(v) is not int or not 0 <= v <= PERFECT:
+            return ParseError(f"{k}: {harmless(v, 20)!r} is not a whole number from 0 to {PERFECT}")
     return {k: found[k] for k in SCORES}
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bd4286c2
@@ -99,7 +80,7 @@ def verdict(scores):
         of parse_scores -> "" if the pair stays, else the reason
     """
     if isinstance(scores, ParseError):
-        return "judge unreadable"
+        return "judge refused" if isinstance(scores, Refusal) else "judge unreadable"
     return next((k for k in ("relevance", "grounding", "correctness") if scores[k] < PERFECT), "")
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6c6f545c
@@ -156,11 +137,8 @@ class ChatJudge:
         Returns:
             list of texts for `parse_scores`
         """
-        return say(
-            self.engine,
-            [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer)) for p in pairs],
-            **self.how,
-        )
+        asked = [[as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))] for p in pairs]
+        return replies(self.engine, asked, **self.how)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7306059d
 def trivial(keys, answers, share=0.6, seed=0):
@@ -194,6 +172,8 @@ def parse_question(text, old):
     Returns:
         str or a ParseError
     """
+    if isinstance(text, ParseError):
+        return text
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     new = text.strip()
@@ -251,7 +231,7 @@ class ChatRewriter:
             "beginning (such as 'Back left "
             "view.') as they are, so that the same answer stays right. Output only the question, on one line.\n"
         )
-        return say(self.engine, [as_message([], ask + q) for q in questions], **self.how)
+        return replies(self.engine, [[as_message([], ask + q)] for q in questions], **self.how)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #8cb1ffce
 def judged_pairs(asks, teacher, judge, rounds=2, each=4, seed=0):
@@ -289,17 +269,21 @@ def judged_pairs(asks, teacher, judge, rounds=2, each=4, seed=0):
     return [p for k in kept for p in k], replies, table, faults
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #d508737b
-def vqa_row(pair, question):
-    """A row for `train_sft`: messages without pictures, and the pictures.
+def vqa_row(pair: Pair, question: str) -> dict:
+    """A pair as a row for `train_sft`.
+
+    Args:
+        pair: that the judge let through
+        question: its final wording
 
     Returns:
-        Pair, its final wording -> row
+        row
     """
     ask, known = pair.ask, recognise(pair.question)
-    meta = dict(
-        family=ask.scene.family,
-        turns=1,
-        loss="last",
+    return make_row(
+        "vqa",
+        ask.scene,
+        [as_message(ask.images, question), says("assistant", pair.answer)],
         category=pair.category,
         origin=ask.origin,
         views=list(ask.views),
@@ -308,11 +292,6 @@ def vqa_row(pair, question):
         about=known[1] if known else "",
         question=pair.question,
     )
-    messages = [
-        {"role": "user", "content": [{"type": "image"} for _ in ask.images] + [{"type": "text", "text": question}]},
-        {"role": "assistant", "content": [{"type": "text", "text": pair.answer}]},
-    ]
-    return dict(messages=messages, images=list(ask.images), kind="vqa", scene_id=ask.scene.id, meta=meta)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #16b30ac3
 @dataclass
@@ -391,47 +370,47 @@ def vqa_rows(
     )
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd
-def vqa_card(rows, counts):
-    """The data card.
+def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:
+    """The data card: what the file holds, and under "Notes" what became of all that was made.
 
     Args:
-        counts: Counts
+        path: Parquet file of rows of `vqa_rows`
+        counts: what became of everything
+        how: the command that makes the file again
 
     Returns:
-        str
+        the text of the card
     """
     lines = [f"| {category} | {what} | {n} |" for (category, what), n in sorted(counts.table.items())]
-    faults = [
-        f"| {kind} | {'kept' if kept else 'caught'} | {n} |"
-        for (kind, kept), n in sorted(counts.faults.items())
-        if kind
+    faults = [f"| {kind} | {'kept' if kept else 'caught'} | {n} |" for (kind, kept), n in sorted(counts.faults.items())]
+    notes = [
+        f"Pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).",
+        *(f"{what}: {n}." for what, n in sorted(counts.replies.items())),
+        "\n| category | what | pairs |",
+        "| --- | --- | ---: |",
+        *lines,
+        "\n| injected fault | what | pairs |",
+        "| --- | --- | ---: |",
+        *faults,
     ]
-    return "\n".join(
-        [
-            f"# DriveAlign-VQA\n\n{len(rows)} pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 "
-            f"A.3.1).\n",
-            "| category | what | pairs |",
-            "| --- | --- | ---: |",
-            *lines,
-            "\n| injected fault | what | pairs |",
-            "| --- | --- | ---: |",
-            *faults,
-            "",
-        ]
-    )
+    return card(path, "DriveAlign-VQA", how, ("category", "origin", "form", "views"), "\n".join(notes))
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7eccf0c8
-def right_answer(said, true, width=168):
-    """Whether an answer counts.
+_BOX = re.compile(r"\[(-?\d{1,5}), (-?\d{1,5}), (-?\d{1,5}), (-?\d{1,5})\]")  # no more digits than a picture has
+
+
+def right_answer(said: str, true: str, width: int = 168) -> bool:
+    """Whether an answer counts: boxes within a twentieth of the picture, distances within a fifth, words exactly.
 
     Args:
-        width: of the picture that boxes are in
+        said: the model's answer
+        true: the right one
+        width: of the picture that boxes are in, pixels
 
     Returns:
         bool
     """
-    box = re.compile(r"\[(-?\d+), (-?\d+), (-?\d+), (-?\d+)\]")
-    a, b = box.fullmatch(said.strip()), box.fullmatch(true.strip())
+    a, b = _BOX.fullmatch(said.strip()), _BOX.fullmatch(true.strip())
     if a and b:
         return all(abs(int(x) - int(y)) <= width / 20 for x, y in zip(a.groups(), b.groups(), strict=True))
     a, b = (re.fullmatch(r"(\d{1,4}) m", t.strip()) for t in (said, true))
@@ -450,7 +429,7 @@ def vqa_accuracy(policy, rows):
     Returns:
         dict: category -> share, and all
     """
-    asked = [Conversation(with_images(dict(messages=r["messages"][:1], images=r["images"]))) for r in rows]
+    asked = [Conversation(chat(r)[:1]) for r in rows]
     said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
     right = np.array(
         [

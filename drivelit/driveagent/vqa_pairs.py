@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ASPECTS', 'FAULTS', 'OFF_TOPIC', 'thumbnails', 'clip_features', 'diverse', 'teacher_prompt', 'format_pairs',
-           'parse_pairs', 'as_message', 'say', 'ChatTeacher', 'ScriptedTeacher', 'make_asks', 'generate_pairs']
+           'parse_pairs', 'as_message', 'ChatTeacher', 'ScriptedTeacher', 'make_asks', 'generate_pairs']
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #2b6355d7
 import re
@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 from scipy.cluster.vq import kmeans2
 
+from ..data.served import Refusal, replies
 from drivelit.driveagent.questions import (
     FORMS,
     SOLID,
@@ -26,7 +27,6 @@ from drivelit.driveagent.questions import (
     template_pairs,
 )
 from ..metrics.images import embed_images
-from ..policy.engines import Conversation
 from ..policy.text import ParseError
 from ..scene.cameras import get_image
 
@@ -147,6 +147,8 @@ def parse_pairs(text, count=4, asked=(), longest=400):
     Returns:
         list of (question, answer), or a ParseError
     """
+    if isinstance(text, ParseError):
+        return text
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     lines = [l.strip() for l in text.replace("\r\n", "\n").split("\n") if l.strip()]
@@ -174,15 +176,20 @@ def parse_pairs(text, count=4, asked=(), longest=400):
     return pairs
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #b2204149
-def as_message(images, text):
+def as_message(images: list, text: str) -> dict:
+    """A question about pictures.
+
+    Args:
+        images: PIL images, shown before the text
+        text: what is asked
+
+    Returns:
+        a user's message
+    """
     return {
         "role": "user",
         "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}],
     }
-
-
-def say(engine, conversations, **how):
-    return [c.text for c in engine.generate([Conversation([m]) for m in conversations], **how)]
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #a79b2bbf
 class ChatTeacher:
@@ -199,10 +206,10 @@ class ChatTeacher:
             attempt: counts up when it is asked again
 
         Returns:
-            list of texts for `parse_pairs`
+            list of texts for `parse_pairs`; a Refusal where there is none
         """
-        said = [as_message(a.images, teacher_prompt(a.views, a.asked)) for a in asks]
-        return say(self.engine, said, seed=self.seed + 100_000 * attempt, **self.how)
+        said = [[as_message(a.images, teacher_prompt(a.views, a.asked))] for a in asks]
+        return replies(self.engine, said, seed=self.seed + 100_000 * attempt, **self.how)
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #19ec869a
 FAULTS = ("wrong answer", "absent object", "off-topic", "broken format")
@@ -360,7 +367,7 @@ def generate_pairs(asks, missing, taken, teacher, attempt, seed, counts):
         found = parse_pairs(text, None if not asks[i].asked else len(asks[i].asked), asks[i].asked)
         counts["replies"] += 1
         if isinstance(found, ParseError):
-            counts["replies unreadable"] += 1
+            counts["replies refused" if isinstance(found, Refusal) else "replies unreadable"] += 1
             continue
         faults = getattr(teacher, "injected", {})
         fresh = [
