@@ -4,26 +4,29 @@
 
 # %% auto #0
 __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'AT_ONCE', 'FUNCTIONS', 'variant_of', 'most_frequent', 'run_scenes',
-           'served', 'necessity', 'teach', 'thought_lines', 'draw_explore', 'run_data', 'save_weights', 'save_words',
-           'run_vqa', 'trained', 'base', 'run_align', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_variant',
-           'run_motion']
+           'journal_of', 'necessity', 'teach', 'thought_lines', 'save_variant', 'draw_explore', 'run_data',
+           'save_weights', 'save_words', 'run_vqa', 'trained', 'base', 'run_align', 'tune', 'reinforce', 'run_sft',
+           'run_rl', 'run_variant', 'run_motion']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
-import os
-import pickle
+from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from ..data.rows import Rows, read_rows, write_rows
+from ..data.served import Journal, connect
 from . import formats, motion, questions, thoughts, vqa_data, vqa_pairs
 from .evaluation import evaluate, play, read_weights
 from .evidence import PolicyReader, ScriptedReader, needs_look, partition
 from .labels import label_scene
+from .profile import DriveAgentProfile
 from .rewards import position_weights
 from .variants import VARIANTS, task_for
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode
-from ..policy.engines import OpenAIEngine
+from ..scene.core import Scene
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
@@ -109,29 +112,27 @@ def run_scenes(out, profile, seed):
 AT_ONCE = 16  # scenes for which a served teacher and judge are asked at the same time
 
 
-def served(name, scripted, real, policy=None):
-    """A helper by its name in a profile.
+def journal_of(folder: Path, profile: DriveAgentProfile) -> Journal:
+    """The journal of a stage that asks other models.
 
     Args:
-        name: "scripted", or "NAME@URL" of a model behind an OpenAI-compatible endpoint
-        scripted: what stands in its place
-        real: function of an engine
-        policy: whose tokens the engine's answers are given in; only for playing episodes
+        folder: of the stage
+        profile: its teacher, judge and readers
+
+    Returns:
+        Journal on disk if one of them is served, else one that keeps nothing
     """
-    if name == "scripted":
-        return scripted
-    model, _, url = name.partition("@")
-    if not url:
-        raise ValueError(f"{name!r} is neither 'scripted' nor NAME@URL")
-    return real(OpenAIEngine(os.path.expandvars(url), model, policy))
+    names = (profile.teacher, profile.judge, profile.reader_small, profile.reader_large)
+    return Journal(folder / "journal.jsonl" if any("@" in name for name in names) else None)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #eb50b942
-def necessity(scenes, profile):
+def necessity(scenes: list[Scene], profile: DriveAgentProfile, journal: Journal | None = None) -> np.ndarray:
     """Which scenes need tools, by two readers (A.4, step 1).
 
     Args:
-        scenes: list of Scene with labels
-        profile: Profile
+        scenes: with labels
+        profile: names the readers
+        journal: of what served readers answered
 
     Returns:
         (N,) of "text", "tool", "explore"
@@ -141,57 +142,79 @@ def necessity(scenes, profile):
         policy = load(profile.model, profile)  # the question's tokens; it does not answer
     limits = dict(max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=0.0)
     play_by = lambda engine: PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
-    small = served(profile.reader_small, ScriptedReader(0.3, 0, size), play_by, policy)
-    large = served(profile.reader_large, ScriptedReader(0.1, 1, size), play_by, policy)
+    # a scene that a reader's server refuses is answered with no words, which is unreadable: accuracy 0
+    named = dict(policy=policy, journal=journal, at_once=AT_ONCE, on_error="blank")
+    small = connect(profile.reader_small, ScriptedReader(0.3, 0, size), play_by, **named)
+    large = connect(profile.reader_large, ScriptedReader(0.1, 1, size), play_by, **named)
     return partition(small.accuracy(scenes, "text"), large.accuracy(scenes, "text"), large.accuracy(scenes, "tool"))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0a5ab073
-def teach(scenes, modes, profile, variant, folder):
+def teach(
+    scenes: list[Scene], modes: list[str], profile: DriveAgentProfile, variant: str, journal: Journal | None = None
+) -> tuple[list, Counter]:
     """Thoughts for one variant (A.4, steps 2 and 3).
 
     Args:
-        scenes: list of Scene with labels
+        scenes: with labels
         modes: "text" or "tool" for each
-        profile: Profile: teacher and judge
+        profile: names teacher and judge
         variant: key of VARIANTS
-        folder: where a served teacher's journal is kept
+        journal: of what a served teacher and judge answered
 
     Returns:
         list of (scene number, turns), Counter
     """
     size, tools = tuple(profile.image_size), VARIANTS[variant]["tools"]
     task_of = partial(task_for, profile, variant)
-    teacher = served(
-        profile.teacher,
-        thoughts.ScriptedTeacher(0.25, 0, size, tools=tools or None),
-        lambda engine: thoughts.ChatTeacher(engine, task_of, profile.new_tokens),
-    )
-    judge = served(profile.judge, thoughts.ScriptedJudge(size), lambda engine: thoughts.ChatJudge(engine, task_of))
+    scripted = thoughts.ScriptedTeacher(0.25, 0, size, tools=tools or None), thoughts.ScriptedJudge(size)
+    think = lambda engine: thoughts.ChatTeacher(engine, task_of, profile.new_tokens)
+    read = lambda engine: thoughts.ChatJudge(engine, task_of)
+    teacher = connect(profile.teacher, scripted[0], think, journal=journal)
+    judge = connect(profile.judge, scripted[1], read, journal=journal)
     own = modes if tools else ["text"] * len(modes)
-    asking = {}
-    if "@" in profile.teacher + profile.judge:
-        asking = dict(at_once=AT_ONCE, journal=folder / f"{variant}.journal")
-    return thoughts.annotate(scenes, own, teacher, judge, task_of, **asking)
+    at_once = AT_ONCE if "@" in profile.teacher + profile.judge else 1
+    return thoughts.annotate(scenes, own, teacher, judge, task_of, at_once=at_once)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1f38e169
-def thought_lines(scenes, kept, modes, task_of, sample=100):
+def thought_lines(rows: Rows, sample: int = 100) -> set[str]:
     """The lines that a toy's tokenizer has to know: all thoughts, and what the tools answered in some of them.
 
     Args:
-        scenes: list of Scene
-        kept: list of (scene number, turns)
-        modes: scene number -> mode
-        task_of: mode -> DriveAgentTask
-        sample: how many conversations are played for the tools' texts
+        rows: of thoughts
+        sample: in so many of them the tools' answers count
 
     Returns:
         set of lines
     """
-    lines = {line for _, turns in kept for t in turns for line in t.splitlines(True)}
-    for i, turns in kept[:sample]:
-        for message in thoughts.row_of(task_of(modes[i]), scenes[i], turns)["messages"][1:]:
-            lines |= {line for p in message["content"] for line in p.get("text", "").splitlines(True)}
+    lines = set()
+    for k, messages in enumerate(rows.stream("messages")):
+        for m in messages[1:]:
+            if m["role"] == "assistant" or k < sample:
+                lines |= {line for p in m["content"] for line in p.get("text", "").splitlines(True)}
     return lines
+
+# %% ../../nbs/51_driveagent/60_pipeline.ipynb #78bba9e0
+def save_variant(
+    folder: Path, scenes: list[Scene], kept: list, profile: DriveAgentProfile, variant: str, counts: dict
+) -> Path:
+    """The thoughts of a variant as rows, played by its task, so that the pictures of the tools are kept with them.
+
+    Args:
+        folder: of the stage `data`
+        scenes: of the run
+        kept: list of (scene number, turns)
+        profile: of the task
+        variant: key of VARIANTS
+        counts: for the card
+
+    Returns:
+        path of the Parquet file
+    """
+    play = lambda i, turns: thoughts.row_of(
+        task_for(profile, variant, formats.mode_of(turns[0])), scenes[i], turns, number=i
+    )
+    rows = (play(i, turns) for i, turns in kept)
+    return thoughts.save_thoughts(folder / f"{variant}.parquet", rows, counts, "stage data")
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #01aa2779
 def draw_explore(labels, used, n):
@@ -224,18 +247,19 @@ def run_data(out, profile, seed):
     labels = {i: t for i, s in enumerate(scenes) if (t := label_scene(s))}
     if not labels:
         raise ValueError(f"{out}: no scene has eight seconds of future, so there are no meta-actions to learn")
-    kinds = dict(zip(labels, necessity([scenes[i] for i in labels], profile).tolist(), strict=True))
-    chosen = [i for i in labels if kinds[i] != "explore"]
-    modes = [kinds[i] for i in chosen]
-    counts, lines, used = {}, set(), set()
-    for variant in VARIANTS:
-        kept, counts[variant] = teach([scenes[i] for i in chosen], modes, profile, variant, here)
-        # modes decide which scenes are kept, so that all variants learn from scenes of the same kinds
-        kept = [(chosen[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
-        counts[variant] = dict(counts[variant], kept=len(kept))
-        used |= {i for i, _ in kept}
-        thoughts.save_thoughts(here / f"{variant}.jsonl", scenes, kept, counts[variant])
-        lines |= thought_lines(scenes, kept, kinds, partial(task_for, profile, variant))
+    with journal_of(here, profile) as journal:
+        found = necessity([scenes[i] for i in labels], profile, journal)
+        kinds = dict(zip(labels, found.tolist(), strict=True))
+        chosen = [i for i in labels if kinds[i] != "explore"]
+        modes = [kinds[i] for i in chosen]
+        counts, lines, used = {}, set(), set()
+        for variant in VARIANTS:
+            kept, counts[variant] = teach([scenes[i] for i in chosen], modes, profile, variant, journal)
+            # modes decide which scenes are kept, so that all variants learn from scenes of the same kinds
+            kept = [(chosen[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
+            counts[variant] = dict(counts[variant], kept=len(kept))
+            used |= {i for i, _ in kept}
+            lines |= thought_lines(read_rows(save_variant(here, scenes, kept, profile, variant, counts[variant])))
     explore = draw_explore(labels, used, profile.rl_scenes)
     write_json(here / "explore.json", explore)
     save_weights(here, labels)
@@ -274,37 +298,24 @@ def save_words(folder, lines, profile):
 def run_vqa(out, profile, seed):
     "Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones."
     here, size = STAGES.folder(out, "vqa"), tuple(profile.image_size)
-    who = (
-        served(profile.teacher, None, vqa_pairs.ChatTeacher),
-        served(profile.judge, None, vqa_data.ChatJudge),
-        served(profile.teacher, None, vqa_data.ChatRewriter),
-    )
-    rows, counts = vqa_data.vqa_rows(
-        load_scenes(out, "train"), *who, clusters=16, each=max(1, profile.train_scenes // 32), image_size=size
-    )
-    test, _ = vqa_data.vqa_rows(load_scenes(out, "heldout"), *who, features=None, image_size=size, seed=1)
-    for name, some in (("train", rows[: profile.data_vqa or len(rows)]), ("test", test)):
-        (here / f"{name}.pkl").write_bytes(pickle.dumps(some))
-    (here / "card.md").write_text(vqa_data.vqa_card(rows, counts))
+    with journal_of(here, profile) as journal:
+        who = (
+            connect(profile.teacher, None, vqa_pairs.ChatTeacher, journal=journal, at_once=AT_ONCE),
+            connect(profile.judge, None, vqa_data.ChatJudge, journal=journal, at_once=AT_ONCE),
+            connect(profile.teacher, None, vqa_data.ChatRewriter, journal=journal, at_once=AT_ONCE),
+        )
+        some = dict(clusters=16, each=max(1, profile.train_scenes // 32), image_size=size)
+        rows, counts = vqa_data.vqa_rows(load_scenes(out, "train"), *who, **some)
+        test, _ = vqa_data.vqa_rows(load_scenes(out, "heldout"), *who, features=None, image_size=size, seed=1)
+    rows = rows[: profile.data_vqa or len(rows)]
+    write_rows(test, here / "test.parquet")
+    path = write_rows(rows, here / "train.parquet")
+    (here / "card.md").write_text(vqa_data.vqa_card(path, counts, "stage vqa"))
     return dict(train=len(rows), test=len(test), chosen=counts.chosen)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #9093358e
 def trained(out, stage, seed):
     return STAGES.folder(out, stage, seed) / "final"
-
-
-class _Rows:
-    "Rows of thoughts whose pictures are painted when they are asked for."
-
-    def __init__(self, scenes, kept, task_of):
-        self.scenes, self.kept, self.task_of = scenes, kept, task_of
-
-    def __len__(self):
-        return len(self.kept)
-
-    def __getitem__(self, k):
-        i, turns = self.kept[k]
-        return thoughts.row_of(self.task_of(formats.mode_of(turns[0])), self.scenes[i], turns)
 
 
 def base(out, profile, seed):
@@ -315,7 +326,7 @@ def base(out, profile, seed):
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1b0dcfff
 def run_align(out, profile, seed):
     "Stage `align`: domain alignment on questions and answers (2.2); accuracy of each category before and after."
-    rows, test = (pickle.loads((STAGES.folder(out, "vqa") / f"{k}.pkl").read_bytes()) for k in ("train", "test"))
+    rows, test = (read_rows(STAGES.folder(out, "vqa") / f"{k}.parquet") for k in ("train", "test"))
     policy, folder = base(out, profile, seed), STAGES.folder(out, "align", seed)
     if not profile.align_steps:
         policy.save(folder / "final")
@@ -333,10 +344,9 @@ def tune(out, profile, seed, variant, folder, aligned):
     """
     data = STAGES.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
-    kept = thoughts.load_thoughts(data / f"{variant}.jsonl")
-    rows = _Rows(load_scenes(out, "train"), kept, partial(task_for, profile, variant))
+    rows = read_rows(data / f"{variant}.parquet")
     if profile.model == "toy":
-        rows = [rows[k] for k in range(len(rows))]  # small enough to be painted once
+        rows = list(rows)  # small enough that every picture is opened once and kept
     train_sft(policy, rows, folder, seed=seed, **sft_options(profile))
     return policy
 

@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['FIRST', 'FAULTS', 'TEACHER', 'JUDGE', 'because', 'in_words', 'ScriptedTeacher', 'ChatTeacher', 'ScriptedJudge',
-           'parse_score', 'ChatJudge', 'clean', 'read_journal', 'annotate', 'row_of', 'equal_halves', 'balanced',
-           'save_thoughts', 'load_thoughts']
+           'parse_score', 'ChatJudge', 'clean', 'annotate', 'row_of', 'equal_halves', 'balanced', 'save_thoughts']
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #4b3f2c8a
-import json
-import os
-import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +16,17 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from ..data.rows import card, make_row, says, write_rows
+from ..data.served import Refusal, replies
 from .evidence import NOUNS, Evidence, evidence, hash_of
 from .formats import ToolCall, format_actions, format_call, mode_of, parse_call, read, write
 from .labels import label_scene
+from .task import DriveAgentTask
 from ..metrics.meta_actions import SPEEDS, encode
-from ..policy.engines import Completion, Conversation
-from ..policy.text import ParseError, harmless
+from ..policy.engines import Completion
+from ..policy.text import ParseError, harmless, parse_json
 from ..rollout.core import TurnState
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #ed8f17d3
 FIRST = {
@@ -139,7 +140,21 @@ class ChatTeacher:
     def __init__(self, engine, task_of, new_tokens=1024, temperature=0.7):
         self.engine, self.task_of, self.new_tokens, self.temperature = engine, task_of, new_tokens, temperature
 
-    def think(self, scene, mode, actions, used, attempt=0):
+    def think(
+        self, scene: Scene, mode: str, actions: list[tuple], used: Counter, attempt: int = 0
+    ) -> list[str] | Refusal:
+        """A thought in a mode that ends in these actions.
+
+        Args:
+            scene: with the cameras that the task shows
+            mode: "text" or "tool"
+            actions: 4 of (speed, trajectory), which turned out to be right
+            used: tool -> how often it was used so far: the rarest is asked for
+            attempt: counts up when it is asked again; the seed
+
+        Returns:
+            list of turns; a Refusal where the model gave none
+        """
         task = self.task_of(mode)
         wanted = min(task.toolkit.tools, key=lambda t: used[t]) if task.toolkit and mode == "tool" else ""
         order = TEACHER.format(
@@ -150,17 +165,15 @@ class ChatTeacher:
         messages = [{"role": "system", "content": order}, *task.prompt(scene)]
         state, turns = TurnState(scene, messages, 0), []
         for state.turn in range(task.max_turns):
-            (said,) = self.engine.generate(
-                [Conversation(list(messages))],
-                max_new_tokens=self.new_tokens,
-                temperature=self.temperature,
-                seed=attempt,
-            )
-            turns.append(said.text)
-            step = task.step(state, said)
+            how = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+            (said,) = replies(self.engine, [messages], **how)
+            if isinstance(said, Refusal):
+                return said
+            turns.append(said)
+            step = task.step(state, Completion(said))
             if step.messages is None:
                 break
-            messages += [{"role": "assistant", "content": said.text}, *step.messages]
+            messages += [{"role": "assistant", "content": said}, *step.messages]
         return turns
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #c3da75b4
@@ -186,19 +199,20 @@ class ScriptedJudge:
         return 1.0 - 0.5 * bool(about - true) - 0.5 * (bare != [FIRST[actions[0][0]]])
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #c361473b
-def parse_score(text):
+def parse_score(text: object) -> float | ParseError:
     """A judge's answer.
 
     Args:
         text: anything
 
     Returns:
-        float in [0, 1] or a ParseError
+        float in [0, 1], or a ParseError
     """
-    try:
-        got = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as e:
-        return ParseError(f"not JSON ({str(e)[:60]})")
+    if isinstance(text, ParseError):
+        return text
+    got = parse_json(text)
+    if isinstance(got, ParseError):
+        return got
     s = got.get("score") if isinstance(got, dict) else None
     if isinstance(s, bool) or not isinstance(s, (int, float)):
         return ParseError("no number under 'score'")
@@ -219,18 +233,25 @@ class ChatJudge:
     def __init__(self, engine, task_of, new_tokens=256):
         self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens
 
-    def score(self, scene, turns, actions):
+    def score(self, scene: Scene, turns: list[str], actions: list[tuple]) -> float | ParseError:
+        """Consistency of a thought with the pictures and with itself.
+
+        Args:
+            scene: that the thought is about
+            turns: of the thought
+            actions: 4 of (speed, trajectory) that it should lead to
+
+        Returns:
+            in [0, 1]; a ParseError where the judge's answer cannot be read, a Refusal where there is none
+        """
         task, state = self.task_of(mode_of(turns[0]) or "text" if turns else "text"), TurnState(scene, [], 0)
         shown = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
         for state.turn, turn in enumerate(turns[:-1]):
             shown += [p for m in task.step(state, Completion(turn)).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
-        (said,) = self.engine.generate(
-            [Conversation([{"role": "user", "content": [*shown, {"type": "text", "text": text}]}])],
-            max_new_tokens=self.new_tokens,
-            temperature=0.0,
-        )
-        return parse_score(said.text)
+        question = {"role": "user", "content": [*shown, {"type": "text", "text": text}]}
+        (said,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
+        return parse_score(said)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b0b05bc1
 def _one_call_each(turns):
@@ -289,39 +310,18 @@ def _accepted(scene, mode, teacher, judge, used, threshold, tries):
     actions, count = label_scene(scene), Counter()
     for attempt in range(tries):
         turns = teacher.think(scene, mode, actions, used, attempt)
+        if isinstance(turns, Refusal):
+            count["teacher refused"] += 1
+            continue
         score = judge.score(scene, turns, actions)
         if not isinstance(score, ParseError) and score >= threshold:
             return turns, count
-        count["judge unreadable" if isinstance(score, ParseError) else "sent back by the judge"] += 1
+        if isinstance(score, Refusal):
+            count["judge refused"] += 1
+        else:
+            count["judge unreadable" if isinstance(score, ParseError) else "sent back by the judge"] += 1
     count[f"{mode}: given up after {tries} tries"] += 1
     return None, count
-
-# %% ../../nbs/51_driveagent/45_thoughts.ipynb #2bd3dfe0
-def read_journal(path, scenes, modes):
-    """What was asked before. Half a line at the end, of a run that was killed, is cut off; a line of other scenes is a
-    ValueError.
-
-    Args:
-        path: a file that `annotate` writes
-
-    Returns:
-        dict: scene number -> (turns or None, Counter)
-    """
-    path, found = Path(path), {}
-    if not path.exists():
-        return found
-    whole = path.read_bytes().rpartition(b"\n")
-    for k, line in enumerate(whole[0].decode().splitlines(), 1):
-        try:
-            d = json.loads(line)
-            i, who = int(d["scene"]), (d["id"], d["mode"])
-            found[i] = d["turns"], Counter(d["counts"])
-        except (ValueError, KeyError, TypeError) as e:
-            raise ValueError(f"{path}, line {k}: not an entry ({type(e).__name__}: {e})") from None
-        if not 0 <= i < len(scenes) or who != (scenes[i].id, modes[i]):
-            raise ValueError(f"{path}, line {k}: scene {i} of this run is not {who[0]!r}, {who[1]}")
-    os.truncate(path, len(whole[0]) + len(whole[1]))
-    return found
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #d23cef96
 def _tidy(i, scene, mode, task_of, turns, counts, kept, used, count):
@@ -339,60 +339,63 @@ def _tidy(i, scene, mode, task_of, turns, counts, kept, used, count):
         used.update(c.name for t in turns if isinstance(c := parse_call(t), ToolCall))
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #d4eac247
-def annotate(scenes, modes, teacher, judge, task_of, threshold=0.8, tries=3, at_once=1, journal=None):
+def annotate(
+    scenes: Sequence[Scene],
+    modes: Sequence[str],
+    teacher: object,
+    judge: object,
+    task_of: Callable,
+    threshold: float = 0.8,
+    tries: int = 3,
+    at_once: int = 1,
+) -> tuple[list, Counter]:
     """Steps 2 and 3: thoughts that a judge accepts and the rules let through.
 
     Args:
+        scenes: with labels
         modes: "text" or "tool" for each
+        teacher: has `think`, as ScriptedTeacher
+        judge: has `score`, as ScriptedJudge
         task_of: mode -> DriveAgentTask
         threshold: tau; not stated in the paper
-        at_once: scenes in a wave
-        journal: file of what this teacher and judge said: what stands there is not asked again
+        tries: of the teacher for a scene
+        at_once: scenes in a wave, which are asked at the same time; the tools are counted between waves
 
     Returns:
         list of (scene number, turns), Counter
     """
     if len(scenes) != len(modes):
         raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
-    kept, used, count, lock = [], Counter(), Counter(), threading.Lock()
-    asked = read_journal(journal, scenes, modes) if journal else {}
-
-    def ask(i):
-        asked[i] = turns, counts = _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
-        entry = json.dumps(dict(scene=i, id=scenes[i].id, mode=modes[i], turns=turns, counts=counts))
-        if journal:
-            with lock, open(journal, "a") as f:
-                f.write(entry + "\n")
-
+    kept, used, count = [], Counter(), Counter()
+    ask = lambda i: _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
     for mode in sorted(set(modes)):
         task_of(mode)  # the models behind the tools are loaded once, and not by each thread
     with ThreadPoolExecutor(at_once) as pool:
-        for first in tqdm(range(0, len(scenes), at_once), desc="waves of thoughts", mininterval=5, disable=not journal):
+        for first in tqdm(range(0, len(scenes), at_once), desc="waves", mininterval=5, disable=at_once == 1):
             wave = range(first, min(first + at_once, len(scenes)))
-            list(pool.map(ask, [i for i in wave if i not in asked]))
-            for i in wave:
-                _tidy(i, scenes[i], modes[i], task_of, *asked[i], kept, used, count)
+            # all answers of a wave come before the first is counted, so a run that goes on asks the same as before
+            for i, accepted in zip(wave, list(pool.map(ask, wave)), strict=True):
+                _tidy(i, scenes[i], modes[i], task_of, *accepted, kept, used, count)
     return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b8cacac2
-def row_of(task, scene, turns):
+def row_of(task: DriveAgentTask, scene: Scene, turns: list[str], **meta: object) -> dict:
     """A thought as a conversation with the task's own answers.
 
     Args:
-        task: DriveAgentTask
+        task: in the thought's mode
+        scene: that the thought is about
+        turns: of the thought
+        **meta: more that the row says of itself
 
     Returns:
-        {"messages", "images"}, as `train_sft` takes them
+        row; every answer of the assistant is learnt
     """
     messages, state = list(task.prompt(scene)), TurnState(scene, [], 0)
     for state.turn, turn in enumerate(turns):
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn}]})
+        messages.append(says("assistant", turn))
         messages += task.step(state, Completion(turn)).messages or []
-    images = [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
-    plain = [
-        m | {"content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]} for m in messages
-    ]
-    return dict(messages=plain, images=images)
+    return make_row("thought", scene, messages, loss="all", mode=mode_of(turns[0], task.words), **meta)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #cf04860a
 def equal_halves(kept, modes, n=None, seed=0):
@@ -422,42 +425,20 @@ def balanced(sequences, n, seed=0):
     return np.argsort(-np.log(rng.random(len(rare))) / rare, kind="stable")[:n]
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #0e2cc0d9
-def save_thoughts(path, scenes, kept, counts, words="paper"):
-    """Thoughts as lines of JSON, and the data card; pictures are painted again by the task.
+def save_thoughts(path: str | Path, rows: Iterable[dict], counts: dict, how: str = "") -> Path:
+    """Thoughts as rows, and their data card beside them.
 
     Args:
-        path: .jsonl; the card goes beside it
-        kept: list of (scene number, turns)
-        counts: dict for the card
+        path: .parquet; the card gets the ending .md
+        rows: of `row_of`
+        counts: what became of all that was thought
+        how: the command that makes the file again
 
     Returns:
         the path
     """
-    path = Path(path)
-    path.write_text(
-        "".join(
-            json.dumps(dict(scene=i, id=scenes[i].id, mode=mode_of(turns[0], words), turns=turns)) + "\n"
-            for i, turns in kept
-        )
-    )
-    rows = "\n".join(f"| {k} | {v} |" for k, v in counts.items())
-    head = f"# DM-SFT thoughts\n\n{len(kept)} thoughts of {len(scenes)} scenes (DriveAgent-R1 A.4).\n\n"
-    head += "| what | count |\n| --- | ---: |\n"
-    path.with_suffix(".md").write_text(f"{head}{rows}\n")
+    path = write_rows(rows, path)
+    notes = ["| what | count |", "| --- | ---: |", *(f"| {k} | {v} |" for k, v in counts.items())]
+    title = "DM-SFT thoughts (DriveAgent-R1 A.4)"
+    path.with_suffix(".md").write_text(card(path, title, how, ("mode", "turns", "family"), "\n".join(notes)))
     return path
-
-# %% ../../nbs/51_driveagent/45_thoughts.ipynb #a534a470
-def load_thoughts(path):
-    """As `save_thoughts` wrote them. Raises ValueError with the file and the line.
-
-    Returns:
-        list of (scene number, turns)
-    """
-    out = []
-    for k, line in enumerate(Path(path).read_text().splitlines(), 1):
-        try:
-            d = json.loads(line)
-            out.append((int(d["scene"]), [str(t) for t in d["turns"]]))
-        except (ValueError, KeyError, TypeError) as e:
-            raise ValueError(f"{path}, line {k}: not a thought ({type(e).__name__}: {e})") from None
-    return out
