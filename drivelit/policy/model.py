@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import enable_progress_bars
 from PIL import Image
 from safetensors import SafetensorError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -30,6 +31,11 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
+from transformers.utils import logging
+
+# %% ../../nbs/20_policy/10_model.ipynb #qu1et002
+logging.disable_progress_bar()  # `transformers.utils.logging.enable_progress_bar()` brings them back
+enable_progress_bars()  # those of downloads, which the line above hid as well
 
 # %% ../../nbs/20_policy/10_model.ipynb #3195567a
 _WORDS = (
