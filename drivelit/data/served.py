@@ -200,7 +200,7 @@ def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
     what = [model, conversation.messages, conversation.opening, how]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=plain).encode()).hexdigest()[:32]
 
-# %% ../../nbs/35_data/10_served.ipynb #3f6dcfee
+# %% ../../nbs/35_data/10_served.ipynb #c5581a42
 def ask_all(
     items: Sequence, ask: Callable, journal: Journal, at_once: int = 16, key: Callable[[Any], str] = str
 ) -> list:
@@ -230,7 +230,7 @@ def ask_all(
         try:
             journal.answer(k, ask(item))
         except EngineError as e:
-            if not getattr(e, "refused", False) and getattr(e.__cause__, "status_code", 0) != 400:
+            if not e.refused:
                 over.set()
                 raise
             journal.refuse(k, str(e))
@@ -262,7 +262,7 @@ def unclean(text: str) -> str:
             return "half a surrogate pair" if unicodedata.category(c) == "Cs" else f"control character U+{ord(c):04X}"
     return ""
 
-# %% ../../nbs/35_data/10_served.ipynb #18b0ccaf
+# %% ../../nbs/35_data/10_served.ipynb #7ed0d836
 class Refused(EngineError):
     "One conversation that has no usable answer; the others may."
 
@@ -326,8 +326,8 @@ class ServedEngine:
         if not isinstance(said, Refusal):
             return Completion(**said)
         if on_error == "raise":
-            raise Refused(f"conversation {i}: {said.reason}")
-        return Refused(said.reason) if on_error == "return" else Completion("", [], None, "refused")
+            raise Refused(f"conversation {i}: {said.reason}", i)
+        return Refused(said.reason, i) if on_error == "return" else Completion("", [], None, "refused")
 
 # %% ../../nbs/35_data/10_served.ipynb #1f298272
 def replies(engine: Any, conversations: Sequence[list[dict]], **how: Any) -> list[str | Refusal]:

@@ -16,11 +16,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from ..data.served import Refusal, replies
 from .formats import parse_action
 from .labels import Thresholds, agrees, drive_of, label_scene, name_actions, plausible, windows
 from ..metrics.meta_actions import SPEEDS, STEPS
-from ..policy.engines import Conversation
-from ..policy.text import ParseError
+from ..policy.text import ParseError, parse_json
 from ..scene.plot import plot_scene
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #2fcebe6a
@@ -120,14 +120,11 @@ def parse_review(text, tentative):
     Returns:
         Review or a ParseError
     """
-    try:
-        got = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as e:
-        return ParseError(f"not JSON ({str(e)[:50]})")
-    if not isinstance(got, dict):
-        return ParseError(f"a JSON object expected, found {type(got).__name__}")
-    if set(got) != {"score", "reason", "final_meta_actions"}:
-        return ParseError("keys are not score, reason, final_meta_actions")
+    if isinstance(text, ParseError):
+        return text
+    got = parse_json(text, keys=("score", "reason", "final_meta_actions"))
+    if isinstance(got, ParseError):
+        return got
     score, actions = got["score"], got["final_meta_actions"]
     if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:
         return ParseError("score is no integer from 0 to 10")
@@ -156,10 +153,10 @@ class ChatReviewer:
         """What it says of each label.
 
         Returns:
-            list of texts
+            list of texts; a Refusal where there is none
         """
-        asked = [Conversation(question(s, t)) for s, t in zip(scenes, tentative, strict=True)]
-        return [c.text for c in self.engine.generate(asked, max_new_tokens=self.new_tokens, temperature=0.0)]
+        asked = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
+        return replies(self.engine, asked, max_new_tokens=self.new_tokens, temperature=0.0)
 
 
 BROKEN = ("no JSON", "changed speed", "three actions", "score 12")
@@ -230,7 +227,8 @@ def refine(scenes, reviewer, confident=9) -> Refined:
     for s, label, text in zip(scenes, tentative, reviewer.answers(scenes, tentative), strict=True):
         review = parse_review(text, label)
         if isinstance(review, ParseError):
-            out.counts[f"rejected: {review.reason.split(' (')[0]}"] += 1
+            refused = isinstance(review, Refusal)
+            out.counts["refused" if refused else f"rejected: {review.reason.split(' (')[0]}"] += 1
             out.actions.append(label)
             out.scores.append(None)
             continue
