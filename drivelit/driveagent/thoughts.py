@@ -24,7 +24,7 @@ from .labels import label_scene
 from .task import DriveAgentTask
 from ..metrics.meta_actions import SPEEDS, encode
 from ..policy.engines import Completion
-from ..policy.text import ParseError, harmless, parse_json
+from ..policy.text import ParseError, control_words, harmless, parse_json
 from ..rollout.core import TurnState
 from ..scene.core import Scene
 
@@ -280,6 +280,9 @@ def clean(task, scene, turns, actions):
         turns or a ParseError, list of repairs
     """
     repairs = []
+    if found := control_words("".join(turns)):
+        # learnt as plain words they would be written in the middle of an answer, and end it
+        return ParseError(f"control words: {harmless(found[0], 40)}"), repairs
     turns, twice = _one_call_each(turns)
     if twice:
         repairs.append("call twice")
