@@ -1,26 +1,19 @@
 """How fast the toy trains, and what takes the time: python ci/bench/train.py [--size toy].
 
-Ratios, measured in one run on one core: length-sorted batches against shuffled ones (supervised tuning), a group's shared prompt
-against separate reading (rollout), the shares of playing and learning in a step of reinforcement learning, its micro-batches, each
-padded for itself, against TRL's, which are all as wide as the longest episode of the rollout, and the words that count alone scored against the
-vocabulary, instead of every position, as TRL does on a CPU.
+Ratios of CPU time, measured in one run on one core: length-sorted batches against shuffled ones (supervised tuning), a group's
+shared prompt against separate reading (rollout), the shares of playing and learning in a step of reinforcement
+learning, its micro-batches sorted by length against shuffled ones, and the words that count alone scored against the
+vocabulary, instead of every position.
 """
 
 import argparse
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
-from trl.trainer.utils import (
-    shuffle_sequence_dict,
-    split_pixel_values_by_grid,
-    split_tensor_dict,
-    unsplit_pixel_values_by_grid,
-)
 
 from drivelit.driveagent import formats
 from drivelit.driveagent.task import DriveAgentTask
@@ -33,13 +26,13 @@ from drivelit.rollout.core import rollout
 from drivelit.scene.town import scenes
 from drivelit.training.grpo import ADVANTAGES
 from drivelit.training.sft import batches, collator, encode_row
-from drivelit.training.turn_grpo import TurnGRPOTrainer, rl_config, train_rl
+from drivelit.training.turn_grpo import TurnGRPOTrainer, chosen, micro_batches, rl_config, train_rl
 
 
 def clock(f, *args):
-    begin = time.perf_counter()
+    begin = time.process_time()
     out = f(*args)
-    return time.perf_counter() - begin, out
+    return time.process_time() - begin, out
 
 
 def sft(policy, rows):
@@ -56,9 +49,8 @@ def sft(policy, rows):
     epoch(batches(lengths, 16, 1))
     took, tokens = clock(epoch, batches(lengths, 16, steps, pool=steps))
     naive, _ = clock(epoch, np.random.default_rng(0).permutation(len(rows))[: steps * 16].reshape(-1, 16))
-    print(
-        f"supervised tuning   {tokens / took:8,.0f} tokens/s sorted by length, {naive / took:.2f} x the speed of shuffled rows"
-    )
+    speed = f"{tokens / took:8,.0f} tokens/s sorted by length"
+    print(f"supervised tuning   {speed}, {naive / took:.2f} x the speed of shuffled rows")
 
 
 def reading(policy, task, some):
@@ -72,9 +64,8 @@ def reading(policy, task, some):
     took, said = clock(run, shared)
     naive, _ = clock(run, alone)
     words = sum(len(s.ids) for s in said)
-    print(
-        f"rollout             {words / took:8,.0f} tokens/s with a group's prompt read once, {naive / took:.2f} x the speed of reading each"
-    )
+    speed = f"{words / took:8,.0f} tokens/s with a group's prompt read once"
+    print(f"rollout             {speed}, {naive / took:.2f} x the speed of reading each")
 
 
 def step(policy, task, some):
@@ -93,9 +84,8 @@ def step(policy, task, some):
     with tempfile.TemporaryDirectory() as out:
         settings = dict(steps=3, batch=len(some), group=8, lr=1e-5, save_steps=100, max_turns=2, max_new_tokens=64)
         whole, _ = clock(lambda: train_rl(policy, task, some, Path(out), "turn", **settings))
-    print(
-        f"reinforcement       {whole / 3:8.1f} s a step of {8 * len(some)} episodes, {3 * played / whole:.0%} of it playing"
-    )
+    share = f"{3 * played / whole:.0%} of it playing"
+    print(f"reinforcement       {whole / 3:8.1f} s a step of {8 * len(some)} episodes, {share}")
 
 
 class Looks:
@@ -118,41 +108,53 @@ class Looks:
         )
 
 
+class Everywhere(TurnGRPOTrainer):
+    "Scores every position against the vocabulary, prompts and pictures too."
+
+    def log_probabilities(self, model, batch):
+        ids, width = batch["inputs"]["input_ids"], batch["completion_ids"].shape[1]
+        logits = model(**batch["inputs"], use_cache=False).logits[:, :-1]
+        found = chosen(logits.flatten(0, 1), ids[:, 1:].flatten())
+        return tuple(v.view(len(ids), -1)[:, -width:] * batch["tool_mask"] for v in found)
+
+
+def learn(trainer, episodes, advantages, rows):
+    "Seconds for one pass over a rollout."
+
+    def once():
+        for r in rows:
+            batch = trainer.make_batch([episodes[i] for i in r], advantages[r])
+            trainer.objective(batch).backward()
+
+    return clock(once)[0]
+
+
 def cut(some):
     "Seconds to learn from a rollout in which half of the episodes have a second picture."
     task = DriveAgentTask(mode="partition")
     policy = load_policy("toy", fixed=task.fixed_parts(), text=(*formats.kit_lines(), Looks.look))
     with tempfile.TemporaryDirectory() as out:
-        args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, micro_batch=16, use_cpu=True)
-        trainer = TurnGRPOTrainer(
-            policy, task, some, args, ADVANTAGES["sequence"], engine=Looks(policy), max_turns=5, max_tokens=900
+
+        def trainer(kind):
+            args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, micro_batch=16, use_cpu=True)
+            limits = dict(engine=Looks(policy), max_turns=5, max_tokens=900)
+            made = kind(policy, task, some, args, ADVANTAGES["sequence"], **limits)
+            made.current_gradient_accumulation_steps = 1
+            return made
+
+        ours, theirs = trainer(TurnGRPOTrainer), trainer(Everywhere)
+        episodes = ours.play([some[i // 4] for i in range(4 * len(some))])
+        advantages = ours.score(episodes)
+        rows = micro_batches([len(e.ids) for e in episodes], 16, len(episodes))
+        learn(ours, episodes, advantages, rows[:1])
+        took = learn(ours, episodes, advantages, rows)
+        shuffled = learn(
+            ours, episodes, advantages, np.random.default_rng(0).permutation(len(episodes)).reshape(-1, 16)
         )
-        trainer.current_gradient_accumulation_steps = 1
-        episodes, advantages = trainer._scored([dict(scene=i // 4) for i in range(4 * len(some))])
-
-        def learn(parts):
-            for b in parts():
-                trainer._compute_loss(trainer.model, b).backward()
-
-        def padded():
-            whole = split_tensor_dict(
-                shuffle_sequence_dict(split_pixel_values_by_grid(trainer._batch(episodes, advantages))),
-                args.steps_per_generation,
-            )
-            return [unsplit_pixel_values_by_grid(b) for b in whole]
-
-        own = lambda: [
-            trainer._batch([episodes[i] for i in r], advantages[r]) for r in trainer._micro_batches(episodes)
-        ]
-        learn(own)
-        took, naive = clock(learn, own)[0], clock(learn, padded)[0]
-        scored = "_get_per_token_logps_and_entropies"
-        with patch.object(TurnGRPOTrainer, scored, getattr(GRPOTrainer, scored)):
-            everywhere = clock(learn, own)[0]
-    print(
-        f"micro-batches       {len(episodes) / took:8.1f} episodes/s learnt from, padded each for itself, {naive / took:.2f} x the speed of all alike"
-    )
-    print(f"positions scored    {'':8} own words and what is between them, {everywhere / took:.2f} x the speed of all")
+        everywhere = learn(theirs, episodes, advantages, rows)
+    speed = f"{len(episodes) / took:8.1f} episodes/s learnt from"
+    print(f"micro-batches       {speed}, sorted by length, {shuffled / took:.2f} x the speed of shuffled ones")
+    print(f"positions scored    {'':8} own words alone, {everywhere / took:.2f} x the speed of all")
 
 
 def main():
@@ -161,10 +163,10 @@ def main():
     torch.set_num_threads(1)
     policy = load_policy("toy", size=parser.parse_args().size, text=kit_text(), fixed=fixed_parts())
     some, task = scenes(60), MTDriveTask(max_turns=2)
-    sft(
-        policy,
-        data.single_turn(some, task) + data.two_turn(some, None, task) + data.pdm_understanding(some, None, 120, task),
+    rows = chain(
+        data.single_turn(some, task), data.two_turn(some, None, task), data.pdm_understanding(some, None, 120, task)
     )
+    sft(policy, list(rows))
     reading(policy, task, some[:8])
     step(policy, task, some[:8])
     cut(some[:32])
