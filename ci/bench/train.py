@@ -1,7 +1,7 @@
 """How fast the toy trains, and what takes the time: python ci/bench/train.py [--size toy].
 
-Ratios of CPU time, measured in one run on one core: length-sorted batches against shuffled ones (supervised tuning), a group's
-shared prompt against separate reading (rollout), the shares of playing and learning in a step of reinforcement
+Ratios of CPU time, measured in one run on one core: length-sorted batches against shuffled ones (supervised tuning), a
+group's shared prompt against separate reading (rollout), the shares of playing and learning in a step of reinforcement
 learning, its micro-batches sorted by length against shuffled ones, and the words that count alone scored against the
 vocabulary, instead of every position.
 """
