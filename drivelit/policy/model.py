@@ -369,6 +369,31 @@ def _render(policy, messages, prompt):
     return policy.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
 
 
+def _render_more(policy, messages, prompt):
+    "Rendered behind an assistant's turn: a template may write later turns differently, so they are not rendered alone."
+    mark = "\x00here\x00"
+    before = [dict(role=r, content=[dict(type="text", text=t)]) for r, t in (("user", "."), ("assistant", mark))]
+    return _render(policy, before + list(messages), prompt).split(mark, 1)[1]
+
+
+def _media(processor, messages):
+    parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
+    resize = getattr(processor, "resize", lambda i: i.convert("RGB"))
+    return [resize(p["image"]) for p in parts if p["type"] == "image"]
+
+
+def _pixels(image_processor, images):
+    "What the vision tower reads of each image; each different image is prepared once."
+    unique = {id(i): i for i in images}
+    out = image_processor(list(unique.values()), return_tensors="pt")
+    parts = dict(zip(unique, out["pixel_values"].split(out["image_grid_thw"].prod(-1).tolist()), strict=True))
+    grids = dict(zip(unique, out["image_grid_thw"], strict=True))
+    order = [id(i) for i in images]
+    return dict(
+        pixel_values=torch.cat([parts[i] for i in order]), image_grid_thw=torch.stack([grids[i] for i in order])
+    )
+
+
 def _encoded(policy, text, messages):
     "Rendered text as ids, each image placeholder repeated for its image."
     images = policy.media(messages)
@@ -415,9 +440,7 @@ class Policy:
 
     def media(self, messages: list[dict]) -> list:
         "The media of a conversation, in order and as the policy wants them: RGB images at its own size."
-        parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
-        resize = getattr(self.processor, "resize", lambda i: i.convert("RGB"))
-        return [resize(p["image"]) for p in parts if p["type"] == "image"]
+        return _media(self.processor, messages)
 
     def encode(self, messages: list[dict], add_generation_prompt: bool = True) -> Encoded:
         """The token ids and media of a conversation.
@@ -445,10 +468,7 @@ class Policy:
         Returns:
             Encoded
         """
-        mark = "\x00here\x00"  # a template may write later turns differently, so the new ones are not rendered alone
-        before = [dict(role=r, content=[dict(type="text", text=t)]) for r, t in (("user", "."), ("assistant", mark))]
-        text = _render(self, before + list(messages), add_generation_prompt)
-        more = _encoded(self, text.split(mark, 1)[1], messages)
+        more = _encoded(self, _render_more(self, messages, add_generation_prompt), messages)
         return Encoded(more.input_ids[1:], more.images) if closed else more
 
     def collate(self, ids: list[list[int]], images: list[list] | None = None, pad: str = "left") -> dict:
@@ -484,16 +504,7 @@ class Policy:
         Returns:
             pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3); empty without images
         """
-        if not images:
-            return {}
-        unique = {id(i): i for i in images}
-        out = self.processor.image_processor(list(unique.values()), return_tensors="pt")
-        parts = dict(zip(unique, out["pixel_values"].split(out["image_grid_thw"].prod(-1).tolist()), strict=True))
-        grids = dict(zip(unique, out["image_grid_thw"], strict=True))
-        order = [id(i) for i in images]
-        return dict(
-            pixel_values=torch.cat([parts[i] for i in order]), image_grid_thw=torch.stack([grids[i] for i in order])
-        )
+        return _pixels(self.processor.image_processor, images) if images else {}
 
     def save(self, folder: str | Path, card: str = "") -> Path:
         """Write model (or adapters), processor and a model card, so that `load_policy(folder)` gives the same policy.
