@@ -13,7 +13,7 @@ export PYTHONPATH=$copy
 (cd "$copy" && nbdev-export && nbdev-clean)
 differ=0
 for folder in drivelit nbs; do
-  diff -r -x __pycache__ -x _modidx.py -x .hypothesis -x .ipynb_checkpoints -x _quarto.yml -x nbdev.yml "$folder" "$copy/$folder" | head -40 || true
-  diff -rq -x __pycache__ -x _modidx.py -x .hypothesis -x .ipynb_checkpoints -x _quarto.yml -x nbdev.yml "$folder" "$copy/$folder" >/dev/null || differ=1
+  diff -r -x __pycache__ -x _modidx.py -x .hypothesis -x .ipynb_checkpoints -x _quarto.yml -x nbdev.yml -x runs "$folder" "$copy/$folder" | head -40 || true
+  diff -rq -x __pycache__ -x _modidx.py -x .hypothesis -x .ipynb_checkpoints -x _quarto.yml -x nbdev.yml -x runs "$folder" "$copy/$folder" >/dev/null || differ=1
 done
 [ "$differ" = 0 ] || { echo "the notebooks say something else: run nbdev-export and nbdev-clean, and commit"; exit 1; }
