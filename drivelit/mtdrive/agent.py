@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['APPENDIX_FIRST', 'APPENDIX_SECOND', 'FEEDBACK_OPENING', 'FEEDBACK_CLOSING', 'OBJECT_FORMAT', 'POINT_FORMAT',
            'ISSUE_SENTENCES', 'appendix_scene', 'Issue', 'Feedback', 'FeedbackAgent', 'pose_text', 'object_text',
-           'feedback_text', 'box_at', 'find_issues', 'PreparedScenes', 'PDMAgent', 'SpeedAgent']
+           'feedback_text', 'box_at', 'find_issues', 'PreparedScenes', 'PDMAgent', 'braking_scene', 'SpeedAgent']
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #cd4794fc
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -315,6 +315,20 @@ class PDMAgent:
         result = score(prepared, poses, ep=False)
         issues = [find_issues(prepared, result, poses, i) for i in range(len(poses))]
         return [Feedback(feedback_text(found), found) for found in issues]
+
+# %% ../../nbs/50_mtdrive/02_agent.ipynb #d3fc14a6
+def braking_scene() -> Scene:
+    """The appendix's street with a car ahead that drives at 8 m/s now and stands after two seconds.
+
+    Returns:
+        Scene in which oracle and kinematic feedback differ: constant velocity runs into the car
+    """
+    street, times = appendix_scene(), np.arange(0, 5.1, 0.5)
+    stop = np.minimum(times, 2.0)
+    x = 18 + 8 * stop - 2 * stop**2
+    poses, speeds = np.stack([x, 0 * x, 0 * x], 1), np.stack([8 - 4 * stop, 0 * x], 1)
+    car = Agent("car", "vehicle", 4.6, 1.9, 1.6, times, poses, speeds)
+    return replace(street, id="braking-car", agents=[car], ego=replace(street.ego, velocity=(8.0, 0.0)))
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #03d4c91a
 class SpeedAgent:
