@@ -29,15 +29,22 @@ from ..scene.core import Camera, Scene
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #93f90f59
 class DepthAnything:
-    "Depth Anything V2 through transformers; `metric` says whether it is in metres."
+    """Depth Anything V2 through transformers; `metric` says whether it is in metres.
 
-    def __init__(self, name_or_folder="depth-anything/Depth-Anything-V2-Metric-Outdoor-Small-hf", device="cpu"):
+    Args:
+        name_or_folder: on the hub, or a folder
+        device: where the model runs
+    """
+
+    def __init__(
+        self, name_or_folder: str = "depth-anything/Depth-Anything-V2-Metric-Outdoor-Small-hf", device: str = "cpu"
+    ) -> None:
         self.model = AutoModelForDepthEstimation.from_pretrained(name_or_folder).to(device).eval()
         self.processor = DPTImageProcessorPil.from_pretrained(name_or_folder)
         self.metric = self.model.config.depth_estimation_type == "metric"
 
     @torch.inference_mode()
-    def depth(self, scene, camera, size):
+    def depth(self, scene: Scene, camera: str, size: tuple[int, int]) -> np.ndarray:
         """The depth of a view at `size` (width, height).
 
         Returns:
@@ -68,10 +75,11 @@ TYPICAL = dict(
 )  # length (along the ray), width, height; m
 
 
-def lift(rectangle, depth, camera, name, score=1.0):
+def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float = 1.0) -> Box | None:
     """A rectangle as a box.
 
     Args:
+        score: 0 to 1
         rectangle: x_min, y_min, x_max, y_max: pixels of the full image
         depth: (H, W) metres of the same view, any resolution
         camera: Camera
@@ -108,11 +116,20 @@ class OpenVocabularyDetector:
 
     Args:
         depth: a metric back end, such as DepthAnything
+        name_or_folder: on the hub, or a folder
+        threshold: score below which a find is dropped
+        device: where the model runs
     """
 
     note = "; sizes are typical, headings unknown"
 
-    def __init__(self, depth, name_or_folder="google/owlv2-base-patch16-ensemble", threshold=0.2, device="cpu"):
+    def __init__(
+        self,
+        depth: Any,
+        name_or_folder: str = "google/owlv2-base-patch16-ensemble",
+        threshold: float = 0.2,
+        device: str = "cpu",
+    ) -> None:
         if not depth.metric:
             raise ValueError("depth: boxes in metres need a metric depth, this one is relative")
         self.back, self.threshold = depth, threshold
@@ -123,7 +140,7 @@ class OpenVocabularyDetector:
         )
 
     @torch.inference_mode()
-    def rectangles(self, image, words):
+    def rectangles(self, image: Any, words: Any) -> list[tuple]:
         """What OWLv2 finds in an image.
 
         Returns:
@@ -150,7 +167,7 @@ class OpenVocabularyDetector:
         clip = lambda b: np.clip(b, 0, [image.width, image.height] * 2).tolist()
         return [(words[k], *clip(b), s) for k, b, s in rows if clip(b)[0] < clip(b)[2] and clip(b)[1] < clip(b)[3]]
 
-    def detect(self, scene, camera, text):
+    def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:
         """Objects of these words; any word is allowed.
 
         Returns:

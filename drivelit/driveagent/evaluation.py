@@ -23,10 +23,25 @@ from ..policy.engines import TransformersEngine
 from ..rollout.core import rollout
 from ..scene import drivelm, recorded
 from ..training.stages import load_scenes
+from typing import Any
+from ..rollout.core import Episode
+from ..policy.model import Policy
+from ..training.profiles import Profile
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #6f9afdef
-def play(policy, scenes, task, profile, seed=0, batch=256):
+def play(
+    policy: Policy, scenes: list[Scene], task: Any, profile: Profile, seed: int = 0, batch: int = 256
+) -> list[Episode]:
     """Let an agent drive scenes, at the temperature of evaluation.
+
+    Args:
+        policy: the model and its processor
+        scenes: the moments, in order
+        task: the DriveAgentTask that is played
+        profile: the run's numbers
+        seed: of whatever is random
+        batch: how many at a time
 
     Returns:
         list[Episode]
@@ -45,7 +60,9 @@ def play(policy, scenes, task, profile, seed=0, batch=256):
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #fb4f1bc7
-def summary(episodes, need, weights=None):
+def summary(
+    episodes: list[Episode], need: np.ndarray, weights: tuple[np.ndarray, np.ndarray] | None = None
+) -> dict[str, Any]:
     """What the tables need of one mode.
 
     Args:
@@ -91,12 +108,30 @@ def summary(episodes, need, weights=None):
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #aae55eb5
-def read_weights(out):
+def read_weights(out: str | Path) -> tuple[np.ndarray, ...]:
+    """of speeds (4, 4) and trajectories (3, 4).
+
+    Args:
+        out: the run's folder
+
+    Returns:
+        of speeds (4, 4) and trajectories (3, 4)
+    """
     return tuple(np.array(w) for w in json.loads((Path(out) / "data" / "weights.json").read_text()))
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #85b46d8f
-def latency(policy, scenes, profile, variant, modes, n=12):
+def latency(
+    policy: Policy, scenes: list[Scene], profile: Profile, variant: str, modes: list[str], n: int = 12
+) -> dict[str, float]:
     """Table 8: batch size 1.
+
+    Args:
+        policy: the model and its processor
+        scenes: the moments, in order
+        profile: the run's numbers
+        variant: key of VARIANTS
+        modes: a mode for each
+        n: how many
 
     Returns:
         dict: mode -> seconds an answer, one at a time
@@ -110,8 +145,18 @@ def latency(policy, scenes, profile, variant, modes, n=12):
     return out
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #9b2a4adf
-def evaluate(policy, out, profile, seed, variant="full", blind=True):
+def evaluate(
+    policy: Policy, out: str | Path, profile: Profile, seed: int, variant: str = "full", blind: bool = True
+) -> dict[str, Any]:
     """Every mode of an agent on the held-out scenes.
+
+    Args:
+        policy: the model and its processor
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+        variant: key of VARIANTS
+        blind: whether it is measured without pictures, too
 
     Returns:
         dict: mode -> summary; msa
@@ -139,10 +184,16 @@ def evaluate(policy, out, profile, seed, variant="full", blind=True):
     return found
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #eb27f093
-def evaluate_real(policy, profile, samples=None, seed=0, variant="full"):
+def evaluate_real(
+    policy: Policy, profile: Profile, samples: str | Path | None = None, seed: int = 0, variant: str = "full"
+) -> dict[str, Any] | None:
     """An agent on recorded six-camera frames, in each mode.
 
     Args:
+        policy: the model and its processor
+        profile: the run's numbers
+        seed: of whatever is random
+        variant: key of VARIANTS
         samples: folder with data/nuscenes_drivelm_keyframes, nuscenes_mini_scenes, nuscenes_mmdet3d_keyframe;
             default: the environment's DRIVELIT_SAMPLES
 

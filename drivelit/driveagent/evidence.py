@@ -17,6 +17,10 @@ from .toolkit import VIEWS, ExactDetector
 from ..metrics.meta_actions import SPEEDS, credit, encode
 from ..rollout.core import rollout
 from ..scene.cameras import project
+from typing import Any
+from collections.abc import Callable
+from ..policy.model import Policy
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #cc5edfc6
 NOUNS = dict(
@@ -132,7 +136,7 @@ def _thing(scene, agent, image_size):
     )
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #b9b92383
-def evidence(scene, image_size=(168, 84)):
+def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evidence]:
     """What matters in a scene.
 
     Args:
@@ -151,15 +155,27 @@ def evidence(scene, image_size=(168, 84)):
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #d9033199
-def needs_look(scene, image_size=(168, 84)):
-    "Whether something matters that the front view does not show and a tool would."
+def needs_look(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> bool:
+    """Whether something matters that the front view does not show and a tool would.
+
+    Args:
+        scene: the moment that is looked at
+        image_size: (width, height) in pixels
+
+    Returns:
+        bool
+    """
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #41905472
-def partition(small_text, large_text, large_tool, easy=0.9, gain=0.25):
+def partition(
+    small_text: np.ndarray, large_text: np.ndarray, large_tool: np.ndarray, easy: float = 0.9, gain: float = 0.25
+) -> np.ndarray:
     """Necessity assessment (A.4, step 1).
 
     Args:
+        easy: accuracy of the small model above which a scene needs no tool
+        gain: accuracy that tools must bring the large one
         small_text: (N,) accuracy of the small model in the text mode
         large_text: (N,) of the large one
         large_tool: (N,) of the large one with tools
@@ -171,8 +187,15 @@ def partition(small_text, large_text, large_tool, easy=0.9, gain=0.25):
     return np.where(small > easy, "text", np.where(tool - text >= gain - 1e-9, "tool", "explore"))
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #0e2d16d1
-def hash_of(text):
-    "A number of a text that is the same in every process."
+def hash_of(text: str) -> int:
+    """A number of a text that is the same in every process.
+
+    Args:
+        text: what was written
+
+    Returns:
+        int
+    """
     return int.from_bytes(text.encode()[-7:], "little")
 
 
@@ -186,10 +209,10 @@ class ScriptedReader:
         image_size: (width, height) of the front view as the model gets it
     """
 
-    def __init__(self, noise=0.1, seed=0, image_size=(168, 84)):
+    def __init__(self, noise: float = 0.1, seed: int = 0, image_size: tuple[int, int] = (168, 84)) -> None:
         self.noise, self.seed, self.image_size = noise, seed, image_size
 
-    def accuracy(self, scenes, mode):
+    def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:
         """How right the answers are.
 
         Returns:
@@ -214,12 +237,22 @@ class ScriptedReader:
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #3bfdcf2e
 class PolicyReader:
-    "A real model, by playing the scenes in one mode."
+    """A real model, by playing the scenes in one mode.
 
-    def __init__(self, engine, policy, task_of, batch=512, **limits):
+    Args:
+        engine: what writes the answers
+        policy: whose tokens the rows are written in
+        task_of: mode -> DriveAgentTask
+        batch: scenes at a time
+        **limits: of `rollout`
+    """
+
+    def __init__(
+        self, engine: Any, policy: Policy, task_of: Callable[[str], Any], batch: int = 512, **limits: Any
+    ) -> None:
         self.engine, self.policy, self.task_of, self.batch, self.limits = engine, policy, task_of, batch, limits
 
-    def accuracy(self, scenes, mode):
+    def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:
         "Unreadable answers have accuracy 0."
         task = self.task_of(mode)
         right = lambda e: e.rewards[-1].get("sequence", np.nan) if not e.infos[-1]["unreadable"] else 0.0

@@ -13,6 +13,8 @@ import numpy as np
 
 from ..metrics.meta_actions import STEPS
 from ..scene.core import wrap_angle
+from typing import Any
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #ecb782f6
 @dataclass(frozen=True)
@@ -33,10 +35,11 @@ class Thresholds:
 CENTERS, BEFORE, AFTER = 2.0 * np.arange(STEPS), 1.0, 2.0  # seconds
 
 
-def window(times, poses, center, step=0.25):
+def window(times: np.ndarray, poses: np.ndarray, center: float, step: float = 0.25) -> tuple[float, float, float]:
     """What the car does around a moment.
 
     Args:
+        step: seconds between samples
         times: (T,) seconds from now, increasing
         poses: (T, 3) x, y, heading
         center: seconds
@@ -51,7 +54,7 @@ def window(times, poses, center, step=0.25):
     return float(speed.mean()), float(np.polyfit(middle, speed, 1)[0]), float(np.degrees(h[-1] - h[0]))
 
 
-def windows(times, poses):
+def windows(times: np.ndarray, poses: np.ndarray) -> np.ndarray:
     """What the car does around each of the four moments. Raises ValueError for a drive that is too short.
 
     Args:
@@ -71,7 +74,7 @@ def windows(times, poses):
     return np.array([window(times, poses, c) for c in CENTERS])
 
 
-def name_actions(measured, thresholds=Thresholds()):
+def name_actions(measured: np.ndarray, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]]:
     """The rules of A.7.1.
 
     Args:
@@ -93,12 +96,21 @@ def name_actions(measured, thresholds=Thresholds()):
     return out
 
 
-def label(times, poses, thresholds=Thresholds()):  # noqa: B008
-    "The meta-action sequence of a drive; arguments and errors of `windows`."
+def label(times: np.ndarray, poses: np.ndarray, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]]:
+    """The meta-action sequence of a drive; arguments and errors of `windows`.
+
+    Args:
+        times: (T,) seconds
+        poses: (T, 3) x, y, heading
+        thresholds: of the rules
+
+    Returns:
+        list of 4 (speed, trajectory)
+    """
     return name_actions(windows(times, poses), thresholds)
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #d275be42
-def drive_of(scene):
+def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
     """History and future of a scene as one drive, in the scene's frame.
 
     Args:
@@ -122,7 +134,7 @@ def drive_of(scene):
     return np.r_[scene.ego.times, 0.5 * np.arange(1, 17)], np.concatenate([scene.ego.poses, future])
 
 
-def label_scene(scene, thresholds=Thresholds()):
+def label_scene(scene: Scene, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]] | None:
     """The meta-actions of a scene.
 
     Args:
@@ -139,7 +151,9 @@ def label_scene(scene, thresholds=Thresholds()):
 STILL = 1.0  # metres
 
 
-def plausible(sequence, points=None):
+def plausible(
+    sequence: list[tuple[str, str]], points: np.ndarray | None = None
+) -> tuple[list[tuple[str, str]], list[str]]:
     """The plausibility rules of A.7.2.
 
     Args:
@@ -209,10 +223,11 @@ RULES = {  # scripted intent -> what it asks for in words, and the test of a seq
 BEND = "turn with the road"
 
 
-def road_turn(scene, start=0.0, end=8.0):
+def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
     """By how much the route's centreline turns along the part that is driven between two times.
 
     Args:
+        end: seconds from now
         scene: Scene with `meta["future"]`
         start: seconds from now
 
@@ -226,7 +241,7 @@ def road_turn(scene, start=0.0, end=8.0):
     return float(np.degrees(wrap_angle(line[near[1], 2] - line[near[0], 2])))
 
 
-def agrees(scene, sequence):
+def agrees(scene: Scene, sequence: list[tuple[str, str]]) -> bool | None:
     """Does the sequence say what the scene's script meant?
 
     Args:

@@ -20,6 +20,9 @@ from PIL import Image, ImageDraw
 
 from ..scene.cameras import NEAR, get_depth, get_image, project, to_camera
 from ..scene.core import SceneError, wrap_angle
+from typing import Any
+from ..scene.core import Camera
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #22ab359f
 TOOLS = ("Retrieve View", "RoI Inspection", "Depth Estimation", "3D Object Detection")
@@ -66,9 +69,15 @@ class Result:
 
 
 class ToolError(Exception):
-    "Why there is no picture: a kind, a text for the agent, a reason for the log."
+    """Why there is no picture.
 
-    def __init__(self, kind, text, reason=""):
+    Args:
+        kind: of error, for the counters
+        text: for the policy
+        reason: for the log
+    """
+
+    def __init__(self, kind: str, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.kind, self.text, self.reason = kind, text, reason
 
@@ -91,7 +100,7 @@ def _listed(words):
     return ", ".join(words)
 
 
-def check_params(tool, params):
+def check_params(tool: str, params: dict[str, Any]) -> None:
     """Are they an object with the right keys?
 
     Args:
@@ -115,8 +124,12 @@ def check_params(tool, params):
             raise ToolError("bad parameter", f"{k} {_show(params[k])} is not a text; {right}")
 
 
-def view_camera(scene, view):
+def view_camera(scene: Scene, view: str) -> str:
     """The camera of a view.
+
+    Args:
+        scene: the moment that is looked at
+        view: key of VIEWS
 
     Returns:
         the camera's name; raises ToolError
@@ -131,8 +144,12 @@ def view_camera(scene, view):
     return VIEWS[view]
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #69d3419b
-def frames_of(scene, camera):
+def frames_of(scene: Scene, camera: str) -> list[str]:
     """The memory pool of a camera.
+
+    Args:
+        scene: the moment that is looked at
+        camera: name of a camera, such as CAM_FRONT
 
     Returns:
         list of keys of FRAMES
@@ -143,8 +160,13 @@ def frames_of(scene, camera):
     return [f for f, t in FRAMES.items() if scene.ego.times[0] <= t + 1e-6]
 
 
-def retrieve_view(kit, scene, params):
+def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 1.
+
+    Args:
+        kit: the Toolkit that is asked
+        scene: the moment that is looked at
+        params: of the call, checked
 
     Returns:
         Result
@@ -163,14 +185,25 @@ SMALLEST = 8  # pixels of the full image
 
 
 @lru_cache(maxsize=4)
-def full_view(scene, camera):
+def full_view(scene: Scene, camera: str) -> Image.Image:
+    """PIL image at full resolution, kept for the next call.
+
+    Args:
+        scene: the moment that is looked at
+        camera: name of a camera, such as CAM_FRONT
+
+    Returns:
+        PIL image at full resolution, kept for the next call
+    """
     return get_image(scene, camera)  # 4 MB each
 
 
-def check_box(box, width, height):
+def check_box(box: Any, width: int, height: int) -> tuple[float, ...]:
     """A box that lies in the image, or what is wrong with it.
 
     Args:
+        width: pixels
+        height: pixels
         box: anything
 
     Returns:
@@ -193,10 +226,12 @@ def check_box(box, width, height):
     return tuple(float(v) for v in box)
 
 
-def grow(box, width, height):
+def grow(box: Any, width: int, height: int) -> tuple[tuple[float, ...], float]:
     """The smallest part of the image's shape around a box.
 
     Args:
+        width: pixels
+        height: pixels
         box: x_min, y_min, x_max, y_max
 
     Returns:
@@ -209,8 +244,13 @@ def grow(box, width, height):
     return (left, top, left + share * width, top + share * height), share
 
 
-def roi_inspection(kit, scene, params):
+def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 2.
+
+    Args:
+        kit: the Toolkit that is asked
+        scene: the moment that is looked at
+        params: of the call, checked
 
     Returns:
         Result
@@ -227,7 +267,7 @@ THINGS = (0.3, 4.0)  # metres over the road
 THIRDS = ("left", "centre", "right")
 
 
-def grey_picture(share):
+def grey_picture(share: np.ndarray) -> Image.Image:
     """An array as a picture.
 
     Args:
@@ -239,7 +279,7 @@ def grey_picture(share):
     return Image.fromarray(np.round(255 * np.clip(share, 0, 1)).astype(np.uint8)).convert("RGB")
 
 
-def depth_picture(depth):
+def depth_picture(depth: Any) -> Image.Image:
     """Near is bright.
 
     Args:
@@ -252,7 +292,7 @@ def depth_picture(depth):
     return grey_picture(1 - np.log(np.clip(depth, near, far) / near) / np.log(far / near))
 
 
-def above_road(depth, camera):
+def above_road(depth: Any, camera: Camera) -> np.ndarray:
     """Which pixels show something that stands on the road.
 
     Args:
@@ -273,7 +313,7 @@ def _thirds(values):
     return np.array_split(values, 3, axis=1)
 
 
-def depth_words(depth, camera):
+def depth_words(depth: Any, camera: Camera) -> str:
     """The nearest thing in each third.
 
     Args:
@@ -295,7 +335,7 @@ class ExactDepth:
 
     metric = True
 
-    def depth(self, scene, camera, size):
+    def depth(self, scene: Scene, camera: str, size: tuple[int, int]) -> np.ndarray:
         """
         Returns:
             (H, W) float32 metres, infinity where nothing is
@@ -307,8 +347,13 @@ class ExactDepth:
         return get_depth(scene, camera, size)
 
 
-def depth_estimation(kit, scene, params):
+def depth_estimation(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 3.
+
+    Args:
+        kit: the Toolkit that is asked
+        scene: the moment that is looked at
+        params: of the call, checked
 
     Returns:
         Result
@@ -334,8 +379,15 @@ class Box:
     """An object in the ego's frame.
 
     Attributes:
-        x: metres, of the centre
+        name: what it is
+        x: metres ahead, of the centre
+        y: metres to the left
+        z: metres up
+        length: metres
+        width: metres
+        height: metres
         heading: radians
+        score: 0 to 1
     """
 
     name: str
@@ -374,7 +426,7 @@ def _place(shares, b):
     return (shares * size) @ turn + centre
 
 
-def meets(start, ends, boxes):
+def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
     """Which of the lines from `start` to `ends` run through any of the boxes: the slab test in each box's frame.
 
     Args:
@@ -395,7 +447,7 @@ def meets(start, ends, boxes):
     return (np.maximum(near.max(-1), 0) < np.minimum(far.min(-1), 1)).any(0)
 
 
-def can_be_seen(box, others, camera):
+def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
     """In the image and not hidden.
 
     Args:
@@ -450,7 +502,7 @@ def object_parts(text: str) -> list[str]:
     return [p for part in text.lower().split(",") if (p := part.strip())][:MOST_OBJECTS]
 
 
-def object_type(part):
+def object_type(part: str) -> str | None:
     """What a word means to the table.
 
     Args:
@@ -463,8 +515,11 @@ def object_type(part):
     return next((WORDS[w] for w in (word, word.removesuffix("s"), word.removesuffix("es")) if w in WORDS), None)
 
 
-def object_types(text):
+def object_types(text: str) -> set[str]:
     """What an object text asks for.
+
+    Args:
+        text: what was written
 
     Returns:
         set of agent types and "traffic light"; raises ToolError
@@ -485,7 +540,7 @@ class ExactDetector:
 
     note = ""
 
-    def detect(self, scene, camera, text):
+    def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:
         """
         Returns:
             list of Box
@@ -515,8 +570,11 @@ class ExactDetector:
 MOST_LINES = 5  # of an answer
 
 
-def box_line(b):
+def box_line(b: Box) -> str:
     """A box for a small language model: one decimal, two for the heading.
+
+    Args:
+        b: the box
 
     Returns:
         str
@@ -527,7 +585,7 @@ def box_line(b):
     return f"{b.name} ({n(b.x)}, {n(b.y)}), {size}, heading {heading:+.2f}"
 
 
-def draw_boxes(image, boxes, camera):
+def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
     """Wire frames; the front face has its own colour.
 
     Args:
@@ -554,8 +612,13 @@ def draw_boxes(image, boxes, camera):
     return image
 
 
-def object_detection(kit, scene, params):
+def object_detection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 4.
+
+    Args:
+        kit: the Toolkit that is asked
+        scene: the moment that is looked at
+        params: of the call, checked
 
     Returns:
         Result

@@ -8,9 +8,13 @@ __all__ = ['VARIANTS', 'backends', 'task_for']
 # %% ../../nbs/51_driveagent/57_variants.ipynb #2d632150
 from functools import lru_cache
 
+import numpy as np
+
 from .task import DriveAgentTask
 from .toolkit import TOOLS, ExactDepth, ExactDetector, Toolkit
 from ..training.stages import device_of
+from typing import Any
+from ..training.profiles import Profile
 
 # %% ../../nbs/51_driveagent/57_variants.ipynb #50e14623
 VARIANTS = dict(
@@ -22,7 +26,7 @@ VARIANTS = dict(
 
 # %% ../../nbs/51_driveagent/57_variants.ipynb #8ea4ceb0
 @lru_cache
-def backends(depth, detector, device="cpu"):
+def backends(depth: Any, detector: Any, device: str = "cpu") -> tuple[Any, Any]:
     """The depth and the detector behind two tools.
 
     Args:
@@ -44,7 +48,9 @@ def backends(depth, detector, device="cpu"):
     return far, ServedDetector(detector) if "://" in detector else OpenVocabularyDetector(far, detector, device=device)
 
 # %% ../../nbs/51_driveagent/57_variants.ipynb #a5ce226b
-def task_for(profile, variant, mode, weights=None, **more):
+def task_for(
+    profile: Profile, variant: str, mode: str, weights: tuple[np.ndarray, np.ndarray] | None = None, **more: Any
+) -> DriveAgentTask:
     """The task of a variant.
 
     Args:
