@@ -31,6 +31,9 @@ from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
 from ..training.turn_grpo import train_rl
+from typing import Any
+from ..policy.model import Policy
+from ..training.profiles import Profile
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #fdcefa4c
 NEEDS = dict(
@@ -58,7 +61,7 @@ KINDS = {s: "" if s in (*SHARED, "motion") else "sft" if s in ("align", "sft") e
 STAGES = Stages("drivelit.driveagent", NEEDS, SHARED, KINDS, optional=("alignment_swapped",))
 
 
-def variant_of(stage):
+def variant_of(stage: str) -> str:
     """Which variant a stage trains.
 
     Args:
@@ -70,7 +73,7 @@ def variant_of(stage):
     return stage if stage in VARIANTS else "full"
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3d7fe6f3
-def most_frequent(train, heldout):
+def most_frequent(train: list, heldout: list) -> dict[str, float]:
     """The answer that is always the same.
 
     Args:
@@ -87,7 +90,7 @@ def most_frequent(train, heldout):
     return dict(first=float(c[:, 0].mean()), sequence=float(c.mean()))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #7122f6ae
-def run_scenes(out, profile, seed):
+def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `scenes`.
 
     Args:
@@ -217,7 +220,7 @@ def save_variant(
     return thoughts.save_thoughts(folder / f"{variant}.parquet", rows, counts, "stage data")
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #01aa2779
-def draw_explore(labels, used, n):
+def draw_explore(labels: dict[int, list], used: set[int], n: int) -> list[int]:
     """The exploratory set: rare actions have a better chance at each step (3.1.1).
 
     Args:
@@ -232,7 +235,7 @@ def draw_explore(labels, used, n):
     return [left[j] for j in thoughts.balanced([labels[i] for i in left], n)]
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1a9b5792
-def run_data(out, profile, seed):
+def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `data`: thoughts of each variant, the exploratory set, the weights of the accuracy reward, a toy's words.
 
     Args:
@@ -270,7 +273,7 @@ def run_data(out, profile, seed):
     )
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #87c14dd7
-def save_weights(folder, labels):
+def save_weights(folder: str | Path, labels: dict[int, list]) -> None:
     """Position-action weights of the training labels (A.5), as weights.json.
 
     Args:
@@ -282,7 +285,7 @@ def save_weights(folder, labels):
     write_json(folder / "weights.json", [position_weights(a[..., k], n).tolist() for k, n in enumerate(sizes)])
 
 
-def save_words(folder, lines, profile):
+def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
     """The words of a run, as text.json.
 
     Args:
@@ -295,8 +298,17 @@ def save_words(folder, lines, profile):
     write_json(folder / "text.json", dict(fixed=sorted(fixed), text=text))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #243552ef
-def run_vqa(out, profile, seed):
-    "Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones."
+def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones.
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        dict[str, Any]
+    """
     here, size = STAGES.folder(out, "vqa"), tuple(profile.image_size)
     with journal_of(here, profile) as journal:
         who = (
@@ -314,18 +326,46 @@ def run_vqa(out, profile, seed):
     return dict(train=len(rows), test=len(test), chosen=counts.chosen)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #9093358e
-def trained(out, stage, seed):
+def trained(out: str | Path, stage: str, seed: int) -> Path:
+    """the folder of a trained policy.
+
+    Args:
+        out: the run's folder
+        stage: key of NEEDS
+        seed: of whatever is random
+
+    Returns:
+        the folder of a trained policy
+    """
     return STAGES.folder(out, stage, seed) / "final"
 
 
-def base(out, profile, seed):
-    "The model that training starts from; a toy's tokenizer knows the words of this run."
+def base(out: str | Path, profile: Profile, seed: int) -> Policy:
+    """The model that training starts from; a toy's tokenizer knows the words of this run.
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        the model that training starts from
+    """
     words = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     return load(profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"]))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1b0dcfff
-def run_align(out, profile, seed):
-    "Stage `align`: domain alignment on questions and answers (2.2); accuracy of each category before and after."
+def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stage `align`: domain alignment on questions and answers (2.2); accuracy of each category before and after.
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        dict[str, Any]
+    """
     rows, test = (read_rows(STAGES.folder(out, "vqa") / f"{k}.parquet") for k in ("train", "test"))
     policy, folder = base(out, profile, seed), STAGES.folder(out, "align", seed)
     if not profile.align_steps:
@@ -336,8 +376,16 @@ def run_align(out, profile, seed):
     return result | dict(vqa=vqa_data.vqa_accuracy(policy, test[:300]), vqa_before=before)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
-def tune(out, profile, seed, variant, folder, aligned):
+def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str | Path, aligned: bool) -> Policy:
     """DM-SFT of an variant.
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+        variant: key of VARIANTS
+        folder: where it is kept
+        aligned: whether it starts from the aligned model
 
     Returns:
         Policy
@@ -351,8 +399,19 @@ def tune(out, profile, seed, variant, folder, aligned):
     return policy
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #33a0b24d
-def reinforce(policy, out, profile, seed, variant, mode, folder, tool_reward=False, steps=None):
+def reinforce(policy: Policy, out: str | Path, profile: Profile, seed: int, variant: str, mode: str, folder: str | Path, tool_reward: bool=False, steps: int | None=None) -> dict[str, Any]:
     """A stage of reinforcement learning on the exploratory set.
+
+    Args:
+        policy: the model and its processor
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+        variant: key of VARIANTS
+        mode: "text", "tool", "adaptive" or "partition"
+        folder: where it is kept
+        tool_reward: whether R_tool is paid
+        steps: rollout batches; None: the profile's
 
     Returns:
         dict of `train_rl`
@@ -372,22 +431,51 @@ def reinforce(policy, out, profile, seed, variant, mode, folder, tool_reward=Fal
     )
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #76c99357
-def run_sft(out, profile, seed):
-    "Stage `sft`."
+def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stage `sft`.
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        dict[str, Any]
+    """
     policy = tune(out, profile, seed, "full", STAGES.folder(out, "sft", seed), profile.align_first)
     return evaluate(policy, out, profile, seed, blind=False)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #28eeb823
-def run_rl(stage, out, profile, seed):
-    "Stages `fcm`, `ams`, `ams_only`."
+def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stages `fcm`, `ams`, `ams_only`.
+
+    Args:
+        stage: key of NEEDS
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        dict[str, Any]
+    """
     policy = load(trained(out, NEEDS[stage][0], seed), profile, seed)
     mode = "partition" if stage == "fcm" else "adaptive"
     result = reinforce(policy, out, profile, seed, "full", mode, STAGES.folder(out, stage, seed), stage != "fcm")
     return result | evaluate(policy, out, profile, seed, blind=stage == "ams")
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #e5efa079
-def run_variant(stage, out, profile, seed):
-    "Stages `retrieve`, `front`, `surround`, `alignment_swapped`: all training of another variant, each step kept."
+def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stages `retrieve`, `front`, `surround`, `alignment_swapped`: all training of another variant, each step kept.
+
+    Args:
+        stage: key of NEEDS
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        dict[str, Any]
+    """
     here, variant = STAGES.folder(out, stage, seed), variant_of(stage)
     tools = VARIANTS[variant]["tools"]
     steps = [
@@ -426,8 +514,18 @@ def run_variant(stage, out, profile, seed):
     return evaluate(policy, out, profile, seed, variant)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #ab62ff24
-def run_motion(out, profile, seed, most=1000):
-    "Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less"
+def run_motion(out: str | Path, profile: Profile, seed: int, most: int=1000) -> dict[str, Any]:
+    """Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+        most: at most so many
+
+    Returns:
+        dict[str, Any]
+    """
     "or more."
     policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
     splits = {k: [s for s in load_scenes(out, k) if label_scene(s)][:most] for k in ("train", "heldout")}

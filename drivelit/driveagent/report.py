@@ -25,6 +25,10 @@ from .variants import VARIANTS, task_for
 from ..scene.town import make_scene
 from ..training.processes import write_json
 from ..training.report import cell, verdict
+from typing import Any
+from ..policy.model import Policy
+from ..training.profiles import Profile
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #e0bf44aa
 ROWS = dict(
@@ -39,10 +43,11 @@ ROWS = dict(
 )
 
 
-def collect(out, seeds):
+def collect(out: str | Path, seeds: list[int]) -> dict[str, Any]:
     """The evaluations of a run in one file, without the numbers of single scenes.
 
     Args:
+        seeds: of the training runs
         out: the run's folder
 
     Returns:
@@ -68,7 +73,7 @@ def collect(out, seeds):
 OLD_NAMES = dict(other_start="alignment_swapped")  # of stages, in results files that were written before
 
 
-def read(path):
+def read(path: str | Path) -> dict[str, Any]:
     """The results of a run.
 
     Args:
@@ -85,8 +90,14 @@ def read(path):
     return results
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #b56051cd
-def values(results, stage, mode, metric):
+def values(results: dict[str, Any], stage: str, mode: str, metric: str) -> np.ndarray:
     """One number of the tables for each seed; NaN where it does not exist.
+
+    Args:
+        results: of a run, as `read` gives them
+        stage: key of NEEDS
+        mode: "text", "tool", "adaptive" or "partition"
+        metric: key of a summary
 
     Returns:
         (seeds,) array
@@ -98,9 +109,12 @@ def values(results, stage, mode, metric):
 MOST_FREQUENT = "always the most frequent answer"
 
 
-def table6(results):
+def table6(results: dict[str, Any]) -> pd.DataFrame:
     """Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, the reward that training
     pays for, and MSA.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -120,9 +134,12 @@ def table6(results):
     return pd.DataFrame([*rows, usual]).fillna("")
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #dd458028
-def looks(results):
+def looks(results: dict[str, Any]) -> pd.DataFrame:
     """Where the tools are used: share of adaptive answers in the tool mode, how right the answers are, and what the
     tools bring when forced.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -145,8 +162,11 @@ def looks(results):
     )
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6c73e873
-def table7(results):
+def table7(results: dict[str, Any]) -> pd.DataFrame:
     """Active against passive, aligned or not (table 5); and the relative drop without images.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -179,8 +199,11 @@ def table7(results):
     ).fillna("")
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #24611039
-def table8(results):
+def table8(results: dict[str, Any]) -> pd.DataFrame:
     """Seconds and the agent's own tokens for an answer, one at a time.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -206,8 +229,11 @@ def table8(results):
     )
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #c4e2f9a4
-def table9(results):
+def table9(results: dict[str, Any]) -> pd.DataFrame | str:
     """Questions and answers of held-out scenes before and after domain alignment, share of right answers.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -221,8 +247,11 @@ def table9(results):
     )
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #4a4bfa98
-def table3(results):
+def table3(results: dict[str, Any]) -> pd.DataFrame | str:
     """Way-points of the heads, mean over the seeds.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -271,15 +300,25 @@ ORDERINGS = (  # what, (better stage, mode, metric), (other ...)
 )
 
 
-def comparisons(results):
-    "ORDERINGS, and the one that turns with the profile."
+def comparisons(results: dict[str, Any]) -> tuple:
+    """ORDERINGS, and the one that turns with the profile.
+
+    Args:
+        results: of a run, as `read` gives them
+
+    Returns:
+        tuple
+    """
     both = [("ams", "adaptive", "sequence"), ("alignment_swapped", "adaptive", "sequence")]
     return (*ORDERINGS, ("table 5: alignment helps", *(both if results["profile"]["align_first"] else both[::-1])))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #7a97a27a
-def orderings(results):
+def orderings(results: dict[str, Any]) -> pd.DataFrame:
     """Each comparison of the paper: the difference for each seed (points; tokens for table 8), the mean with its
     standard error, and whether it holds in all.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         DataFrame
@@ -302,8 +341,11 @@ def orderings(results):
     return pd.DataFrame(rows)
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #dd59a4f2
-def plot_stages(results):
+def plot_stages(results: dict[str, Any]) -> Any:
     """Figure 4: adaptive accuracy and MSA after each stage.
+
+    Args:
+        results: of a run, as `read` gives them
 
     Returns:
         Axes
@@ -360,10 +402,14 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     return figure
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #d75fb62b
-def plot_episode(policy, scenes, profile, seed=0, variant="full"):
+def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: int=0, variant: str='full') -> Figure:
     """One adaptive episode picture by picture: the best one that used a tool, or the first.
 
     Args:
+        policy: the model and its processor
+        profile: the run's numbers
+        seed: of whatever is random
+        variant: key of VARIANTS
         scenes: held-out scenes to choose from
 
     Returns:
@@ -389,8 +435,11 @@ def plot_episode(policy, scenes, profile, seed=0, variant="full"):
     return figure
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #89542919
-def real_table(real):
+def real_table(real: dict[str, Any] | None) -> pd.DataFrame | str:
     """What happened on the real frames.
+
+    Args:
+        real: of `evaluate_real`, or None
 
     Returns:
         DataFrame, or a sentence
