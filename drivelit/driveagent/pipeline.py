@@ -399,7 +399,17 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
     return policy
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #33a0b24d
-def reinforce(policy: Policy, out: str | Path, profile: Profile, seed: int, variant: str, mode: str, folder: str | Path, tool_reward: bool=False, steps: int | None=None) -> dict[str, Any]:
+def reinforce(
+    policy: Policy,
+    out: str | Path,
+    profile: Profile,
+    seed: int,
+    variant: str,
+    mode: str,
+    folder: str | Path,
+    tool_reward: bool = False,
+    steps: int | None = None,
+) -> dict[str, Any]:
     """A stage of reinforcement learning on the exploratory set.
 
     Args:
@@ -514,7 +524,7 @@ def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dic
     return evaluate(policy, out, profile, seed, variant)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #ab62ff24
-def run_motion(out: str | Path, profile: Profile, seed: int, most: int=1000) -> dict[str, Any]:
+def run_motion(out: str | Path, profile: Profile, seed: int, most: int = 1000) -> dict[str, Any]:
     """Stage `motion`: a head on the frozen agent's words, tokens and the car's motion (3.3); and heads that know less
 
     Args:

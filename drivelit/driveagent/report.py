@@ -402,7 +402,7 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     return figure
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #d75fb62b
-def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: int=0, variant: str='full') -> Figure:
+def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: int = 0, variant: str = "full") -> Figure:
     """One adaptive episode picture by picture: the best one that used a tool, or the first.
 
     Args:
