@@ -63,7 +63,7 @@ class DepthAnything:
         span = float(d.max() - d.min())
         return ((d - d.min()) / span if span > 0 else np.zeros_like(d)).astype(np.float32)
 
-# %% ../../nbs/51_driveagent/25_backends.ipynb #a544a908
+# %% ../../nbs/51_driveagent/25_backends.ipynb #54e707ec
 TYPICAL = dict(
     vehicle=(4.6, 1.9, 1.6),
     pedestrian=(0.6, 0.7, 1.75),
@@ -73,7 +73,6 @@ TYPICAL = dict(
     czone_sign=(0.2, 0.8, 1.2),
     generic_object=(1.0, 1.0, 1.0),
 )  # length (along the ray), width, height; m
-
 
 def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float = 1.0) -> Box | None:
     """A rectangle as a box.
@@ -110,7 +109,7 @@ def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float =
     heading = np.arctan2(*(camera.cam2ego[:3, :3] @ ray)[1::-1])
     return Box(name, *map(float, p), length, width, height, float(heading), float(score))
 
-
+# %% ../../nbs/51_driveagent/25_backends.ipynb #c507324a
 class OpenVocabularyDetector:
     """OWLv2 through transformers, lifted to three dimensions by a metric depth.
 

@@ -16,7 +16,7 @@ from ..scene.core import wrap_angle
 from typing import Any
 from ..scene.core import Scene
 
-# %% ../../nbs/51_driveagent/02_labels.ipynb #ecb782f6
+# %% ../../nbs/51_driveagent/02_labels.ipynb #79908fda
 @dataclass(frozen=True)
 class Thresholds:
     """A.7.1; found by the paper's dual feedback.
@@ -31,9 +31,8 @@ class Thresholds:
     accelerate: float = 0.3
     turn: float = 15.0
 
-
+# %% ../../nbs/51_driveagent/02_labels.ipynb #9f06d4d0
 CENTERS, BEFORE, AFTER = 2.0 * np.arange(STEPS), 1.0, 2.0  # seconds
-
 
 def window(times: np.ndarray, poses: np.ndarray, center: float, step: float = 0.25) -> tuple[float, float, float]:
     """What the car does around a moment.
@@ -53,7 +52,7 @@ def window(times: np.ndarray, poses: np.ndarray, center: float, step: float = 0.
     speed, middle = along / step, (t[1:] + t[:-1]) / 2
     return float(speed.mean()), float(np.polyfit(middle, speed, 1)[0]), float(np.degrees(h[-1] - h[0]))
 
-
+# %% ../../nbs/51_driveagent/02_labels.ipynb #fdd31970
 def windows(times: np.ndarray, poses: np.ndarray) -> np.ndarray:
     """What the car does around each of the four moments. Raises ValueError for a drive that is too short.
 
@@ -73,7 +72,7 @@ def windows(times: np.ndarray, poses: np.ndarray) -> np.ndarray:
         )
     return np.array([window(times, poses, c) for c in CENTERS])
 
-
+# %% ../../nbs/51_driveagent/02_labels.ipynb #1a439fbe
 def name_actions(measured: np.ndarray, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]]:
     """The rules of A.7.1.
 
@@ -95,7 +94,7 @@ def name_actions(measured: np.ndarray, thresholds: Thresholds = Thresholds()) ->
             )
     return out
 
-
+# %% ../../nbs/51_driveagent/02_labels.ipynb #75af11b9
 def label(times: np.ndarray, poses: np.ndarray, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]]:
     """The meta-action sequence of a drive; arguments and errors of `windows`.
 
@@ -109,7 +108,7 @@ def label(times: np.ndarray, poses: np.ndarray, thresholds: Thresholds = Thresho
     """
     return name_actions(windows(times, poses), thresholds)
 
-# %% ../../nbs/51_driveagent/02_labels.ipynb #d275be42
+# %% ../../nbs/51_driveagent/02_labels.ipynb #b84d11a0
 def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
     """History and future of a scene as one drive, in the scene's frame.
 
@@ -133,7 +132,7 @@ def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     return np.r_[scene.ego.times, 0.5 * np.arange(1, 17)], np.concatenate([scene.ego.poses, future])
 
-
+# %% ../../nbs/51_driveagent/02_labels.ipynb #a321cf9a
 def label_scene(scene: Scene, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]] | None:
     """The meta-actions of a scene.
 
@@ -219,9 +218,8 @@ RULES = {  # scripted intent -> what it asks for in words, and the test of a seq
     "around the barriers": ("never Right Turn", _never("Right Turn")),
 }
 
-# %% ../../nbs/51_driveagent/02_labels.ipynb #5a2923fb
+# %% ../../nbs/51_driveagent/02_labels.ipynb #45258d3f
 BEND = "turn with the road"
-
 
 def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
     """By how much the route's centreline turns along the part that is driven between two times.
@@ -240,7 +238,7 @@ def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
     near = [np.hypot(line[:, 0] - at[k], line[:, 1] - at[k + 1]).argmin() for k in (0, 2)]
     return float(np.degrees(wrap_angle(line[near[1], 2] - line[near[0], 2])))
 
-
+# %% ../../nbs/51_driveagent/02_labels.ipynb #810e0266
 def agrees(scene: Scene, sequence: list[tuple[str, str]]) -> bool | None:
     """Does the sequence say what the scene's script meant?
 

@@ -61,7 +61,7 @@ def ego_state(scene):
     past = np.stack([x, y, wrap_angle(h)], 1).ravel()
     return np.r_[e.velocity, e.acceleration, e.steering_angle, past] / SCALES
 
-# %% ../../nbs/51_driveagent/65_motion.ipynb #6f8460fc
+# %% ../../nbs/51_driveagent/65_motion.ipynb #b663d01f
 @torch.no_grad()
 def visual_tokens(policy, images, batch=32):
     """The mean of each image's tokens after the vision tower's merger.
@@ -87,7 +87,7 @@ def visual_tokens(policy, images, batch=32):
         policy.model.train(was_training)
     return np.array(rows)
 
-
+# %% ../../nbs/51_driveagent/65_motion.ipynb #f0b0b7e7
 def features(policy, scenes, sequences, image_size=None, camera="CAM_FRONT", batch=32):
     """The head's inputs. The policy stays as it is.
 
@@ -133,9 +133,8 @@ def way_points(scenes):
             raise ValueError(f"{s.id}: the expert's next {POINTS} half seconds are not known")
     return np.array([to_lidar(s.expert.poses[:POINTS]) for s in scenes]).reshape(-1, POINTS, 2)
 
-# %% ../../nbs/51_driveagent/65_motion.ipynb #f0725585
+# %% ../../nbs/51_driveagent/65_motion.ipynb #aa1e9515
 INPUTS = ("actions", "visual", "ego")
-
 
 class MotionHead(nn.Module):
     """The executor of section 3.3: six points, as what is added to constant velocity.
@@ -177,11 +176,11 @@ class MotionHead(nn.Module):
         given = dict(actions=actions, visual=visual, ego=ego)
         return straight + self.net(torch.cat([given[i] for i in self.config["inputs"]], -1)).view(-1, POINTS, 2)
 
-
+# %% ../../nbs/51_driveagent/65_motion.ipynb #b7ad8994
 def tensors(features):
     return {k: torch.as_tensor(v, dtype=torch.float32) for k, v in features.items()}
 
-
+# %% ../../nbs/51_driveagent/65_motion.ipynb #cbbf2bb8
 @torch.no_grad()
 def predict(head, features):
     """The head's way-points.
@@ -249,7 +248,7 @@ def train_head(
             history.append(total / len(y))
     return head.eval(), history
 
-# %% ../../nbs/51_driveagent/65_motion.ipynb #5a9c7e27
+# %% ../../nbs/51_driveagent/65_motion.ipynb #51b30928
 def save_head(head, folder):
     """head.safetensors and head.json.
 
@@ -265,7 +264,7 @@ def save_head(head, folder):
     (folder / "head.json").write_text(json.dumps(head.config, indent=1))
     return folder
 
-
+# %% ../../nbs/51_driveagent/65_motion.ipynb #6eda14af
 def load_head(folder):
     """The head again. Raises ValueError for a configuration with an unknown key, FileNotFoundError for an empty
     folder.
@@ -283,7 +282,7 @@ def load_head(folder):
     head.load_state_dict(load_file(Path(folder) / "head.safetensors"))
     return head.eval()
 
-# %% ../../nbs/51_driveagent/65_motion.ipynb #56b5e868
+# %% ../../nbs/51_driveagent/65_motion.ipynb #c7cc961b
 class Grids:
     "The obstacles of scene i, drawn when asked for."
 
@@ -293,7 +292,7 @@ class Grids:
     def __getitem__(self, i):
         return obstacles(self.scenes[i], *self.how)
 
-
+# %% ../../nbs/51_driveagent/65_motion.ipynb #b85e8fd1
 def score(plans, scenes, unreadable=None):
     """Displacement and collisions of plans under both conventions.
 
@@ -307,7 +306,7 @@ def score(plans, scenes, unreadable=None):
     e = errors(list(plans), way_points(scenes), Grids(scenes), uniad_grids=Grids(scenes, ("vehicle", "bicycle"), False))
     return table(e).assign(**{"unreadable answers": 0 if unreadable is None else int(np.sum(unreadable))})
 
-
+# %% ../../nbs/51_driveagent/65_motion.ipynb #daeb9070
 def evaluate_head(head, features, scenes, drop_unreadable=False):
     """Table 3 for a head.
 

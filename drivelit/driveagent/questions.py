@@ -22,7 +22,7 @@ from ..scene.cameras import NEAR, ego_pose_at, to_camera
 from ..scene.core import Scene
 from ..scene.plot import EGO_FRONT, box_corners
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #f1a5b960
+# %% ../../nbs/51_driveagent/35_questions.ipynb #04f70557
 VIEWS = {
     "front": "CAM_FRONT",
     "front left": "CAM_FRONT_LEFT",
@@ -31,6 +31,7 @@ VIEWS = {
     "back left": "CAM_BACK_LEFT",
     "back right": "CAM_BACK_RIGHT",
 }
+
 KINDS = dict(
     vehicle=("vehicle", "vehicles"),
     pedestrian=("person", "people"),
@@ -40,8 +41,8 @@ KINDS = dict(
     czone_sign=("construction sign", "construction signs"),
     generic_object=("object", "objects"),
 )
-REACH, NIGHT_REACH, PIXELS, PART = 60.0, 20.0, 8, 0.3  # metres, metres, pixels, share
 
+REACH, NIGHT_REACH, PIXELS, PART = 60.0, 20.0, 8, 0.3  # metres, metres, pixels, share
 
 @dataclass(frozen=True)
 class Thing:
@@ -63,10 +64,10 @@ class Thing:
     clear: bool
     state: str = ""
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #ec7a3ce7
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) / 2
-_EDGES = np.array([(i, j) for i in range(8) for j in range(i) if (_CORNERS[i] != _CORNERS[j]).sum() == 1])
 
+_EDGES = np.array([(i, j) for i in range(8) for j in range(i) if (_CORNERS[i] != _CORNERS[j]).sum() == 1])
 
 def outline(center, heading, size, camera, shown, ego=(0.0, 0.0, 0.0)):
     """What a box covers in a picture, not cut at the picture's edge.
@@ -288,7 +289,7 @@ class Facts:
         d = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in found if not p.is_empty), default=np.inf)
         return True if d <= near else False if d >= far - EGO_FRONT else None
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #fbfbc63b
+# %% ../../nbs/51_driveagent/35_questions.ipynb #b42f84e0
 CATEGORIES = (
     "scene description",
     "recognition of traffic entities",
@@ -296,11 +297,10 @@ CATEGORIES = (
     "traffic commonsense and rules",
 )
 
-
 def yes(value):
     return None if value is None else "Yes." if value else "No."
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #674557d2
 def road_way(f, view, kind):
     "Where the road goes in the next forty metres."
     if f.route is None or f.scene.command != "GO STRAIGHT" or f.route.length < 40:
@@ -311,7 +311,7 @@ def road_way(f, view, kind):
     turn = np.degrees(np.angle(complex(dx - cx, dy - cy) / complex(bx - ax, by - ay)))
     return "Straight." if abs(turn) < 6 else None if abs(turn) < 12 else "Left." if turn > 0 else "Right."
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #30a23978
 def describe(f, view, kind):
     "One line for everything."
     counts = {k: f.of(view, k) for k in ("vehicle", "pedestrian", "bicycle")}
@@ -320,31 +320,31 @@ def describe(f, view, kind):
     parts = [f"{len(v)} {KINDS[k][len(v) != 1]}." for k, v in counts.items() if v]
     return " ".join(["Night." if f.scene.night else "Day.", *(parts or ["Nobody."])])
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #4b9d2628
 def count(f, view, kind):
     found = f.of(view, kind)
     return None if found is None else str(len(found))
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #ad764d07
 def exists(f, view, kind):
     found = f.of(view, kind)
     return None if found is None else yes(len(found) > 0)
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #d719e77a
 def closest(f, view, kind):
     t = f.nearest(view)
     return t and f"{KINDS[t.kind][0].capitalize()}."
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #cc2527cf
 def light_colour(f, view, kind):
     return f"{f.light.capitalize()}." if f.light else None
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #424568c7
 def where(f, view, kind):
     t = f.nearest(view, kind)
     return t and f"[{', '.join(map(str, t.box))}]"
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #4613a110
 def side(f, view, kind):
     t = f.nearest(view, kind)
     if not t:
@@ -352,12 +352,12 @@ def side(f, view, kind):
     u = (t.box[0] + t.box[2]) / 2 / f.size[0] * 3
     return None if min(abs(u - 1), abs(u - 2)) < 0.08 else ("Left.", "Middle.", "Right.")[int(u)]
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #f52926f8
 def how_far(f, view, kind):
     t = f.nearest(view, kind)
     return t and f"{t.distance:.0f} m"
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #b761c78d
 def which_view(f, view, kind):
     if any(not t.clear for v in f.views for t in f.seen[v] if t.kind == kind):
         return None
@@ -366,7 +366,7 @@ def which_view(f, view, kind):
         return None  # as near in another view, or the same thing in two views
     return f"{best[0][1].capitalize()} view."
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #c363afed
 def must(f, view, kind):
     "Stop for red and yellow, slow down for what is in the lane or wants to cross, go otherwise."
     if f.light in ("red", "yellow"):
@@ -638,7 +638,7 @@ FORMS = (
     ),
 )
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #1b213f0d
+# %% ../../nbs/51_driveagent/35_questions.ipynb #d99d46f8
 def question_text(form: Form, kind="", view=None, wording=0):
     """A question in words.
 
@@ -653,7 +653,7 @@ def question_text(form: Form, kind="", view=None, wording=0):
     text = form.words[wording].format(k=k, ks=ks)
     return text if view is None or form.six else f"{view.capitalize()} view. {text}"
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #e1f8ee83
 @lru_cache
 def _known():
     out = {}
@@ -664,7 +664,6 @@ def _known():
                     out[question_text(form, kind, view, w)] = (form, kind, view or "front")
     return out
 
-
 def recognise(question):
     """Which form a question is.
 
@@ -673,7 +672,7 @@ def recognise(question):
     """
     return _known().get(question)
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #0e742531
 def vqa_lines(image_size=(168, 84)):
     """What the toy's tokenizer should know to read these questions and answers.
 
@@ -687,7 +686,7 @@ def vqa_lines(image_size=(168, 84)):
     bare = [question_text(f, k, None, w) for f in FORMS for k in f.kinds for w in range(len(f.words))]
     return tuple(dict.fromkeys([*bare, *answers, *line, *parts, *numbers]))
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #eaf86141
 def category_of(question):
     """The category of any question: by its form, else by its words.
 
@@ -704,7 +703,7 @@ def category_of(question):
     )
     return next((c for c, r in rules if re.search(r, text)), _D)
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #87bb5012
+# %% ../../nbs/51_driveagent/35_questions.ipynb #e79bb981
 @dataclass(eq=False)
 class Ask:
     """Pictures to ask about.
@@ -731,7 +730,7 @@ class Ask:
     def six(self):
         return len(self.views) > 1
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #de9e1c03
 @dataclass(eq=False)
 class Pair:
     """A question with its answer.
@@ -750,7 +749,7 @@ class Pair:
     def __post_init__(self):
         self.category = category_of(self.question)
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #c3ed4db2
 def possible(facts: Facts, six, rng, wording=0):
     """Everything that can be asked here.
 
@@ -773,13 +772,12 @@ def possible(facts: Facts, six, rng, wording=0):
                     yield form, kind, view, question_text(form, kind, view if six else None, wording), answer
                     break
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #3eb58550
 def _likely(form, facts, view, rng):
     "The form's kinds in random order; mostly those that are there come first."
     kinds = list(rng.permutation(form.kinds))
     there = {t.kind for t in facts.seen.get(view, ())}
     return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
-
 
 def template_pairs(ask: Ask, rng, n=4, taken=(), attempt=0):
     """Questions from templates, answered from the facts.
@@ -798,10 +796,10 @@ def template_pairs(ask: Ask, rng, n=4, taken=(), attempt=0):
             out.setdefault(question, Pair(ask, question, answer, attempt))
     return list(out.values())
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #6636b510
+# %% ../../nbs/51_driveagent/35_questions.ipynb #69b86684
 _BOX = re.compile(r"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
-_METRES = re.compile(r"(\d{1,4}) m")
 
+_METRES = re.compile(r"(\d{1,4}) m")
 
 def overlap(a, b):
     """How well two boxes agree.
@@ -813,7 +811,7 @@ def overlap(a, b):
     both = max(0, min(au, bu) - max(ax, bx)) * max(0, min(av, bv) - max(ay, by))
     return both / max((au - ax) * (av - ay) + (bu - bx) * (bv - by) - both, 1e-9)
 
-
+# %% ../../nbs/51_driveagent/35_questions.ipynb #4b268d60
 def same_answer(said, truth, slack=1.0):
     """Whether an answer counts as right.
 

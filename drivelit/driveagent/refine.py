@@ -58,7 +58,7 @@ def bev_picture(scene, size=(560, 360)):
     with Image.open(data) as image:
         return image.convert("RGB").resize(size)
 
-# %% ../../nbs/51_driveagent/05_refine.ipynb #af773b37
+# %% ../../nbs/51_driveagent/05_refine.ipynb #6a1731b7
 SYSTEM = (
     "You evaluate and correct the meta-actions of a drive. You are given a bird's-eye view in which a blue line is "
     "the future way of the "
@@ -66,6 +66,7 @@ SYSTEM = (
     "well they fit the shape of "
     "the way and plausible driving, and correct what is unreasonable."
 )
+
 RULES = (
     "Consider the picture and the four meta-actions of the rules.\n"
     f"- Allowed speeds: {', '.join(('Stop', 'Keep Speed', 'Accelerate', 'Decelerate'))}.\n"
@@ -82,7 +83,6 @@ RULES = (
     "- No commentary: the JSON object alone.\nThe meta-actions of the rules: "
 )
 
-
 def question(scene, tentative):
     """System and user message with the picture.
 
@@ -95,7 +95,7 @@ def question(scene, tentative):
         {"role": "user", "content": [{"type": "image", "image": bev_picture(scene)}, {"type": "text", "text": asked}]},
     ]
 
-
+# %% ../../nbs/51_driveagent/05_refine.ipynb #c71978d2
 @dataclass(frozen=True)
 class Review:
     """What a reviewer said of a label.
@@ -109,7 +109,7 @@ class Review:
     reason: str
     actions: list
 
-
+# %% ../../nbs/51_driveagent/05_refine.ipynb #e5e5c2e5
 def parse_review(text, tentative):
     """A strict reader of the reviewer's JSON.
 
@@ -142,7 +142,7 @@ def parse_review(text, tentative):
         return ParseError(f"the speed of step {changed[0]} was changed")
     return Review(score, got["reason"], parsed)
 
-# %% ../../nbs/51_driveagent/05_refine.ipynb #52334d1d
+# %% ../../nbs/51_driveagent/05_refine.ipynb #ac02d76b
 class ChatReviewer:
     "A vision-language model."
 
@@ -158,9 +158,8 @@ class ChatReviewer:
         asked = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
         return replies(self.engine, asked, max_new_tokens=self.new_tokens, temperature=0.0)
 
-
+# %% ../../nbs/51_driveagent/05_refine.ipynb #1ccf11b9
 BROKEN = ("no JSON", "changed speed", "three actions", "score 12")
-
 
 class ScriptedReviewer:
     "In place of a model: the way's turn in each window, measured again, and faults."
@@ -197,7 +196,7 @@ class ScriptedReviewer:
             said | (dict(final_meta_actions=said["final_meta_actions"][:3]) if kind == 2 else dict(score=12))
         )
 
-
+# %% ../../nbs/51_driveagent/05_refine.ipynb #8c845eca
 @dataclass
 class Refined:
     """Labels after review.
@@ -211,7 +210,7 @@ class Refined:
     scores: list
     counts: Counter = field(default_factory=Counter)
 
-
+# %% ../../nbs/51_driveagent/05_refine.ipynb #93fe050a
 def refine(scenes, reviewer, confident=9) -> Refined:
     """The final pass: corrected where the reviewer objects and its answer holds, the rules' label otherwise.
 

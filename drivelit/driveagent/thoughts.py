@@ -28,14 +28,13 @@ from ..policy.text import ParseError, control_words, harmless, parse_json
 from ..rollout.core import TurnState
 from ..scene.core import Scene
 
-# %% ../../nbs/51_driveagent/45_thoughts.ipynb #ed8f17d3
+# %% ../../nbs/51_driveagent/45_thoughts.ipynb #de0d52f0
 FIRST = {
     "Stop": "I stay where I am.",
     "Decelerate": "I slow down.",
     "Keep Speed": "I keep my speed.",
     "Accelerate": "I speed up.",
 }
-
 
 def because(found):
     """The middle section of a scripted thought.
@@ -49,7 +48,7 @@ def because(found):
         return ["A green light lets me go."]
     return ["I must keep clear of it."] if found else ["Nothing is in the way."]
 
-
+# %% ../../nbs/51_driveagent/45_thoughts.ipynb #aa608794
 def in_words(actions):
     "The last section."
     ways = {w for _, w in actions}

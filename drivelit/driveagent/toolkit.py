@@ -24,8 +24,9 @@ from typing import Any
 from ..scene.core import Camera
 from ..scene.core import Scene
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #22ab359f
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #da34300b
 TOOLS = ("Retrieve View", "RoI Inspection", "Depth Estimation", "3D Object Detection")
+
 VIEWS = dict(
     front="CAM_FRONT",
     front_left="CAM_FRONT_LEFT",
@@ -34,22 +35,26 @@ VIEWS = dict(
     back_left="CAM_BACK_LEFT",
     back_right="CAM_BACK_RIGHT",
 )
+
 FRAMES = {f"{-k}s": float(-k) for k in range(6)}  # "0s", "-1s", ... "-5s": seconds
+
 EXAMPLES = {
     "Retrieve View": {"frame_index": "-1s", "view_index": "front_left"},
     "RoI Inspection": {"view_index": "front", "bbox": [760, 380, 840, 440], "description": "the traffic lights"},
     "Depth Estimation": {"view_index": "front"},
     "3D Object Detection": {"view_index": "front", "object_text": "barrier"},
 }
+
 _WHAT = {
     "Retrieve View": "a view, now or up to 5 s ago",
     "RoI Inspection": "a box of a view, magnified; pixels of the 1600 x 900 image",
     "Depth Estimation": "how far things are in a view",
     "3D Object Detection": "where objects of a kind are in a view",
 }
-DESCRIPTIONS = {t: f"{t}: {_WHAT[t]}. params: {json.dumps(EXAMPLES[t])}" for t in TOOLS}
-OPTIONAL = ("frame_index", "description")
 
+DESCRIPTIONS = {t: f"{t}: {_WHAT[t]}. params: {json.dumps(EXAMPLES[t])}" for t in TOOLS}
+
+OPTIONAL = ("frame_index", "description")
 
 @dataclass(frozen=True)
 class Result:
@@ -67,7 +72,7 @@ class Result:
     error: str = ""
     reason: str = ""
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #b31fff67
 class ToolError(Exception):
     """Why there is no picture.
 
@@ -81,12 +86,11 @@ class ToolError(Exception):
         super().__init__(text)
         self.kind, self.text, self.reason = kind, text, reason
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #b8031e56
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #b1163549
 def _plain(text, most=40):
     "A quoted text that holds no token of a chat template."
     text = "".join(c for c in text if c.isascii() and c.isprintable() and c not in "<>|")
     return text if len(text) <= most else text[: most - 3] + "..."
-
 
 def _show(value):
     "Anything as a short text."
@@ -95,10 +99,8 @@ def _show(value):
     except (TypeError, ValueError, RecursionError):
         return type(value).__name__
 
-
 def _listed(words):
     return ", ".join(words)
-
 
 def check_params(tool: str, params: dict[str, Any]) -> None:
     """Are they an object with the right keys?
@@ -123,7 +125,7 @@ def check_params(tool: str, params: dict[str, Any]) -> None:
         if k in params and not isinstance(params[k], str):
             raise ToolError("bad parameter", f"{k} {_show(params[k])} is not a text; {right}")
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #35eab4db
 def view_camera(scene: Scene, view: str) -> str:
     """The camera of a view.
 
@@ -143,7 +145,7 @@ def view_camera(scene: Scene, view: str) -> str:
         raise ToolError("not available", f"there are no {view} images of this scene.")
     return VIEWS[view]
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #69d3419b
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #791a3720
 def frames_of(scene: Scene, camera: str) -> list[str]:
     """The memory pool of a camera.
 
@@ -159,7 +161,7 @@ def frames_of(scene: Scene, camera: str) -> list[str]:
         return [f for f, t in FRAMES.items() if min(abs(t - k) for k in files) <= 0.3]
     return [f for f, t in FRAMES.items() if scene.ego.times[0] <= t + 1e-6]
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #8915e715
 def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 1.
 
@@ -180,9 +182,8 @@ def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         )
     return Result(f"{view} view at {frame}.", get_image(scene, camera, kit.image_size, FRAMES[frame]))
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #8aea69ee
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #df106427
 SMALLEST = 8  # pixels of the full image
-
 
 @lru_cache(maxsize=4)
 def full_view(scene: Scene, camera: str) -> Image.Image:
@@ -197,7 +198,7 @@ def full_view(scene: Scene, camera: str) -> Image.Image:
     """
     return get_image(scene, camera)  # 4 MB each
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #0a944a7f
 def check_box(box: Any, width: int, height: int) -> tuple[float, ...]:
     """A box that lies in the image, or what is wrong with it.
 
@@ -225,7 +226,7 @@ def check_box(box: Any, width: int, height: int) -> tuple[float, ...]:
         raise bad(f"the box is too small; at least {SMALLEST} x {SMALLEST} pixels.")
     return tuple(float(v) for v in box)
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #2c1134f2
 def grow(box: Any, width: int, height: int) -> tuple[tuple[float, ...], float]:
     """The smallest part of the image's shape around a box.
 
@@ -243,7 +244,7 @@ def grow(box: Any, width: int, height: int) -> tuple[tuple[float, ...], float]:
     top = min(max((y0 + y1 - share * height) / 2, 0.0), (1 - share) * height)
     return (left, top, left + share * width, top + share * height), share
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #963ba74e
 def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 2.
 
@@ -261,11 +262,12 @@ def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     image = full_view(scene, camera).resize(kit.image_size, Image.BICUBIC, box=box)
     return Result(f"part of the {params['view_index']} view, magnified {1 / share:.1f} times.", image)
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #27971154
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #6fcc4de7
 DEPTH_RANGE = (2.0, 80.0)  # metres: white, black
-THINGS = (0.3, 4.0)  # metres over the road
-THIRDS = ("left", "centre", "right")
 
+THINGS = (0.3, 4.0)  # metres over the road
+
+THIRDS = ("left", "centre", "right")
 
 def grey_picture(share: np.ndarray) -> Image.Image:
     """An array as a picture.
@@ -278,7 +280,7 @@ def grey_picture(share: np.ndarray) -> Image.Image:
     """
     return Image.fromarray(np.round(255 * np.clip(share, 0, 1)).astype(np.uint8)).convert("RGB")
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #ae2c6cf7
 def depth_picture(depth: Any) -> Image.Image:
     """Near is bright.
 
@@ -291,7 +293,7 @@ def depth_picture(depth: Any) -> Image.Image:
     near, far = DEPTH_RANGE
     return grey_picture(1 - np.log(np.clip(depth, near, far) / near) / np.log(far / near))
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #fc87b0eb
 def above_road(depth: Any, camera: Camera) -> np.ndarray:
     """Which pixels show something that stands on the road.
 
@@ -308,10 +310,9 @@ def above_road(depth: Any, camera: Camera) -> np.ndarray:
     z = np.where(np.isfinite(depth), depth, 1e6) * (ray @ camera.cam2ego[2, :3]) + camera.cam2ego[2, 3]
     return (z > THINGS[0]) & (z < THINGS[1]) & (depth < DEPTH_RANGE[1])
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #d59aa719
 def _thirds(values):
     return np.array_split(values, 3, axis=1)
-
 
 def depth_words(depth: Any, camera: Camera) -> str:
     """The nearest thing in each third.
@@ -328,7 +329,7 @@ def depth_words(depth: Any, camera: Camera) -> str:
         f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, found, strict=True)
     )
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #307ba3b7
 class ExactDepth:
     """The toy town's own depth, not an estimate. Back ends have `depth` and say whether it is `metric`: if not, it is 0
     far to 1 near."""
@@ -346,7 +347,7 @@ class ExactDepth:
             )
         return get_depth(scene, camera, size)
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #514b9645
 def depth_estimation(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 3.
 
@@ -373,7 +374,7 @@ def depth_estimation(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         grey_picture(depth),
     )
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #0e1466e1
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #69aae691
 @dataclass(frozen=True)
 class Box:
     """An object in the ego's frame.
@@ -400,12 +401,14 @@ class Box:
     heading: float
     score: float = 1.0
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #0b044d3d
 REACH, SEEN = 60.0, 3  # metres; points of 27
-_GRID = np.stack(np.meshgrid(*[[-0.45, 0.0, 0.45]] * 3, indexing="ij"), -1).reshape(27, 3)
-_CORNERS = np.array([[x, y, z] for x in (-0.5, 0.5) for y in (-0.5, 0.5) for z in (-0.5, 0.5)])
-_EDGES = [(a, b) for a in range(8) for b in range(a + 1, 8) if (_CORNERS[a] != _CORNERS[b]).sum() == 1]
 
+_GRID = np.stack(np.meshgrid(*[[-0.45, 0.0, 0.45]] * 3, indexing="ij"), -1).reshape(27, 3)
+
+_CORNERS = np.array([[x, y, z] for x in (-0.5, 0.5) for y in (-0.5, 0.5) for z in (-0.5, 0.5)])
+
+_EDGES = [(a, b) for a in range(8) for b in range(a + 1, 8) if (_CORNERS[a] != _CORNERS[b]).sum() == 1]
 
 def _frame(b):
     "Centre (3,), size (3,) and rotation (3, 3) of a box; the rotation's rows are its axes."
@@ -416,7 +419,6 @@ def _frame(b):
         np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]),
     )
 
-
 def _place(shares, b):
     """
     Returns:
@@ -424,7 +426,6 @@ def _place(shares, b):
     """
     centre, size, turn = _frame(b)
     return (shares * size) @ turn + centre
-
 
 def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
     """Which of the lines from `start` to `ends` run through any of the boxes: the slab test in each box's frame.
@@ -446,7 +447,7 @@ def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
     near, far = np.sort([(-0.5 - a) / step, (0.5 - a) / step], axis=0)
     return (np.maximum(near.max(-1), 0) < np.minimum(far.min(-1), 1)).any(0)
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #781f2ae8
 def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
     """In the image and not hidden.
 
@@ -465,7 +466,7 @@ def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
         return False
     return bool((~meets(camera.cam2ego[:3, 3], points[inside], others)).sum() >= SEEN)
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #4f8837e6
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #80b5a67f
 _WORDS = dict(
     vehicle="vehicle car truck bus van lorry trailer suv taxi motorcycle",
     pedestrian="pedestrian person people human man men woman women child children",
@@ -475,16 +476,17 @@ _WORDS = dict(
     czone_sign="sign",
     generic_object="debris",
 )
+
 WORDS = {w: t for t, words in _WORDS.items() for w in words.split()} | {
     "light": "traffic light",
     "signal": "traffic light",
 }
+
 WORDS |= dict.fromkeys(("object", "obstacle", "thing", "everything", "all"), "all")
+
 KNOWN = ("car", "truck", "pedestrian", "bicycle", "traffic cone", "barrier", "sign", "traffic light", "object")
 
-
 LONGEST_LIST, MOST_OBJECTS = 200, 8  # characters and names of an object text that are read
-
 
 def object_parts(text: str) -> list[str]:
     """The objects of a text, one by one.
@@ -501,7 +503,7 @@ def object_parts(text: str) -> list[str]:
         text = text.replace(mark, ",")
     return [p for part in text.lower().split(",") if (p := part.strip())][:MOST_OBJECTS]
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #e88fc823
 def object_type(part: str) -> str | None:
     """What a word means to the table.
 
@@ -514,7 +516,7 @@ def object_type(part: str) -> str | None:
     word = part.split()[-1]
     return next((WORDS[w] for w in (word, word.removesuffix("s"), word.removesuffix("es")) if w in WORDS), None)
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #ecca8293
 def object_types(text: str) -> set[str]:
     """What an object text asks for.
 
@@ -566,9 +568,8 @@ class ExactDetector:
             if t in wanted and can_be_seen(b, [o for _, o in near if o is not b], scene.cameras[camera])
         ]
 
-# %% ../../nbs/51_driveagent/20_toolkit.ipynb #7744c812
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #0b3f7e66
 MOST_LINES = 5  # of an answer
-
 
 def box_line(b: Box) -> str:
     """A box for a small language model: one decimal, two for the heading.
@@ -584,7 +585,7 @@ def box_line(b: Box) -> str:
     size = f"{n(b.length)} x {n(b.width)} x {n(b.height)} m"
     return f"{b.name} ({n(b.x)}, {n(b.y)}), {size}, heading {heading:+.2f}"
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #2578e5a0
 def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
     """Wire frames; the front face has its own colour.
 
@@ -611,7 +612,7 @@ def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
             draw.line([tuple(v) for v in pixel], fill=(255, 60, 220) if min(i, j) > 3 else (60, 255, 90), width=width)
     return image
 
-
+# %% ../../nbs/51_driveagent/20_toolkit.ipynb #ef8d3dfb
 def object_detection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     """Listing 4.
 
