@@ -74,6 +74,7 @@ TYPICAL = dict(
     generic_object=(1.0, 1.0, 1.0),
 )  # length (along the ray), width, height; m
 
+
 def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float = 1.0) -> Box | None:
     """A rectangle as a box.
 

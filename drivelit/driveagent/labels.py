@@ -34,6 +34,7 @@ class Thresholds:
 # %% ../../nbs/51_driveagent/02_labels.ipynb #9f06d4d0
 CENTERS, BEFORE, AFTER = 2.0 * np.arange(STEPS), 1.0, 2.0  # seconds
 
+
 def window(times: np.ndarray, poses: np.ndarray, center: float, step: float = 0.25) -> tuple[float, float, float]:
     """What the car does around a moment.
 
@@ -220,6 +221,7 @@ RULES = {  # scripted intent -> what it asks for in words, and the test of a seq
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #45258d3f
 BEND = "turn with the road"
+
 
 def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
     """By how much the route's centreline turns along the part that is driven between two times.

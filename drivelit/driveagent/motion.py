@@ -136,6 +136,7 @@ def way_points(scenes):
 # %% ../../nbs/51_driveagent/65_motion.ipynb #aa1e9515
 INPUTS = ("actions", "visual", "ego")
 
+
 class MotionHead(nn.Module):
     """The executor of section 3.3: six points, as what is added to constant velocity.
 

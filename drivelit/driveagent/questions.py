@@ -44,6 +44,7 @@ KINDS = dict(
 
 REACH, NIGHT_REACH, PIXELS, PART = 60.0, 20.0, 8, 0.3  # metres, metres, pixels, share
 
+
 @dataclass(frozen=True)
 class Thing:
     """Something in a picture.
@@ -68,6 +69,7 @@ class Thing:
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) / 2
 
 _EDGES = np.array([(i, j) for i in range(8) for j in range(i) if (_CORNERS[i] != _CORNERS[j]).sum() == 1])
+
 
 def outline(center, heading, size, camera, shown, ego=(0.0, 0.0, 0.0)):
     """What a box covers in a picture, not cut at the picture's edge.
@@ -296,6 +298,7 @@ CATEGORIES = (
     "localization of critical targets",
     "traffic commonsense and rules",
 )
+
 
 def yes(value):
     return None if value is None else "Yes." if value else "No."
@@ -664,6 +667,7 @@ def _known():
                     out[question_text(form, kind, view, w)] = (form, kind, view or "front")
     return out
 
+
 def recognise(question):
     """Which form a question is.
 
@@ -779,6 +783,7 @@ def _likely(form, facts, view, rng):
     there = {t.kind for t in facts.seen.get(view, ())}
     return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
 
+
 def template_pairs(ask: Ask, rng, n=4, taken=(), attempt=0):
     """Questions from templates, answered from the facts.
 
@@ -800,6 +805,7 @@ def template_pairs(ask: Ask, rng, n=4, taken=(), attempt=0):
 _BOX = re.compile(r"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
 
 _METRES = re.compile(r"(\d{1,4}) m")
+
 
 def overlap(a, b):
     """How well two boxes agree.

@@ -83,6 +83,7 @@ RULES = (
     "- No commentary: the JSON object alone.\nThe meta-actions of the rules: "
 )
 
+
 def question(scene, tentative):
     """System and user message with the picture.
 
@@ -160,6 +161,7 @@ class ChatReviewer:
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #1ccf11b9
 BROKEN = ("no JSON", "changed speed", "three actions", "score 12")
+
 
 class ScriptedReviewer:
     "In place of a model: the way's turn in each window, measured again, and faults."

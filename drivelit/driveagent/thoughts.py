@@ -36,6 +36,7 @@ FIRST = {
     "Accelerate": "I speed up.",
 }
 
+
 def because(found):
     """The middle section of a scripted thought.
 

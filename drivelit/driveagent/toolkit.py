@@ -56,6 +56,7 @@ DESCRIPTIONS = {t: f"{t}: {_WHAT[t]}. params: {json.dumps(EXAMPLES[t])}" for t i
 
 OPTIONAL = ("frame_index", "description")
 
+
 @dataclass(frozen=True)
 class Result:
     """What a tool gives back.
@@ -92,6 +93,7 @@ def _plain(text, most=40):
     text = "".join(c for c in text if c.isascii() and c.isprintable() and c not in "<>|")
     return text if len(text) <= most else text[: most - 3] + "..."
 
+
 def _show(value):
     "Anything as a short text."
     try:
@@ -99,8 +101,10 @@ def _show(value):
     except (TypeError, ValueError, RecursionError):
         return type(value).__name__
 
+
 def _listed(words):
     return ", ".join(words)
+
 
 def check_params(tool: str, params: dict[str, Any]) -> None:
     """Are they an object with the right keys?
@@ -184,6 +188,7 @@ def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #df106427
 SMALLEST = 8  # pixels of the full image
+
 
 @lru_cache(maxsize=4)
 def full_view(scene: Scene, camera: str) -> Image.Image:
@@ -269,6 +274,7 @@ THINGS = (0.3, 4.0)  # metres over the road
 
 THIRDS = ("left", "centre", "right")
 
+
 def grey_picture(share: np.ndarray) -> Image.Image:
     """An array as a picture.
 
@@ -313,6 +319,7 @@ def above_road(depth: Any, camera: Camera) -> np.ndarray:
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #d59aa719
 def _thirds(values):
     return np.array_split(values, 3, axis=1)
+
 
 def depth_words(depth: Any, camera: Camera) -> str:
     """The nearest thing in each third.
@@ -410,6 +417,7 @@ _CORNERS = np.array([[x, y, z] for x in (-0.5, 0.5) for y in (-0.5, 0.5) for z i
 
 _EDGES = [(a, b) for a in range(8) for b in range(a + 1, 8) if (_CORNERS[a] != _CORNERS[b]).sum() == 1]
 
+
 def _frame(b):
     "Centre (3,), size (3,) and rotation (3, 3) of a box; the rotation's rows are its axes."
     c, s = np.cos(b.heading), np.sin(b.heading)
@@ -419,6 +427,7 @@ def _frame(b):
         np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]),
     )
 
+
 def _place(shares, b):
     """
     Returns:
@@ -426,6 +435,7 @@ def _place(shares, b):
     """
     centre, size, turn = _frame(b)
     return (shares * size) @ turn + centre
+
 
 def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
     """Which of the lines from `start` to `ends` run through any of the boxes: the slab test in each box's frame.
@@ -487,6 +497,7 @@ WORDS |= dict.fromkeys(("object", "obstacle", "thing", "everything", "all"), "al
 KNOWN = ("car", "truck", "pedestrian", "bicycle", "traffic cone", "barrier", "sign", "traffic light", "object")
 
 LONGEST_LIST, MOST_OBJECTS = 200, 8  # characters and names of an object text that are read
+
 
 def object_parts(text: str) -> list[str]:
     """The objects of a text, one by one.
@@ -570,6 +581,7 @@ class ExactDetector:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #0b3f7e66
 MOST_LINES = 5  # of an answer
+
 
 def box_line(b: Box) -> str:
     """A box for a small language model: one decimal, two for the heading.
