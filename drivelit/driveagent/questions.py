@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VIEWS', 'KINDS', 'REACH', 'NIGHT_REACH', 'PIXELS', 'PART', 'CATEGORIES', 'SOLID', 'FORMS', 'Thing', 'outline',
-           'things', 'Facts', 'yes', 'road_way', 'describe', 'count', 'exists', 'closest', 'light_colour', 'where',
-           'side', 'how_far', 'which_view', 'must', 'Form', 'question_text', 'recognise', 'vqa_lines', 'category_of',
-           'Ask', 'Pair', 'possible', 'template_pairs', 'overlap', 'same_answer']
+           'things', 'yes', 'road_way', 'describe', 'count', 'exists', 'closest', 'light_colour', 'where', 'side',
+           'how_far', 'which_view', 'must', 'Form', 'question_text', 'recognise', 'vqa_lines', 'category_of', 'Ask',
+           'Pair', 'possible', 'template_pairs', 'overlap', 'same_answer']
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #9b404e02
 import re
@@ -162,7 +162,36 @@ def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
         id, kind, (int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1), distance, len(x), clear, state
     )
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #08e0d1bd
+# %% ../../nbs/51_driveagent/35_questions.ipynb #3871cba9
+def _route(facts):
+    "The route from the car's front on, as a shapely line; None where nobody knows it."
+    c = facts.scene.map.centerline
+    if len(c) < 2:
+        return None
+    line = shapely.LineString(c[:, :2])
+    s = line.project(shapely.Point(EGO_FRONT, 0))
+    return substring(line, s, min(s + 60, line.length))
+
+
+def _give_way(facts):
+    "Whether a person is on or at a crossing, or in the lane ahead; None where nobody knows."
+    people = facts.of("front", "pedestrian")
+    if people is None or facts.route is None:
+        return None
+    crossings, near = (
+        shapely.union_all([a.polygon for a in facts.scene.map.of("crossing")]),
+        [t for t in people if t.distance < 40],
+    )
+    at = lambda t: shapely.Point(
+        facts.scene.agent(t.id).at(0.0)[:2]
+        if len(facts.scene.agent(t.id).times) > 1
+        else facts.scene.agent(t.id).poses[0, :2]
+    )
+    return any(
+        facts._in_strip(t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near
+    )
+
+# %% ../../nbs/51_driveagent/35_questions.ipynb #9d102517
 class Facts:
     """What is true about a scene, as far as these pictures show it.
 
@@ -198,13 +227,7 @@ class Facts:
 
     @cached_property
     def light(self):
-        """
-        Args:
-            self: "red", ...; "" if there is none; None if it is there and cannot be read
-
-        Returns:
-            "red", ...; "" if there is none; None if it is there and cannot be read
-        """
+        ""red", ...; "" if there is none; None if it is there and cannot be read"
         found = self.of("front", "light")
         return (
             None
@@ -216,19 +239,7 @@ class Facts:
 
     @cached_property
     def route(self):
-        """
-        Args:
-            self: shapely line from the car's front on, or None
-
-        Returns:
-            shapely line from the car's front on, or None
-        """
-        c = self.scene.map.centerline
-        if len(c) < 2:
-            return None
-        line = shapely.LineString(c[:, :2])
-        s = line.project(shapely.Point(EGO_FRONT, 0))
-        return substring(line, s, min(s + 60, line.length))
+        return _route(self)
 
     def _in_strip(self, thing, reach, half):
         if thing.kind == "light":
@@ -239,13 +250,7 @@ class Facts:
 
     @cached_property
     def lane_free(self):
-        """
-        Args:
-            self: bool or None: nothing in the car's lane within 25 m
-
-        Returns:
-            bool or None: nothing in the car's lane within 25 m
-        """
+        "bool or None: nothing in the car's lane within 25 m"
         if not self.known or self.route is None:
             return None
         near = [(t.clear, self._in_strip(t, 25, 1.0), self._in_strip(t, 30, 1.7)) for t in self.seen["front"]]
@@ -255,28 +260,7 @@ class Facts:
 
     @cached_property
     def give_way(self):
-        """
-        Args:
-            self: bool or None: a person on or at a crossing, or in the lane ahead
-
-        Returns:
-            bool or None: a person on or at a crossing, or in the lane ahead
-        """
-        people = self.of("front", "pedestrian")
-        if people is None or self.route is None:
-            return None
-        crossings, near = (
-            shapely.union_all([a.polygon for a in self.scene.map.of("crossing")]),
-            [t for t in people if t.distance < 40],
-        )
-        at = lambda t: shapely.Point(
-            self.scene.agent(t.id).at(0.0)[:2]
-            if len(self.scene.agent(t.id).times) > 1
-            else self.scene.agent(t.id).poses[0, :2]
-        )
-        return any(
-            self._in_strip(t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near
-        )
+        return _give_way(self)
 
     def area_ahead(self, kind, near, far):
         """Whether the road has an area of a kind in front of the front camera.
@@ -378,7 +362,7 @@ def must(f, view, kind):
         return None
     return "Go." if f.lane_free and not f.give_way else "Slow down."
 
-# %% ../../nbs/51_driveagent/35_questions.ipynb #ad35d74d
+# %% ../../nbs/51_driveagent/35_questions.ipynb #155f7ff9
 @dataclass(frozen=True)
 class Form:
     """A question and the rule that answers it.
@@ -410,7 +394,8 @@ _YES = ("Yes.", "No.")
 _D, _R, _L, _C = CATEGORIES
 _NAMES = tuple(f"{KINDS[k][0].capitalize()}." for k in SOLID)
 
-FORMS = (
+# %% ../../nbs/51_driveagent/35_questions.ipynb #217aa718
+_FORMS_1 = (
     Form(
         "time",
         _D,
@@ -493,6 +478,10 @@ FORMS = (
         options=_YES,
         front=False,
     ),
+)
+
+# %% ../../nbs/51_driveagent/35_questions.ipynb #6cb75c86
+_FORMS_2 = (
     Form(
         "closest",
         _R,
@@ -563,6 +552,10 @@ FORMS = (
         front=False,
         presumes=True,
     ),
+)
+
+# %% ../../nbs/51_driveagent/35_questions.ipynb #63475fcd
+_FORMS_3 = (
     Form(
         "view",
         _L,
@@ -640,6 +633,7 @@ FORMS = (
         options=_YES,
     ),
 )
+FORMS = (*_FORMS_1, *_FORMS_2, *_FORMS_3)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #d99d46f8
 def question_text(form: Form, kind="", view=None, wording=0):
