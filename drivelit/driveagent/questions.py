@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VIEWS', 'KINDS', 'REACH', 'NIGHT_REACH', 'PIXELS', 'PART', 'CATEGORIES', 'SOLID', 'FORMS', 'Thing', 'outline',
-           'things', 'yes', 'road_way', 'describe', 'count', 'exists', 'closest', 'light_colour', 'where', 'side',
-           'how_far', 'which_view', 'must', 'Form', 'question_text', 'recognise', 'vqa_lines', 'category_of', 'Ask',
-           'Pair', 'possible', 'template_pairs', 'overlap', 'same_answer']
+           'things', 'Facts', 'yes', 'road_way', 'describe', 'count', 'exists', 'closest', 'light_colour', 'where',
+           'side', 'how_far', 'which_view', 'must', 'Form', 'question_text', 'recognise', 'vqa_lines', 'category_of',
+           'Ask', 'Pair', 'possible', 'template_pairs', 'overlap', 'same_answer']
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #9b404e02
 import re
@@ -227,7 +227,7 @@ class Facts:
 
     @cached_property
     def light(self):
-        ""red", ...; "" if there is none; None if it is there and cannot be read"
+        "The colour of the light, such as 'red'; '' if there is none; None if it is there and cannot be read."
         found = self.of("front", "light")
         return (
             None
@@ -250,7 +250,7 @@ class Facts:
 
     @cached_property
     def lane_free(self):
-        "bool or None: nothing in the car's lane within 25 m"
+        "Whether nothing is in the car's lane within 25 m; None where nobody knows."
         if not self.known or self.route is None:
             return None
         near = [(t.clear, self._in_strip(t, 25, 1.0), self._in_strip(t, 30, 1.7)) for t in self.seen["front"]]
