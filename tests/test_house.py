@@ -96,6 +96,14 @@ def test_outputs_are_small_and_no_errors(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_no_widget_is_stored(path):
+    "Without its kernel a widget is a line of text: progress bars are left out, an explorer stores its picture."
+    kinds = {kind for c in code_cells(path) for o in c.outputs for kind in o.get("data", {})}
+    assert "application/vnd.jupyter.widget-view+json" not in kinds
+    assert "widgets" not in nbformat.read(path, 4).metadata
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_notebook_can_be_read(path):
     head = nbformat.read(path, 4).cells[0].source
     assert re.match(r"# \S", head), "the first cell begins with a title"
