@@ -276,7 +276,7 @@ class ServedEngine:
         engine: such as OpenAIEngine; its `model` names the model
         journal: Journal, which several engines may share; None: nothing is kept
         at_once: conversations under way at the same time
-        on_error: what stands in place of a refused conversation: "raise", "return" (a Refused), "blank" (no words)
+        on_error: what stands in place of a refused conversation: "raise", or "return": a Refused
     """
 
     def __init__(self, engine: Any, journal: Journal | None = None, at_once: int = 16, on_error: str = "raise"):
@@ -327,7 +327,7 @@ class ServedEngine:
             return Completion(**said)
         if on_error == "raise":
             raise Refused(f"conversation {i}: {said.reason}", i)
-        return Refused(said.reason, i) if on_error == "return" else Completion("", [], None, "refused")
+        return Refused(said.reason, i)
 
 # %% ../../nbs/35_data/10_served.ipynb #1f298272
 def replies(engine: Any, conversations: Sequence[list[dict]], **how: Any) -> list[str | Refusal]:

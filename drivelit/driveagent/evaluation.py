@@ -20,7 +20,7 @@ from .rewards import accuracy_reward
 from .variants import VARIANTS, task_for
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode, mode_selection
 from ..policy.engines import TransformersEngine
-from ..rollout.core import rollout
+from ..rollout.core import answered, rollout
 from ..scene import drivelm, recorded
 from ..training.stages import load_scenes
 from typing import Any
@@ -59,11 +59,26 @@ def play(
         temperature=profile.play_temperature,
     )
 
+# %% ../../nbs/51_driveagent/58_evaluation.ipynb #cf7428e5
+def _in_place(values, there):
+    "A value for each scene, None where `there` is False."
+    rest = iter(values)
+    return [next(rest) if t else None for t in there]
+
+
+def _chosen_well(found):
+    "MSA over the scenes that all three modes have answered."
+    scores = [found[m]["scene_score"] for m in ("adaptive", "text", "tool")]
+    rows = zip(found["adaptive"]["scene_mode"], *scores, strict=True)
+    whole = [(mode, text, tool) for mode, own, text, tool in rows if None not in (own, text, tool)]
+    return mode_selection(*([row[k] for row in whole] for k in range(3)))
+
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #fb4f1bc7
 def summary(
     episodes: list[Episode], need: np.ndarray, weights: tuple[np.ndarray, np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """What the tables need of one mode.
+    """What the tables need of one mode. A conversation that the engine refused is counted as failed; the other numbers
+    are those of the scenes that were answered.
 
     Args:
         episodes: of DriveAgentTask, scenes with labels
@@ -71,8 +86,13 @@ def summary(
         weights: of the accuracy reward: (4, 4) and (3, 4); default: all 1
 
     Returns:
-        dict of numbers, and lists for each scene under scene_
+        dict of numbers, and lists for each scene under scene_; their score is None where the conversation was refused
+
+    Raises:
+        EngineError: all conversations were refused
     """
+    played, there = len(episodes), np.array([not e.failed for e in episodes], bool)
+    episodes, need = answered(episodes), np.asarray(need)[there]
     answers = [formats.read(e.texts) for e in episodes]
     actions = encode([None if not (a := e.infos[-1].get("actions")) else a for e in episodes])
     truth = encode([e.infos[-1].get("truth") or [("Stop", "Straight")] * 4 for e in episodes])
@@ -85,7 +105,8 @@ def summary(
         accuracy_reward(actions, truth, *(weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))))
     )
     return dict(
-        n=len(episodes),
+        n=played,
+        failed=1 - len(episodes) / played,
         first=float(c[:, 0].mean()),
         sequence=float(c.mean()),
         exact=float(credit(actions, truth, False).mean()),
@@ -103,8 +124,8 @@ def summary(
         errors={n: errors.count(n) for n in sorted(set(errors))},
         tokens=float(np.mean([sum(t >= 0 for t in e.turn) for e in episodes])),
         images=float(np.mean([len(e.images) for e in episodes])),
-        scene_score=[round(float(v), 3) for v in c.mean(1)],
-        scene_mode=[a.mode for a in answers],
+        scene_score=_in_place([round(float(v), 3) for v in c.mean(1)], there),
+        scene_mode=_in_place([a.mode for a in answers], there),
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #aae55eb5
@@ -169,7 +190,7 @@ def evaluate(
         m: summary(play(policy, heldout, task_for(profile, variant, m), profile, seed), need, weights) for m in modes
     }
     if "adaptive" in found:
-        msa = mode_selection(found["adaptive"]["scene_mode"], *(found[m]["scene_score"] for m in ("text", "tool")))
+        msa = _chosen_well(found)
         found["msa"] = dict(
             msa=msa.msa / 100,
             without_ties=msa.msa_without_ties / 100,
@@ -216,8 +237,8 @@ def evaluate_real(
         for mode in ("text", "tool", "adaptive"):
             episodes = play(policy, scenes, task_for(profile, variant, mode), profile, seed)
             s = summary(episodes, np.zeros(len(scenes), bool))
-            keep = ("n", "unreadable", "calls", "called", "errors", "images", "tool_rate")
+            keep = ("n", "failed", "unreadable", "calls", "called", "errors", "images", "tool_rate")
             found.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(
-                actions=[e.infos[-1].get("actions") for e in episodes]
+                actions=[None if e.failed else e.infos[-1].get("actions") for e in episodes]
             )
     return found

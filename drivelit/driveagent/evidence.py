@@ -253,9 +253,10 @@ class PolicyReader:
         self.engine, self.policy, self.task_of, self.batch, self.limits = engine, policy, task_of, batch, limits
 
     def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:
-        "Unreadable answers have accuracy 0."
+        "Unreadable answers have accuracy 0; so have scenes that the reader's server refuses."
         task = self.task_of(mode)
-        right = lambda e: e.rewards[-1].get("sequence", np.nan) if not e.infos[-1]["unreadable"] else 0.0
+        known = lambda e: not e.failed and not e.infos[-1]["unreadable"]
+        right = lambda e: e.rewards[-1].get("sequence", np.nan) if known(e) else 0.0
         parts = [scenes[k : k + self.batch] for k in range(0, len(scenes), self.batch)]
         return np.nan_to_num(
             [

@@ -145,8 +145,7 @@ def necessity(scenes: list[Scene], profile: DriveAgentProfile, journal: Journal 
         policy = load(profile.model, profile)  # the question's tokens; it does not answer
     limits = dict(max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=0.0)
     play_by = lambda engine: PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
-    # a scene that a reader's server refuses is answered with no words, which is unreadable: accuracy 0
-    named = dict(policy=policy, journal=journal, at_once=AT_ONCE, on_error="blank")
+    named = dict(policy=policy, journal=journal, at_once=AT_ONCE)
     small = connect(profile.reader_small, ScriptedReader(0.3, 0, size), play_by, **named)
     large = connect(profile.reader_large, ScriptedReader(0.1, 1, size), play_by, **named)
     return partition(small.accuracy(scenes, "text"), large.accuracy(scenes, "text"), large.accuracy(scenes, "tool"))

@@ -19,7 +19,7 @@ from .profile import MTDriveProfile
 from .task import METRICS, MTDriveTask
 from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
-from ..rollout.core import Episode, rollout
+from ..rollout.core import Episode, answered, rollout
 from ..scene import recorded
 from ..scene.core import Scene
 
@@ -46,9 +46,14 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         turns: J, the limit
 
     Returns:
-        dict: n; turns: for each turn the mean of METRICS over readable scenes (None without any), the share
-            unreadable, the share still revising; turns_used; scene_ids; scene_pdms: for each scene J numbers or None
+        dict: n; failed, the share of scenes whose conversation was refused; and of the others: turns: for each turn
+            the mean of METRICS over readable scenes (None without any), the share unreadable, the share still
+            revising; turns_used; scene_ids; scene_pdms: for each scene J numbers or None
+
+    Raises:
+        EngineError: all conversations were refused
     """
+    played, episodes = len(episodes), answered(episodes)
     one = lambda e, m: carry([e.rewards[j][m] if j < e.turns else np.nan for j in range(turns)])
     per = {m: np.array([one(e, m) for e in episodes]) for m in METRICS}  # metric -> (scenes, J)
     used = np.array([e.turns for e in episodes])
@@ -58,7 +63,8 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         means = {m: float(per[m][readable, j].mean()) if readable.any() else None for m in METRICS}
         rows.append(means | dict(unreadable=float((~readable).mean()), revising=float((used > j).mean())))
     return dict(
-        n=len(episodes),
+        n=played,
+        failed=1 - len(episodes) / played,
         turns=rows,
         turns_used=float(used.mean()),
         scene_ids=[e.scene_id for e in episodes],
