@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -37,11 +38,14 @@ FIRST = {
 }
 
 
-def because(found):
-    """The middle section of a scripted thought.
+def because(found: Sequence[str]) -> list[str]:
+    """The middle section of a scripted thought: why what was found matters.
+
+    Args:
+        found: findings of `evidence`, without the sentence that the road is free
 
     Returns:
-        list of sentences
+        one sentence; a light comes before everything else
     """
     if any("light is red" in f for f in found):
         return ["A red light means waiting."]
@@ -50,8 +54,15 @@ def because(found):
     return ["I must keep clear of it."] if found else ["Nothing is in the way."]
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #aa608794
-def in_words(actions):
-    "The last section."
+def in_words(actions: Sequence[tuple[str, str]]) -> list[str]:
+    """The last section of a scripted thought: what will be done.
+
+    Args:
+        actions: 4 of (speed, trajectory)
+
+    Returns:
+        a sentence for the first speed; a second one for a turn or, without a turn, for a stop that comes later
+    """
     ways = {w for _, w in actions}
     turn = "Then I go left." if "Left Turn" in ways else "Then I go right." if "Right Turn" in ways else ""
     stop = "Then I stop." if actions[0][0] != "Stop" and any(s == "Stop" for s, _ in actions) else ""
@@ -62,17 +73,45 @@ FAULTS = ("invented object", "contradiction", "wrong actions", "broken form", "c
 
 
 class ScriptedTeacher:
-    "In place of a large model: thoughts from the scene's ground truth, with faults."
+    """Thoughts from the scene's ground truth, with faults, in place of the large model of A.4, step 2.
 
-    def __init__(self, fault_rate=0.25, seed=0, image_size=(168, 84), words="paper", tools=None):
+    Args:
+        fault_rate: share of the thoughts that get one of FAULTS, from 0 to 1; one that the mode has no place for
+            becomes another, or is left out
+        seed: of the faults; a thought depends on this, the attempt, the mode and the scene
+        image_size: (width, height) in pixels of the front view that the policy will get: it decides what can be seen
+        words: key of formats.WORDS: how the tags are spelt
+        tools: names of the tools that may be called; None or empty: all
+
+    Attributes:
+        made: fault -> thoughts that have it; "" for those without
+    """
+
+    def __init__(
+        self,
+        fault_rate: float = 0.25,
+        seed: int = 0,
+        image_size: tuple[int, int] = (168, 84),
+        words: str = "paper",
+        tools: Sequence[str] | None = None,
+    ) -> None:
         self.fault_rate, self.seed, self.image_size, self.words, self.tools = fault_rate, seed, image_size, words, tools
-        self.made = Counter()  # faults, by name
+        self.made = Counter()
 
-    def think(self, scene, mode, actions, used, attempt=0):
-        """A thought in a mode that ends in these actions; `used` counts the tools used so far.
+    def think(
+        self, scene: Scene, mode: str, actions: Sequence[tuple[str, str]], used: Counter, attempt: int = 0
+    ) -> list[str]:
+        """A thought that reasons from what is so to the right actions (A.4, step 2).
+
+        Args:
+            scene: with its ground truth
+            mode: "text": it speaks of what the front view shows; "tool": it also calls what shows the rest
+            actions: 4 of (speed, trajectory), which turned out to be right
+            used: tool -> how often it was used so far; where several would do, the rarest is called
+            attempt: counts up when the judge sends a thought back; other faults, or none
 
         Returns:
-            list of turns
+            the turns; each but the last ends in a call
         """
         rng = np.random.default_rng([self.seed, attempt, mode == "tool", hash_of(scene.id)])
         fault = FAULTS[rng.integers(len(FAULTS))] if rng.random() < self.fault_rate else ""
@@ -135,9 +174,18 @@ TEACHER = (
 
 
 class ChatTeacher:
-    "A model behind any engine; it calls the tools of the task while it thinks."
+    """A large model that knows the right actions, and calls the tools of the task while it thinks (A.4, step 2).
 
-    def __init__(self, engine, task_of, new_tokens=1024, temperature=0.7):
+    Args:
+        engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
+        task_of: mode -> the task whose question and tools it gets
+        new_tokens: tokens of a turn, at most
+        temperature: of sampling; 0 takes the most likely token
+    """
+
+    def __init__(
+        self, engine: Any, task_of: Callable[[str], DriveAgentTask], new_tokens: int = 1024, temperature: float = 0.7
+    ) -> None:
         self.engine, self.task_of, self.new_tokens, self.temperature = engine, task_of, new_tokens, temperature
 
     def think(
@@ -178,16 +226,27 @@ class ChatTeacher:
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #c3da75b4
 class ScriptedJudge:
-    "In place of a judge model: it knows the scene."
+    """A judge that knows the scene, in place of the judge model of A.4, step 2.
 
-    def __init__(self, image_size=(168, 84)):
+    Args:
+        image_size: (width, height) in pixels of the front view that the policy will get: what it cannot show there is a
+            guess in the text mode
+    """
+
+    def __init__(self, image_size: tuple[int, int] = (168, 84)) -> None:
         self.image_size = image_size
 
-    def score(self, scene, turns, actions):
+    def score(self, scene: Scene, turns: Sequence[str], actions: Sequence[tuple[str, str]]) -> float:
         """Consistency of a thought with the scene and with itself.
 
+        Args:
+            scene: that the thought is about, with its ground truth
+            turns: of the thought
+            actions: 4 of (speed, trajectory) that it should lead to
+
         Returns:
-            float in [0, 1], or a ParseError
+            1; a half less for a sentence about something that is not there or was not seen, and a half less for a last
+                section that does not say the first speed
         """
         sentences = {x.strip() for t in turns for x in t.splitlines() if not x.startswith(("<", " "))}
         looked = mode_of(turns[0]) == "tool" if turns else False
@@ -200,10 +259,10 @@ class ScriptedJudge:
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #c361473b
 def parse_score(text: object) -> float | ParseError:
-    """A judge's answer.
+    """A judge's answer, strictly: one JSON object with a number under `score`.
 
     Args:
-        text: anything
+        text: a judge's reply, or anything else; a ParseError or Refusal is handed on
 
     Returns:
         float in [0, 1], or a ParseError
@@ -228,9 +287,16 @@ JUDGE = (
 
 
 class ChatJudge:
-    "A model behind any engine; it sees what the agent saw, the tools' answers too."
+    """A large model as a judge (A.4, step 2), at temperature 0; it sees what the policy would see, the tools' answers
+    too.
 
-    def __init__(self, engine, task_of, new_tokens=256):
+    Args:
+        engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
+        task_of: mode -> the task that plays the thought's calls again
+        new_tokens: tokens of its answer, at most
+    """
+
+    def __init__(self, engine: Any, task_of: Callable[[str], DriveAgentTask], new_tokens: int = 256) -> None:
         self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens
 
     def score(self, scene: Scene, turns: list[str], actions: list[tuple]) -> float | ParseError:
@@ -269,15 +335,22 @@ def _one_call_each(turns):
     return [*out, *([carry] if carry else [])], len(turns) - len(out)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #ad9b8178
-def clean(task, scene, turns, actions):
-    """Rule-based cleaning (A.4, step 3).
+def clean(
+    task: DriveAgentTask, scene: Scene, turns: Sequence[str], actions: Sequence[tuple[str, str]]
+) -> tuple[list[str] | ParseError, list[str]]:
+    """Rule-based cleaning (A.4, step 3): the form, the actions, the calls.
+
+    Repeated calls and wrong actions are repaired. Control words, a broken form, calls that do not fit the mode, too
+    many calls and calls that fail are reasons to throw the thought out.
 
     Args:
-        task: DriveAgentTask: its tools, words and limit
-        actions: the true ones
+        task: in the thought's mode; its tools carry out the calls, its spelling and its limit of calls hold
+        scene: that the thought is about
+        turns: of the thought
+        actions: the true 4 of (speed, trajectory), which replace others
 
     Returns:
-        turns or a ParseError, list of repairs
+        (the cleaned turns, or a ParseError with the rule that was broken; the repairs: "call twice", "actions")
     """
     repairs = []
     if found := control_words("".join(turns)):
@@ -365,7 +438,11 @@ def annotate(
         at_once: scenes in a wave, which are asked at the same time; the tools are counted between waves
 
     Returns:
-        list of (scene number, turns), Counter
+        (list of (scene's number, turns), Counter of the thoughts accepted, sent back, refused, repaired and thrown out,
+            and of each tool's calls)
+
+    Raises:
+        ValueError: not one mode for each scene
     """
     if len(scenes) != len(modes):
         raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
@@ -401,8 +478,20 @@ def row_of(task: DriveAgentTask, scene: Scene, turns: list[str], **meta: object)
     return make_row("thought", scene, messages, loss="all", mode=mode_of(turns[0], task.words), **meta)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #cf04860a
-def equal_halves(kept, modes, n=None, seed=0):
-    "As many thoughts with tools as without, at most n in all."
+def equal_halves(
+    kept: Sequence[tuple[int, list[str]]], modes: Sequence[str], n: int | None = None, seed: int = 0
+) -> list[tuple[int, list[str]]]:
+    """As many thoughts with tools as without, for the cold start (A.4).
+
+    Args:
+        kept: (scene's number, turns), as `annotate` gives them
+        modes: "text" or "tool" for each scene, not for each thought
+        n: thoughts in all, at most; None: twice the smaller half
+        seed: of the draw and of the order
+
+    Returns:
+        list of (scene's number, turns) in random order; none if one mode has none
+    """
     rng = np.random.default_rng(seed)
     halves = [[k for k in kept if modes[k[0]] == m] for m in ("text", "tool")]
     each = min(*map(len, halves), *([n // 2] if n else []))
@@ -410,16 +499,20 @@ def equal_halves(kept, modes, n=None, seed=0):
     return [chosen[j] for j in rng.permutation(len(chosen))]
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #cd5335d7
-def balanced(sequences, n, seed=0):
+def balanced(sequences: Sequence[Sequence[tuple[str, str]]], n: int, seed: int = 0) -> np.ndarray:
     """Draw scenes by how rare their actions are at each step: more even than all, as far as the rare ones last
     (3.1.1).
 
     Args:
-        sequences: list of N action sequences
+        sequences: N of 4 (speed, trajectory), one for each scene
         n: how many to draw, without repetition
+        seed: of the draw
 
     Returns:
-        (n,) numbers
+        (min(n, N),) int: numbers of the scenes
+
+    Raises:
+        ValueError: a scene has no actions, or a word that is not in the vocabulary
     """
     a = encode(sequences)
     pair = a[..., 0] * 3 + a[..., 1]

@@ -11,18 +11,22 @@ __all__ = ['SCORES', 'PERFECT', 'judge_prompt', 'parse_scores', 'verdict', 'Scri
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..data.rows import card, chat, make_row, says
 from ..data.served import Refusal, replies
-from .questions import VIEWS, Pair, Facts, question_text, recognise, same_answer
+from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
 from .vqa_pairs import ScriptedTeacher, as_message, diverse, generate_pairs, make_asks, thumbnails
 from ..policy.engines import Conversation, TransformersEngine
+from ..policy.model import Policy
 from ..policy.text import ParseError, harmless, parse_json
 from ..scene.cameras import get_image
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #0380be3f
 SCORES = ("relevance", "correctness", "grounding")
@@ -31,11 +35,16 @@ SCORES = ("relevance", "correctness", "grounding")
 PERFECT = 10
 
 
-def judge_prompt(views, question, answer):
-    """The request to a judge (the paper names the dimensions, the words are ours).
+def judge_prompt(views: Sequence[str], question: str, answer: str) -> str:
+    """The request to a judge (A.3.1, step 3: the paper names the three dimensions, the words are ours).
+
+    Args:
+        views: keys of VIEWS: the pictures that stand before the text, in this order
+        question: of the pair
+        answer: of the pair
 
     Returns:
-        str
+        the text of the request, which asks for the JSON object that `parse_scores` reads
     """
     what = (
         "a front-view image"
@@ -57,7 +66,7 @@ def parse_scores(text: object) -> dict | ParseError:
     """A judge's reply, strictly.
 
     Args:
-        text: anything
+        text: a judge's reply, or anything else; a ParseError or Refusal is handed on
 
     Returns:
         dict of the three scores, whole numbers from 0 to 10; or a ParseError
@@ -73,11 +82,15 @@ def parse_scores(text: object) -> dict | ParseError:
     return {k: found[k] for k in SCORES}
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bd4286c2
-def verdict(scores):
-    """Only perfect scores stay.
+def verdict(scores: dict[str, int] | ParseError) -> str:
+    """Why a pair goes: only perfect scores stay (A.3.1, step 3).
+
+    Args:
+        scores: what `parse_scores` gave back
 
     Returns:
-        of parse_scores -> "" if the pair stays, else the reason
+        "" if the pair stays; else the first dimension that is not perfect ("relevance", "grounding",
+            "correctness"), "judge refused" or "judge unreadable"
     """
     if isinstance(scores, ParseError):
         return "judge refused" if isinstance(scores, Refusal) else "judge unreadable"
@@ -88,18 +101,23 @@ class ScriptedJudge:
     """A judge that reads the positions of all things within reach: it sees through them, and measures at half the
     precision.
 
+    It stands in for the judge model of A.3.1, step 3.
+
     Args:
-        slack: how many times the tolerance an answer may be off
+        slack: how many times the tolerance of `same_answer` a box or a distance may be off and still be perfect
     """
 
-    def __init__(self, slack=2.0):
+    def __init__(self, slack: float = 2.0) -> None:
         self.slack, self._facts = slack, {}
 
-    def scores(self, pairs):
-        """One reply for each Pair.
+    def scores(self, pairs: Sequence[Pair]) -> list[str]:
+        """One reply for each pair, from the ground truth of its scene.
+
+        Args:
+            pairs: N; pairs of one scene are judged fastest if they stand side by side
 
         Returns:
-            list of texts
+            N texts for `parse_scores`
         """
         return [json.dumps(dict(zip(SCORES, self._one(p), strict=True))) for p in pairs]
 
@@ -126,30 +144,43 @@ class ScriptedJudge:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6fd87340
 class ChatJudge:
-    "A judge behind any engine."
+    """A large model that looks at the pictures and scores a pair (A.3.1, step 3), at temperature 0.
 
-    def __init__(self, engine, max_new_tokens=100, seed=0):
+    Args:
+        engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
+        max_new_tokens: tokens of a reply; one that is cut off there is unreadable, and its pair goes
+        seed: that is sent with every request
+    """
+
+    def __init__(self, engine: Any, max_new_tokens: int = 100, seed: int = 0) -> None:
         self.engine, self.how = engine, dict(temperature=0.0, max_new_tokens=max_new_tokens, seed=seed)
 
-    def scores(self, pairs):
-        """One reply for each Pair.
+    def scores(self, pairs: Sequence[Pair]) -> list[str | Refusal]:
+        """One reply for each pair.
+
+        Args:
+            pairs: N, each with the pictures of its ask
 
         Returns:
-            list of texts for `parse_scores`
+            N texts for `parse_scores`; a Refusal where the model gave none
         """
         asked = [[as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))] for p in pairs]
         return replies(self.engine, asked, **self.how)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7306059d
-def trivial(keys, answers, share=0.6, seed=0):
-    """Majority answers beyond the share; a question that always has the same answer goes entirely.
+def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6, seed: int = 0) -> np.ndarray:
+    """Pairs that teach to guess (A.3.1, step 4): majority answers beyond a share of their question's pairs.
+
+    A question that always has the same answer goes entirely.
 
     Args:
-        keys: what counts as the same question, for each pair
-        share: that one answer may have
+        keys: (N,) what counts as the same question, for each pair
+        answers: (N,) the pairs' answers; equal texts are equal answers
+        share: that the most frequent answer to a question may have of what stays, from 0 to below 1
+        seed: of the draw which of the majority's pairs stay
 
     Returns:
-        (N,) bool: to be left out
+        (N,) bool: True for a pair that is to be left out
     """
     rng, out, groups = np.random.default_rng(seed), np.zeros(len(keys), bool), {}
     for i, k in enumerate(keys):
@@ -162,15 +193,17 @@ def trivial(keys, answers, share=0.6, seed=0):
     return out
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #122edd5f
-def parse_question(text, old):
+def parse_question(text: object, old: str) -> str | ParseError:
     """A rewritten question, strictly: one line, a question, with the numbers and the view of the old one.
 
+    It raises nothing, whatever the text is.
+
     Args:
-        text: anything
+        text: a rewriter's reply, or anything else; a ParseError or Refusal is handed on
         old: the question that was to be put into other words
 
     Returns:
-        str or a ParseError
+        the new question, or a ParseError that says what it lacks
     """
     if isinstance(text, ParseError):
         return text
@@ -195,16 +228,23 @@ def parse_question(text, old):
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6058f2c4
 class ScriptedRewriter:
-    "Wordings from the table of forms; a question that is not in it stays as it is."
+    """Wordings from the table of forms, in place of the rewriting model of A.3.1, step 4.
 
-    def __init__(self, seed=0):
+    Args:
+        seed: of the wordings that are drawn
+    """
+
+    def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def rewrite(self, questions):
-        """One wording for each.
+    def rewrite(self, questions: Sequence[str]) -> list[str]:
+        """One wording for each question; it may be the old one.
+
+        Args:
+            questions: N; one that is in no form stays as it is
 
         Returns:
-            list of texts
+            N texts for `parse_question`; the same for the same questions in the same order
         """
         rng, out = np.random.default_rng(self.seed), []
         for q in questions:
@@ -215,16 +255,26 @@ class ScriptedRewriter:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bca0318b
 class ChatRewriter:
-    "Another wording from any engine."
+    """A large model that puts questions into other words, without the pictures (A.3.1, step 4).
 
-    def __init__(self, engine, temperature=0.9, max_new_tokens=100, seed=0):
+    Args:
+        engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
+        temperature: of sampling; high, because the wordings should differ
+        max_new_tokens: tokens of a reply
+        seed: of sampling
+    """
+
+    def __init__(self, engine: Any, temperature: float = 0.9, max_new_tokens: int = 100, seed: int = 0) -> None:
         self.engine, self.how = engine, dict(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
 
-    def rewrite(self, questions):
-        """One wording for each.
+    def rewrite(self, questions: Sequence[str]) -> list[str | Refusal]:
+        """One wording for each question.
+
+        Args:
+            questions: N, each of one line
 
         Returns:
-            list of texts for `parse_question`
+            N texts for `parse_question`; a Refusal where the model gave none
         """
         ask = (
             "Put this question into other words. Keep its meaning, every number and a view that it names at its "
@@ -234,11 +284,27 @@ class ChatRewriter:
         return replies(self.engine, [[as_message([], ask + q)] for q in questions], **self.how)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #8cb1ffce
-def judged_pairs(asks, teacher, judge, rounds=2, each=4, seed=0):
-    """Stages 2 and 3: make, judge, make again what was rejected.
+def judged_pairs(
+    asks: Sequence[Ask], teacher: Any, judge: Any, rounds: int = 2, each: int = 4, seed: int = 0
+) -> tuple[list[Pair], Counter, Counter, Counter]:
+    """Pairs that a judge lets through (A.3.1, steps 2 and 3): make, judge, make again what was rejected.
+
+    A question that was judged once is not taken a second time for the same pictures.
+
+    Args:
+        asks: N
+        teacher: has `questions`, as ScriptedTeacher
+        judge: has `scores`, as ScriptedJudge
+        rounds: 1: what is rejected is missing; 2: it is made again once; and so on
+        each: pairs wanted for an ask; fewer stay if the rounds do not suffice
+        seed: of the templates' questions
 
     Returns:
-        kept pairs, counts of replies, counts by (category, what), counts by (fault, kept?)
+        (the kept pairs in the order of the asks, counts of replies, counts by (category, what became of it), counts by
+            (injected fault or "none", whether it was kept))
+
+    Raises:
+        ValueError: the teacher or the judge does not give one reply for each question put to it
     """
     taken, kept = [set() for _ in asks], [[] for _ in asks]
     replies, table, faults, at = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
@@ -270,14 +336,14 @@ def judged_pairs(asks, teacher, judge, rounds=2, each=4, seed=0):
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #d508737b
 def vqa_row(pair: Pair, question: str) -> dict:
-    """A pair as a row for `train_sft`.
+    """A pair as a row for `train_sft`: the pictures and the question, then the answer.
 
     Args:
         pair: that the judge let through
-        question: its final wording
+        question: its final wording; the first one stands in the row's `meta`
 
     Returns:
-        row
+        row, as `make_row` makes it
     """
     ask, known = pair.ask, recognise(pair.question)
     return make_row(
@@ -299,10 +365,12 @@ class Counts:
     """What became of everything, for the data card.
 
     Attributes:
-        frames: given
-        chosen: by stage 1
-        table: (category, what)
-        faults: (kind of fault that the teacher put in, kept?)
+        frames: scenes that were given
+        chosen: scenes that are left after the diversification
+        replies: `replies` of the teacher, `replies refused` and `replies unreadable` among them, and `asks made again`
+        table: (category, what became of it) -> pairs: `made`, of which `made again`; `rejected: ` with the judge's
+            reason; then `trivial` or `kept`; the kept ones `rewritten`, `same words` or `rewriting refused`
+        faults: (kind of fault that the teacher put in, or "none"; whether the judge let it through) -> pairs
     """
 
     frames: int = 0
@@ -311,63 +379,90 @@ class Counts:
     table: Counter = field(default_factory=Counter)
     faults: Counter = field(default_factory=Counter)
 
-    def of(self, what, category=None):
+    def of(self, what: str, category: str | None = None) -> int:
+        """How many pairs went one way.
+
+        Args:
+            what: second half of a key of `table`, such as "made"
+            category: one of CATEGORIES; None: all together
+
+        Returns:
+            pairs; 0 where the table has no such key
+        """
         return sum(n for (c, w), n in self.table.items() if w == what and category in (None, c))
 
-# %% ../../nbs/51_driveagent/42_vqa_data.ipynb #5948c843
-def vqa_rows(
-    scenes,
-    teacher=None,
-    judge=None,
-    rewriter=None,
-    *,
-    features=thumbnails,
-    clusters=8,
-    each=8,
-    templates=0.7,
-    six=0.5,
-    image_size=(168, 84),
-    rounds=2,
-    share=0.6,
-    seed=0,
-):
-    """DriveAlign-VQA in small: stages 1 to 4 of A.3.1.
-
-    Args:
-        teacher: default: ScriptedTeacher
-        judge: default: ScriptedJudge
-        rewriter: default: ScriptedRewriter
-        features: function of pictures for stage 1; None: all scenes are taken
-        each: scenes from a cluster
-        share: that the most frequent answer to a question may have
-
-    Returns:
-        (rows, Counts)
-    """
-    scenes = list(scenes)
-    teacher, judge, rewriter = (
-        teacher or ScriptedTeacher(seed=seed),
-        judge or ScriptedJudge(),
-        rewriter or ScriptedRewriter(seed),
-    )
-    fronts = [get_image(s, VIEWS["front"], image_size) for s in scenes]
-    chosen = diverse(features(fronts), clusters, each, seed)[0] if features else range(len(scenes))
-    asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed, [fronts[i] for i in chosen])
-    pairs, replies, table, faults = judged_pairs(asks, teacher, judge, rounds, seed=seed)
+# %% ../../nbs/51_driveagent/42_vqa_data.ipynb #99460221
+def _not_trivial(pairs, share, seed, table):
+    "The pairs that `trivial` leaves, counted in the table."
     key = [(r[0].name, r[1]) if (r := recognise(p.question)) else p.question for p in pairs]
     dull = trivial(key, [p.answer for p in pairs], share, seed)
     for p, d in zip(pairs, dull, strict=True):
         table[p.category, "trivial" if d else "kept"] += 1
-    pairs = [p for p, d in zip(pairs, dull, strict=True) if not d]
+    return [p for p, d in zip(pairs, dull, strict=True) if not d]
+
+# %% ../../nbs/51_driveagent/42_vqa_data.ipynb #30b4a61b
+def _reworded(pairs, rewriter, table):
+    "The final wording of each question, counted in the table; where the new one cannot be used, the old one."
     words, said = [], rewriter.rewrite([p.question for p in pairs]) if pairs else []
     for p, text in zip(pairs, said, strict=True):
         new = parse_question(text, p.question)
         refused = isinstance(new, ParseError)
         words.append(p.question if refused else new)
         table[p.category, "rewriting refused" if refused else "rewritten" if new != p.question else "same words"] += 1
-    return [vqa_row(p, w) for p, w in zip(pairs, words, strict=True)], Counts(
-        len(scenes), len(chosen), replies, table, faults
-    )
+    return words
+
+# %% ../../nbs/51_driveagent/42_vqa_data.ipynb #5948c843
+def vqa_rows(
+    scenes: Iterable[Scene],
+    teacher: Any = None,
+    judge: Any = None,
+    rewriter: Any = None,
+    *,
+    features: Callable[[list], np.ndarray] | None = thumbnails,
+    clusters: int = 8,
+    each: int = 8,
+    templates: float = 0.7,
+    six: float = 0.5,
+    image_size: tuple[int, int] = (168, 84),
+    rounds: int = 2,
+    share: float = 0.6,
+    seed: int = 0,
+) -> tuple[list[dict], Counts]:
+    """DriveAlign-VQA in small: all four stages of A.3.1.
+
+    Args:
+        scenes: with a front camera; at least one
+        teacher: has `questions`; default: ScriptedTeacher
+        judge: has `scores`; default: ScriptedJudge
+        rewriter: has `rewrite`; default: ScriptedRewriter
+        features: function of N front pictures -> (N, D) vectors, by which varied ones are chosen: `thumbnails`, or
+            what `clip_features` gives; None: all scenes are taken
+        clusters: of these vectors
+        each: scenes from a cluster, at most
+        templates: share of the asks that use templates; the others are asked freely
+        six: share of the asks that show all six views
+        image_size: (width, height) in pixels of every picture
+        rounds: of making and judging; with 2, what the judge rejects is made again once
+        share: that the most frequent answer to a question may have, below 1
+        seed: of all draws here, and of the scripted teacher and rewriter
+
+    Returns:
+        (rows for `train_sft`, what became of everything)
+
+    Raises:
+        SceneError: a scene has no front camera, or the file of a picture is missing
+        ValueError: a teacher, judge or rewriter does not give one reply for each question put to it
+    """
+    scenes = list(scenes)
+    teacher, judge = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge()
+    fronts = [get_image(s, VIEWS["front"], image_size) for s in scenes]
+    chosen = diverse(features(fronts), clusters, each, seed)[0] if features else range(len(scenes))
+    asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed, [fronts[i] for i in chosen])
+    pairs, replies, table, faults = judged_pairs(asks, teacher, judge, rounds, seed=seed)
+    pairs = _not_trivial(pairs, share, seed, table)
+    words = _reworded(pairs, rewriter or ScriptedRewriter(seed), table)
+    rows = [vqa_row(p, w) for p, w in zip(pairs, words, strict=True)]
+    return rows, Counts(len(scenes), len(chosen), replies, table, faults)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd
 def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:
@@ -419,15 +514,15 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
     return said.strip() == true.strip()
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #62d37882
-def vqa_accuracy(policy, rows):
-    """Greedy answers of a policy.
+def vqa_accuracy(policy: Policy, rows: Sequence[dict]) -> dict[str, float]:
+    """How many questions a policy answers right, at temperature 0, by `right_answer`.
 
     Args:
-        policy: Policy
-        rows: of `vqa_rows`
+        policy: that is tested
+        rows: N of `vqa_rows`, or read back from a file; of scenes that the policy has not learnt from
 
     Returns:
-        dict: category -> share, and all
+        dict: category -> share of right answers, from 0 to 1; and `all` of them
     """
     asked = [Conversation(chat(r)[:1]) for r in rows]
     said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)

@@ -9,8 +9,12 @@ __all__ = ['ASPECTS', 'FAULTS', 'OFF_TOPIC', 'thumbnails', 'clip_features', 'div
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #2b6355d7
 import re
 import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from scipy.cluster.vq import kmeans2
 
@@ -29,29 +33,34 @@ from drivelit.driveagent.questions import (
 from ..metrics.images import embed_images
 from ..policy.text import ParseError
 from ..scene.cameras import get_image
+from ..scene.core import Scene
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #694ca470
-def thumbnails(images, size=(14, 7)):
-    """Colour and layout of pictures as vectors. Not CLIP, and not called so.
+def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -> np.ndarray:
+    """Colour and layout of pictures as vectors, in place of CLIP in the toy town (A.3.1, step 1).
+
+    The vectors depend on the whole set: only vectors of one call can be compared.
 
     Args:
-        images: list of PIL images
+        images: N pictures, at least one, of any sizes
+        size: (width, height) in pixels to which each picture is shrunk before it becomes a vector
 
     Returns:
-        (N, 3 · width · height), each column with mean 0, in units of the whole set's deviation
+        (N, 3 · width · height) float; each column has mean 0, in units of the whole set's deviation
     """
     v = np.stack([np.asarray(i.convert("RGB").resize(size, Image.BOX), float).ravel() / 255 for i in images])
     return (v - v.mean(0)) / max(v.std(), 1e-9)
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #13162944
-def clip_features(model, batch=32):
-    """The paper's embedding.
+def clip_features(model: torch.nn.Module, batch: int = 32) -> Callable[[Sequence[Image.Image]], np.ndarray]:
+    """The paper's embedding (A.3.1, step 1), as a function that `vqa_rows` takes under `features`.
 
     Args:
         model: CLIP of transformers, as in `drivelit.metrics.images`
+        batch: pictures that go through the model at once; fewer need less memory and give the same vectors
 
     Returns:
-        function: list of PIL images -> (N, D) unit vectors
+        function: N PIL images, at least one -> (N, D) unit vectors
     """
 
     def features(images):
@@ -62,15 +71,17 @@ def clip_features(model, batch=32):
     return features
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #6f58057a
-def diverse(features, clusters=8, each=8, seed=0):
-    """A fixed number from each cluster (A.3.1, step 1).
+def diverse(features: np.ndarray, clusters: int = 8, each: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A fixed number of pictures from each cluster, however large it is (A.3.1, step 1).
 
     Args:
-        features: (N, D)
-        each: at most so many from a cluster
+        features: (N, D) a vector for each picture, N at least 1
+        clusters: of k-means; with fewer pictures than that, as many as there are pictures
+        each: pictures drawn from a cluster; a cluster with fewer gives all it has
+        seed: of the start of k-means and of the draw; the same seed chooses the same pictures
 
     Returns:
-        (indices in rising order, (N,) cluster of each)
+        ((M,) numbers of the chosen pictures in rising order, (N,) the cluster of every picture)
     """
     features = np.asarray(features, float)
     _, label = kmeans2(features, min(clusters, len(features)), minit="++", seed=seed, missing="warn")
@@ -88,15 +99,16 @@ ASPECTS = (
 )
 
 
-def teacher_prompt(views=("front",), asked=(), n=4):
-    """The request of A.3.1 for free-form questions, or for answers to given ones.
+def teacher_prompt(views: Sequence[str] = ("front",), asked: Sequence[str] = (), n: int = 4) -> str:
+    """The request for free-form questions after the paper's prompt (A.3.1), or for answers to given ones.
 
     Args:
         views: keys of VIEWS: the pictures that stand before the text, in this order
-        asked: questions to answer; none: the teacher makes its own
+        asked: questions that the teacher answers and repeats word for word; empty: it makes its own
+        n: pairs that it makes itself; without meaning where questions are given
 
     Returns:
-        str
+        the text of the request, which asks for the form that `parse_pairs` reads
     """
     what = (
         "a front-view image"
@@ -123,11 +135,14 @@ def teacher_prompt(views=("front",), asked=(), n=4):
     )
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #48bc1fd1
-def format_pairs(pairs):
-    """Q1:, A1:, Q2:, ...
+def format_pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """Pairs in the form of the paper's prompt (A.3.1): Q1:, A1:, Q2:, and so on.
+
+    Args:
+        pairs: (question, answer), each of one line
 
     Returns:
-        [(question, answer)] -> str
+        a text that `parse_pairs` reads back; empty without pairs
     """
     return "\n\n".join(f"Q{k}: {q}\nA{k}: {a}" for k, (q, a) in enumerate(pairs, 1))
 
@@ -135,17 +150,21 @@ def format_pairs(pairs):
 _LINE = re.compile(r"([QA])([1-9][0-9]?): (\S.*)")
 
 
-def parse_pairs(text, count=4, asked=(), longest=400):
+def parse_pairs(
+    text: object, count: int | None = 4, asked: Sequence[str] = (), longest: int = 400
+) -> list[tuple[str, str]] | ParseError:
     """The pairs of a reply, strictly: nothing but Q1:, A1:, Q2:, ... in order, one line each.
 
+    One fault refuses the whole reply. It raises nothing, whatever the text is.
+
     Args:
-        text: anything
+        text: a teacher's reply, or anything else; a ParseError or Refusal is handed on
         count: pairs expected; None: any number from 1 to 99
-        asked: the questions that must stand there
-        longest: characters of a line
+        asked: the questions that must stand there, in this order; empty: any
+        longest: characters of a line, with its "Q1: "
 
     Returns:
-        list of (question, answer), or a ParseError
+        list of (question, answer), or a ParseError whose reason names the line
     """
     if isinstance(text, ParseError):
         return text
@@ -193,20 +212,27 @@ def as_message(images: list, text: str) -> dict:
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #a79b2bbf
 class ChatTeacher:
-    "A teacher behind any engine, such as OpenAIEngine."
+    """A large model that looks at the pictures, and asks and answers (A.3.1, step 2).
 
-    def __init__(self, engine, temperature=0.7, max_new_tokens=600, seed=0):
+    Args:
+        engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
+        temperature: of sampling; 0 takes the most likely token
+        max_new_tokens: tokens of a reply; one that is cut off there is unreadable
+        seed: of sampling; each further attempt adds 100 000
+    """
+
+    def __init__(self, engine: Any, temperature: float = 0.7, max_new_tokens: int = 600, seed: int = 0) -> None:
         self.engine, self.how, self.seed = engine, dict(temperature=temperature, max_new_tokens=max_new_tokens), seed
 
-    def questions(self, asks, attempt=0):
-        """One reply for each.
+    def questions(self, asks: Sequence[Ask], attempt: int = 0) -> list[str | Refusal]:
+        """One reply about the pictures of each ask: four pairs of its own, or answers to the ask's questions.
 
         Args:
-            asks: list of Ask
-            attempt: counts up when it is asked again
+            asks: N, each with its pictures in memory
+            attempt: 0 at first, one more each time the same ask is put again; it changes the seed
 
         Returns:
-            list of texts for `parse_pairs`; a Refusal where there is none
+            N texts for `parse_pairs`; a Refusal where the model gave none
         """
         said = [[as_message(a.images, teacher_prompt(a.views, a.asked))] for a in asks]
         return replies(self.engine, said, seed=self.seed + 100_000 * attempt, **self.how)
@@ -252,25 +278,32 @@ def _unlike(answer, form, size, rng):
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #f48c0389
 class ScriptedTeacher:
-    """A teacher that reads the facts and makes known mistakes.
+    """A teacher that reads the facts and makes known mistakes, in place of the large model of A.3.1, step 2.
 
     Args:
-        fault_rate: share of its pairs with a fault of the first three kinds; the same share of the replies is
-            broken
+        fault_rate: share of its pairs with a fault of the first three kinds of FAULTS, from 0 to 1; the same share
+            of the replies has the fourth, a broken format
+        seed: of the questions, the faults and their places; a reply depends on this, the attempt, the scene and the
+            views, and not on what was asked before
+
+    Attributes:
+        injected: (scene's id, views, question, answer) -> kind of fault, of all pairs that were spoilt on purpose
+        broken: replies in a broken format so far
     """
 
-    def __init__(self, fault_rate=0.3, seed=0):
+    def __init__(self, fault_rate: float = 0.3, seed: int = 0) -> None:
         self.fault_rate, self.seed = fault_rate, seed
-        self.injected, self.broken = (
-            {},
-            0,
-        )  # (scene, views, question, answer) -> kind of fault; replies in a broken format
+        self.injected, self.broken = {}, 0
 
-    def questions(self, asks, attempt=0):
-        """One reply for each; scenes without facts get an empty one.
+    def questions(self, asks: Sequence[Ask], attempt: int = 0) -> list[str]:
+        """One reply for each ask: up to four questions from its scene's facts.
+
+        Args:
+            asks: N; questions that they bring along are not looked at
+            attempt: 0 at first, one more each time the same ask is put again, for other questions
 
         Returns:
-            list of texts
+            N texts for `parse_pairs`; an empty one where nothing is known about the scene
         """
         return [
             self._one(a, np.random.default_rng([self.seed, attempt, zlib.crc32(f"{a.scene.id} {a.views}".encode())]))
@@ -311,16 +344,31 @@ class ScriptedTeacher:
         return question_text(about, str(rng.choice(absent)), view if ask.six else None, 1), invented
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #03b2b892
-def make_asks(scenes, templates=0.7, six=0.5, size=(168, 84), seed=0, fronts=None):
-    """Who is asked how, and what is shown. Exact shares; scenes without the other five cameras show the front.
+def make_asks(
+    scenes: Sequence[Scene],
+    templates: float = 0.7,
+    six: float = 0.5,
+    size: tuple[int, int] = (168, 84),
+    seed: int = 0,
+    fronts: Sequence[Image.Image] | None = None,
+) -> list[Ask]:
+    """How each scene is asked about, and which pictures are shown (A.3.1, step 2).
+
+    The shares are exact up to rounding. A scene without the other five cameras shows the front view all the same.
 
     Args:
-        templates: share of asks that use templates
-        six: share of asks that show all six views
-        fronts: front pictures of the scenes, if they are at hand
+        scenes: N, each with a front camera
+        templates: share of the asks that use templates, from 0 to 1; the others are asked freely
+        six: share of the asks that show all six views, from 0 to 1
+        size: (width, height) in pixels of every picture, and of the boxes in the answers
+        seed: of which scene falls into which share
+        fronts: N front pictures of this size, if they are at hand; default: they are made here
 
     Returns:
-        list of Ask
+        N asks, in the order of the scenes
+
+    Raises:
+        SceneError: a scene has no front camera, or the file of a picture is missing
     """
     rng, n = np.random.default_rng(seed), len(scenes)
     origin = rng.permutation(np.arange(n) < round(n * templates))
@@ -343,18 +391,35 @@ def _template_questions(ask, rng, n=4):
         question_text(f, str(rng.choice(f.kinds)), ("front" if f.front else view) if ask.six else None) for f in picked
     )
 
+# %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #250993a2
+def generate_pairs(
+    asks: Sequence[Ask],
+    missing: Sequence[int],
+    taken: Sequence[set[str]],
+    teacher: Any,
+    attempt: int,
+    seed: int,
+    counts: Counter,
+) -> list[Pair]:
+    """One round of questions and answers (A.3.1, step 2).
 
-def generate_pairs(asks, missing, taken, teacher, attempt, seed, counts):
-    """One round of stage 2.
+    Templates are answered from the scene's facts where these are known; all else is asked of the teacher. A reply
+    that is refused or cannot be read gives no pair and is counted.
 
     Args:
-        asks: list of Ask
-        missing: how many pairs each still needs
-        taken: a set of questions for each
-        counts: Counter
+        asks: N; one from templates whose facts nobody knows gets the questions that the teacher answers
+        missing: (N,) pairs that each ask still needs; none gets more
+        taken: (N,) questions of each that were judged before and are not made again; not changed here
+        teacher: has `questions`, as ScriptedTeacher
+        attempt: round from 0: other questions in each
+        seed: of the templates' questions
+        counts: gets the number of `replies`, `replies refused` and `replies unreadable` added
 
     Returns:
-        list of Pair
+        the pairs in the order of the asks, at most `missing` for each, not judged yet
+
+    Raises:
+        ValueError: the teacher does not give one reply for each ask
     """
     rng = [np.random.default_rng([seed, attempt, i]) for i in range(len(asks))]
     own = [a.origin == "template" and a.facts.known for a in asks]
