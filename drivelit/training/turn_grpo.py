@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from ..policy.engines import TransformersEngine
+from ..policy.engines import EngineError, TransformersEngine
 from ..policy.model import Policy
 from ..rollout.core import Episode, Task, rollout
 from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
@@ -68,7 +68,7 @@ def micro_batches(lengths: Sequence[int], micro: int, update: int, seed: int | S
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #bac5d188
 def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarray) -> dict:
-    """Episodes as TRL's loss wants them, and what the model reads.
+    """Episodes as TRL's loss wants them, and what the model reads. No word of a failed episode is learnt from.
 
     Args:
         policy: Policy
@@ -84,8 +84,10 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     turn = torch.full_like(ids, -1)
     for i, e in enumerate(episodes):
-        turn[i, : len(e.turn)] = torch.tensor(e.turn)
-    first = min(e.prompt_length for e in episodes)  # the shortest prompt: no answer begins before it
+        if not e.failed:
+            turn[i, : len(e.turn)] = torch.tensor(e.turn)
+    # The shortest prompt: no answer begins before it. There is none if all of them were refused at once.
+    first = min(*(e.prompt_length for e in episodes), ids.shape[1] - 1)
     return dict(
         inputs=inputs,
         turn=turn,
@@ -395,18 +397,35 @@ class PlaysEpisodes:
             episodes: of this process
 
         Returns:
-            (B, J) advantages of this process's episodes, NaN where there was no turn
+            (B, J) advantages of this process's episodes, NaN where there was no turn, and in all of a failed episode
+
+        Raises:
+            EngineError: the engine has refused every conversation of all processes
         """
-        local, rank = [self.task.outcome(e) for e in episodes], self.accelerator.process_index
-        everywhere = self._from_all(local)
+        rank, task = self.accelerator.process_index, self.task
+        everywhere = self._from_all([(e.failed, None if e.failed else task.outcome(e)) for e in episodes])
         groups = np.arange(len(everywhere)) // self.num_generations  # TRL's sampler repeats each scene that often
-        rewards = self.task.compare(everywhere, groups)
-        here = slice(rank * len(local), (rank + 1) * len(local))  # groups may be spread over processes
-        check_rewards(self.task, episodes, rewards[here])
-        played = self._from_all([played_row(e, r) for e, r in zip(episodes, rewards[here], strict=True)])
+        # A refusal says nothing about the policy: the others of its group are compared without it.
+        whole = np.array([not failed for failed, _ in everywhere])
+        if not whole.any():
+            first = everywhere[0][0]
+            raise EngineError(f"all {len(whole)} conversations were refused; the first: {first}", refused=True)
+        rewards = task.compare([outcome for failed, outcome in everywhere if not failed], groups[whole])
+        here = slice(rank * len(episodes), (rank + 1) * len(episodes))  # groups may be spread over processes
+        before = whole[: here.start].sum()
+        own = slice(before, before + whole[here].sum())
+        self._log_played([e for e in episodes if not e.failed], rewards[own])
+        self._metrics["train"]["failed"].append(float(1 - whole.mean()))
+        advantages = np.full((len(whole), rewards.shape[1]), np.nan)
+        advantages[whole] = self.advantage_fn(rewards, groups[whole])
+        return advantages[here]
+
+    def _log_played(self, episodes, rewards):
+        "The means over all processes, once it is sure that the task has rewarded every episode."
+        check_rewards(self.task, episodes, rewards)
+        played = self._from_all([played_row(e, r) for e, r in zip(episodes, rewards, strict=True)])
         for key, value in turn_log(played).items():
             self._metrics["train"][key].append(value)
-        return self.advantage_fn(rewards, groups)[here]
 
     def _from_all(self, rows):
         return gather_object(rows) if self.accelerator.num_processes > 1 else rows
@@ -777,6 +796,6 @@ class SequenceRatioTrainer(TurnGRPOTrainer):
         gain = torch.min(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
         if self.beta:
             kl = k3(logp, batch["ref_per_token_logps"]) * own
-            self._metrics["train"]["kl"].append((kl.sum() / own.sum()).item())
+            self._metrics["train"]["kl"].append((kl.sum() / own.sum().clamp(min=1)).item())
             gain = gain - self.beta * kl.sum(1)
         return -gain.mean() / self.current_gradient_accumulation_steps
