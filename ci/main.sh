@@ -11,8 +11,9 @@ venv=${DRIVELIT_VENV:-.venv}
 [ -z "${DRIVELIT_NO_SETUP:-}" ] && PATH="$(cd "$venv" && pwd)/bin:$PATH"
 resolved=$(python ci/systems.py "$section")
 read -r system profile run <<<"$resolved"
-mkdir -p "runs/$section"
+out=runs/$system-$profile
+mkdir -p "$out"
 case " $* " in *" plan True "* | *" plan true "*) set -- "$@" --log-output ;; esac  # the page is read in the terminal
-papermill "$run" "runs/$section/report.ipynb" -k python3 --cwd "$(dirname "$run")" \
-  -p profile "$profile" -p out "$PWD/runs/$section" "$@"
-echo "the executed notebook of $system: runs/$section/report.ipynb"
+papermill "$run" "$out/report.ipynb" -k python3 --cwd "$(dirname "$run")" \
+  -p profile "$profile" -p out "$PWD/$out" "$@"
+echo "the executed notebook of $system: $out/report.ipynb"
