@@ -10,6 +10,7 @@ __all__ = ['VIEWS', 'KINDS', 'REACH', 'NIGHT_REACH', 'PIXELS', 'PART', 'CATEGORI
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #9b404e02
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,7 +20,7 @@ from PIL import Image, ImageDraw
 from shapely.ops import substring
 
 from ..scene.cameras import NEAR, ego_pose_at, to_camera
-from ..scene.core import Scene
+from ..scene.core import Camera, Scene
 from ..scene.plot import EGO_FRONT, box_corners
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #04f70557
@@ -50,16 +51,20 @@ class Thing:
     """Something in a picture.
 
     Attributes:
+        id: the id of the road user or of the light in its scene
         kind: a key of KINDS, or "light"
-        box: x0, y0, x1, y1: pixels of the picture shown, of the part that can be seen
+        box: (x0, y0, x1, y1) of the part that can be seen, in whole pixels of the picture shown; x1 and y1 lie just
+            outside
         distance: metres over ground from the camera to its middle
-        pixels: that can be seen
-        state: of a light whose disc is a pixel or wider
+        pixels: how many of its pixels can be seen
+        clear: whether it may be asked about: near enough, with enough pixels, and not hidden for the most part; False
+            where it is doubtful
+        state: colour of a light that faces the camera and whose disc is wider than a pixel, such as "red"; "" otherwise
     """
 
     id: str
     kind: str
-    box: tuple
+    box: tuple[int, int, int, int]
     distance: float
     pixels: int
     clear: bool
@@ -71,16 +76,28 @@ _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1
 _EDGES = np.array([(i, j) for i in range(8) for j in range(i) if (_CORNERS[i] != _CORNERS[j]).sum() == 1])
 
 
-def outline(center, heading, size, camera, shown, ego=(0.0, 0.0, 0.0)):
+def outline(
+    center: Sequence[float] | np.ndarray,
+    heading: float,
+    size: Sequence[float] | np.ndarray,
+    camera: Camera,
+    shown: tuple[int, int],
+    ego: Sequence[float] | np.ndarray = (0.0, 0.0, 0.0),
+) -> shapely.Geometry:
     """What a box covers in a picture, not cut at the picture's edge.
 
+    The part of the box that lies behind the camera is cut off first.
+
     Args:
-        center: (3,) x, y, z of the middle, metres, ego frame
-        size: length, width, height
-        shown: (width, height) of the picture
+        center: (3,) x, y, z of the box's middle, metres, in the frame of now
+        heading: of the box, radians counter-clockwise, in the frame of now
+        size: (3,) length, width and height of the box, metres
+        camera: the camera that looks at it
+        shown: (width, height) of the picture in pixels; the camera's full image may be larger
+        ego: (3,) rear-axle pose of the car when the picture is taken, in the frame of now; metres, radians
 
     Returns:
-        shapely polygon in pixels; empty behind the camera
+        shapely polygon in pixels of the picture shown; empty where the whole box lies behind the camera
     """
     p, c, s = _CORNERS * size, np.cos(heading), np.sin(heading)
     p = np.stack([c * p[:, 0] - s * p[:, 1], s * p[:, 0] + c * p[:, 1], p[:, 2]], 1) + center
@@ -122,16 +139,27 @@ def _candidates(scene, camera, size, time, ego):
     return sorted((c for c in out if c[3].area > 0), key=lambda c: -c[2])
 
 
-def things(scene: Scene, view="front", size=(168, 84), time=0.0, xray=False):
+def things(
+    scene: Scene, view: str = "front", size: tuple[int, int] = (168, 84), time: float = 0.0, xray: bool = False
+) -> list[Thing]:
     """What is to be seen in a picture.
 
+    Every box is painted with a number of its own, the far ones first. The pixels that keep a number are those that can
+    be seen of its box. What shows fewer than three pixels is left out.
+
     Args:
+        scene: its road users and lights are looked for
         view: a key of VIEWS
-        size: (width, height) of the picture
-        xray: as if nothing hid anything, and nothing were doubtful
+        size: (width, height) of the picture in pixels
+        time: seconds from now at which the picture is taken, at most 0
+        xray: True: as if nothing hid anything, and without what is doubtful (too far or too small)
 
     Returns:
-        list of Thing, the nearest first
+        the things in the picture, the nearest first; those that may be asked about are `clear`
+
+    Raises:
+        KeyError: for a view that is not in VIEWS, or that the scene has no camera for
+        SceneError: for a time in the future, or before the scene's history begins
     """
     camera, ego, frame = scene.cameras[VIEWS[view]], ego_pose_at(scene, time), shapely.box(0, 0, *size)
     numbers, found = Image.new("I", size), _candidates(scene, camera, size, time, ego)
@@ -173,6 +201,25 @@ def _route(facts):
     return substring(line, s, min(s + 60, line.length))
 
 
+def _in_strip(facts, thing, reach, half):
+    "Whether it stands on the route's next `reach` metres, `half` metres to each side."
+    if thing.kind == "light":
+        return False
+    a = facts.scene.agent(thing.id)
+    foot = shapely.Polygon(box_corners(a.poses[0] if len(a.times) == 1 else a.at(0.0), a.length, a.width))
+    return substring(facts.route, 0, reach).buffer(half, cap_style="flat").intersects(foot)
+
+
+def _lane_free(facts):
+    "Whether nothing is in the car's lane; None where nobody knows."
+    if not facts.known or facts.route is None:
+        return None
+    near = [(t.clear, _in_strip(facts, t, 25, 1.0), _in_strip(facts, t, 30, 1.7)) for t in facts.seen["front"]]
+    if any(c and tight for c, tight, _ in near):
+        return False
+    return None if any(wide for _, _, wide in near) else True
+
+
 def _give_way(facts):
     "Whether a person is on or at a crossing, or in the lane ahead; None where nobody knows."
     people = facts.of("front", "pedestrian")
@@ -188,18 +235,51 @@ def _give_way(facts):
         else facts.scene.agent(t.id).poses[0, :2]
     )
     return any(
-        facts._in_strip(t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near
+        _in_strip(facts, t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near
     )
+
+# %% ../../nbs/51_driveagent/35_questions.ipynb #qfacts01
+def _light(facts):
+    "The colour of the light in front; an empty text if there is none; None where it cannot be read."
+    found = facts.of("front", "light")
+    if found is None or any(not t.state for t in found) or len({t.state for t in found}) > 1:
+        return None
+    return found[0].state if found else ""
+
+
+def _area_ahead(town, kind, near, far):
+    "Whether a map has an area of a kind ahead; None where it begins between near and far."
+    if not town.areas:
+        return None
+    ahead = shapely.Polygon([(EGO_FRONT, -2), (far, -0.5 * far), (far, 0.5 * far), (EGO_FRONT, 2)])
+    found = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
+    d = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in found if not p.is_empty), default=np.inf)
+    return True if d <= near else False if d >= far - EGO_FRONT else None
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #9d102517
 class Facts:
-    """What is true about a scene, as far as these pictures show it.
+    """What is true about a scene, as far as these pictures show it (A.3.1: only what is visible may be asked).
+
+    Whatever the pictures leave open is None. Facts are worked out when they are first asked for.
 
     Args:
-        views: keys of VIEWS: the pictures shown
+        scene: what the pictures of now show
+        views: keys of VIEWS: the pictures shown; facts about the road and the light need "front" among them
+        size: (width, height) of each picture in pixels
+        xray: True: as if nothing hid anything (a witness that knows the whole scene), see `things`
+
+    Attributes:
+        known: False for a recording without boxes: nobody knows who is in the picture
+        time_known: whether it is known if it is day or night
+        seen: for each view the things in it, the nearest first
+
+    Raises:
+        KeyError: for a view that is not in VIEWS, that the scene has no camera for, or that is not shown
     """
 
-    def __init__(self, scene: Scene, views, size=(168, 84), xray=False):
+    def __init__(
+        self, scene: Scene, views: Sequence[str], size: tuple[int, int] = (168, 84), xray: bool = False
+    ) -> None:
         self.scene, self.views, self.size, self.xray = scene, tuple(views), size, xray
         self.known = scene.source == "toy" or bool(
             scene.agents
@@ -207,73 +287,82 @@ class Facts:
         self.time_known = scene.source == "toy" or scene.night or bool(scene.meta.get("description") and scene.agents)
         self.seen = {v: things(scene, v, size, xray=xray) if self.known else [] for v in views}
 
-    def of(self, view, kind):
+    def of(self, view: str, kind: str) -> list[Thing] | None:
         """All of a kind in a view.
 
+        Args:
+            view: one of the views shown
+            kind: a key of KINDS, or "light"
+
         Returns:
-            list of Thing, the nearest first; None if it is not certain which there are
+            the nearest first, an empty list if there are none; None if it is not certain which there are
         """
         own = [t for t in self.seen[view] if t.kind == kind]
         return own if self.known and all(t.clear for t in own) else None
 
-    def nearest(self, view, kind=None):
+    def nearest(self, view: str, kind: str | None = None) -> Thing | None:
         """The nearest of a kind, or of all that can stand in the way.
 
+        Args:
+            view: one of the views shown
+            kind: a key of KINDS, or "light"; None: any kind but lights
+
         Returns:
-            Thing, or None
+            the nearest; None if there is none, or if the nearest is doubtful
         """
         own = [t for t in self.seen[view] if (t.kind == kind if kind else t.kind != "light")]
         return own[0] if own and own[0].clear else None
 
     @cached_property
-    def light(self):
-        "The colour of the light, such as 'red'; '' if there is none; None if it is there and cannot be read."
-        found = self.of("front", "light")
-        return (
-            None
-            if found is None or any(not t.state for t in found) or len({t.state for t in found}) > 1
-            else found[0].state
-            if found
-            else ""
-        )
-
-    @cached_property
-    def route(self):
-        return _route(self)
-
-    def _in_strip(self, thing, reach, half):
-        if thing.kind == "light":
-            return False
-        a = self.scene.agent(thing.id)
-        foot = shapely.Polygon(box_corners(a.poses[0] if len(a.times) == 1 else a.at(0.0), a.length, a.width))
-        return substring(self.route, 0, reach).buffer(half, cap_style="flat").intersects(foot)
-
-    @cached_property
-    def lane_free(self):
-        "Whether nothing is in the car's lane within 25 m; None where nobody knows."
-        if not self.known or self.route is None:
-            return None
-        near = [(t.clear, self._in_strip(t, 25, 1.0), self._in_strip(t, 30, 1.7)) for t in self.seen["front"]]
-        if any(c and tight for c, tight, _ in near):
-            return False
-        return None if any(wide for _, _, wide in near) else True
-
-    @cached_property
-    def give_way(self):
-        return _give_way(self)
-
-    def area_ahead(self, kind, near, far):
-        """Whether the road has an area of a kind in front of the front camera.
+    def light(self) -> str | None:
+        """The colour of the traffic light in the front view.
 
         Returns:
-            bool or None: one within `near` metres, none within `far`
+            a colour such as "red"; "" if there is no light; None if there is one that cannot be read, or two that
+            differ
         """
-        if not self.scene.map.areas:
-            return None
-        ahead = shapely.Polygon([(EGO_FRONT, -2), (far, -0.5 * far), (far, 0.5 * far), (EGO_FRONT, 2)])
-        found = [shapely.intersection(a.polygon, ahead) for a in self.scene.map.of(kind)]
-        d = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in found if not p.is_empty), default=np.inf)
-        return True if d <= near else False if d >= far - EGO_FRONT else None
+        return _light(self)
+
+    @cached_property
+    def route(self) -> shapely.LineString | None:
+        """The next 60 m of the route from the car's front on, in the frame of now.
+
+        Returns:
+            shapely line in metres, shorter where the route ends; None where the map has no route
+        """
+        return _route(self)
+
+    @cached_property
+    def lane_free(self) -> bool | None:
+        """Whether nothing is in the car's lane within 25 m.
+
+        Returns:
+            False if something clear is within 1 m of the route; True if nothing at all is within 1.7 m of its next
+            30 m; None in between, without a route, and where nobody knows who is there
+        """
+        return _lane_free(self)
+
+    @cached_property
+    def give_way(self) -> bool | None:
+        """Whether a person within 40 m is on a crossing, within 2 m of one, or in the lane ahead.
+
+        Returns:
+            bool; None if it is not certain which people there are, or without a route
+        """
+        return _give_way(self)
+
+    def area_ahead(self, kind: str, near: float, far: float) -> bool | None:
+        """Whether the road has an area of a kind ahead, in a wedge that widens from the car's front on.
+
+        Args:
+            kind: of the map's areas, such as "intersection" or "crossing"
+            near: metres from the car's front; an area that begins within them is there
+            far: metres from the rear axle up to which is looked; there is no area if none begins within them
+
+        Returns:
+            True, False, or None: it begins in between, or the map has no areas at all
+        """
+        return _area_ahead(self.scene.map, kind, near, far)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #b42f84e0
 CATEGORIES = (
@@ -284,12 +373,30 @@ CATEGORIES = (
 )
 
 
-def yes(value):
+def yes(value: bool | None) -> str | None:
+    """The answer to a question for yes or no.
+
+    Args:
+        value: the truth; None where nobody knows it
+
+    Returns:
+        "Yes." or "No."; None where the question cannot be asked
+    """
     return None if value is None else "Yes." if value else "No."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #674557d2
-def road_way(f, view, kind):
-    "Where the road goes in the next forty metres."
+def road_way(f: Facts, view: str, kind: str) -> str | None:
+    """Where the road goes in the next forty metres, by the route's turn between its ends.
+
+    Args:
+        f: the facts of the pictures shown
+        view: not looked at; every form's rule takes it
+        kind: not looked at; every form's rule takes it
+
+    Returns:
+        "Straight." below 6°, "Left." or "Right." from 12° on; None in between, without forty metres of route, and
+        where the command is not to go straight on
+    """
     if f.route is None or f.scene.command != "GO STRAIGHT" or f.route.length < 40:
         return None
     (ax, ay), (bx, by), (cx, cy), (dx, dy) = (
@@ -299,8 +406,17 @@ def road_way(f, view, kind):
     return "Straight." if abs(turn) < 6 else None if abs(turn) < 12 else "Left." if turn > 0 else "Right."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #30a23978
-def describe(f, view, kind):
-    "One line for everything."
+def describe(f: Facts, view: str, kind: str) -> str | None:
+    """Who is in the picture, and whether it is day or night, in one line.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: not looked at; every form's rule takes it
+
+    Returns:
+        such as "Day. 2 vehicles. 1 person." or "Night. Nobody."; None if a count or the time of day is not certain
+    """
     counts = {k: f.of(view, k) for k in ("vehicle", "pedestrian", "bicycle")}
     if None in counts.values() or not f.time_known:
         return None
@@ -308,31 +424,92 @@ def describe(f, view, kind):
     return " ".join(["Night." if f.scene.night else "Day.", *(parts or ["Nobody."])])
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b9d2628
-def count(f, view, kind):
+def count(f: Facts, view: str, kind: str) -> str | None:
+    """How many of a kind there are.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: a key of KINDS
+
+    Returns:
+        a whole number such as "2"; None if it is not certain which there are
+    """
     found = f.of(view, kind)
     return None if found is None else str(len(found))
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #ad764d07
-def exists(f, view, kind):
+def exists(f: Facts, view: str, kind: str) -> str | None:
+    """Whether there is one of a kind.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: a key of KINDS
+
+    Returns:
+        "Yes." or "No."; None if it is not certain which there are
+    """
     found = f.of(view, kind)
     return None if found is None else yes(len(found) > 0)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #d719e77a
-def closest(f, view, kind):
+def closest(f: Facts, view: str, kind: str) -> str | None:
+    """Which kind of thing is the nearest, lights aside.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: not looked at; every form's rule takes it
+
+    Returns:
+        the kind in the words of KINDS, such as "Person."; None if nothing is there or the nearest is doubtful
+    """
     t = f.nearest(view)
     return t and f"{KINDS[t.kind][0].capitalize()}."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #cc2527cf
-def light_colour(f, view, kind):
+def light_colour(f: Facts, view: str, kind: str) -> str | None:
+    """The colour of the traffic light in the front view.
+
+    Args:
+        f: the facts of the pictures shown
+        view: not looked at; every form's rule takes it
+        kind: not looked at; every form's rule takes it
+
+    Returns:
+        such as "Red."; None if there is no light or it cannot be read
+    """
     return f"{f.light.capitalize()}." if f.light else None
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #424568c7
-def where(f, view, kind):
+def where(f: Facts, view: str, kind: str) -> str | None:
+    """The box of the nearest of a kind.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: a key of KINDS
+
+    Returns:
+        "[x0, y0, x1, y1]" in pixels of the picture shown; None if there is none or the nearest is doubtful
+    """
     t = f.nearest(view, kind)
     return t and f"[{', '.join(map(str, t.box))}]"
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4613a110
-def side(f, view, kind):
+def side(f: Facts, view: str, kind: str) -> str | None:
+    """In which third of the picture the middle of the nearest of a kind is.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: a key of KINDS
+
+    Returns:
+        "Left.", "Middle." or "Right."; None if there is none, if the nearest is doubtful, and where its middle is too
+        near the border of two thirds
+    """
     t = f.nearest(view, kind)
     if not t:
         return None
@@ -340,12 +517,33 @@ def side(f, view, kind):
     return None if min(abs(u - 1), abs(u - 2)) < 0.08 else ("Left.", "Middle.", "Right.")[int(u)]
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #f52926f8
-def how_far(f, view, kind):
+def how_far(f: Facts, view: str, kind: str) -> str | None:
+    """The distance to the nearest of a kind.
+
+    Args:
+        f: the facts of the pictures shown
+        view: one of the views shown
+        kind: a key of KINDS
+
+    Returns:
+        whole metres over ground from the camera, such as "12 m"; None if there is none or the nearest is doubtful
+    """
     t = f.nearest(view, kind)
     return t and f"{t.distance:.0f} m"
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #b761c78d
-def which_view(f, view, kind):
+def which_view(f: Facts, view: str, kind: str) -> str | None:
+    """Which of the views shows the nearest of a kind.
+
+    Args:
+        f: the facts of the pictures shown
+        view: not looked at: all views shown are compared
+        kind: a key of KINDS
+
+    Returns:
+        such as "Back left view."; None if there is none, if one is doubtful, and where another view shows one that is
+        less than 2 m farther (it may be the same one)
+    """
     if any(not t.clear for v in f.views for t in f.seen[v] if t.kind == kind):
         return None
     best = sorted((t.distance, v) for v in f.views for t in f.of(v, kind) or ())
@@ -354,8 +552,17 @@ def which_view(f, view, kind):
     return f"{best[0][1].capitalize()} view."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #c363afed
-def must(f, view, kind):
-    "Stop for red and yellow, slow down for what is in the lane or wants to cross, go otherwise."
+def must(f: Facts, view: str, kind: str) -> str | None:
+    """What the driver has to do: stop for red and yellow, slow down for what is in the lane or wants to cross.
+
+    Args:
+        f: the facts of the pictures shown
+        view: not looked at; every form's rule takes it
+        kind: not looked at; every form's rule takes it
+
+    Returns:
+        "Stop.", "Slow down." or "Go."; None if the light, the lane or the people at a crossing are not certain
+    """
     if f.light in ("red", "yellow"):
         return "Stop."
     if f.light is None or f.lane_free is None or f.give_way is None:
@@ -368,21 +575,24 @@ class Form:
     """A question and the rule that answers it.
 
     Attributes:
-        answer: function (facts, view, kind) -> text, or None where it cannot be asked
-        words: wordings: the template's, the scripted teacher's, the rewriter's; {k} and {ks} are the kind
-        kinds: that it can be asked about
-        options: possible answers, if they are few words
-        front: about the front view only
-        six: only if all six views are shown
-        presumes: that there is one
+        name: short name, unique among FORMS
+        category: one of CATEGORIES (section 2.2)
+        answer: the rule: (facts, view, kind) -> the true answer, or None where the question cannot be asked
+        words: wordings: the template's, the scripted teacher's, the rewriter's; {k} and {ks} stand for the kind, one
+            and many of it
+        kinds: keys of KINDS that it can be asked about; ("",) if it is about no kind
+        options: all possible answers, if they are few words; empty otherwise
+        front: whether it is about the front view only
+        six: whether it is asked only if all six views are shown
+        presumes: whether it takes for granted that there is one
     """
 
     name: str
     category: str
-    answer: object
-    words: tuple
-    kinds: tuple = ("",)
-    options: tuple = ()
+    answer: Callable[[Facts, str, str], str | None]
+    words: tuple[str, ...]
+    kinds: tuple[str, ...] = ("",)
+    options: tuple[str, ...] = ()
     front: bool = True
     six: bool = False
     presumes: bool = False
@@ -636,15 +846,17 @@ _FORMS_3 = (
 FORMS = (*_FORMS_1, *_FORMS_2, *_FORMS_3)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #d99d46f8
-def question_text(form: Form, kind="", view=None, wording=0):
+def question_text(form: Form, kind: str = "", view: str | None = None, wording: int = 0) -> str:
     """A question in words.
 
     Args:
+        form: what is asked
         kind: one of form.kinds
-        view: a key of VIEWS if six are shown
+        view: a key of VIEWS if six pictures are shown, which is named first; None if there is one picture
+        wording: which of form.words: 0 the template's, 1 the scripted teacher's, 2 and 3 the rewriter's
 
     Returns:
-        str
+        such as "Back left view. How many people are there?
     """
     k, ks = KINDS.get(kind, ("", ""))
     text = form.words[wording].format(k=k, ks=ks)
@@ -662,20 +874,26 @@ def _known():
     return out
 
 
-def recognise(question):
-    """Which form a question is.
+def recognise(question: str) -> tuple[Form, str, str] | None:
+    """Which form a question is, in whatever wording.
+
+    Args:
+        question: any text
 
     Returns:
-        (form, kind, view), or None
+        (form, kind, view), where a question that names no view is about "front"; None for any other text
     """
     return _known().get(question)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #0e742531
-def vqa_lines(image_size=(168, 84)):
+def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
     """What the toy's tokenizer should know to read these questions and answers.
 
+    Args:
+        image_size: (width, height) of the pictures in pixels; boxes need every number up to the larger one
+
     Returns:
-        tuple of texts
+        texts without duplicates: questions, answers and their pieces
     """
     numbers = [str(n) for n in range(max(image_size) + 1)]
     answers = [a for f in FORMS for a in f.options] + [f"[{n}, {n}, {n}, {n}]" for n in ("1",)] + ["1 m"]
@@ -685,8 +903,11 @@ def vqa_lines(image_size=(168, 84)):
     return tuple(dict.fromkeys([*bare, *answers, *line, *parts, *numbers]))
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #eaf86141
-def category_of(question):
-    """The category of any question: by its form, else by its words.
+def category_of(question: str) -> str:
+    """The category of any question: by its form, else by its words (the four categories of section 2.2).
+
+    Args:
+        question: any text; one that no rule knows counts as a scene description
 
     Returns:
         one of CATEGORIES
@@ -707,25 +928,29 @@ class Ask:
     """Pictures to ask about.
 
     Attributes:
-        views: keys of VIEWS
-        images: one for each view
-        origin: or "free"
+        scene: what the pictures show
+        views: keys of VIEWS: one ("front") or all six (A.3.1)
+        images: PIL images, one for each view
+        origin: "template" or "free": who thinks up the questions, the templates or the teacher
+        size: (width, height) of the pictures in pixels; boxes in answers are in these
         asked: template questions that the teacher must answer itself, where nobody knows the truth
     """
 
     scene: Scene
-    views: tuple
-    images: list
+    views: tuple[str, ...]
+    images: list[Image.Image]
     origin: str = "template"
-    size: tuple = (168, 84)
-    asked: tuple = ()
+    size: tuple[int, int] = (168, 84)
+    asked: tuple[str, ...] = ()
 
     @cached_property
-    def facts(self):
+    def facts(self) -> Facts:
+        "What these pictures show, worked out once."
         return Facts(self.scene, self.views, self.size)
 
     @property
-    def six(self):
+    def six(self) -> bool:
+        "Whether more than one view is shown, so that questions name theirs."
         return len(self.views) > 1
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #de9e1c03
@@ -734,7 +959,12 @@ class Pair:
     """A question with its answer.
 
     Attributes:
-        fault: a fault that was put in on purpose; judges do not look here
+        ask: the pictures it is about
+        question: as it is shown to the model
+        answer: short and regular: words, a whole number, metres, or a box in pixels
+        attempt: the round in which it was made: 0 is the first, later ones replace what the judge rejected
+        fault: a fault that was put in on purpose, or ""; judges do not look here
+        category: one of CATEGORIES; whatever is given, it is worked out from the question
     """
 
     ask: Ask
@@ -744,15 +974,20 @@ class Pair:
     fault: str = ""
     category: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.category = category_of(self.question)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #c3ed4db2
-def possible(facts: Facts, six, rng, wording=0):
-    """Everything that can be asked here.
+def possible(
+    facts: Facts, six: bool, rng: np.random.Generator, wording: int = 0
+) -> Iterator[tuple[Form, str, str, str, str]]:
+    """Everything that can be asked here, with the true answer; each form at most once in one or two views.
 
     Args:
-        six: six views are shown
+        facts: of the pictures shown
+        six: whether six views are shown: questions then name theirs
+        rng: draws the order of forms, kinds and views
+        wording: which of a form's wordings, see `question_text`
 
     Returns:
         iterator of (form, kind, view, question, answer), in random order but one category after the other
@@ -778,14 +1013,20 @@ def _likely(form, facts, view, rng):
     return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
 
 
-def template_pairs(ask: Ask, rng, n=4, taken=(), attempt=0):
-    """Questions from templates, answered from the facts.
+def template_pairs(
+    ask: Ask, rng: np.random.Generator, n: int = 4, taken: Sequence[str] = (), attempt: int = 0
+) -> list[Pair]:
+    """Questions from templates, answered from the facts (A.3.1, step 2).
 
     Args:
-        taken: questions that were asked before
+        ask: the pictures
+        rng: draws which questions are asked
+        n: how many pairs are wanted
+        taken: questions that were asked before and are not asked again
+        attempt: the round, written into the pairs
 
     Returns:
-        list of at most n Pairs
+        at most n pairs with different questions; fewer where the pictures answer no more
     """
     out = {}
     for *_, question, answer in possible(ask.facts, ask.six, rng):
@@ -801,24 +1042,29 @@ _BOX = re.compile(r"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5
 _METRES = re.compile(r"(\d{1,4}) m")
 
 
-def overlap(a, b):
+def overlap(a: Sequence[float], b: Sequence[float]) -> float:
     """How well two boxes agree.
 
+    Args:
+        a: x0, y0, x1, y1 of a box, in any one unit
+        b: the other box, in the same unit
+
     Returns:
-        boxes x0, y0, x1, y1 -> intersection over union
+        intersection over union, 0 to 1
     """
     (ax, ay, au, av), (bx, by, bu, bv) = a, b
     both = max(0, min(au, bu) - max(ax, bx)) * max(0, min(av, bv) - max(ay, by))
     return both / max((au - ax) * (av - ay) + (bu - bx) * (bv - by) - both, 1e-9)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b268d60
-def same_answer(said, truth, slack=1.0):
+def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
     """Whether an answer counts as right.
 
     Args:
-        said: anything
-        truth: the answer of a pair
-        slack: 2: boxes and distances may be off twice as far
+        said: what was answered; anything that is no text is wrong
+        truth: the answer of a pair; it decides whether boxes, distances or words are compared
+        slack: 1 asks boxes for an overlap of 0.5 and distances for 2 m or a fifth; 2 asks for half the overlap and
+            allows twice the distance
 
     Returns:
         bool

@@ -10,7 +10,9 @@ __all__ = ['POINTS', 'BLUE', 'SYSTEM', 'RULES', 'BROKEN', 'bev_picture', 'questi
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,6 +23,7 @@ from .formats import parse_action
 from .labels import Thresholds, agrees, drive_of, label_scene, name_actions, plausible, windows
 from ..metrics.meta_actions import SPEEDS, STEPS
 from ..policy.text import ParseError, parse_json
+from ..scene.core import Scene
 from ..scene.plot import plot_scene
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #2fcebe6a
@@ -28,15 +31,18 @@ POINTS = 16
 BLUE = (0.10, 0.30, 1.0)
 
 
-def bev_picture(scene, size=(560, 360)):
+def bev_picture(scene: Scene, size: tuple[int, int] = (560, 360)) -> Image.Image:
     """The bird's-eye view with the future way in blue (A.7.2).
 
     Args:
-        scene: Scene with `meta["future"]`
-        size: (width, height)
+        scene: Scene with `meta["future"]`, of which the first 16 points (8 s) are drawn
+        size: (width, height) in pixels
 
     Returns:
-        PIL image
+        PIL image, RGB, of exactly this size
+
+    Raises:
+        KeyError: for a scene without `meta["future"]`
     """
     way = np.vstack([[0.0, 0.0], np.asarray(scene.meta["future"], float)[:POINTS, :2]])
     low, high = way.min(0), way.max(0)
@@ -84,11 +90,15 @@ RULES = (
 )
 
 
-def question(scene, tentative):
-    """System and user message with the picture.
+def question(scene: Scene, tentative: list[tuple[str, str]]) -> list[dict]:
+    """What a reviewer is asked about one label: the prompt of A.7.2 in our words, and the picture.
+
+    Args:
+        scene: Scene with `meta["future"]`
+        tentative: 4 of (speed, trajectory): the rules' label
 
     Returns:
-        list of messages
+        a system and a user message; the user's content is the picture and then the text
     """
     asked = RULES + json.dumps([f"{s}, {t}" for s, t in tentative])
     return [
@@ -102,24 +112,25 @@ class Review:
     """What a reviewer said of a label.
 
     Attributes:
-        score: 0 to 10
-        actions: 4 of (speed, trajectory)
+        score: how well the label fits the way, 0 to 10
+        reason: the reviewer's words, not checked
+        actions: 4 of (speed, trajectory): the label that it proposes
     """
 
     score: int
     reason: str
-    actions: list
+    actions: list[tuple[str, str]]
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #e5e5c2e5
-def parse_review(text, tentative):
-    """A strict reader of the reviewer's JSON.
+def parse_review(text: str | ParseError, tentative: list[tuple[str, str]]) -> Review | ParseError:
+    """A strict reader of the reviewer's JSON (A.7.2). It never raises for a text.
 
     Args:
-        text: anything
-        tentative: 4 of (speed, trajectory): the rules' label
+        text: the whole answer; a ParseError (such as the Refusal of a server) is handed back
+        tentative: 4 of (speed, trajectory): the rules' label, whose speeds the answer must keep
 
     Returns:
-        Review or a ParseError
+        the Review, or a ParseError that says which rule the answer breaks
     """
     if isinstance(text, ParseError):
         return text
@@ -145,16 +156,30 @@ def parse_review(text, tentative):
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #ac02d76b
 class ChatReviewer:
-    "A vision-language model."
+    """A vision-language model as the reviewer (A.7.2: GPT-4.1).
 
-    def __init__(self, engine, new_tokens=512):
+    Args:
+        engine: any engine whose model reads pictures; with a ServedEngine a refused question becomes a Refusal and the
+            others go on
+        new_tokens: an answer has at most so many tokens
+    """
+
+    def __init__(self, engine: Any, new_tokens: int = 512) -> None:
         self.engine, self.new_tokens = engine, new_tokens
 
-    def answers(self, scenes, tentative):
-        """What it says of each label.
+    def answers(self, scenes: Sequence[Scene], tentative: Sequence[list[tuple[str, str]]]) -> list[str | Refusal]:
+        """What the model says of each label, at temperature 0.
+
+        Args:
+            scenes: N scenes with `meta["future"]`
+            tentative: N labels, each 4 of (speed, trajectory)
 
         Returns:
-            list of texts; a Refusal where there is none
+            N texts; a Refusal in the place of one that the server did not give
+
+        Raises:
+            ValueError: for more or fewer labels than scenes
+            EngineError: if the server fails, or refuses and the engine is no ServedEngine
         """
         asked = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
         return replies(self.engine, asked, max_new_tokens=self.new_tokens, temperature=0.0)
@@ -164,12 +189,33 @@ BROKEN = ("no JSON", "changed speed", "three actions", "score 12")
 
 
 class ScriptedReviewer:
-    "In place of a model: the way's turn in each window, measured again, and faults."
+    """In place of a model: the way's turn in each window, measured again, and faults.
 
-    def __init__(self, fault_rate=0.2, seed=0, turn=12.0):
+    Args:
+        fault_rate: share of the answers that are broken on purpose, 0 to 1
+        seed: of the draw of these; the same on every call
+        turn: degrees in a window of three seconds from which on it calls the way a turn
+
+    Attributes:
+        made: Counter of the faults made so far, by their names in BROKEN
+    """
+
+    def __init__(self, fault_rate: float = 0.2, seed: int = 0, turn: float = 12.0) -> None:
         self.fault_rate, self.seed, self.turn, self.made = fault_rate, seed, turn, Counter()
 
-    def answers(self, scenes, tentative):
+    def answers(self, scenes: Sequence[Scene], tentative: Sequence[list[tuple[str, str]]]) -> list[str]:
+        """What it says of each label.
+
+        Args:
+            scenes: N scenes with a second of history and `meta["future"]`
+            tentative: N labels, each 4 of (speed, trajectory)
+
+        Returns:
+            N texts, as a model would write them
+
+        Raises:
+            ValueError: for more or fewer labels than scenes
+        """
         rng = np.random.default_rng(self.seed)
         return [
             self._one(s, t, rng.random() < self.fault_rate, int(rng.integers(len(BROKEN))))
@@ -205,20 +251,29 @@ class Refined:
 
     Attributes:
         actions: for each scene, 4 of (speed, trajectory)
-        scores: 0 to 10, None where the answer was rejected
+        scores: for each scene the reviewer's score, 0 to 10; None where its answer was rejected or refused
+        counts: how many labels were "kept" and "changed", how many answers "refused" and, by the reason,
+            "rejected: ...
     """
 
-    actions: list
-    scores: list
+    actions: list[list[tuple[str, str]]]
+    scores: list[int | None]
     counts: Counter = field(default_factory=Counter)
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #93fe050a
-def refine(scenes, reviewer, confident=9) -> Refined:
-    """The final pass: corrected where the reviewer objects and its answer holds, the rules' label otherwise.
+def refine(scenes: Sequence[Scene], reviewer: Any, confident: int = 9) -> Refined:
+    """The final pass of A.7.2: corrected where the reviewer objects and its answer holds, the rules' label otherwise.
 
     Args:
-        scenes: with `meta["future"]`
-        confident: a score from here on leaves the rules' label alone: it is not a hard case
+        scenes: with a second of history and eight seconds of `meta["future"]`
+        reviewer: ChatReviewer, ScriptedReviewer, or any object with their `answers`
+        confident: a score from here on leaves the rules' label alone: it is not a hard case; 0 to 10
+
+    Returns:
+        the labels in the order of the scenes, the scores, and what became of the answers
+
+    Raises:
+        ValueError: for a scene without a label to review; it names the first one
     """
     tentative = [label_scene(s) for s in scenes]
     missing = [s.id for s, t in zip(scenes, tentative, strict=True) if t is None]
@@ -240,15 +295,18 @@ def refine(scenes, reviewer, confident=9) -> Refined:
     return out
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #0a36fed1
-def feedback(scenes, thresholds, reviewer):
-    """The two numbers of the dual feedback.
+def feedback(scenes: Sequence[Scene], thresholds: Thresholds, reviewer: Any) -> tuple[float, float]:
+    """The two numbers of the dual feedback (A.7.2): what the reviewer says, and what was meant.
 
     Args:
-        thresholds: Thresholds
-        reviewer: its answers are scored
+        scenes: with a second of history and eight seconds of `meta["future"]`; those with `meta["intent"]` decide the
+            second number, which stands for the paper's human spot checks
+        thresholds: of the rules that make the labels
+        reviewer: ChatReviewer, ScriptedReviewer, or any object with their `answers`
 
     Returns:
-        mean score, share of labels against the scripted intent
+        mean score of the answers that can be read, 0 to 10, and the share of labels against the scripted intent,
+        0 to 1; NaN where there is nothing to take a mean of
     """
     labels = [name_actions(windows(*drive_of(s)), thresholds) for s in scenes]
     reviews = [parse_review(t, q) for t, q in zip(reviewer.answers(scenes, labels), labels, strict=True)]
