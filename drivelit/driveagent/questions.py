@@ -978,10 +978,17 @@ class Pair:
         self.category = category_of(self.question)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #c3ed4db2
+def _likely(form, facts, view, rng):
+    "The form's kinds in random order; mostly those that are there come first."
+    kinds = list(rng.permutation(form.kinds))
+    there = {t.kind for t in facts.seen.get(view, ())}
+    return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
+
+
 def possible(
     facts: Facts, six: bool, rng: np.random.Generator, wording: int = 0
 ) -> Iterator[tuple[Form, str, str, str, str]]:
-    """Everything that can be asked here, with the true answer; each form at most once in one or two views.
+    """Everything that can be asked here, with the true answer; each form at most once.
 
     Args:
         facts: of the pictures shown
@@ -1006,13 +1013,6 @@ def possible(
                     break
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #3eb58550
-def _likely(form, facts, view, rng):
-    "The form's kinds in random order; mostly those that are there come first."
-    kinds = list(rng.permutation(form.kinds))
-    there = {t.kind for t in facts.seen.get(view, ())}
-    return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
-
-
 def template_pairs(
     ask: Ask, rng: np.random.Generator, n: int = 4, taken: Sequence[str] = (), attempt: int = 0
 ) -> list[Pair]:
