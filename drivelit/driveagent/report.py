@@ -28,7 +28,7 @@ from ..scene.core import Scene
 from ..scene.town import make_scene
 from ..training import report
 from ..training.profiles import Profile
-from ..training.report import cell, values
+from ..training.report import cell, failed_cell, values
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #e0bf44aa
 ROWS = dict(
@@ -105,6 +105,7 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
             "MSA": cell(values(results, s, "msa", "msa")),
             "MSA without ties": cell(values(results, s, "msa", "without_ties")),
             "unreadable": cell(values(results, s, "adaptive", "unreadable")),
+            **failed_cell(values(results, s, "adaptive", "failed")),
         }
         for s in ("sft", "fcm", "ams_only", "ams")
     ]
@@ -165,6 +166,7 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
                 "relative drop": cell(1 - without / np.where(with_ > 0, with_, np.nan)),
                 "unreadable without": cell(values(results, s, "blind", "unreadable")),
                 "unreadable": cell(values(results, s, mode, "unreadable")),
+                **failed_cell(values(results, s, mode, "failed")),
             }
         )
     usual = results["scenes"]["usual"]

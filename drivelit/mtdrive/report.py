@@ -33,7 +33,7 @@ from ..scene.core import Scene
 from ..scene.plot import AGENT_COLORS, box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
 from ..training import report
-from ..training.report import cell
+from ..training.report import cell, failed_cell
 from ..training.stages import load, load_scenes
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #1c46692f
@@ -100,7 +100,8 @@ def table1(results: dict) -> pd.DataFrame:
         first = stage == "sft_single"  # one plan, no feedback
         for p in ("oracle",) if first else ("oracle", "kinematic"):
             numbers = {t: cell(values(results, stage, p, 0 if first else -1, m)) for m, t in TABLE_COLUMNS.items()}
-            rows.append(dict(model=ROWS[stage], feedback="–" if first else p) | numbers)
+            lost = failed_cell(report.values(results, stage, p, "failed"))
+            rows.append(dict(model=ROWS[stage], feedback="–" if first else p) | numbers | lost)
     return pd.DataFrame(rows).fillna("")
 
 
@@ -136,10 +137,11 @@ def table2(results: dict) -> pd.DataFrame:
                 "feedback": "–" if n == 1 else "oracle",
                 "PDMS": number(s, n, "pdms"),
                 "unreadable": number(s, n, "unreadable"),
+                **failed_cell(report.values(results, s, "oracle", "failed")),
             }
             for i, (s, one, pdm, n) in enumerate(rows, 1)
         ]
-    )
+    ).fillna("")
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #e731ad03
 def table3(results: dict) -> pd.DataFrame:
