@@ -325,6 +325,7 @@ def plot_stages(results: dict[str, Any]) -> Any:
             ax.plot(range(len(stages)), one_seed, color="0.7", lw=1, label="" if k else "one seed")
         ax.plot(range(len(stages)), v.mean(1), marker="o", color="#4263eb", label="mean of the seeds")
         ax.set(xticks=range(len(stages)), xticklabels=[ROWS[s] for s in stages], title=title, ylim=(0, 100))
+        ax.margins(x=0.15)
     usual = 100 * results["scenes"]["usual"]["sequence"]
     axes[0].axhline(usual, color="#e8590c", ls="--", lw=1, label=MOST_FREQUENT)
     axes[0].set(ylabel="%")
