@@ -6,7 +6,7 @@
 __all__ = ['ROWS', 'TABLE_COLUMNS', 'ORDERINGS', 'WORDS', 'PLAN_COLOR', 'BEFORE_COLOR', 'WRONG_COLOR', 'collect', 'values',
            'table1', 'table2', 'table3', 'orderings', 'plot_turns', 'turn_words', 'fit_extent', 'draw_turn',
            'turn_legend', 'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_rows',
-           'real_table']
+           'real_table', 'real_words']
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #b72cba16
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,10 +99,17 @@ def table1(results: dict) -> pd.DataFrame:
     for stage in ("sft_single", "sft_multi", *RL_ARMS):
         first = stage == "sft_single"  # one plan, no feedback
         for p in ("oracle",) if first else ("oracle", "kinematic"):
-            numbers = {t: cell(values(results, stage, p, 0 if first else -1, m)) for m, t in TABLE_COLUMNS.items()}
+            numbers = {t: _cell(results, stage, p, 0 if first else -1, m) for m, t in TABLE_COLUMNS.items()}
             lost = failed_cell(report.values(results, stage, p, "failed"))
             rows.append(dict(model=ROWS[stage], feedback="–" if first else p) | numbers | lost)
     return pd.DataFrame(rows).fillna("")
+
+
+def _cell(results, stage, perception="oracle", turn=-1, metric="pdms"):
+    "A mean over the few scenes that could be read is no score of a policy."
+    lost = values(results, stage, perception, turn, "unreadable")
+    v = values(results, stage, perception, turn, metric)
+    return cell(v, unreadable=None if metric == "unreadable" else lost)
 
 
 def _percent(scores):
@@ -126,7 +133,7 @@ def table2(results: dict) -> pd.DataFrame:
         ("sft_pdm", "yes", "yes", 2),
         ("sft_multi", "yes", "yes", limit),
     ]
-    number = lambda s, n, metric: cell(values(results, s, turn=n - 1, metric=metric))
+    number = lambda s, n, metric: _cell(results, s, turn=n - 1, metric=metric)
     return pd.DataFrame(
         [
             {
@@ -145,7 +152,7 @@ def table2(results: dict) -> pd.DataFrame:
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #e731ad03
 def table3(results: dict) -> pd.DataFrame:
-    """Table 3: PDMS after each turn for the ways of sharing credit (oracle feedback).
+    """Table 3: PDMS after each turn for the ways of sharing credit (oracle feedback from turn 2 on).
 
     Args:
         results: from `collect`
@@ -154,8 +161,9 @@ def table3(results: dict) -> pd.DataFrame:
         DataFrame, a row for each way
     """
     turns = range(results["profile"]["turns"])
-    after = lambda s: {f"turn {j + 1}": cell(values(results, s, turn=j)) for j in turns}
-    return pd.DataFrame([dict(model=ROWS[s], feedback="oracle") | after(s) for s in ("sft_multi", *RL_ARMS)])
+    after = lambda s: {f"turn {j + 1}": _cell(results, s, turn=j) for j in turns}
+    fed = dict(feedback="oracle, from turn 2")  # a first plan has had none
+    return pd.DataFrame([dict(model=ROWS[s]) | fed | after(s) for s in ("sft_multi", *RL_ARMS)])
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #7bef4954
 def _comparison(where, better, other):
@@ -206,7 +214,7 @@ def plot_turns(results: dict, ax: plt.Axes | None = None) -> plt.Axes:
     Returns:
         the Axes
     """
-    ax = ax or plt.subplots(figsize=(7, 3.8), layout="constrained")[1]
+    ax = ax or plt.subplots(figsize=(9.5, 3.8), layout="constrained")[1]
     x = np.arange(1, results["profile"]["turns"] + 1)
     for stage in ("sft_multi", *RL_ARMS):
         v = 100 * np.stack([values(results, stage, turn=j) for j in range(len(x))])
@@ -220,7 +228,7 @@ def plot_turns(results: dict, ax: plt.Axes | None = None) -> plt.Axes:
         xticks=x,
         title="PDMS after each turn, oracle feedback (mean and range of the seeds)",
     )
-    ax.legend(frameon=False, fontsize=9)
+    ax.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
     return ax
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #a671f49c
@@ -439,7 +447,7 @@ def example_figure() -> Figure:
     first, expert = constant_velocity(scene), scene.expert.poses[:8]
     # The middle plan swerves too little, so the feedback has something left to say.
     episode = scripted_episode(scene, [first, 0.7 * first + 0.3 * expert, expert])
-    title = "An example by script, not by a model: constant velocity, too small a swerve, then the expert"
+    title = "An example by script, not by a model (oracle feedback): constant velocity, too small a swerve, then the expert"
     return draw_episode(scene, episode, title)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #746a8056
@@ -519,3 +527,29 @@ def real_table(real: dict | None) -> pd.DataFrame | str:
         DataFrame, a row for each planner and turn; a sentence without samples
     """
     return report.real_table(real, real_rows)
+
+# %% ../../nbs/50_mtdrive/28_report.ipynb #798009cd
+def real_words(real: dict | None) -> str:
+    """What the table of recorded scenes says.
+
+    Args:
+        real: from `evaluate_real`
+
+    Returns:
+        three sentences, a line each; without samples ""
+    """
+    if not real:
+        return ""
+    own, turns, n = real["baselines"], real["policy"]["turns"], real["policy"]["n"]
+    last, line = 100 * (turns[-1]["pdms"] or 0.0), 100 * own["constant velocity"]["pdms"]
+    worse = "below" if last < line else "not below"
+    read = sorted(round(n * (1 - t["unreadable"])) for t in turns)
+    nc, dac = (100 * own["human log"][m] for m in ("nc", "dac"))
+    lack = f"the cause of the missing {100 - min(nc, dac):.1f} is unknown"
+    return "\n".join(
+        [
+            f"Toy policy, last turn: PDMS {last:.1f}, {worse} constant velocity ({line:.1f}).",
+            f"Its means are over {read[0]} to {read[-1]} of {n} scenes, those with a readable plan.",
+            f"NC {nc:.1f}, DAC {dac:.1f} for the human's log; {lack}.",
+        ]
+    )

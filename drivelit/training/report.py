@@ -109,17 +109,20 @@ def values(results: dict[str, Any], stage: str, *path: str | int) -> np.ndarray:
     return np.array([value_at(s[stage], path) for s in results["seeds"].values() if stage in s], float)
 
 # %% ../../nbs/40_training/50_report.ipynb #01bf12a5
-def cell(v: Iterable[float], percent: bool = True) -> str:
+def cell(v: Iterable[float], percent: bool = True, unreadable: Iterable[float] | None = None) -> str:
     """Mean and half range, over the seeds that have a value: a model that writes nothing readable has no score.
 
     Args:
         v: (seeds,) numbers
         percent: they are shares, shown times 100
+        unreadable: (seeds,) share of answers that cannot be read; a seed over a half counts as one without a value
 
     Returns:
         str: "71.3 ± 0.8"; "none" if no seed has a value, "" without seeds
     """
     v = np.asarray(v, float) * (100 if percent else 1)
+    if unreadable is not None:
+        v = np.where(np.asarray(unreadable, float) > 0.5, np.nan, v)
     if len(v) and np.isnan(v).all():
         return "none"
     v = v[~np.isnan(v)]
