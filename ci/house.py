@@ -63,10 +63,10 @@ def draw():
         ax.text(x + 1, y + 2, what, **flow)
     table = list(systems().values())
     width = (76 - 2 * len(table)) / (len(table) + 1)
-    inside = "overview, task, data,\npipeline, evaluation,\nreport, run, explorer"
+    inside = "overview, formats, task,\nprofile, data, pipeline,\nevaluation, report,\nrun, explorer"
     for i, s in enumerate(table):
         box(ax, i * (width + 2), 57, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM)
-    yours = "a new system:\na folder and a section,\nno other room changes"
+    yours = "a new system:\na folder, a section and\nthree profiles;\nno other room changes"
     box(ax, len(table) * (width + 2), 57, width, 13, "5x_yours", yours, NEW, "--")
     rows = "\n".join([*(f"[{s.name}]" for s in table), "[yours]"])
     profiles = "[yours.smoke]\n[yours.laptop]\n[yours.paper]"
@@ -77,7 +77,8 @@ def draw():
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
     ax.set(xlim=(-1, 103), ylim=(-1, 71))
-    ax.set_title("An arrow leads from a room to what may import it; systems never import each other", fontsize=12)
+    rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
+    ax.set_title(rule, fontsize=12)
     ax.axis("off")
     return fig
 

@@ -194,9 +194,9 @@ def test_the_command_plans_it(copy):
 
 def test_main_runs_it(copy):
     call(copy, "bash", "ci/main.sh", "oneword.smoke")
-    done = copy / "runs/oneword.smoke/seed-0/rl/done.json"
+    done = copy / "runs/oneword-smoke/seed-0/rl/done.json"
     assert json.loads(done.read_text())["stage"] == "rl"
-    report = nbformat.read(copy / "runs/oneword.smoke/report.ipynb", 4)
+    report = nbformat.read(copy / "runs/oneword-smoke/report.ipynb", 4)
     assert "one word: rl" in str([c.get("outputs") for c in report.cells])
 
 

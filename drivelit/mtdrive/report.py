@@ -447,7 +447,9 @@ def example_figure() -> Figure:
     first, expert = constant_velocity(scene), scene.expert.poses[:8]
     # The middle plan swerves too little, so the feedback has something left to say.
     episode = scripted_episode(scene, [first, 0.7 * first + 0.3 * expert, expert])
-    title = "An example by script, not by a model (oracle feedback): constant velocity, too small a swerve, then the expert"
+    title = (
+        "An example by script, not by a model (oracle feedback): constant velocity, too small a swerve, then the expert"
+    )
     return draw_episode(scene, episode, title)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #746a8056
