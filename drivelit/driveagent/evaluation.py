@@ -33,7 +33,7 @@ from ..scene.core import Scene
 def play(
     policy: Policy, scenes: list[Scene], task: Any, profile: Profile, seed: int = 0, batch: int = 256
 ) -> list[Episode]:
-    """Let an agent drive scenes, at the temperature of evaluation.
+    """Let a policy drive scenes, at the temperature of evaluation.
 
     Args:
         policy: the model and its processor
@@ -169,7 +169,7 @@ def latency(
 def evaluate(
     policy: Policy, out: str | Path, profile: Profile, seed: int, variant: str = "full", blind: bool = True
 ) -> dict[str, Any]:
-    """Every mode of an agent on the held-out scenes.
+    """Every mode of a policy on the held-out scenes.
 
     Args:
         policy: the model and its processor
@@ -208,7 +208,7 @@ def evaluate(
 def evaluate_real(
     policy: Policy, profile: Profile, samples: str | Path | None = None, seed: int = 0, variant: str = "full"
 ) -> dict[str, Any] | None:
-    """An agent on recorded six-camera frames, in each mode.
+    """A policy on recorded six-camera frames, in each mode.
 
     Args:
         policy: the model and its processor

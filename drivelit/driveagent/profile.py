@@ -38,7 +38,7 @@ class DriveAgentProfile(Profile):
         return self.calls + 2
 
     def pictures(self) -> int:
-        "The first one and one for each call; six for the passive agent with six views."
+        "The first one and one for each call; six for the passive policy with six views."
         return max(6, 1 + self.calls)
 
     def samples(self) -> int:
