@@ -183,14 +183,17 @@ def control(
     dx, dy = state[:, X] - reference[:, 0], state[:, Y] - reference[:, 1]
     c, s = np.cos(reference[:, 2]), np.sin(reference[:, 2])
     # The linearised error is rolled ahead in closed form: a steering rate held for the horizon enters linearly.
-    # roll x = (offset, heading error, steering) ahead; b holds how each depends on the steering rate
-    offset, heading, steer = -dx * s + dy * c, wrap_angle(state[:, HEADING] - reference[:, 2]), state[:, STEER].copy()
-    b0 = b1 = b2 = np.zeros(len(v))
+    # roll x = (offset, heading error, steering) ahead; b holds how each depends on the steering rate. What no step
+    # changes is computed for all steps at once.
+    offset, heading = -dx * s + dy * c, wrap_angle(state[:, HEADING] - reference[:, 2])
+    speed = v + np.arange(HORIZON)[:, None] * DT * accel  # (HORIZON, N)
+    way = speed * DT
+    turn, road = way / wheelbase, speed * curvature.T * DT
+    steered, b0, b1, b2 = turn * state[:, STEER], 0.0, 0.0, 0.0
     for k in range(HORIZON):
-        vk = v + k * DT * accel
-        offset, b0 = offset + vk * DT * heading, b0 + vk * DT * b1
-        heading, b1 = heading + vk * DT / wheelbase * steer - vk * curvature[:, k] * DT, b1 + vk * DT / wheelbase * b2
-        b2 = b2 + DT
+        offset, b0 = offset + way[k] * heading, b0 + way[k] * b1
+        heading, b1 = heading + steered[k] - road[k], b1 + turn[k] * b2
+        b2 += DT
     rate = -(b0 * Q_LAT[0] * offset + b1 * Q_LAT[1] * wrap_angle(heading)) / (
         b0**2 * Q_LAT[0] + b1**2 * Q_LAT[1] + R_LAT
     )

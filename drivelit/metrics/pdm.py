@@ -6,7 +6,8 @@
 __all__ = ['AHEAD', 'MOVING_TYPES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT', 'kinematic',
            'at_10hz', 'red_zones', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners', 'inside',
            'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
-           'PDMResult', 'progress_score', 'score_states', 'reference_progress', 'score', 'score_scenes']
+           'PDMResult', 'progress_score', 'score_states', 'add_references', 'reference_progress', 'score',
+           'score_scenes']
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
 from collections.abc import Sequence
@@ -218,17 +219,18 @@ def contacts(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     out = np.zeros((n, t, len(LOOK), len(prepared.ids)), bool)
     if not prepared.ids:
         return out
-    ego = np.repeat(ego_centers(states)[:, :, None], len(LOOK), 2)
-    speed = np.hypot(states[..., VX], states[..., VY])[..., None]
-    ego[..., 0] += np.cos(ego[..., 2]) * speed * LOOK * kin.DT
-    ego[..., 1] += np.sin(ego[..., 2]) * speed * LOOK * kin.DT
+    ego = np.repeat(ego_centers(states)[:, :, None], len(LOOK), 2)  # (N, 41, 4, 3)
+    speed, heading = np.hypot(states[..., VX], states[..., VY])[..., None], states[..., HEADING, None]
+    ego[..., 0] += np.cos(heading) * speed * LOOK * kin.DT
+    ego[..., 1] += np.sin(heading) * speed * LOOK * kin.DT
     agents = prepared.centers[:, np.arange(t)[:, None] + LOOK].transpose(1, 2, 0, 3)  # (41, 4, A, 3)
     reach = np.hypot(*EGO_HALF) + np.hypot(prepared.half[:, 0], prepared.half[:, 1])
-    for i in range(n):  # plan by plan: memory stays linear and small
-        gap = (ego[i, :, :, None, :2] - agents[..., :2]) ** 2
-        k, j, a = np.nonzero(gap[..., 0] + gap[..., 1] <= reach**2)  # NaN is never near
-        if len(k):
-            out[i, k, j, a] = boxes_touch(ego[i, k, j], EGO_HALF, agents[k, j, a], prepared.half[a])
+    together = max(1, 100_000 // agents[..., 0].size)
+    for i in range(0, n, together):  # a few plans at once: memory stays linear and small
+        dx, dy = (ego[i : i + together, :, :, None, d] - agents[..., d] for d in (0, 1))
+        p, k, j, a = np.nonzero(dx**2 + dy**2 <= reach**2)  # NaN is never near
+        if len(p):
+            out[i + p, k, j, a] = boxes_touch(ego[i + p, k, j], EGO_HALF, agents[k, j, a], prepared.half[a])
     return out
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #75135013
@@ -530,6 +532,26 @@ def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None
         offroad,
     )
 
+# %% ../../nbs/10_metrics/10_pdm.ipynb #801bacbe
+def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
+    """Give scenes PDM-Closed's plan and its way, all at once: alone it takes longer than scoring a plan.
+
+    Args:
+        scenes: of `prepare`; who has them keeps them
+        together: scenes that are driven at once
+    """
+    from drivelit.metrics.pdm_closed import references
+
+    lacking = [p for p in scenes if p.reference is None]
+    for p, plan in zip(lacking, references(lacking, together=together), strict=True):
+        p.reference = plan
+    todo = [p for p in scenes if p.reference_way is None]
+    for some in (todo[i : i + together] for i in range(0, len(todo), together)):
+        start = np.array([kin.initial_state(p.scene.ego) for p in some])
+        for p, driven in zip(some, kin.track(np.stack([p.reference for p in some]), start), strict=True):
+            r = score_states(p, driven[None])
+            p.reference_way = float(r.progress[0] * r.nc[0] * r.dac[0])
+
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917030
 def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -> float:
     """How far the reference gets, as far as it is safe.
@@ -544,13 +566,8 @@ def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -
     Raises:
         ValueError: for a reference with NaN or of the wrong shape
     """
-    if reference is None and prepared.reference_way is None:
-        from drivelit.metrics.pdm_closed import reference as plan_reference
-
-        if prepared.reference is None:
-            prepared.reference = plan_reference(prepared)
-        prepared.reference_way = reference_progress(prepared, prepared.reference)
     if reference is None:
+        add_references([prepared])
         return prepared.reference_way
     reference = np.asarray(reference, float)
     if reference.shape != (kin.STEPS + 1, 3):
@@ -603,6 +620,8 @@ def score_scenes(scenes: Sequence[Scene | PDMScene], plans: Sequence[np.ndarray]
     counts = [len(p) for p in plans]
     start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], counts, 0)
     states = kin.track(kin.interpolate(np.concatenate(plans)), start)
+    if ep:
+        add_references(ready)
     return [
         score_states(r, s, reference_progress(r) if ep else None)
         for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)

@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['REACH', 'MOST', 'MOST_STATIC', 'OFFSETS', 'FRACTIONS', 'EVERY', 'Forecast', 'box_polygons', 'present', 'forecast',
-           'idm', 'Track', 'leaders', 'proposals', 'best', 'constant_speed', 'reference', 'emergency_brake']
+           'idm', 'Track', 'Poses', 'Blocking', 'blocking', 'leaders', 'proposals', 'best', 'constant_speed',
+           'references', 'reference', 'emergency_brake']
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #98c4895c
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -153,7 +155,7 @@ OFFSETS, FRACTIONS, EVERY = (0.0, -1.0, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0), 2
 
 
 class Track:
-    """A centre line, shifted sideways: poses at a distance along it.
+    """A centre line, shifted sideways.
 
     Args:
         line: (M, 3) x, y, heading
@@ -167,11 +169,6 @@ class Track:
         self.s = np.r_[0, np.cumsum(np.hypot(*np.diff(self.xy, axis=0).T))]
         self.line = shapely.LineString(self.xy)
 
-    def at(self, s: ArrayLike) -> np.ndarray:
-        "(..., 3) poses at s metres; before the start and beyond the end: the ends."
-        s = np.clip(s, 1e-5, self.s[-1])
-        return np.stack([np.interp(s, self.s, v) for v in (*self.xy.T, self.heading)], -1)
-
     def corridor(self, start: float, stop: float) -> shapely.Polygon:
         "The strip that the ego needs from `start` to `stop` metres; like the official one, between points of the line."
         start, stop = np.clip([start, stop], 0, self.s[-1])
@@ -179,81 +176,151 @@ class Track:
         piece = shapely.LineString(self.xy[inside]) if inside.sum() > 1 else substring(self.line, start, stop)
         return piece.buffer(VEHICLE.width / 2, cap_style="square")
 
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #2ada762b
+class Poses:
+    """Where one is after some metres along each of P tracks.
+
+    Args:
+        tracks: of one or many scenes
+    """
+
+    def __init__(self, tracks: Sequence[Track]) -> None:
+        longest = max(len(t.s) for t in tracks)
+        fill = lambda v, last: np.concatenate([v, np.repeat(last, longest - len(v), 0)])
+        self.s = np.stack([fill(t.s, [np.inf]) for t in tracks])  # (P, M)
+        self.pose = np.stack([fill(p, p[-1:]) for p in (np.c_[t.xy, t.heading] for t in tracks)])  # (P, M, 3)
+        self.end = np.array([t.s[-1] for t in tracks])
+        step = np.diff(self.s)
+        slope = np.diff(self.pose, axis=1) / np.where((step > 0) & np.isfinite(step), step, np.inf)[..., None]
+        self.slope = np.concatenate([slope, np.zeros((len(tracks), 1, 3))], 1)
+
+    def at(self, s: np.ndarray) -> np.ndarray:
+        "(P, ..., 3) poses at s (P, ...) metres; before the start and beyond the end: the ends."
+        flat = s.reshape(len(s), -1)
+        flat = np.clip(flat, 1e-5, self.end[:, None])
+        row = np.arange(len(s))[:, None]
+        k = (self.s[:, None] <= flat[..., None]).sum(-1) - 1
+        out = self.slope[row, k] * (flat - self.s[row, k])[..., None] + self.pose[row, k]
+        return out.reshape(*s.shape, 3)
+
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #14a28010
-def leaders(
-    track: Track, world: Forecast, blocking: np.ndarray, position: np.ndarray, s: np.ndarray, step: int
-) -> np.ndarray:
+@dataclass(eq=False)
+class Blocking:
+    """The boxes in the corridors of P paths.
+
+    Attributes:
+        path: (B,) which path's
+        step: (B,) of 0.2 s, ascending; the paths of a step ascend, too
+        box: (B,) polygons
+        position: (B,) metres along the path, of the box centres
+        heading: (B,) of the objects now, radians
+        speed: (B,) m/s; NaN for lights
+    """
+
+    path: np.ndarray
+    step: np.ndarray
+    box: np.ndarray
+    position: np.ndarray
+    heading: np.ndarray
+    speed: np.ndarray
+
+
+def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndarray, reach: np.ndarray) -> Blocking:
+    """Which boxes touch the corridor of each path.
+
+    Args:
+        tracks: P
+        worlds: P, the forecast of the scene of each
+        start: (P,) metres along, where the corridor begins
+        reach: (P,) metres that it goes on
+
+    Returns:
+        Blocking: who touches the ego now is left out
+    """
+    found = []
+    for p, (track, world) in enumerate(zip(tracks, worlds, strict=True)):
+        if world.ignored.all():  # nobody at all, too
+            continue
+        corridor = track.corridor(start[p], start[p] + reach[p])
+        shapely.prepare(corridor)
+        near = shapely.intersects(corridor, world.boxes[: kin.STEPS // EVERY + 1])  # later ones are never looked up
+        step, who = np.nonzero(near & ~world.ignored)
+        box = world.boxes[step, who]
+        along = shapely.line_locate_point(track.line, shapely.centroid(box))
+        found.append((np.full(len(step), p), step, box, along, world.heading[who], world.speed[who]))
+    path, step, *rest = [np.concatenate(v) for v in zip(*found, strict=True)] if found else [np.zeros(0, int)] * 6
+    order = np.lexsort((path, step))
+    return Blocking(path[order], step[order], *[v[order] for v in rest])
+
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #e5542d81
+def leaders(poses: Poses, length: np.ndarray, block: Blocking, s: np.ndarray, step: int) -> np.ndarray:
     """Who is followed at each speed, as the official loop fills its rows.
 
     Args:
-        track: the path
-        world: the forecast
-        blocking: (K,) bool: touches the corridor
-        position: (K,) metres along the path, of the box centres
-        s: (5,) metres along the path, of the ego at the five speeds
+        poses: of P paths
+        length: (P,) metres of the paths
+        block: of `blocking`
+        s: (P, 5) metres along the paths, of the ego at the five speeds
         step: of 0.1 s
 
     Returns:
-        np.ndarray: (5, 3) metres along of the leader's rear, its speed m/s, and what to subtract from the gap
+        np.ndarray: (P, 5, 3) metres along of the leader's rear, its speed m/s, and what to subtract from the gap
     """
-    out, row = np.zeros((len(s), 3)), np.zeros(3)
-    some = np.flatnonzero(blocking)
-    ego = track.at(s)
-    c = np.stack(
-        [
-            ego[:, 0] + VEHICLE.to_center * np.cos(ego[:, 2]),
-            ego[:, 1] + VEHICLE.to_center * np.sin(ego[:, 2]),
-            ego[:, 2],
-        ],
-        -1,
-    )
-    # One call for all speeds and boxes: distances one by one would take most of the time of a reference.
-    far = (
-        shapely.distance(box_polygons(c, EGO_HALF)[:, None], world.boxes[step // EVERY, some][None])
-        if len(some)
-        else None
-    )
-    for i in range(len(s)):  # `row` is not cleared between the speeds: the official quirk
-        ahead = np.flatnonzero(position[some] > s[i])
-        if len(ahead):
-            near = ahead[np.argmin(far[i, ahead])]
-            row[0] = s[i] + far[i, near]
-            if not np.isnan(world.speed[some[near]]):
-                row[1] = world.speed[some[near]] * np.cos(world.heading[some[near]] - ego[i, 2])
-        else:
-            row[0], row[2] = track.line.length, VEHICLE.length / 2
-        out[i] = row
+    now = slice(*np.searchsorted(block.step, [step // EVERY, step // EVERY + 1]))
+    path, box, position = block.path[now], block.box[now], block.position[now]
+    out = np.zeros((*s.shape, 3))
+    out[..., 0], out[..., 2] = length[:, None], VEHICLE.length / 2
+    if not len(path):
+        return out
+    some, first = np.unique(path, return_index=True)  # the G paths with a box, and where their boxes begin
+    ego = poses.at(s)[some]  # (G, 5, 3)
+    shift = VEHICLE.to_center * np.stack([np.cos(ego[..., 2]), np.sin(ego[..., 2]), 0 * ego[..., 2]], -1)
+    group = np.repeat(np.arange(len(some)), np.diff([*first, len(path)]))
+    far = np.full((len(path), s.shape[1]), np.inf)
+    b, v = np.nonzero(position[:, None] > s[path])
+    far[b, v] = shapely.distance(box_polygons(ego + shift, EGO_HALF)[group[b], v], box[b])
+    least = np.minimum.reduceat(far, first)  # (G, 5)
+    order = np.where(far == least[group], np.arange(len(path))[:, None], len(path))
+    near = np.minimum.reduceat(order, first)  # the first of equals
+    ahead, row = np.isfinite(least), np.zeros((len(some), 3))
+    speed = block.speed[now][near] * np.cos(block.heading[now][near] - ego[..., 2])
+    for i in range(s.shape[1]):  # `row` is not cleared between the speeds: the official quirk
+        a = ahead[:, i]
+        row[:, 0] = np.where(a, s[some, i] + least[:, i], length[some])
+        row[:, 1] = np.where(a & ~np.isnan(speed[:, i]), speed[:, i], row[:, 1])
+        row[:, 2] = np.where(a, row[:, 2], VEHICLE.length / 2)
+        out[some, i] = row
     return out
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9ef16241
-def proposals(prepared: PDMScene, world: Forecast | None = None) -> np.ndarray:
-    """Three paths times five speeds.
+def proposals(prepared: Sequence[PDMScene], worlds: Sequence[Forecast] | None = None) -> np.ndarray:
+    """Three paths times five speeds for each scene, all scenes at once.
 
     Args:
-        prepared: of `pdm.prepare`
-        world: None: forecast(prepared)
+        prepared: C of `pdm.prepare`, each with a route
+        worlds: None: the forecast of each
 
     Returns:
-        np.ndarray: (15, 41, 3) rear-axle poses at 10 Hz, on the paths
+        np.ndarray: (C, 15, 41, 3) rear-axle poses at 10 Hz, on the paths
     """
-    scene, world = prepared.scene, world or forecast(prepared)
-    limit = max(scene.map.speed_limit, 0.1)
-    wanted, out = np.array(FRACTIONS) * limit, []
-    for offset in OFFSETS:
-        track = Track(scene.map.centerline, offset)
-        s = np.full((kin.STEPS + 1, len(FRACTIONS)), track.line.project(shapely.Point(0, 0)))
-        v, lead = np.full(len(FRACTIONS), float(scene.ego.velocity[0])), np.zeros((len(FRACTIONS), 3))
-        blocking = (
-            shapely.intersects(track.corridor(s[0, 0], s[0, 0] + limit * AHEAD * kin.DT), world.boxes) & ~world.ignored
-        )
-        position = shapely.line_locate_point(track.line, shapely.centroid(world.boxes))
-        for k in range(1, kin.STEPS + 1):
-            if k % EVERY == 0:
-                lead = leaders(track, world, blocking[k // EVERY], position[k // EVERY], s[k - 1], k)
-            a = idm(v, wanted, lead[:, 0] - s[k - 1] - lead[:, 2], lead[:, 1])
-            s[k], v = s[k - 1] + kin.DT * v, v + kin.DT * a
-        out.append(track.at(s.T))
-    return np.concatenate(out)
+    worlds = worlds or [forecast(p) for p in prepared]
+    tracks = [Track(p.scene.map.centerline, o) for p in prepared for o in OFFSETS]
+    each = lambda values: np.repeat(np.array(values, float), len(OFFSETS))
+    limit = each([max(p.scene.map.speed_limit, 0.1) for p in prepared])
+    lines = np.array([t.line for t in tracks])
+    poses, length, wanted = Poses(tracks), shapely.length(lines), limit[:, None] * np.array(FRACTIONS)
+    start = shapely.line_locate_point(lines, shapely.Point(0, 0))
+    s = np.repeat(start[:, None, None], len(FRACTIONS), 1).repeat(kin.STEPS + 1, 2)  # (P, 5, 41)
+    v = np.repeat(each([p.scene.ego.velocity[0] for p in prepared])[:, None], len(FRACTIONS), 1)
+    lead = np.zeros((*v.shape, 3))
+    block = blocking(tracks, [w for w in worlds for _ in OFFSETS], start, limit * AHEAD * kin.DT)
+    for k in range(1, kin.STEPS + 1):
+        now = s[..., k - 1]
+        if k % EVERY == 0:
+            lead = leaders(poses, length, block, now, k)
+        a = idm(v, wanted, lead[..., 0] - now - lead[..., 2], lead[..., 1])
+        s[..., k], v = now + kin.DT * v, v + kin.DT * a
+    return poses.at(s).reshape(len(prepared), -1, kin.STEPS + 1, 3)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858973
 def best(result: PDMResult) -> int:
@@ -285,6 +352,35 @@ def constant_speed(ego: Ego, points: int = 8) -> np.ndarray:
     return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858014
+def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together: int = 32) -> list[np.ndarray]:
+    """PDM-Closed's plans of many scenes, proposed and driven together: that saves most of the time.
+
+    Args:
+        scenes: Scene or PDMScene
+        brake: nuPlan's emergency brake on top; NAVSIM goes without
+        together: scenes at once; more take more memory
+
+    Returns:
+        list: (41, 3) rear-axle poses in the ego frame at 10 Hz for each; straight on without a route
+    """
+    ready = [prepare(s) if isinstance(s, Scene) else s for s in scenes]
+    out = [None if len(p.scene.map.centerline) > 1 else constant_speed(p.scene.ego) for p in ready]
+    out = [None if p is None else kin.interpolate(p[None])[0] for p in out]
+    todo = [i for i, p in enumerate(out) if p is None]
+    for part in (todo[i : i + together] for i in range(0, len(todo), together)):
+        some = [ready[i] for i in part]
+        worlds = [forecast(p) for p in some]
+        plans = proposals(some, worlds)
+        first = np.repeat([kin.initial_state(p.scene.ego) for p in some], plans.shape[1], 0)
+        states = kin.track(plans.reshape(-1, kin.STEPS + 1, 3), first).reshape(*plans.shape[:2], kin.STEPS + 1, -1)
+        for i, p, world, many, driven in zip(part, some, worlds, plans, states, strict=True):
+            result = score_states(world.agents, driven)
+            chosen = best(result)
+            doomed = 0 <= result.nc_step[chosen] <= 20 and np.hypot(*p.scene.ego.velocity) <= 5.0
+            out[i] = emergency_brake(p.scene.ego) if brake and doomed else many[chosen]
+    return out
+
+# %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5dc8f4fd
 def reference(scene: Scene | PDMScene, brake: bool = False) -> np.ndarray:
     """PDM-Closed's plan. Without a route: straight on at the present speed.
 
@@ -295,16 +391,7 @@ def reference(scene: Scene | PDMScene, brake: bool = False) -> np.ndarray:
     Returns:
         np.ndarray: (41, 3) rear-axle poses in the ego frame at 10 Hz
     """
-    prepared = prepare(scene) if isinstance(scene, Scene) else scene
-    if len(prepared.scene.map.centerline) < 2:
-        return kin.interpolate(constant_speed(prepared.scene.ego)[None])[0]
-    world = forecast(prepared)
-    plans = proposals(prepared, world)
-    result = score_states(world.agents, kin.track(plans, prepared.scene.ego))
-    chosen = best(result)
-    if brake and 0 <= result.nc_step[chosen] <= 20 and np.hypot(*prepared.scene.ego.velocity) <= 5.0:
-        return emergency_brake(prepared.scene.ego)
-    return plans[chosen]
+    return references([scene], brake)[0]
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5e846692
 def emergency_brake(ego: Ego) -> np.ndarray:
