@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ..metrics.kinematics import DT
-from ..metrics.pdm import PDMResult, PDMScene, prepare, score
+from ..metrics.pdm import PDMResult, PDMScene, prepare, score_scenes
 from .formats import format_number
 from ..scene.core import Agent, Area, Ego, Map, Scene, Trajectory
 
@@ -310,11 +310,34 @@ class PDMAgent:
         Raises:
             ValueError: NaN in a plan, or a wrong shape
         """
-        prepared, poses = self.prepared(scene), np.asarray(poses, float)
-        # Progress is not fed back, and its reference planner is the dearest part of the score.
-        result = score(prepared, poses, ep=False)
-        issues = [find_issues(prepared, result, poses, i) for i in range(len(poses))]
-        return [Feedback(feedback_text(found), found) for found in issues]
+        return self.judge_many([scene], [poses])[0]
+
+    def judge_many(
+        self, scenes: Sequence[Scene], plans: Sequence[np.ndarray], results: Sequence[PDMResult] | None = None
+    ) -> list[list[Feedback]]:
+        """Judge plans of many scenes, which are driven together.
+
+        Args:
+            scenes: where they are planned
+            plans: (N_i, 8, 3) for each scene
+            results: the scores of these plans in the true future, if they are known: they are not driven again by an
+                agent that knows the true future, too
+
+        Returns:
+            for each scene one Feedback a plan
+
+        Raises:
+            ValueError: NaN in a plan, or a wrong shape
+        """
+        ready, plans = [self.prepared(s) for s in scenes], [np.asarray(p, float) for p in plans]
+        if results is None or self.perception != "oracle":
+            # Progress is not fed back, and its reference planner is the dearest part of the score.
+            results = score_scenes(ready, plans, ep=False)
+        out = []
+        for prepared, result, poses in zip(ready, results, plans, strict=True):
+            issues = [find_issues(prepared, result, poses, k) for k in range(len(poses))]
+            out.append([Feedback(feedback_text(found), found) for found in issues])
+        return out
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #d3fc14a6
 def braking_scene() -> Scene:

@@ -227,7 +227,8 @@ class MTDriveTask(Task):
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
         self.image, self.metric_descriptions = FrontImages(image_size, images), metric_descriptions
         # The reward's own scenes: a kinematic feedback agent may be wrong about the future, the reward never is.
-        self.prepared = PreparedScenes("oracle", keep)
+        known = getattr(self.agent, "prepared", None)
+        self.prepared = known if known and known.perception == "oracle" else PreparedScenes("oracle", keep)
 
     def prompt(self, scene: Scene) -> list[dict]:
         """The first message: front image (if there is one) and the question.
@@ -278,12 +279,18 @@ class MTDriveTask(Task):
                 by_scene.setdefault(id(state.scene), []).append(i)
         groups = [(states[rows[0]].scene, rows, np.stack([plans[i] for i in rows])) for rows in by_scene.values()]
         results = score_scenes([self.prepared(s) for s, _, _ in groups], [p for _, _, p in groups]) if groups else []
-        for (scene, rows, poses), result in zip(groups, results, strict=True):
-            said = self.agent.judge(scene, poses)
+        for (_, rows, poses), result, said in zip(groups, results, self._judged(groups, results), strict=True):
             for k, i in enumerate(rows):
                 found = readable_turn(texts[i], poses[k], result, k, said[k], self.w_p, self.w_f)
                 steps[i] = self._after(states[i], *found)
         return steps
+
+    def _judged(self, groups, results):
+        "The feedback on each group's plans. An agent that can take the scores does: driving costs more than words."
+        scenes, _, plans = zip(*groups, strict=True) if groups else ((), (), ())
+        if hasattr(self.agent, "judge_many"):
+            return self.agent.judge_many(scenes, plans, results)
+        return [self.agent.judge(s, p) for s, p in zip(scenes, plans, strict=True)]
 
     def _after(self, state, rewards, info):
         # The episode ends without feedback, or when no turn is left.
