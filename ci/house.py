@@ -21,9 +21,10 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "30_rollout": ("tasks and episodes: many turns with feedback", 0, 24, 76, 7),
     "35_data": ("rows and pictures on disk, teachers and judges", 0, 35, 76, 7),
     "40_training": ("supervised tuning, GRPO family, profiles, stages, report, command", 0, 46, 76, 7),
+    "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 57, 76, 7),
 }
 FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
-FLOWS += [(38, 42, "rows"), (12, 53, "trainers, stages"), (38, 53, ""), (64, 53, "")]
+FLOWS += [(38, 42, "rows"), (38, 53, "trainers"), (12, 64, "trainers, stages, weights"), (38, 64, ""), (64, 64, "")]
 READERS = {
     2: "python -m drivelit",
     9: "the rules of imports",
@@ -54,7 +55,7 @@ def arrow(ax, start, end, **style):
 
 def draw():
     "The figure."
-    fig, ax = plt.subplots(figsize=(11, 7.3), layout="constrained")
+    fig, ax = plt.subplots(figsize=(11, 8.4), layout="constrained")
     flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
     for folder, (text, *place) in ROOMS.items():
         box(ax, *place, folder, text, SHARED)
@@ -65,18 +66,18 @@ def draw():
     width = (76 - 2 * len(table)) / (len(table) + 1)
     inside = "overview, formats, task,\nprofile, data, pipeline,\nevaluation, report,\nrun, explorer"
     for i, s in enumerate(table):
-        box(ax, i * (width + 2), 57, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM)
+        box(ax, i * (width + 2), 68, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM)
     yours = "a new system:\na folder, a section and\nthree profiles;\nno other room changes"
-    box(ax, len(table) * (width + 2), 57, width, 13, "5x_yours", yours, NEW, "--")
+    box(ax, len(table) * (width + 2), 68, width, 13, "5x_yours", yours, NEW, "--")
     rows = "\n".join([*(f"[{s.name}]" for s in table), "[yours]"])
     profiles = "[yours.smoke]\n[yours.laptop]\n[yours.paper]"
     text = f"the table of systems\n\n{rows}\n\nprofiles of each\n\n{profiles}\n"
-    box(ax, 82, 35, 20, 35, "settings.ini", text, TABLE)
-    arrow(ax, (92, 35), (92, 28))
-    ax.text(93, 31.5, "is read by", **flow)
+    box(ax, 82, 46, 20, 35, "settings.ini", text, TABLE)
+    arrow(ax, (92, 46), (92, 28))
+    ax.text(93, 37, "is read by", **flow)
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
-    ax.set(xlim=(-1, 103), ylim=(-1, 71))
+    ax.set(xlim=(-1, 103), ylim=(-1, 82))
     rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
     ax.set_title(rule, fontsize=12)
     ax.axis("off")

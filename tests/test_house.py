@@ -41,8 +41,10 @@ SHARED = {
     "data": {"scene", "metrics", "policy", "rollout"},
     "training": {"scene", "metrics", "policy", "rollout", "data"},
 }
-# A system may use every shared room and never another system.
-MAY_IMPORT = SHARED | {s.package.removeprefix("drivelit."): set(SHARED) for s in SYSTEMS.values()}
+# A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
+MAY_IMPORT = (
+    SHARED | {"base": set(SHARED)} | {s.package.removeprefix("drivelit."): set(SHARED) for s in SYSTEMS.values()}
+)
 
 
 def name(path):
@@ -80,7 +82,8 @@ faults = load(ROOT / "ci/public.py").faults
 
 
 def test_files_are_small():
-    assert {name(f): f.stat().st_size for f in FILES if f.stat().st_size > 400_000} == {}
+    most = lambda f: 4_000_000 if f.suffix == ".safetensors" else 400_000  # the base, in half precision
+    assert {name(f): f.stat().st_size for f in FILES if f.stat().st_size > most(f)} == {}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)

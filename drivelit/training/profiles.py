@@ -76,7 +76,7 @@ class Profile:
 
     system: ClassVar[str] = ""  # a name in the table of systems
     name: str
-    model: str = key("toy", "'toy', a name on the hub or a folder")
+    model: str = key("toy", "'toy', 'base', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
     image_size: tuple[int, ...] = key((168, 84), "width, height in pixels", low=28)
     tokens: int = key(2400, "tokens in an episode, at most", low=1)
@@ -444,7 +444,7 @@ def conflicts(profile: Profile) -> list[str]:
     p, out = profile, []
     if len(p.image_size) != 2:
         out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
-    elif p.model == "toy" and any(n % 28 for n in p.image_size):
+    elif p.model in ("toy", "base") and any(n % 28 for n in p.image_size):
         out.append(f"image_size: {p.image_size} is no multiple of 28")
     elif (need := image_tokens(p.image_size) * p.pictures() + p.answers() * p.new_tokens) > p.tokens:
         out.append(
@@ -568,7 +568,7 @@ def model_config(model: str) -> Any:
     """The configuration of a profile's model, without its weights.
 
     Args:
-        model: 'toy', a key of HUB or a folder with config.json
+        model: 'toy', 'base', a key of HUB or a folder with config.json
 
     Returns:
         Qwen2_5_VLConfig
@@ -578,10 +578,10 @@ def model_config(model: str) -> Any:
     """
     from transformers import AutoConfig, Qwen2_5_VLConfig
 
-    if model == "toy":
+    if model in ("toy", "base"):
         from drivelit.policy.model import load_policy
 
-        return load_policy("toy").model.config
+        return load_policy(model).model.config
     if model in HUB:
         vision = dict(
             hidden_size=1280, depth=32, num_heads=16, intermediate_size=3420, out_hidden_size=HUB[model]["hidden_size"]
@@ -591,7 +591,7 @@ def model_config(model: str) -> Any:
         )
     if not (Path(model) / "config.json").is_file():
         raise ProfileError(
-            f"model: {model!r} is no folder with a config.json; names that need none here: toy, {', '.join(HUB)}"
+            f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, {', '.join(HUB)}"
         )
     return AutoConfig.from_pretrained(model)
 

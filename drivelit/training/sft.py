@@ -523,6 +523,8 @@ def train_sft(
     bf16: bool = False,
     seed: int = 0,
     callbacks: Sequence[TrainerCallback] = (),
+    lengths: Sequence[int] | None = None,
+    encoded: Sequence[tuple[list[int], list[int]]] | None = None,
     **settings: object,
 ) -> dict:
     """Supervised tuning; the policy in `out/final` can be loaded again.
@@ -541,6 +543,8 @@ def train_sft(
         bf16: fp32 master weights under bf16 autocast
         seed: of the order and of the run
         callbacks: further callbacks of the trainer
+        lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
+        encoded: (ids, labels) of each row, if somebody else makes them, such as rows that are drawn on the fly
         **settings: of sft_config (lr, warmup, schedule, micro_batch, save_steps, checkpointing), and TRL's own
 
     Returns:
@@ -556,7 +560,8 @@ def train_sft(
     steps = steps or int(np.ceil(len(rows) * epochs / batch))
     settings = dict(use_cpu=policy.device.type == "cpu", eos_token=policy.tokenizer.eos_token) | settings
     args = sft_config(out, steps=steps, batch=batch, seed=seed, bf16=bf16, **settings)
-    estimates, encoded = estimate_lengths(policy, rows), EncodedRows(policy, rows, last_turn_only, max_length)
+    estimates = estimate_lengths(policy, rows) if lengths is None else np.asarray(lengths)
+    encoded = EncodedRows(policy, rows, last_turn_only, max_length) if encoded is None else encoded
     try_longest(encoded, estimates)
     order = batches(estimates, batch, steps, seed).ravel()
     start = resume_point(out, args.world_size) if resume else None
