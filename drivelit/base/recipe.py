@@ -23,7 +23,7 @@ from .exam import examine
 from .lessons import word_list
 from .rows import EncodedLessons, Lessons, Shelf, save_lessons
 from ..policy.model import BASE, Policy, load_policy, model_card, new_policy, word_tokenizer
-from ..scene.town import scenes
+from ..scene.town import MIX, scenes
 from ..training.processes import RunError, hold, write_json
 from ..training.sft import train_sft
 
@@ -139,7 +139,7 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
         recipe.seed,
         policy,
     )
-    few = replace(recipe, exam=min(60, recipe.exam))
+    few = replace(recipe, exam=min(len(MIX), recipe.exam))
     at = [round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
     looks = Looks(policy, *exam_scenes(lessons / "look", few), out / "looks", at)
     begin = time.time()

@@ -253,7 +253,14 @@ def depth_sight(scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] =
 FRONT_EDGE, EDGE = (255, 60, 220), (60, 255, 90)
 
 
-def boxes_sight(scene: Scene, camera: str = "CAM_FRONT", most: int = 5, size: tuple[int, int] = SIZE) -> tuple:
+def boxes_sight(
+    scene: Scene,
+    camera: str = "CAM_FRONT",
+    most: int = 5,
+    size: tuple[int, int] = SIZE,
+    image: Image.Image | None = None,
+    things: list[Thing] | None = None,
+) -> tuple[Image.Image, list[Thing]]:
     """A picture with the nearest things framed.
 
     Args:
@@ -261,12 +268,16 @@ def boxes_sight(scene: Scene, camera: str = "CAM_FRONT", most: int = 5, size: tu
         camera: a key of scene.cameras
         most: things that are framed
         size: (width, height) of the picture
+        image: the camera's picture, if it is there already
+        things: what it shows, likewise
 
     Returns:
         PIL image, list of Thing
     """
-    cam, image = scene.cameras[camera], get_image(scene, camera, size)
-    framed = [t for t in seen(scene, camera, size=size) if t.kind != "light" and t.pixels >= PIXELS][:most]
+    cam = scene.cameras[camera]
+    image = get_image(scene, camera, size) if image is None else image.copy()
+    things = seen(scene, camera, size=size) if things is None else things
+    framed = [t for t in things if t.kind != "light" and t.pixels >= PIXELS][:most]
     draw, wanted = ImageDraw.Draw(image), {t.id for t in framed}
     for id, _, pose, z, extent, *_ in _solids(scene, 0.0):
         q = to_camera(solid(pose, z, extent), cam)
@@ -367,7 +378,8 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
     )
     part = part_around(aim)
     depth, near = depth_sight(scene)
-    boxed, framed = boxes_sight(scene)
+    image = get_image(scene, "CAM_FRONT", SIZE)
+    boxed, framed = boxes_sight(scene, image=image, things=front)
     facts = dict(
         id=scene.id,
         night=bool(scene.night),
@@ -381,5 +393,5 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
     )
     sights = dict(front=front, early=early, other=view, crop=seen(scene, part=part), boxes=framed)
     facts |= {k: [asdict(t) for t in things] for k, things in sights.items()}
-    pictures = [get_image(scene, "CAM_FRONT", SIZE), get_image(scene, "CAM_FRONT", SIZE, EARLIER)]
+    pictures = [image, get_image(scene, "CAM_FRONT", SIZE, EARLIER)]
     return facts, [*pictures, get_image(scene, other, SIZE), crop(scene, part), depth, boxed]
