@@ -656,10 +656,17 @@ def road_works(rng: np.random.Generator, d: float) -> Draft:
     )
 
 # %% ../../nbs/00_scene/21_town.ipynb #5f6b32c6
-def _bend(rng: np.random.Generator, near: float, least: float, most: float) -> Path:
-    "A road that bends to the left, to the right or not at all, from up to `near` metres on; radii in metres."
-    k = rng.choice([-1, 0, 1], p=[0.4, 0.2, 0.4]) / rng.uniform(least, most)
+def _bend(
+    rng: np.random.Generator, near: float, least: float, most: float, left: float = 0.4, right: float = 0.4
+) -> Path:
+    "A road that bends to the left, to the right (with these odds) or not at all, up to `near` m ahead; radii in m."
+    k = rng.choice([-1, 0, 1], p=[right, 1 - left - right, left]) / rng.uniform(least, most)
     return route((near * rng.random(), 0.0), (220.0 if least > 50 else 40.0, k), (100, 0.0))
+
+
+def _leaving(side: int) -> tuple[float, float]:
+    "Odds of a bend to the left and to the right: who drives straight on mostly comes nearer to this side."
+    return (0.15, 0.5) if side > 0 else (0.5, 0.15)
 
 
 def _right_lane(path: Path) -> list[Area]:
@@ -699,7 +706,9 @@ def pull_out(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    path, side = _bend(rng, 2.0, 22, 40), int(rng.choice([-1, 1]))
+    side = int(rng.choice([-1, 1]))
+    # mostly on the inner side of a bend: on the outer one even the reference stays where it is
+    path = _bend(rng, 2.0, 22, 40, *((0.5, 0.2) if side > 0 else (0.2, 0.5)))
     kinds = ("car", "van", "truck", "barrier")
     return Draft(
         path,
@@ -902,7 +911,8 @@ def fast_obstacle(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    path, v, side = _bend(rng, 15.0, 100, 140), rng.uniform(13, 16.5), int(rng.choice([-1, 1]))
+    v, side = rng.uniform(13, 16.5), int(rng.choice([-1, 1]))
+    path = _bend(rng, 15.0, 100, 140, *_leaving(side))
     gap, kinds = v * mix(rng, 2.2, 1.95, d), ("car", "van", "barrier", "truck")
     thing = _beside(rng, kinds, path, gap, side, mix(rng, 0.95, 0.7, d))
     return Draft(
@@ -928,7 +938,8 @@ def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    path, v, side = _bend(rng, 15.0, 100, 140), rng.uniform(13, 16.5), int(rng.choice([-1, 1], p=[0.3, 0.7]))
+    v, side = rng.uniform(13, 16.5), int(rng.choice([-1, 1], p=[0.3, 0.7]))
+    path = _bend(rng, 15.0, 100, 140, *_leaving(side))
     u = rng.uniform(2.5, 4.5)
     gap = (v - u) * mix(rng, 2.0, 1.75, d)
     cyclist = _beside(rng, ("bicycle",), path, gap, side, mix(rng, 0.95, 0.7, d), schedule(u))
@@ -955,10 +966,10 @@ def fast_oncoming(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    path, v = _bend(rng, 15.0, 100, 140), rng.uniform(12, 16)
+    path, v = _bend(rng, 15.0, 100, 140, *_leaving(1)), rng.uniform(14, 16.5)
     u, kind = rng.uniform(8, 13), str(rng.choice(["car", "van", "truck"]))
     length, width, _ = SIZES[kind]
-    s = EGO_FRONT + (v + u) * mix(rng, 2.5, 2.1, d) + length / 2  # they meet in so many seconds
+    s = EGO_FRONT + (v + u) * mix(rng, 2.4, 2.05, d) + length / 2  # they meet in so many seconds
     wide = mover("wide", kind, path, s, schedule(-u), mix(rng, 0.9, 0.4, d) + width / 2)
     return Draft(
         path,
@@ -1044,17 +1055,17 @@ FAMILIES = tuple(MAKERS)
 SHARES = dict(
     curve=2,
     right_turn=2,
-    give_way=3,
-    pull_out=8,
-    pull_out_cyclist=7,
+    give_way=2,
+    pull_out=9,
+    pull_out_cyclist=8,
     queue_moves=2,
     light_turns_green=2,
     wait_at_red=3,
     side_road=4,
     lane_ends=2,
-    fast_obstacle=5,
-    fast_cyclist=4,
-    fast_oncoming=6,
+    fast_obstacle=4,
+    fast_cyclist=3,
+    fast_oncoming=11,
     fast_free=2,
 )
 
