@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="runs/base", help="folder of the run")
     parser.add_argument("--lessons", help="folder of lessons that several runs share; default: in the run's folder")
     parser.add_argument("--pack", action="store_true", help="put the finished base into the package")
+    parser.add_argument("--beside", nargs="*", default=[], help="folders of other sizes, for the figure of the pack")
     parser.add_argument("--smoke", action="store_true", help="a tiny one, in a minute: nothing is learnt")
     for f in fields(Recipe):
         parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = make(given["out"], recipe, given["lessons"])
         print(json.dumps(summary(found)))
         if given["pack"]:
-            print(pack(given["out"]))
+            print(pack(given["out"], beside=given["beside"]))
     except RunError as e:
         print(e)
         return 1

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRAIN_SEED', 'EXAM_SEED', 'SMOKE', 'Recipe', 'summary', 'Looks', 'exam_scenes', 'teach', 'start', 'make', 'base_card',
-           'pack']
+           'curve', 'pack']
 
 # %% ../../nbs/45_base/40_recipe.ipynb #3c73d3fc
 import hashlib
@@ -252,12 +252,28 @@ def base_card(policy: Policy, recipe: Recipe, trained: dict[str, Any], found: di
     return f"{head}{lines}| trained for |{rest}"
 
 
-def pack(out: str | Path, folder: str | Path = BASE) -> Path:
+def curve(out: str | Path) -> list[dict[str, Any]]:
+    """The short exams of a run in a few numbers each.
+
+    Args:
+        out: the run's folder, finished or not
+
+    Returns:
+        list of dict: size, step, tokens, right, constant, ade, pdms
+    """
+    size = json.loads((Path(out) / "recipe.json").read_text())["size"]
+    looks = [json.loads(p.read_text()) for p in sorted((Path(out) / "looks").glob("*.json"))]
+    keep = ("step", "tokens", "right", "constant", "ade", "pdms")
+    return [dict(size=size) | {k: look[k] for k in keep} for look in looks]
+
+
+def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path] = ()) -> Path:
     """Put a finished base where `load_policy("base")` finds it.
 
     Args:
         out: the run's folder
         folder: default: in the package
+        beside: folders of runs of other sizes, for the figure
 
     Returns:
         the folder
@@ -277,10 +293,8 @@ def pack(out: str | Path, folder: str | Path = BASE) -> Path:
     recipe = Recipe(**json.loads((out / "recipe.json").read_text()))
     card = base_card(policy, recipe, trained, found, _hash(new / "model.safetensors"))
     (new / "README.md").write_text(card, encoding="utf-8")
-    looks = [json.loads(p.read_text()) for p in sorted((out / "looks").glob("*.json"))]
-    keep = ("step", "tokens", "right", "constant", "ade", "pdms")
-    curve = [{k: look[k] for k in keep} for look in looks]
-    write_json(new / "exam.json", dict(recipe=asdict(recipe), trained=trained, exam=found, curve=curve))
+    told = dict(recipe=asdict(recipe), trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    write_json(new / "exam.json", told)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(new, folder)
     return folder

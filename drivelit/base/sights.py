@@ -358,6 +358,16 @@ def _later(scene, things, seconds=2.0):
     return {k: [round(float(v), 2) for v in p[:2]] for k, p in found.items() if p is not None}
 
 
+def _another(scene, rng):
+    "One of the other cameras; mostly one that somebody stands before."
+    yaw = {c: np.arctan2(*scene.cameras[c].cam2ego[[1, 0], 2]) for c in ("CAM_FRONT", *OTHERS)}
+    poses = [a.poses[0] if len(a.times) == 1 else a.at(0.0) for a in scene.agents]
+    bearings = [np.arctan2(p[1], p[0] - 1.0) for p in poses if p is not None and np.hypot(p[0], p[1]) < 40]
+    before = {min(yaw, key=lambda c: abs(wrap_angle(yaw[c] - b))) for b in bearings} - {"CAM_FRONT"}
+    some = sorted(before) if before and rng.random() < 0.8 else OTHERS
+    return some[int(rng.integers(len(some)))]
+
+
 def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[Image.Image]]:
     """The facts of a scene and its pictures.
 
@@ -369,7 +379,7 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
         facts, plain data; six pictures: front, front a second ago, another camera, a crop, depth, drawn boxes
     """
     front, early = seen(scene), seen(scene, time=EARLIER)
-    other = OTHERS[int(rng.integers(len(OTHERS)))]
+    other = _another(scene, rng)
     view = seen(scene, other)
     lights = [t for t in front if t.kind == "light"]
     targets = lights if lights and rng.random() < 0.7 else [t for t in front if t.pixels >= 4]
