@@ -186,7 +186,7 @@ def test_a_key_that_is_no_longer_read_is_found():
     cls = find_system("mtdrive").profile_class
     text = "\n".join(p.read_text() for p in sorted(folder.glob("*.py")) if p.stem not in ("profile", "report"))
     for read, keys in {
-        "profile.play_temperature": {"eval_temperature"},
+        "profile.plays": {"eval_temperature", "eval_play"},
         "profile.sft_warm_lr": {"sft_warm_lr"},
         "rl_options(profile)": {"kl", "rl_lr", "group", "std"},
     }.items():

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of',
            'run_scenes', 'save_data', 'run_data_single', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
-           'rows_of', 'run_sft', 'run_rl']
+           'rows_of', 'examine', 'run_sft', 'run_rl']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -19,9 +19,10 @@ import numpy as np
 from ..data.rows import Rows, card, read_rows, write_rows
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
-from .evaluation import baselines, evaluate, play, task_for
+from .evaluation import drivers, evaluate, play, task_for
 from ..rollout.core import Episode
 from .profile import MTDriveProfile
+from ..policy.model import Policy
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
@@ -88,10 +89,10 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         seed: unused: all seeds share the scenes
 
     Returns:
-        dict: train and heldout (counts), baselines
+        dict: train and heldout (counts), drivers (the expert and those without eyes, on the held-out scenes)
     """
     heldout = write_scenes(out, profile)["heldout"]
-    return dict(train=profile.train_scenes, heldout=profile.eval_scenes, baselines=baselines(heldout))
+    return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=drivers(heldout, profile.turns))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
 def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str) -> int:
@@ -242,6 +243,32 @@ def rows_of(stage: str, out: Path, seed: int) -> Rows:
     files = [STAGES.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
     return read_rows(*files)
 
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #06089f8a
+def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
+    """Let a trained policy drive the held-out scenes, as the tables need it.
+
+    Args:
+        policy: that the stage has trained
+        stage: one of TRAINED
+        out: the run's folder
+        profile: of MTDrive
+        seed: of the run
+
+    Returns:
+        dict: what `evaluate` returns
+    """
+    turns = dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2).get(stage, profile.turns)
+    whole = stage == "sft_multi" or stage in RL_ARMS
+    return evaluate(
+        policy,
+        load_scenes(out, "heldout"),
+        profile,
+        seed,
+        turns=min(turns, profile.turns),
+        perceptions=("oracle", "kinematic") if whole else ("oracle",),
+        grey=whole or stage == "sft_single",
+    )
+
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #bcdeff94
 def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stages `sft_*`: tune, then drive the held-out scenes.
@@ -253,7 +280,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         seed: of the run
 
     Returns:
-        dict: what `train_sft` and `evaluate` return
+        dict: what `train_sft` and `examine` return
     """
     before = start_of(stage, profile.sft_warm)
     policy = load(trained(out, before, seed) if before else profile.model, profile, seed, kit_text(), fixed_parts())
@@ -265,9 +292,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         last_turn_only=True,  # the flawed plans are read and not learnt
         **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if before else 1.0),
     )
-    # Only the model that is reinforced is compared under both kinds of feedback (table 1).
-    perceptions = ("oracle", "kinematic") if stage == "sft_multi" else ("oracle",)
-    return result | evaluate(policy, load_scenes(out, "heldout"), profile, seed, perceptions=perceptions)
+    return result | examine(policy, stage, out, profile, seed)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -283,7 +308,7 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         seed: of the run
 
     Returns:
-        dict: what `train_rl` and `evaluate` return
+        dict: what `train_rl` and `examine` return
     """
     train = load_scenes(out, "train")
     chosen = json.loads((STAGES.folder(out, "data_rl", seed) / "chosen.json").read_text())
@@ -298,7 +323,7 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         max_turns=profile.turns,
         **rl_options(profile),
     )
-    return result | evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    return result | examine(policy, stage, out, profile, seed)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #49de27d4
 FUNCTIONS = dict(

@@ -119,7 +119,7 @@ class FrontImages:
 
     Args:
         size: (width, height) pixels
-        when: "auto": if the scene has a front camera; True: always; False: never
+        when: "auto": if the scene has a front camera; "grey": then a grey one in its place; True: always; False: never
         keep: how many
 
     Raises:
@@ -127,9 +127,10 @@ class FrontImages:
     """
 
     def __init__(self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", keep: int = 64):
-        if when not in ("auto", True, False):
-            raise ValueError(f"images: {when!r} is not 'auto', True or False")
+        if when not in ("auto", "grey", True, False):
+            raise ValueError(f"images: {when!r} is not 'auto', 'grey', True or False")
         self.size, self.when, self.keep, self.painted = tuple(size), when, keep, OrderedDict()
+        self.grey = Image.new("RGB", self.size, (128, 128, 128))
 
     def __call__(self, scene: Scene) -> Image.Image | None:
         """The front image of a scene.
@@ -143,8 +144,10 @@ class FrontImages:
         Raises:
             SceneError: images are demanded and the scene has no front camera
         """
-        if not self.when or self.when == "auto" and "CAM_FRONT" not in scene.cameras:
+        if not self.when or self.when in ("auto", "grey") and "CAM_FRONT" not in scene.cameras:
             return None
+        if self.when == "grey":
+            return self.grey
         key = (scene.source, scene.id)
         # A group of rollouts asks for the same picture at once.
         if key not in self.painted or self.painted[key][0] is not scene:
@@ -205,7 +208,8 @@ class MTDriveTask(Task):
         w_p: weight of the PDM Score, eq. 2
         w_f: weight of the format score, eq. 2
         image_size: (width, height) of the front image in the prompt, pixels
-        images: "auto": a front image if the scene has a front camera; True: always; False: never
+        images: "auto": a front image if the scene has a front camera; "grey": a grey one in its place; True: always;
+            False: never
         keep: prepared scenes that are kept
         metric_descriptions: the prompt says what NC, DAC and TTC are (figure 2)
 

@@ -99,6 +99,7 @@ class Profile:
     std: str = key("population", "standard deviation of a group", choices=("population", "sample"))
     num_iterations: int = key(1, "passes over a rollout batch", low=1)
     temperature: float = key(1.0, "of sampling in training", low=0)
+    eval_play: str = key("both", "how held-out scenes are played", choices=("greedy", "sampled", "both"))
     eval_temperature: float = key(-1.0, "of sampling in evaluation; -1: as in training", low=-1)
     rl_gpus: int = key(0, "GPUs of reinforcement; 0: the CPU", low=0)
     micro_batch: int = key(8, "samples in one forward pass on one device", low=1)
@@ -117,8 +118,14 @@ class Profile:
 
     @property
     def play_temperature(self) -> float:
-        "The temperature of evaluation."
+        "The temperature of sampled evaluation."
         return self.temperature if self.eval_temperature < 0 else self.eval_temperature
+
+    @property
+    def plays(self) -> dict[str, float]:
+        "How held-out scenes are played -> temperature; the first is the one that tables compare."
+        both = dict(greedy=0.0, sampled=self.play_temperature)
+        return both if self.eval_play == "both" else {self.eval_play: both[self.eval_play]}
 
     def answers(self) -> int:
         "Answers in an episode, at most; a system says its own."
@@ -922,10 +929,12 @@ def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
     for name in ("sft_options", "rl_options"):
         if name in called:
             reads |= _attributes(mine[name], {"profile"})
-    # properties and methods of the profile that the program asks stand for the keys that they read
-    methods = _functions(ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8")))
-    for name in reads & set(mine | methods):
-        reads |= _attributes((mine | methods)[name], {"self"})
+    # properties and methods of the profile that the program asks stand for the keys that they read, and for each other
+    methods = mine | _functions(ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8")))
+    followed = set()
+    while asked := (reads & set(methods)) - followed:
+        followed |= asked
+        reads |= set().union(*(_attributes(methods[name], {"self"}) for name in asked))
     return reads & set(cls.keys())
 
 

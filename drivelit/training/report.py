@@ -87,7 +87,7 @@ def collect(
         **more: what else the tables need, by name
 
     Returns:
-        dict: profile, seeds: {seed: {stage: result}}, and more; also in results.json
+        dict: profile, seeds: {seed: {stage: result}}, and more, numbers with five digits; also in results.json
 
     Raises:
         RunError: the folder holds no run
@@ -98,6 +98,8 @@ def collect(
     of = lambda seed: {t: small(stages.result(out, t, seed)) for t in trained if stages.is_done(out, t, seed)}
     found = {str(s): of(s) for s in seeds}
     results = dict(profile=json.loads((Path(out) / "run.json").read_text())) | small(more) | dict(seeds=found)
+    five_digits = lambda text: float(f"{float(text):.5g}")  # more would only make the file larger
+    results = json.loads(json.dumps(results), parse_float=five_digits)
     write_json(Path(out) / "results.json", results)
     return results
 
