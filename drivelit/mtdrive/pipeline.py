@@ -91,8 +91,9 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: train and heldout (counts), drivers (the expert and those without eyes, on the held-out scenes)
     """
-    heldout = write_scenes(out, profile)["heldout"]
-    return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=drivers(heldout, profile.turns))
+    made = write_scenes(out, profile)
+    ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
+    return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=ends)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
 def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str) -> int:

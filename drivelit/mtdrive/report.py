@@ -113,9 +113,7 @@ def blind_drivers(results: dict) -> dict[str, str]:
     """
     scores = {n: np.array([d["pdms"]]) for n, d in results["drivers"].items() if n != "expert"}
     best = best_blind(scores)
-    silent = best_blind({n: v for n, v in scores.items() if not n.startswith("told")})
-    shown = dict.fromkeys([best, silent, *(n for n in ("constant velocity", "standing still") if n in scores)])
-    return {n: f"no eyes{', the best' if n == best else ''}: {n}" for n in shown}
+    return {best: f"no eyes, the best: {best}"} | {n: f"no eyes: {n}" for n in scores if n != best}
 
 
 def driver_rows(results: dict) -> list[dict]:
@@ -133,7 +131,7 @@ def driver_rows(results: dict) -> list[dict]:
         found = {t: cell([d[m]]) for m, t in TABLE_COLUMNS.items() if m in d} | _far(
             results, [d.get("distance", np.nan)]
         )
-        feedback = "oracle" if name.startswith("told") else "–"
+        feedback = "oracle" if name.endswith("told") else "–"
         rows.append(dict(model=label, feedback=feedback) | found | _scored(results, [d["pdms"]]))
     return rows
 

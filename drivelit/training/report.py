@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from ..metrics.blind import skill
 from .processes import RunError, write_json
 
 # %% ../../nbs/40_training/50_report.ipynb #39ab554c
@@ -212,7 +213,7 @@ def skill_cell(v: Iterable[float], blind: float, expert: float, unreadable: Iter
     Returns:
         str: as `cell` writes it
     """
-    return cell((np.asarray(v, float) - blind) / (expert - blind), unreadable=unreadable)
+    return cell(skill(np.asarray(v, float), blind, expert), unreadable=unreadable)
 
 # %% ../../nbs/40_training/50_report.ipynb #c3d65b16
 def failed_cell(v: Iterable[float]) -> dict[str, str]:
