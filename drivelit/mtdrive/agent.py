@@ -329,6 +329,8 @@ class PDMAgent:
         Raises:
             ValueError: NaN in a plan, or a wrong shape
         """
+        if not scenes:  # no answer of a whole batch could be read
+            return []
         ready, plans = [self.prepared(s) for s in scenes], [np.asarray(p, float) for p in plans]
         if results is None or self.perception != "oracle":
             # Progress is not fed back, and its reference planner is the dearest part of the score.

@@ -23,12 +23,13 @@ class RunError(ValueError):
     "A run cannot start or go on; the text says which folder and stage, and what to do."
 
 # %% ../../nbs/40_training/35_processes.ipynb #b45f0512
-def write_json(path: str | Path, value: Any) -> Path:
+def write_json(path: str | Path, value: Any, indent: int | None = 1) -> Path:
     """Write a file that is either complete or absent.
 
     Args:
         path: file
         value: JSON-able
+        indent: spaces; None: everything on one line
 
     Returns:
         the path
@@ -36,7 +37,7 @@ def write_json(path: str | Path, value: Any) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")  # two processes must not share the unfinished file
-    new.write_text(json.dumps(value, indent=1))
+    new.write_text(json.dumps(value, indent=indent))
     os.replace(new, path)
     return path
 

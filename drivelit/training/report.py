@@ -101,7 +101,7 @@ def collect(
     results = dict(profile=json.loads((Path(out) / "run.json").read_text())) | small(more) | dict(seeds=found)
     five_digits = lambda text: float(f"{float(text):.5g}")  # more would only make the file larger
     results = json.loads(json.dumps(results), parse_float=five_digits)
-    write_json(Path(out) / "results.json", results)
+    write_json(Path(out) / "results.json", results, indent=None)
     return results
 
 
