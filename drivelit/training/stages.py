@@ -307,8 +307,8 @@ def load(
         name_or_path: what `load_policy` takes
         profile: Profile
         seed: of a toy's weights
-        text: texts for a toy's tokenizer
-        fixed: texts that are one token each for a toy
+        text: a system's wording, for the tokenizer of a toy or the base
+        fixed: texts that are one token each for a toy or the base
 
     Returns:
         Policy
