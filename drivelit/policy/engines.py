@@ -10,6 +10,7 @@ __all__ = ['MOST_BYTES', 'REFUSALS', 'STOPS', 'Conversation', 'Completion', 'Eng
 import base64
 import io
 import json
+import operator
 import socket
 import threading
 import time
@@ -21,7 +22,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from torch.nn.utils.rnn import pad_sequence
+from transformers.cache_utils import Cache, DynamicLayer
 
 from .model import SPECIAL, Policy
 from .text import ParseError, control_words, harmless, parse_json
@@ -136,35 +138,113 @@ def draw(
     if temperature == 0:
         ids = p.argmax(-1)
         return ids, logp.gather(-1, ids[:, None])[:, 0]
-    p = p / p.sum(-1, keepdim=True)
     if top_p < 1:
+        p = p / p.sum(-1, keepdim=True)
         order = p.argsort(-1, descending=True)
         before = p.gather(-1, order).cumsum(-1) - p.gather(-1, order)
         p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, before >= top_p), 0)
-    ids = torch.multinomial(p, 1, generator=generator)[:, 0]
+    # One number in [0, 1) for each row. `torch.multinomial` would draw one for each word of the vocabulary.
+    up_to = p.cumsum(-1)
+    whole = up_to[:, -1:]
+    at = torch.rand(len(p), 1, generator=generator, device=p.device) * whole
+    at = torch.minimum(at, whole.nextafter(torch.zeros_like(whole)))  # rounding must not lead past the last word
+    ids = torch.searchsorted(up_to, at, right=True)[:, 0]  # the first word beyond it, so none of probability 0
     return ids, logp.gather(-1, ids[:, None])[:, 0]
 
-# %% ../../nbs/20_policy/20_engines.ipynb #89cebcfc
-class _Rows:
-    "Conversations that are being continued, one token at a time."
+# %% ../../nbs/20_policy/20_engines.ipynb #8a93e1d8
+class _Layer(DynamicLayer):
+    "Keys and values of a layer, in buffers that grow by many tokens at a time."
 
-    def __init__(self, policy, conversations):
-        self.policy, self.alive = policy, list(range(len(conversations)))  # row -> conversation; None: it has ended
+    MORE = 64
+    buffers = None
+
+    def update(self, keys, values, *_, **__):
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+            self.keys, self.values = keys[:, :, :0], values[:, :, :0]
+        begin, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
+        if self.buffers is None or self.buffers[0].shape[2] < end:
+            self.buffers = [v.new_empty(*v.shape[:2], end + self.MORE, v.shape[3]) for v in (keys, values)]
+            for buffer, old in zip(self.buffers, (self.keys, self.values), strict=True):
+                buffer[:, :, :begin] = old
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer[:, :, begin:end] = new
+        self.keys, self.values = (b[:, :, :end] for b in self.buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        super().batch_select_indices(indices)
+        self.buffers = None  # what is left is a copy
+
+# %% ../../nbs/20_policy/20_engines.ipynb #89cebcfc
+@dataclass
+class _Read:
+    "A conversation that was read: its keys and values in each layer (T, heads, D), and the position of its last token."
+
+    images: list
+    layers: list
+    last: int
+
+    def bytes(self):
+        return sum(v.nbytes for pair in self.layers for v in pair)
+
+
+def _kept(read, conversation):
+    "How many tokens of a conversation were read before, and what of it is kept; (0, None) if nothing is."
+    for n in sorted({len(ids) for ids in read if len(ids) < len(conversation.ids)}, reverse=True):
+        found = read.get(tuple(conversation.ids[:n]))
+        images = conversation.images[: len(found.images)] if found else []
+        if found and len(images) == len(found.images) and all(map(operator.is_, images, found.images)):
+            return n, found
+    return 0, None
+
+# %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
+class _Rows:
+    "Conversations that are being continued, one token at a time; `read`: what is kept of earlier turns."
+
+    def __init__(self, policy, conversations, read=()):
+        self.policy, self.conversations = policy, conversations
+        self.who = list(range(len(conversations)))  # row -> conversation
+        self.alive = list(self.who)  # row -> conversation; None: it has ended
         self.ids, self.logprobs = [[] for _ in conversations], [[] for _ in conversations]
-        # The rollouts of a group start from the same prompt: each different one is read once.
-        keys = [(tuple(c.ids), tuple(map(id, c.images))) for c in conversations]
-        unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
-        once = [conversations[keys.index(k)] for k in unique]
-        batch = policy.collate([c.ids for c in once], [c.images for c in once], pad="left")
-        position, self.cache = positions(policy.model, batch), DynamicCache()
-        how = dict(past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        logits = policy.model(**batch, position_ids=position, **how).logits[:, -1]
-        row = torch.tensor([unique[k] for k in keys], device=logits.device)
-        if len(once) < len(conversations):
-            self.cache.batch_select_indices(row)
-        self.logits, self.mask = logits[row], batch["attention_mask"][row]
+        self.cache = Cache(layer_class_to_replicate=_Layer)
+        kept = [_kept(read, c) for c in conversations] if read else []
+        position = self._go_on(kept) if kept and all(n for n, _ in kept) else self._begin()
         # An image's tokens share positions, so the next one is not the number of tokens before it.
-        self.position = position.amax((0, 2))[None, row, None].expand(3, -1, -1)
+        self.last = position.amax((0, 2))
+        self.start, self.position = self.mask.shape[1], self.last[None, :, None].expand(3, -1, -1)
+
+    def _begin(self):
+        "Read the prompts. The rollouts of a group start from the same one: each different one is read once."
+        keys = [(tuple(c.ids), tuple(map(id, c.images))) for c in self.conversations]
+        unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
+        once = [self.conversations[keys.index(k)] for k in unique]
+        batch = self.policy.collate([c.ids for c in once], [c.images for c in once], pad="left")
+        position = self._read(batch, batch["attention_mask"], positions(self.policy.model, batch))
+        row = torch.tensor([unique[k] for k in keys], device=position.device)
+        if len(once) < len(keys):
+            self.cache.batch_select_indices(row)
+        self.logits, self.mask = self.logits[row], self.mask[row]
+        return position[:, row]
+
+    def _go_on(self, kept):
+        "Read what is new behind the kept keys and values."
+        new = [c.ids[n:] for c, (n, _) in zip(self.conversations, kept, strict=True)]
+        shown = [c.images[len(f.images) :] for c, (_, f) in zip(self.conversations, kept, strict=True)]
+        batch, found = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
+        stack = lambda rows: pad_sequence(rows, batch_first=True, padding_side="left")
+        for n in range(len(found[0].layers)):
+            self.cache.update(*(stack([f.layers[n][k] for f in found]).transpose(1, 2) for k in (0, 1)), n)
+        before = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in found])
+        last = torch.tensor([f.last for f in found], device=self.policy.device)
+        position = positions(self.policy.model, batch) + last[:, None] + 1
+        return self._read(batch, torch.cat([before, batch["attention_mask"]], 1), position)
+
+    def _read(self, batch, mask, position):
+        how = dict(past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        batch = batch | dict(attention_mask=mask, position_ids=position)
+        self.mask, self.logits = mask, self.policy.model(**batch, **how).logits[:, -1]
+        return position
 
     def say(self, token, logp, eos):
         "Note the drawn tokens (N,); whether anyone goes on."
@@ -175,15 +255,31 @@ class _Rows:
         self.alive = [None if n is None or t == eos else n for n, t in zip(self.alive, token.tolist(), strict=True)]
         return any(n is not None for n in self.alive)
 
-    def leave(self, token):
+    def leave(self, token, read=None, room=0):
         "Take ended rows out of the batch, once a quarter of it has ended; the tokens of those that stay."
         if sum(n is None for n in self.alive) * 4 < len(self.alive):
             return token
+        self.keep(read, room, [i for i, n in enumerate(self.alive) if n is None])
         keep = torch.tensor([i for i, n in enumerate(self.alive) if n is not None], device=self.mask.device)
         self.cache.batch_select_indices(keep)
-        self.mask, self.position = self.mask[keep], self.position[:, keep]
-        self.alive = [n for n in self.alive if n is not None]
+        self.mask, self.position, self.last = self.mask[keep], self.position[:, keep], self.last[keep]
+        self.who = self.alive = [n for n in self.alive if n is not None]
         return token[keep]
+
+    def keep(self, read, room, rows=None):
+        "Note in `read` what rows have read, as long as all of it takes no more bytes than there is room."
+        used = sum(r.bytes() for r in (read or {}).values())
+        for i in range(len(self.who)) if rows is None else rows:
+            c, said = self.conversations[self.who[i]], self.ids[self.who[i]]
+            n = min(len(said), self.mask.shape[1] - self.start)  # a last token that nobody went on from was not read
+            there = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
+            of = lambda v: v[i].index_select(1, there).transpose(0, 1)  # noqa: B023  used in this round only
+            size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(there)
+            if used + size > room:
+                return
+            found = [(of(layer.keys), of(layer.values)) for layer in self.cache.layers]
+            read[(*c.ids, *said[:n])] = _Read(list(c.images), found, int(self.last[i]) + n)
+            used += size
 
     def read(self, token):
         "One forward pass over the tokens just drawn."
@@ -200,10 +296,12 @@ class TransformersEngine:
     Args:
         policy: Policy
         batch_size: conversations at a time
+        memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
     """
 
-    def __init__(self, policy: Policy, batch_size: int = 256) -> None:
-        self.policy, self.batch_size = policy, batch_size
+    def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9) -> None:
+        self.policy, self.batch_size, self.memory = policy, batch_size, memory
+        self._read, self._weights = {}, None
         self.eos = policy.tokenizer.eos_token_id
         ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
         self.never = [i for i in ids if i is not None and i != self.eos]
@@ -239,12 +337,13 @@ class TransformersEngine:
         generator.seed() if seed is None else generator.manual_seed(seed)
         out = [self._encode(n, c, on_error) for n, c in enumerate(conversations)]
         todo = [n for n, error in enumerate(out) if error is None]
-        was_training = self.policy.model.training
+        was_training, sampling = self.policy.model.training, (temperature, top_p, generator)
         self.policy.model.eval()
+        read, self._read = self._still_right(), {}
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
-                said = self._batch([conversations[n] for n in some], max_new_tokens, temperature, top_p, generator)
+                said = self._batch([conversations[n] for n in some], max_new_tokens, read, sampling)
                 for n, completion in zip(some, said, strict=True):
                     out[n] = completion
         finally:
@@ -265,13 +364,20 @@ class TransformersEngine:
         conversation.ids, conversation.images = e.input_ids + begun, e.images
         return None
 
-    def _batch(self, conversations, max_new_tokens, temperature, top_p, generator):
-        rows = _Rows(self.policy, conversations)
+    def _still_right(self):
+        "What is kept of the last call, unless the weights have changed since."
+        now = [(p.data_ptr(), p._version, p.dtype) for p in self.policy.model.parameters()]
+        before, self._weights = self._weights, now
+        return self._read if now == before else {}
+
+    def _batch(self, conversations, max_new_tokens, read, sampling):
+        rows = _Rows(self.policy, conversations, read)
         for k in range(max_new_tokens):
-            token, logp = draw(rows.logits, temperature, top_p, generator, self.never)
+            token, logp = draw(rows.logits, *sampling, self.never)
             if not rows.say(token, logp, self.eos) or k + 1 == max_new_tokens:
                 break
-            rows.read(rows.leave(token))
+            rows.read(rows.leave(token, self._read, self.memory))
+        rows.keep(self._read, self.memory)
         return [self._completion(ids, logprobs) for ids, logprobs in zip(rows.ids, rows.logprobs, strict=True)]
 
     def _completion(self, ids, logprobs):
