@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORES', 'PERFECT', 'judge_prompt', 'parse_scores', 'verdict', 'ScriptedJudge', 'ChatJudge', 'trivial',
            'parse_question', 'ScriptedRewriter', 'ChatRewriter', 'judged_pairs', 'vqa_row', 'Counts', 'vqa_rows',
-           'vqa_card', 'right_answer', 'vqa_accuracy']
+           'vqa_card', 'right_answer', 'vqa_accuracy', 'vqa_usual']
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #a45ecf39
 import json
@@ -20,6 +20,7 @@ import numpy as np
 
 from ..data.rows import card, chat, make_row, says
 from ..data.served import Refusal, replies
+from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
 from .vqa_pairs import ScriptedTeacher, as_message, diverse, generate_pairs, make_asks, thumbnails
 from ..policy.engines import Conversation, TransformersEngine
@@ -514,23 +515,47 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
     return said.strip() == true.strip()
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #62d37882
-def vqa_accuracy(policy: Policy, rows: Sequence[dict]) -> dict[str, float]:
+def _shares(said, rows):
+    "The share of right answers by category, and of all."
+    true = [r["messages"][-1]["content"][0]["text"] for r in rows]
+    width = [r["images"][0].width for r in rows]
+    right = np.array([right_answer(*one) for one in zip(said, true, width, strict=True)])
+    of = np.array([r["meta"]["category"] for r in rows])
+    return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
+
+
+def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own") -> dict[str, float]:
     """How many questions a policy answers right, at temperature 0, by `right_answer`.
 
     Args:
         policy: that is tested
         rows: N of `vqa_rows`, or read back from a file; of scenes that the policy has not learnt from
+        pictures: "own", or "grey" for grey ones in their place
 
     Returns:
         dict: category -> share of right answers, from 0 to 1; and `all` of them
     """
-    asked = [Conversation(chat(r)[:1]) for r in rows]
+    see = lambda p: image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
+    asked = [Conversation([m | dict(content=[*map(see, m["content"])]) for m in chat(r)[:1]]) for r in rows]
     said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
-    right = np.array(
-        [
-            right_answer(s.text, r["messages"][-1]["content"][0]["text"], r["images"][0].width)
-            for s, r in zip(said, rows, strict=True)
-        ]
-    )
-    of = np.array([r["meta"]["category"] for r in rows])
-    return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
+    return _shares([s.text for s in said], rows)
+
+
+def vqa_usual(known: Sequence[dict], rows: Sequence[dict]) -> dict[str, float]:
+    """How many are right by the most frequent answer to the same question, which needs no picture.
+
+    Args:
+        known: rows from which the answers are counted; a question that is not among them gets its category's answer
+        rows: N, as in `vqa_accuracy`
+
+    Returns:
+        as `vqa_accuracy`
+    """
+    # the same words; else the same form of question about the same thing; else the category
+    keys = lambda meta: (meta["question"], (meta["form"], meta["about"]), (meta["category"],))
+    heard = {}
+    for row in known:
+        for key in keys(row["meta"]):
+            heard.setdefault(key, Counter())[row["messages"][-1]["content"][0]["text"]] += 1
+    usual = {key: answers.most_common(1)[0][0] for key, answers in heard.items()}
+    return _shares([next((usual[k] for k in keys(r["meta"]) if k in usual), "") for r in rows], rows)
