@@ -12,6 +12,7 @@ __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'EXPERT', 'AT_ONCE',
 import json
 from collections import Counter
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -332,11 +333,11 @@ def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         some = dict(clusters=16, each=max(1, profile.train_scenes // 32), image_size=size)
         rows, counts = vqa_data.vqa_rows(load_scenes(out, "train"), *who, **some)
         test, _ = vqa_data.vqa_rows(load_scenes(out, "heldout"), *who, features=None, image_size=size, seed=1)
-    rows = rows[: profile.data_vqa or len(rows)]
+    wanted = min(profile.data_vqa or len(rows), len(rows))
     write_rows(test, here / "test.parquet")
-    path = write_rows(rows, here / "train.parquet")
+    path = write_rows(islice(rows, wanted), here / "train.parquet")
     (here / "card.md").write_text(vqa_data.vqa_card(path, counts, "stage vqa"))
-    return dict(train=len(rows), test=len(test), chosen=counts.chosen)
+    return dict(train=wanted, test=len(test), chosen=counts.chosen)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #9093358e
 def trained(out: str | Path, stage: str, seed: int) -> Path:

@@ -19,7 +19,7 @@ import shapely
 from PIL import Image, ImageDraw
 from shapely.ops import substring
 
-from ..scene.cameras import NEAR, ego_pose_at, to_camera
+from ..scene.cameras import NEAR, ego_pose_at, get_image, to_camera
 from ..scene.core import Camera, Scene
 from ..scene.plot import EGO_FRONT, box_corners
 
@@ -923,6 +923,11 @@ def category_of(question: str) -> str:
     return next((c for c, r in rules if re.search(r, text)), _D)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #e79bb981
+@lru_cache(maxsize=32)
+def _painted(scene, views, size):
+    return [get_image(scene, VIEWS[v], size) for v in views]
+
+
 @dataclass(eq=False)
 class Ask:
     """Pictures to ask about.
@@ -930,7 +935,6 @@ class Ask:
     Attributes:
         scene: what the pictures show
         views: keys of VIEWS: one ("front") or all six (A.3.1)
-        images: PIL images, one for each view
         origin: "template" or "free": who thinks up the questions, the templates or the teacher
         size: (width, height) of the pictures in pixels; boxes in answers are in these
         asked: template questions that the teacher must answer itself, where nobody knows the truth
@@ -938,10 +942,14 @@ class Ask:
 
     scene: Scene
     views: tuple[str, ...]
-    images: list[Image.Image]
     origin: str = "template"
     size: tuple[int, int] = (168, 84)
     asked: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> list[Image.Image]:
+        "PIL images, one for each view; those of the last few asks are kept, the others are made again."
+        return _painted(self.scene, self.views, self.size)
 
     @cached_property
     def facts(self) -> Facts:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCORES', 'PERFECT', 'judge_prompt', 'parse_scores', 'verdict', 'ScriptedJudge', 'ChatJudge', 'trivial',
-           'parse_question', 'ScriptedRewriter', 'ChatRewriter', 'judged_pairs', 'vqa_row', 'Counts', 'vqa_rows',
-           'vqa_card', 'right_answer', 'vqa_accuracy', 'vqa_usual']
+           'parse_question', 'ScriptedRewriter', 'ChatRewriter', 'judged_pairs', 'vqa_row', 'Lazily', 'Counts',
+           'vqa_rows', 'vqa_card', 'right_answer', 'vqa_accuracy', 'vqa_usual']
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #a45ecf39
 import json
@@ -22,7 +22,7 @@ from ..data.rows import card, chat, make_row, says
 from ..data.served import Refusal, replies
 from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
-from .vqa_pairs import ScriptedTeacher, as_message, diverse, generate_pairs, make_asks, thumbnails
+from .vqa_pairs import ScriptedTeacher, as_message, diverse, generate_pairs, in_parts, make_asks, thumbnails
 from ..policy.engines import Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError, harmless, parse_json
@@ -165,8 +165,8 @@ class ChatJudge:
         Returns:
             N texts for `parse_scores`; a Refusal where the model gave none
         """
-        asked = [[as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))] for p in pairs]
-        return replies(self.engine, asked, **self.how)
+        say = lambda p: [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))]
+        return [r for part in in_parts(pairs) for r in replies(self.engine, [say(p) for p in part], **self.how)]
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7306059d
 def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6, seed: int = 0) -> np.ndarray:
@@ -360,6 +360,25 @@ def vqa_row(pair: Pair, question: str) -> dict:
         question=pair.question,
     )
 
+# %% ../../nbs/51_driveagent/42_vqa_data.ipynb #78830ca9
+class Lazily(Sequence):
+    """A sequence whose items are made when they are asked for, and not kept.
+
+    Args:
+        make: function of one of `of`
+        of: what the items are made from
+    """
+
+    def __init__(self, make: Callable[[Any], Any], of: Sequence[Any]) -> None:
+        self.make, self.of = make, of
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, i: int | slice) -> Any:
+        "An item; a slice is a list of items."
+        return [self.make(v) for v in self.of[i]] if isinstance(i, slice) else self.make(self.of[i])
+
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #16b30ac3
 @dataclass
 class Counts:
@@ -428,7 +447,7 @@ def vqa_rows(
     rounds: int = 2,
     share: float = 0.6,
     seed: int = 0,
-) -> tuple[list[dict], Counts]:
+) -> tuple[Lazily, Counts]:
     """DriveAlign-VQA in small: all four stages of A.3.1.
 
     Args:
@@ -448,7 +467,7 @@ def vqa_rows(
         seed: of all draws here, and of the scripted teacher and rewriter
 
     Returns:
-        (rows for `train_sft`, what became of everything)
+        (rows for `train_sft`, whose pictures are made when a row is asked for, and what became of everything)
 
     Raises:
         SceneError: a scene has no front camera, or the file of a picture is missing
@@ -456,13 +475,13 @@ def vqa_rows(
     """
     scenes = list(scenes)
     teacher, judge = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge()
-    fronts = [get_image(s, VIEWS["front"], image_size) for s in scenes]
+    fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
     chosen = diverse(features(fronts), clusters, each, seed)[0] if features else range(len(scenes))
-    asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed, [fronts[i] for i in chosen])
+    asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed)
     pairs, replies, table, faults = judged_pairs(asks, teacher, judge, rounds, seed=seed)
     pairs = _not_trivial(pairs, share, seed, table)
     words = _reworded(pairs, rewriter or ScriptedRewriter(seed), table)
-    rows = [vqa_row(p, w) for p, w in zip(pairs, words, strict=True)]
+    rows = Lazily(lambda pair: vqa_row(*pair), list(zip(pairs, words, strict=True)))
     return rows, Counts(len(scenes), len(chosen), replies, table, faults)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd
