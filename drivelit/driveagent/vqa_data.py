@@ -22,7 +22,15 @@ from ..data.rows import card, chat, make_row, says
 from ..data.served import Refusal, replies
 from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
-from .vqa_pairs import ScriptedTeacher, as_message, diverse, generate_pairs, in_parts, make_asks, thumbnails
+from drivelit.driveagent.vqa_pairs import (
+    ScriptedTeacher,
+    as_message,
+    diverse,
+    generate_pairs,
+    in_parts,
+    make_asks,
+    thumbnails,
+)
 from ..policy.engines import Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError, harmless, parse_json

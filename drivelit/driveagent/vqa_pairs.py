@@ -362,11 +362,7 @@ class ScriptedTeacher:
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #03b2b892
 def make_asks(
-    scenes: Sequence[Scene],
-    templates: float = 0.7,
-    six: float = 0.5,
-    size: tuple[int, int] = (168, 84),
-    seed: int = 0,
+    scenes: Sequence[Scene], templates: float = 0.7, six: float = 0.5, size: tuple[int, int] = (168, 84), seed: int = 0
 ) -> list[Ask]:
     """How each scene is asked about, and which pictures are shown (A.3.1, step 2).
 
