@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PICTURES', 'MODES', 'SURROUND', 'KEPT_SCENES', 'answer_call', 'outcome_of', 'group_rewards', 'image_parts',
-           'DriveAgentTask']
+           'first_pictures', 'DriveAgentTask']
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #f8e40211
 from collections import OrderedDict
@@ -173,12 +173,28 @@ def _last_step(task, state, texts):
         rewards["sequence"] = float(credit(encode([info["actions"]]), encode([truth])).mean())
     return Step(None, rewards, info)
 
-# %% ../../nbs/51_driveagent/30_task.ipynb #53f6300b
+# %% ../../nbs/51_driveagent/30_task.ipynb #add29895
 MODES = ("adaptive", "text", "tool", "partition")
 SURROUND = ("front_left", "front", "front_right", "back_left", "back", "back_right")
 KEPT_SCENES = 64  # whose first pictures are kept: a group asks for the same ones
 
 
+def first_pictures(scene: Scene, view: str, size: tuple[int, int], pictures: str = "own") -> list[Image.Image]:
+    """The pictures of the prompt.
+
+    Args:
+        scene: Scene
+        view: "front" or "surround"
+        size: (width, height) in pixels
+        pictures: one of PICTURES; only the own ones are painted, since nobody sees what others show
+
+    Returns:
+        one picture, or six
+    """
+    views = ("front",) if view == "front" else SURROUND
+    return [get_image(scene, VIEWS[v], size) if pictures == "own" else Image.new("RGB", size) for v in views]
+
+# %% ../../nbs/51_driveagent/30_task.ipynb #53f6300b
 class DriveAgentTask(Task):
     """Meta-actions with hybrid thinking (DriveAgent-R1 section 2).
 
@@ -243,8 +259,8 @@ class DriveAgentTask(Task):
         "The first message: one picture or six, the command, the speed in km/h, the rules."
         speed = None if scene.meta.get("ego_state") == "unknown" else float(np.hypot(*scene.ego.velocity))
         text = prompt_text(scene.command, speed, self.tool_lines(), self.words, self.max_calls, self._view())
-        shown = image_parts(self._shown(scene), self.pictures)
-        return [{"role": "user", "content": [*shown, {"type": "text", "text": text}]}]
+        parts = [*image_parts(self._shown(scene), self.pictures), {"type": "text", "text": text}]
+        return [{"role": "user", "content": parts}]
 
     def opening(self, scene: Scene, place: int, group: int) -> str:
         "The forced first line; with the mode 'partition' the first half of a group thinks in text."
@@ -279,10 +295,7 @@ class DriveAgentTask(Task):
     def _shown(self, scene):
         "The pictures of the prompt."
         if id(scene) not in self._kept or self._kept[id(scene)][0] is not scene:  # an id is used again after a scene
-            views = ["front"] if self.view == "front" else SURROUND
-            blank = Image.new("RGB", self.image_size)  # painting takes time, and nobody sees it
-            look = lambda v: get_image(scene, VIEWS[v], self.image_size) if self.pictures == "own" else blank
-            self._kept[id(scene)] = scene, [look(v) for v in views]
+            self._kept[id(scene)] = scene, first_pictures(scene, self.view, self.image_size, self.pictures)
         while len(self._kept) > KEPT_SCENES:
             self._kept.popitem(last=False)
         return self._kept[id(scene)][1]
