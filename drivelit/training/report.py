@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMPARED', 'WORD_COLORS', 'pack', 'unpack', 'with_packed_scenes', 'collect', 'read_results', 'found_at', 'values',
            'scene_scores', 'cell', 'skill_cell', 'failed_cell', 'parts', 'half_width', 'bootstrap', 'Paired',
-           'seeds_needed', 'paired', 'paired_row', 'compare', 'plot_compared', 'verdict', 'orderings', 'real_table']
+           'seeds_needed', 'paired', 'paired_row', 'compare', 'plot_compared', 'real_table']
 
 # %% ../../nbs/40_training/50_report.ipynb #921971c3
 import base64
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -460,58 +461,13 @@ def plot_compared(table: pd.DataFrame, unit: str = "points", ax: plt.Axes | None
         ax.plot([float(x) for x in ends.split(" to ")], [y, y], color=color, lw=2)
         ax.plot(float(mean), y, "o", color=color, ms=5)
     ax.axvline(0, color="black", lw=0.8)
-    ax.set(yticks=range(len(shown)), yticklabels=shown["comparison"], xlabel=f"difference, {unit}, with its 95 % interval")
+    ax.set(
+        yticks=range(len(shown)), yticklabels=shown["comparison"], xlabel=f"difference, {unit}, with its 95 % interval"
+    )
     for word, color in WORD_COLORS.items():
         ax.plot([], [], "o-", color=color, label={"smaller": "smaller than x", "not": "not settled"}.get(word, word))
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
-
-# %% ../../nbs/40_training/50_report.ipynb #45f35d17
-def verdict(d: Iterable[float]) -> str:
-    """Whether an order shows in every seed.
-
-    Args:
-        d: (seeds,) differences
-
-    Returns:
-        str: "holds", "reversed", "mixed" or "not run"
-    """
-    d = np.asarray(d, float)
-    return "not run" if not len(d) else "holds" if (d > 0).all() else "reversed" if (d < 0).all() else "mixed"
-
-# %% ../../nbs/40_training/50_report.ipynb #68ad1403
-def orderings(
-    results: dict[str, Any],
-    comparisons: Iterable[tuple],
-    unreadable: Callable[[dict[str, Any], tuple], np.ndarray] | None = None,
-) -> pd.DataFrame:
-    """Each comparison of a paper: the difference for each seed, the mean with its standard error, and whether the order
-    holds in all.
-
-    Args:
-        results: from `collect`
-        comparisons: (words, better, other) or (words, better, other, scale): paths for `values`, stage first; the
-            difference is multiplied by scale (100: points)
-        unreadable: function of results and a path: (seeds,) share of answers that cannot be read; where it is over a
-            half, nothing is compared
-
-    Returns:
-        DataFrame: comparison, difference, mean, verdict
-    """
-    rows = []
-    for words, a, b, *scale in comparisons:
-        # paired: only seeds that have run both
-        both = results | dict(seeds={k: s for k, s in results["seeds"].items() if a[0] in s and b[0] in s})
-        d = (values(both, *a) - values(both, *b)) * (scale[0] if scale else 100)
-        d = d[~np.isnan(d)]
-        error = f" ± {d.std(ddof=1) / len(d) ** 0.5:.1f}" if len(d) > 1 else ""
-        word = verdict(d) + " (one seed)" * (len(d) == 1)
-        lost = np.nanmax([0.0, *unreadable(both, a), *unreadable(both, b)]) if unreadable else 0.0
-        if lost > 0.5:
-            word = f"no comparison: up to {100 * lost:.0f} % unreadable"
-        shown = dict(difference=", ".join(f"{x:+.1f}" for x in d), mean=f"{d.mean():+.1f}{error}" if len(d) else "")
-        rows.append(dict(comparison=words) | shown | dict(verdict=word))
-    return pd.DataFrame(rows, columns=["comparison", "difference", "mean", "verdict"])
 
 # %% ../../nbs/40_training/50_report.ipynb #07d7fbe4
 def real_table(real: dict[str, Any] | None, rows: Callable[[dict[str, Any]], Iterable[dict]]) -> pd.DataFrame | str:
