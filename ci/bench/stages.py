@@ -1,4 +1,4 @@
-"""Where a run's time goes: python ci/bench/stages.py [--system mtdrive] [--scale 0.1] [--stages sft_pdm,grpo].
+"""Where a run's time goes: python ci/bench/stages.py [--system mtdrive] [--scale 0.1] [--stages sft_pdm,grpo] [--set model=base].
 
 Every stage of a system's laptop run, made smaller, in one process on one core. CPU seconds of each stage, and how
 they are shared out to the parts of the kit. A part's time is its own: what it calls in another part counts there.
@@ -19,7 +19,7 @@ from functools import wraps  # noqa: E402
 import torch  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
-from transformers import Qwen2_5_VLForConditionalGeneration as Model  # noqa: E402
+from transformers import Qwen2_5_VLModel  # noqa: E402
 
 from drivelit.data import rows  # noqa: E402
 from drivelit.driveagent import evidence, labels  # noqa: E402
@@ -43,7 +43,7 @@ PARTS = dict(  # part: functions, or (class, method)
     tokens=[(Policy, "encode"), (Policy, "encode_more"), sft.encode_row, sft.estimate_lengths, train_tokenizer],
     disk=[rows.write_rows, rows.card, (rows.Rows, "__getitem__"), (rows.Picture, "load"), (Policy, "save")],
     generation=[(TransformersEngine, "generate")],
-    forward=[(Model, "forward"), (TurnGRPOTrainer, "log_probabilities")],
+    forward=[(Qwen2_5_VLModel, "forward"), (TurnGRPOTrainer, "log_probabilities")],
     backward=[(Accelerator, "backward")],
     update=[(AcceleratedOptimizer, "step")],
 )
@@ -128,10 +128,12 @@ def main():
     parser.add_argument("--system", default="mtdrive")
     parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--stages", default="", help="those to show, with commas; what they need runs, too")
-    args, _ = parser.parse_known_args()
+    parser.add_argument("--set", default="", help="keys of the profile, key=value with commas")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     full = load_profile(args.system, "laptop")
-    profile = load_profile(args.system, "laptop", **smaller(full, args.scale))
+    keys = dict(k.split("=", 1) for k in args.set.split(",") if k)
+    profile = load_profile(args.system, "laptop", **smaller(full, args.scale) | keys)
     graph = importlib.import_module(f"{find_system(args.system).package}.pipeline").STAGES
     wanted = [s for s in args.stages.split(",") if s] or [s for s in graph.needs if s not in graph.optional]
     clock, table = Clock(), {}
