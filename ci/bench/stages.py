@@ -1,4 +1,4 @@
-"""Where a run's time goes: python ci/bench/stages.py [--system mtdrive] [--scale 0.1] [--stages sft_pdm,grpo] [--set model=base].
+"""Where the time of a run goes: python ci/bench/stages.py --system mtdrive --scale 0.1 --stages grpo --set model=base.
 
 Every stage of a system's laptop run, made smaller, in one process on one core. CPU seconds of each stage, and how
 they are shared out to the parts of the kit. A part's time is its own: what it calls in another part counts there.

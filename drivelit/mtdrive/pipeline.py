@@ -91,7 +91,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: train and heldout (counts), drivers (the expert and those without eyes, on the held-out scenes)
     """
-    made = write_scenes(out, profile)
+    made = write_scenes(out, profile, references=True)
     ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=ends)
 

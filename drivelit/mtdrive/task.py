@@ -120,16 +120,17 @@ class FrontImages:
     Args:
         size: (width, height) pixels
         when: "auto": if the scene has a front camera; "grey": then a grey one in its place; True: always; False: never
-        keep: how many
+        memory: bytes that pictures may take; 64 of them stay in any case
 
     Raises:
         ValueError: `when` is another value
     """
 
-    def __init__(self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", keep: int = 64):
+    def __init__(self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", memory: float = 2e8):
         if when not in ("auto", "grey", True, False):
             raise ValueError(f"images: {when!r} is not 'auto', 'grey', True or False")
-        self.size, self.when, self.keep, self.painted = tuple(size), when, keep, OrderedDict()
+        self.size, self.when, self.painted = tuple(size), when, OrderedDict()
+        self.keep = max(64, int(memory) // (3 * size[0] * size[1]))
         self.grey = Image.new("RGB", self.size, (128, 128, 128))
 
     def __call__(self, scene: Scene) -> Image.Image | None:

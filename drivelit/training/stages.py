@@ -8,10 +8,13 @@ __all__ = ['FREE', 'HELDOUT_SEED', 'start', 'run_profile', 'read_folder', 'make_
 
 # %% ../../nbs/40_training/40_stages.ipynb #0502a1f8
 import contextlib
+import hashlib
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
+import shutil
 import time
 import traceback
 import zipfile
@@ -19,12 +22,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
+from ..metrics.kinematics import STEPS
+from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, SceneError, from_dict, from_json, to_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, write_json
@@ -224,22 +230,50 @@ def read_scenes(path: str | Path) -> list[Scene]:
         ) from None
 
 # %% ../../nbs/40_training/40_stages.ipynb #a757bf8d
-def write_scenes(out: str | Path, profile: Profile) -> dict[str, list[Scene]]:
-    """Make the scenes of a run and keep them.
+@cache
+def _makers():
+    "A hash of the code that makes scenes and references."
+    room = Path(importlib.util.find_spec("drivelit").origin).parent
+    files = [
+        *(room / "scene").glob("*.py"),
+        *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed")),
+    ]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files))).hexdigest()
+
+
+def write_scenes(out: str | Path, profile: Profile, references: bool = False) -> dict[str, list[Scene]]:
+    """Make the scenes of a run and keep them. With a folder DRIVELIT_CACHE in the environment, runs share them.
 
     Args:
         out: the run's folder
         profile: Profile
+        references: keep PDM-Closed's plan of each scene beside it: every score of progress needs it
 
     Returns:
         dict of lists of Scene: train, heldout
     """
+    here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
+    name = hashlib.sha256(f"{_makers()} {profile.train_scenes} {profile.eval_scenes} {references}".encode()).hexdigest()
+    kept = Path(shared) / name[:16] if shared and profile.source == "toy" else None
+    if kept and kept.exists():
+        shutil.copytree(kept, here, dirs_exist_ok=True)
+        return {split: load_scenes(out, split) for split in ("train", "heldout")}
     made = make_scenes(profile)
     for split, scenes in made.items():
-        save_scenes(scenes, Path(out) / "scenes" / f"{split}.npz")
+        save_scenes(scenes, here / f"{split}.npz")
+        if references:
+            ready = [prepare(s) for s in scenes]
+            add_references(ready)
+            np.save(here / f"{split}.references.npy", np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3))
+    if kept:
+        new = kept.with_name(f"{kept.name}.{os.getpid()}.new")
+        shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith((".npz", ".npy"))])
+        with contextlib.suppress(OSError):  # another run was faster
+            os.replace(new, kept)
+        shutil.rmtree(new, ignore_errors=True)
     return made
 
-
+# %% ../../nbs/40_training/40_stages.ipynb #4610a0ad
 def load_scenes(out: str | Path, split: str) -> list[Scene]:
     """The scenes of a run, as its stage `scenes` wrote them.
 
@@ -253,7 +287,13 @@ def load_scenes(out: str | Path, split: str) -> list[Scene]:
     Raises:
         RunError: the stage has not run, or its file is damaged
     """
-    return read_scenes(Path(out) / "scenes" / f"{split}.npz")
+    scenes, plans = read_scenes(path := Path(out) / "scenes" / f"{split}.npz"), path.with_suffix(".references.npy")
+    if plans.exists():
+        try:
+            REFERENCES.update(zip(scenes, np.load(plans, allow_pickle=False), strict=True))
+        except (OSError, ValueError, EOFError) as e:
+            raise RunError(f"{plans}: cannot be read ({e}); remove its folder, and the stage makes it anew") from None
+    return scenes
 
 # %% ../../nbs/40_training/40_stages.ipynb #b6012dd2
 def check_gpu(profile: Profile, there: float) -> None:
