@@ -100,11 +100,13 @@ def score_cells(results: dict[str, Any], *path: str, metric: str = "sequence") -
         metric: of the summary
 
     Returns:
-        cells: the score, and the skill by it
+        cells: the score, and the skill by it; empty where it was not measured
     """
     drivers, lost = results["drivers"], values(results, *path, "unreadable")
     ends = (drivers[k].get(metric, np.nan) for k in (best_blind(results), EXPERT))
     v = values(results, *path, metric)
+    if np.isnan(v).all():
+        return "", ""
     return cell(v, unreadable=lost), skill_cell(v, *ends, unreadable=lost)
 
 
@@ -218,7 +220,8 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
         of = lambda *path, s=s: values(results, s, *path)
         if not len(seen := of(main, mode, "sequence")):
             continue
-        drop = lambda left, seen=seen: cell(1 - left / np.where(seen > 0, seen, np.nan)) if len(left) else ""
+        share = lambda left, seen=seen: 1 - left / np.where(seen > 0, seen, np.nan)
+        drop = lambda left, share=share: "" if np.isnan(left).all() else cell(share(left))
         rows.append(
             {
                 "variant": name[s],
