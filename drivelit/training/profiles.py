@@ -78,6 +78,7 @@ class Profile:
     name: str
     model: str = key("toy", "'toy', 'base', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
+    tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
     image_size: tuple[int, ...] = key((168, 84), "width, height in pixels", low=28)
     tokens: int = key(2400, "tokens in an episode, at most", low=1)
     new_tokens: int = key(96, "tokens in an answer, at most", low=1)
