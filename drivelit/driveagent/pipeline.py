@@ -394,7 +394,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
 def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str | Path, aligned: bool) -> Policy:
-    """DM-SFT of an variant.
+    """DM-SFT of a variant.
 
     Args:
         out: the run's folder
@@ -410,7 +410,7 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
     data = STAGES.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
     rows = read_rows(data / f"{variant}.parquet")
-    if profile.model == "toy":
+    if profile.model in ("toy", "base"):
         rows = list(rows)  # small enough that every picture is opened once and kept
     train_sft(policy, rows, folder, seed=seed, **sft_options(profile))
     return policy
