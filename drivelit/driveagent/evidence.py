@@ -20,7 +20,7 @@ from ..scene.cameras import project
 from typing import Any
 from collections.abc import Callable
 from ..policy.model import Policy
-from ..scene.core import Scene
+from ..scene.core import Scene, remembered
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #cc5edfc6
 NOUNS = dict(
@@ -149,6 +149,7 @@ def _thing(scene, agent, image_size):
     )
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #b9b92383
+@remembered  # readers, teachers and judges all ask
 def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evidence]:
     """What matters in a scene.
 

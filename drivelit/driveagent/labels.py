@@ -16,7 +16,7 @@ import pandas as pd
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES, credit, encode
 from ..scene.core import wrap_angle
 from typing import Any
-from ..scene.core import Scene
+from ..scene.core import Scene, remembered
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #79908fda
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
     return np.r_[scene.ego.times, 0.5 * np.arange(1, 17)], np.concatenate([scene.ego.poses, future])
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #a321cf9a
+@remembered
 def label_scene(scene: Scene, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]] | None:
     """The meta-actions of a scene.
 

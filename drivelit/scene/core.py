@@ -6,7 +6,7 @@
 __all__ = ['FAR', 'FASTEST', 'HARDEST', 'AGENT_TYPES', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KINDS', 'COMMANDS', 'MOST_BYTES',
            'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'skipping', 'check_array', 'file_name',
            'Trajectory', 'check_motion', 'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene',
-           'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json']
+           'remembered', 'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json']
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import gzip
@@ -15,9 +15,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import shapely
@@ -732,6 +735,27 @@ class Scene:
             if a.id == id:
                 return a
         raise KeyError(f"no agent {id!r} in scene {self.id!r}")
+
+# %% ../../nbs/00_scene/00_scene.ipynb #16439977
+def remembered(function: Callable) -> Callable:
+    """A decorator for functions of a scene: the same scene and the same other arguments are computed once.
+
+    Args:
+        function: its first parameter is a scene, the others are hashable; what it gives back is copied, one level deep
+
+    Returns:
+        the function with a memory that goes when the scene goes
+    """
+    known = WeakKeyDictionary()
+
+    @wraps(function)
+    def inner(scene, *args, **kwargs):
+        mine, key = known.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
+        if key not in mine:
+            mine[key] = function(scene, *args, **kwargs)
+        return copy(mine[key])
+
+    return inner
 
 # %% ../../nbs/00_scene/00_scene.ipynb #d8a7bd27
 def _plain(v) -> Any:
