@@ -368,9 +368,9 @@ def plot_turns(results: dict, ax: plt.Axes | None = None) -> plt.Axes:
             ax.fill_between(x, v.min(1), v.max(1), alpha=0.15, color=line.get_color())
     single = _readable(results, "sft_single", turn=0)
     if not np.isnan(single).all():
-        ax.axhline(100 * np.nanmean(single), color="grey", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
+        ax.axhline(100 * np.nanmean(single), color="#adb5bd", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
     best, label = next(iter(blind_drivers(results).items()))
-    for name, text, color in (("expert", "expert", "#2f9e44"), (best, label, "#e03131")):
+    for name, text, color in (("expert", "expert", "#212529"), (best, label, "#868e96")):
         ax.axhline(100 * results["drivers"][name]["pdms"], color=color, ls=":", lw=1.5, label=text)
     ax.set(
         xlabel="turn",

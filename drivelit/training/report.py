@@ -461,6 +461,7 @@ def plot_compared(table: pd.DataFrame, unit: str = "points", ax: plt.Axes | None
         ax.plot([float(x) for x in ends.split(" to ")], [y, y], color=color, lw=2)
         ax.plot(float(mean), y, "o", color=color, ms=5)
     ax.axvline(0, color="black", lw=0.8)
+    ax.set_ylim(-0.6, max(len(shown), 1) - 0.4)
     ax.set(
         yticks=range(len(shown)), yticklabels=shown["comparison"], xlabel=f"difference, {unit}, with its 95 % interval"
     )
