@@ -193,6 +193,11 @@ def _has(word):
     return lambda q: word in [t for _, t in q]
 
 
+def _goes(steps):
+    "Speeds up in one of the first steps."
+    return lambda q: "Accelerate" in [s for s, _ in q[:steps]]
+
+
 def _never(word):
     return lambda q: word not in [t for _, t in q] and word not in [s for s, _ in q]
 
@@ -220,6 +225,18 @@ RULES = {  # scripted intent -> what it asks for in words, and the test of a seq
     "pass the parked truck, ready for someone behind it": ("never Right Turn", _never("Right Turn")),
     "merge left, with a fast vehicle behind": ("never Right Turn", _never("Right Turn")),
     "around the barriers": ("never Right Turn", _never("Right Turn")),
+    "pull out around what stands in the lane": ("Accelerate at step 1 or 2", _goes(2)),
+    "pull out around a slow cyclist": ("Accelerate at step 1 or 2", _goes(2)),
+    "move up with the queue": ("Accelerate", _goes(4)),
+    "go: the light has turned green": ("Accelerate", _goes(4)),
+    "wait at the red light": ("Stop at steps 1 to 4", lambda q: {s for s, _ in q} == {"Stop"}),
+    "give way at the crossing, then go on": ("Accelerate", _goes(4)),
+    "leave the side road when it is free": ("a turn", lambda q: _has("Left Turn")(q) or _has("Right Turn")(q)),
+    "change to the lane that goes on": ("never Stop", _never("Stop")),
+    "swerve around what stands in the lane": ("never Stop", _never("Stop")),
+    "swerve around the cyclist": ("never Stop", _never("Stop")),
+    "make room for somebody over the middle line": ("never Stop", _never("Stop")),
+    "go on: the lane is free": ("never Stop", _never("Stop")),
 }
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #45258d3f
