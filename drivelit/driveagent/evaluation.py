@@ -243,8 +243,8 @@ def evaluate(
         unseen: whether its last mode is measured with grey pictures and without pictures, too
 
     Returns:
-        dict: a key of `profile.plays` -> mode -> summary, and msa; grey, without: likewise, of the play that tables
-        compare; latency
+        dict: a key of `profile.plays` -> mode -> summary, and msa; a second play has the last mode alone; grey,
+        without: a summary of the last mode in the first play; latency
     """
     heldout = [s for s in load_scenes(out, "heldout") if label_scene(s)]
     need, weights = read_need(out), read_weights(out)
@@ -254,12 +254,13 @@ def evaluate(
         task = task_for(profile, variant, mode, **more)
         return summary(play(policy, heldout, task, profile, seed, temperature=temperature), need, weights)
 
-    found = {how: {m: played(m, heat) for m in modes} for how, heat in profile.plays.items()}
-    for one in found.values():
-        if "adaptive" in one:
-            one["msa"] = _chosen_well(one)
+    (main, heat), *second = profile.plays.items()
+    found = {main: {m: played(m, heat) for m in modes}}
+    if "adaptive" in modes:
+        found[main]["msa"] = _chosen_well(found[main])
+    for how, other in second:
+        found[how] = {modes[-1]: played(modes[-1], other)}
     if unseen:
-        heat = next(iter(profile.plays.values()))
         found["grey"], found["without"] = (played(modes[-1], heat, pictures=p) for p in ("grey", "none"))
     return found | dict(latency=latency(policy, heldout, profile, variant, modes))
 

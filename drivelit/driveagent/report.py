@@ -105,7 +105,7 @@ def score_cells(results: dict[str, Any], *path: str, metric: str = "sequence") -
     drivers, lost = results["drivers"], values(results, *path, "unreadable")
     ends = (drivers[k].get(metric, np.nan) for k in (best_blind(results), EXPERT))
     v = values(results, *path, metric)
-    if np.isnan(v).all():
+    if np.isnan(v).all():  # not measured
         return "", ""
     return cell(v, unreadable=lost), skill_cell(v, *ends, unreadable=lost)
 
@@ -148,6 +148,10 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
     rows = []
     for s, how in product(("sft", "fcm", "ams_only", "ams"), plays(results)):
         of = lambda *path, s=s, how=how: values(results, s, how, *path)
+        lost, known = of("adaptive", "unreadable"), of("msa", "msa")
+        chose = lambda k, of=of, lost=lost, known=known: (
+            "" if np.isnan(known).all() else cell(of("msa", k), unreadable=lost)
+        )
         adaptive, skill = score_cells(results, s, how, "adaptive")
         rows.append(
             {
@@ -157,8 +161,8 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
                 "adaptive": adaptive,
                 "skill": skill,
                 "R_acc x 100, adaptive": score_cells(results, s, how, "adaptive", metric="reward")[0],
-                "MSA": cell(of("msa", "msa"), unreadable=of("adaptive", "unreadable")),
-                "MSA without ties": cell(of("msa", "without_ties"), unreadable=of("adaptive", "unreadable")),
+                "MSA": chose("msa"),
+                "MSA without ties": chose("without_ties"),
                 "unreadable": cell(of("adaptive", "unreadable")),
                 **failed_cell(of("adaptive", "failed")),
             }
@@ -169,7 +173,7 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
 # %% ../../nbs/51_driveagent/64_report.ipynb #dd458028
 def looks(results: dict[str, Any]) -> pd.DataFrame:
     """Where the tools are used: share of adaptive answers in the tool mode, how right the answers are, and what the
-    tools bring when forced.
+    tools bring when forced; in the play that tables compare.
 
     Args:
         results: of a run, from `collect`
@@ -178,13 +182,13 @@ def looks(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame
     """
     rows = []
-    for s, how in product(("sft", "fcm", "ams_only", "ams"), plays(results)):
-        of = lambda *path, s=s, how=how: values(results, s, how, *path)
+    how = plays(results)[0]
+    for s in ("sft", "fcm", "ams_only", "ams"):
+        of = lambda *path, s=s: values(results, s, how, *path)
         brings = lambda where, of=of: cell(of("tool", where) - of("text", where))
         rows.append(
             {
                 "training": ROWS[s],
-                "play": how,
                 "scenes that need a look": cell(of("adaptive", "tool_rate_need")),
                 "other scenes": cell(of("adaptive", "tool_rate_plain")),
                 "accuracy there": cell(of("adaptive", "sequence_need"), unreadable=of("adaptive", "unreadable")),
@@ -401,7 +405,8 @@ def scores_at(results: dict[str, Any], how: str, path: tuple[str, str, str]) -> 
         return report.scene_scores(results, "drivers", best_blind(results), f"scene_{metric}")
     if mode == "random":
         tool, text, looked = (scores_at(results, how, (stage, *k)) for k in RANDOM)
-        return {s: (p := np.nanmean(looked[s])) * tool[s] + (1 - p) * text[s] for s in looked}
+        mixed = lambda p, with_, without: p * with_ + (1 - p) * without
+        return {s: mixed(np.nanmean(looked[s]), tool[s], text[s]) for s in looked if s in tool and s in text}
     if metric in ("tool_need", "tool_plain"):
         there = need_of(results) == (metric == "tool_need")
         return {s: v * there / there.mean() for s, v in scores_at(results, how, (stage, mode, "tool")).items()}
@@ -470,15 +475,16 @@ def compared(results: dict[str, Any], some: tuple) -> pd.DataFrame:
 
     Returns:
         DataFrame with the columns of `report.COMPARED`, of the play that tables compare; where there is a second play,
-        its name and in it the difference and the word
+        a column with the difference and the word there, if both sides were played
     """
     main, *second = plays(results)
     rows = []
     for words, one, other, *where in some:
         row = report.paired_row(words, difference(results, main, one, other, *where))
-        for how in second if "grey" not in (one[1], other[1]) else ():  # grey pictures are played once
+        for how in second:
             again = report.paired_row(words, difference(results, how, one, other, *where))
-            row[how] = ", ".join(again[k] for k in ("difference", "verdict") if k in again)
+            if "difference" in again and "grey" not in (one[1], other[1]):  # grey pictures are played once
+                row[how] = f"{again['difference']}, {again['verdict']}"
         rows.append(row)
     return pd.DataFrame(rows, columns=[*report.COMPARED, *second]).astype(object).fillna("")
 
@@ -535,6 +541,8 @@ def plot_stages(results: dict[str, Any]) -> Any:
         (axes[1], "msa", "msa", "mode selection accuracy"),
     ):
         for how, color, style in zip(plays(results), ("#4263eb", "#2b8a3e"), ("-", "--"), strict=False):
+            if how != plays(results)[0] and mode == "msa":
+                continue  # the forced modes are played once
             v = 100 * np.stack([values(results, s, how, mode, metric) for s in stages])
             for k, one_seed in enumerate(v.T):
                 label = "" if k else f"one seed, {how}"
