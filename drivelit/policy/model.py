@@ -421,7 +421,9 @@ def _fits(processor, image):
     "Whether the image processor would leave the size of a picture alone."
     side, size, area = processor.patch_size * processor.merge_size, processor.size, image.width * image.height
     known = type(processor) is Qwen2VLImageProcessorPil and processor.do_rescale and processor.do_normalize
-    whole = image.width % side == 0 and image.height % side == 0 and size["shortest_edge"] <= area <= size["longest_edge"]
+    whole = (
+        image.width % side == 0 and image.height % side == 0 and size["shortest_edge"] <= area <= size["longest_edge"]
+    )
     return known and image.mode == "RGB" and whole and max(image.size) <= 200 * min(image.size)
 
 
