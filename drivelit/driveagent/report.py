@@ -395,7 +395,7 @@ def scores_at(results: dict[str, Any], how: str, path: tuple[str, str, str]) -> 
         how: "greedy" or "sampled"
         path: stage, mode, metric; stage "drivers": the best without eyes; mode "random": text and tool mixed as often
             as the policy looks; mode "grey": of the play that tables compare; metric "tool_need" and "tool_plain":
-            looks there, in units that make the mean a rate
+            the rate of looks there, with what each scene adds to it
 
     Returns:
         seed -> (scenes,), empty where the run has none
@@ -409,7 +409,10 @@ def scores_at(results: dict[str, Any], how: str, path: tuple[str, str, str]) -> 
         return {s: mixed(np.nanmean(looked[s]), tool[s], text[s]) for s in looked if s in tool and s in text}
     if metric in ("tool_need", "tool_plain"):
         there = need_of(results) == (metric == "tool_need")
-        return {s: v * there / there.mean() for s, v in scores_at(results, how, (stage, mode, "tool")).items()}
+        looked = scores_at(results, how, (stage, mode, "tool"))
+        # the mean is the rate there, and the spread is that of a rate: scenes elsewhere tell nothing about it
+        rate = lambda v: np.nanmean(v[there]) + (v - np.nanmean(v[there])) * there / there.mean()
+        return {s: rate(v) for s, v in looked.items() if len(v) == len(there)}
     keys = (mode,) if mode in ("grey", "without") else (how, mode)
     return report.scene_scores(results, stage, *keys, f"scene_{metric}")
 
