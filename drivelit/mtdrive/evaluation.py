@@ -60,8 +60,8 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
     Returns:
         dict: n; failed, the share of scenes whose conversation was refused; and of the others: turns: for each turn
             the mean of METRICS and of the distance (m) over readable scenes (None without any), the share unreadable,
-            the share still revising; turns_used. Of all scenes, None where there is no plan: scene_pdms (J numbers
-            each), scene_distance (m, of the last plan)
+            the share still revising; turns_used. Of all scenes, None where there is no plan: scene_pdms (of
+            the first plan and of the last), scene_distance (m, of the last)
 
     Raises:
         EngineError: all conversations were refused
@@ -83,7 +83,7 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         failed=float(1 - there.mean()),
         turns=rows,
         turns_used=float(used.mean()),
-        scene_pdms=[plain(row) for row in per["pdms"]],
+        scene_pdms=[plain(row) for row in per["pdms"][:, [0, -1]]],
         scene_distance=plain(per["distance"][:, -1]),
     )
 

@@ -261,10 +261,10 @@ def table3(results: dict) -> pd.DataFrame:
     return pd.DataFrame(rows).astype(object).fillna("")
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #7bef4954
-ORDERINGS = (  # where, (the paper's better one, its turn), (the other, its turn); turns count from 0
-    ("table 2, 2-turn", ("sft_two_stage", 1), ("sft_single", 0)),
-    ("table 2, one stage", ("sft_one_stage", 1), ("sft_two_stage", 1)),
-    ("table 2, PDM data", ("sft_pdm", 1), ("sft_one_stage", 1)),
+ORDERINGS = (  # where, (the paper's better one, its turn), (the other, its turn); 0: the first, -1: the last
+    ("table 2, 2-turn", ("sft_two_stage", -1), ("sft_single", 0)),
+    ("table 2, one stage", ("sft_one_stage", -1), ("sft_two_stage", -1)),
+    ("table 2, PDM data", ("sft_pdm", -1), ("sft_one_stage", -1)),
     ("table 1, multi-turn", ("sft_multi", -1), ("sft_single", 0)),
     ("section 4.2, later turns", ("sft_multi", -1), ("sft_multi", 0)),
     *(("table 3, RL", (arm, -1), ("sft_multi", -1)) for arm in RL_ARMS),
@@ -319,7 +319,7 @@ def asked(results: dict) -> list[tuple]:
     rows += [
         (
             "later turns, kinematic feedback",
-            f"{name(s)}, last plan > first",
+            f"{name(s)}, last plan > first, kinematic",
             at(s, -1, "kinematic"),
             at(s, 0, "kinematic"),
         )
@@ -327,7 +327,10 @@ def asked(results: dict) -> list[tuple]:
     ]
     arms = [("mtgrpo_turn", "grpo"), ("mtgrpo_cross", "grpo"), *((a, "sft_multi") for a in RL_ARMS)]
     if first_play(results) == "greedy":
-        rows += [("sampled", f"{name(a)} > {name(b)}", at(a, play="sampled"), at(b, play="sampled")) for a, b in arms]
+        rows += [
+            ("sampled", f"{name(a)} > {name(b)}, sampled", at(a, play="sampled"), at(b, play="sampled"))
+            for a, b in arms
+        ]
         rows += [("what sampling costs", f"{name(s)}: greedy > sampled", at(s), at(s, play="sampled")) for s in whole]
     far = lambda s: at(s, metric="scene_distance")
     return rows + [("distance, m", f"{name(a)} > {name(b)}", far(a), far(b), 1.0) for a, b in arms]
