@@ -695,6 +695,14 @@ def _swerves(side: int) -> tuple[float, ...]:
     "Offsets away from something on this side: to stay, and three that pass it."
     return (0.0, *(-side * np.array([0.8, 1.2, 1.6])))
 
+
+def _around(path: Path, v: float, thing: Agent, others: list[Agent], side: int, limit: float, intent: str) -> Draft:
+    "Something stands on one side of the ego's lane; there is a lane on either side, and staying does not do."
+    areas = _right_lane(path)
+    return Draft(
+        path, v, [thing] + others, limit, lanes=2, offsets=_swerves(side), areas=areas, aside=True, intent=intent
+    )
+
 # %% ../../nbs/00_scene/21_town.ipynb #d81457e1
 def pull_out(rng: np.random.Generator, d: float) -> Draft:
     """Something stands in the ego's way, on one side of the lane; the ego stands behind it.
@@ -710,17 +718,8 @@ def pull_out(rng: np.random.Generator, d: float) -> Draft:
     # mostly on the inner side of a bend: on the outer one even the reference stays where it is
     path = _bend(rng, 2.0, 22, 40, *((0.5, 0.2) if side > 0 else (0.2, 0.5)))
     kinds = ("car", "van", "truck", "barrier")
-    return Draft(
-        path,
-        0.0,
-        [_beside(rng, kinds, path, mix(rng, 8.5, 5.8, d), side, mix(rng, 1.0, 0.72, d))],
-        limit=rng.uniform(9, 12),
-        lanes=2,
-        offsets=_swerves(side),
-        areas=_right_lane(path),
-        aside=True,
-        intent="pull out around what stands in the lane",
-    )
+    thing = _beside(rng, kinds, path, mix(rng, 8.5, 5.8, d), side, mix(rng, 1.0, 0.72, d))
+    return _around(path, 0.0, thing, [], side, rng.uniform(9, 12), "pull out around what stands in the lane")
 
 # %% ../../nbs/00_scene/21_town.ipynb #04970dfd
 def pull_out_cyclist(rng: np.random.Generator, d: float) -> Draft:
@@ -735,17 +734,8 @@ def pull_out_cyclist(rng: np.random.Generator, d: float) -> Draft:
     """
     path, side = _bend(rng, 2.0, 22, 40), int(rng.choice([-1, 1], p=[0.3, 0.7]))
     slow, gap = schedule(rng.uniform(0.5, 1.5)), mix(rng, 5.0, 3.0, d)
-    return Draft(
-        path,
-        0.0,
-        [_beside(rng, ("bicycle",), path, gap, side, mix(rng, 1.0, 0.7, d), slow)],
-        limit=rng.uniform(9, 12),
-        lanes=2,
-        offsets=_swerves(side),
-        areas=_right_lane(path),
-        aside=True,
-        intent="pull out around a slow cyclist",
-    )
+    cyclist = _beside(rng, ("bicycle",), path, gap, side, mix(rng, 1.0, 0.7, d), slow)
+    return _around(path, 0.0, cyclist, [], side, rng.uniform(9, 12), "pull out around a slow cyclist")
 
 # %% ../../nbs/00_scene/21_town.ipynb #024db032
 def queue_moves(rng: np.random.Generator, d: float) -> Draft:
@@ -915,17 +905,7 @@ def fast_obstacle(rng: np.random.Generator, d: float) -> Draft:
     path = _bend(rng, 15.0, 100, 140, *_leaving(side))
     gap, kinds = v * mix(rng, 2.2, 1.95, d), ("car", "van", "barrier", "truck")
     thing = _beside(rng, kinds, path, gap, side, mix(rng, 0.95, 0.7, d))
-    return Draft(
-        path,
-        v,
-        [thing] + oncoming(rng, path, 2),
-        limit=v * 1.1,
-        lanes=2,
-        offsets=_swerves(side),
-        areas=_right_lane(path),
-        aside=True,
-        intent="swerve around what stands in the lane",
-    )
+    return _around(path, v, thing, oncoming(rng, path, 2), side, v * 1.1, "swerve around what stands in the lane")
 
 # %% ../../nbs/00_scene/21_town.ipynb #6aafcad6
 def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
@@ -943,17 +923,7 @@ def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
     u = rng.uniform(2.5, 4.5)
     gap = (v - u) * mix(rng, 2.0, 1.75, d)
     cyclist = _beside(rng, ("bicycle",), path, gap, side, mix(rng, 0.95, 0.7, d), schedule(u))
-    return Draft(
-        path,
-        v,
-        [cyclist] + oncoming(rng, path, 2),
-        limit=v * 1.1,
-        lanes=2,
-        offsets=_swerves(side),
-        areas=_right_lane(path),
-        aside=True,
-        intent="swerve around the cyclist",
-    )
+    return _around(path, v, cyclist, oncoming(rng, path, 2), side, v * 1.1, "swerve around the cyclist")
 
 # %% ../../nbs/00_scene/21_town.ipynb #cbafa4b2
 def fast_oncoming(rng: np.random.Generator, d: float) -> Draft:
