@@ -148,7 +148,7 @@ def path_scores(said: Sequence[str], asked: Sequence[tuple], made: Sequence[Scen
         made: the scenes, in order; None: no PDMS
 
     Returns:
-        dict: readable (share), ade (metres, of readable ones), pdms (mean; an unreadable one counts 0)
+        dict: readable (share), ade (metres) and pdms, means over the readable ones; NaN where there are none
     """
     plans = [read_path(s) for s in said]
     truths = [np.array(numbers(t)).reshape(8, 3) for *_, t in asked]
@@ -159,7 +159,7 @@ def path_scores(said: Sequence[str], asked: Sequence[tuple], made: Sequence[Scen
     if made is not None:
         there = [(made[i], p[None]) for (i, *_), p in zip(asked, plans, strict=True) if p is not None]
         scores = [float(r.pdms[0]) for r in score_scenes(*zip(*there, strict=True))] if there else []
-        out["pdms"] = float(sum(scores) / len(plans))
+        out["pdms"] = float(np.mean(scores)) if scores else float("nan")
     return out
 
 # %% ../../nbs/45_base/30_exam.ipynb #b413b2ee
