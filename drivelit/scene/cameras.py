@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'open_image', 'get_image', 'get_depth']
+           'project', 'open_image', 'get_image', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
@@ -232,8 +232,7 @@ def _agents_at(scene: Scene, time: float, ego: np.ndarray) -> list[tuple[Agent, 
     return sorted(found, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #painter01
-def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float) -> Image.Image:
-    ego = ego_pose_at(scene, time)
+def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego: np.ndarray) -> Image.Image:
     dark = scene.night
     sky, grass = ((8, 10, 22), (14, 17, 13)) if dark else (SKY, GRASS)
     image = Image.new("RGB", size, grass)
@@ -337,7 +336,9 @@ def get_image(
     size = tuple(size or (cam.width, cam.height))
     if scene.source != "toy" and not cam.files:
         raise SceneError(f"scene {scene.id}: {camera} has a calibration but no image files")
-    return _recorded(scene, cam, size, time) if cam.files else _paint(scene, cam, size, time)
+    ego = ego_pose_at(scene, time) if time > 1e-6 or not cam.files else None  # it refuses the future
+    past = {t: f for t, f in cam.files.items() if t <= 1e-6}
+    return _recorded(scene, cam, past, size, time) if cam.files else _paint(scene, cam, size, time, ego)
 
 
 def _camera(scene: Scene, name: str) -> Camera:
@@ -346,16 +347,45 @@ def _camera(scene: Scene, name: str) -> Camera:
     return scene.cameras[name]
 
 
-def _recorded(scene: Scene, cam: Camera, size: tuple[int, int], time: float) -> Image.Image:
-    when = min(cam.files, key=lambda t: abs(t - time))
+def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], time: float) -> Image.Image:
+    when = min(files, key=lambda t: abs(t - time), default=np.inf)
     if abs(when - time) > 0.3:
         raise SceneError(
             f"scene {scene.id}: {cam.name} has no image within 0.3 s of {time} s; the nearest is at {when} s"
         )
-    if not Path(cam.files[when]).is_file():
-        raise SceneError(f"{cam.files[when]}: the image of {cam.name} at {when} s is not there")
-    image = open_image(cam.files[when])
+    if not Path(files[when]).is_file():
+        raise SceneError(f"{files[when]}: the image of {cam.name} at {when} s is not there")
+    image = open_image(files[when])
     return image.resize(size, Image.BICUBIC) if image.size != size else image
+
+# %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
+def next_image(
+    scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] | None = None, time: float = 0.5
+) -> Image.Image:
+    """What a camera will see if the ego drives as the expert did: the truth of a prediction, never an input.
+
+    Args:
+        scene: with an expert; a recorded one needs an image file of that time
+        camera: a key of scene.cameras
+        size: (width, height) in pixels; default: the full image
+        time: seconds from now, more than 0
+
+    Returns:
+        PIL image, RGB
+
+    Raises:
+        SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
+    """
+    cam = _camera(scene, camera)
+    size = tuple(size or (cam.width, cam.height))
+    end = 0.0 if scene.expert is None else float(scene.expert.times[-1])
+    if not 0 < time <= end + 1e-6:
+        raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
+    if scene.source != "toy" or cam.files:
+        return _recorded(scene, cam, {t: f for t, f in cam.files.items() if t > 1e-6}, size, time)
+    t, p = np.r_[0.0, scene.expert.times], np.concatenate([[[0.0, 0.0, 0.0]], scene.expert.poses])
+    ego = np.array([np.interp(time, t, v) for v in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))])
+    return _paint(scene, cam, size, time, ego)
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #bceb28a6
 def get_depth(
