@@ -297,10 +297,12 @@ class TransformersEngine:
         policy: Policy
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
+        rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are
+            those among the words that it allows
     """
 
-    def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9) -> None:
-        self.policy, self.batch_size, self.memory = policy, batch_size, memory
+    def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9, rule: Any = None) -> None:
+        self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
         self._read, self._weights = {}, None
         self.eos = policy.tokenizer.eos_token_id
         ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
@@ -372,8 +374,15 @@ class TransformersEngine:
 
     def _batch(self, conversations, max_new_tokens, read, sampling):
         rows = _Rows(self.policy, conversations, read)
+        states = [self.rule.begin(c.ids) for c in conversations] if self.rule else []
         for k in range(max_new_tokens):
-            token, logp = draw(rows.logits, *sampling, self.never)
+            logits = rows.logits
+            if self.rule:
+                logits = self.rule.restrict(logits, [self.rule.kind(states[n]) for n in rows.who])
+            token, logp = draw(logits, *sampling, self.never)
+            if self.rule:
+                for n, t in zip(rows.who, token.tolist(), strict=True):
+                    states[n] = self.rule.step(states[n], t)
             if not rows.say(token, logp, self.eos) or k + 1 == max_new_tokens:
                 break
             rows.read(rows.leave(token, self._read, self.memory))
@@ -574,6 +583,7 @@ class OpenAIEngine:
         timeout: seconds for one conversation, all tries together
         retries: tries after the first one
         most: bytes of one answer that are read
+        rule: what may be said where; sent as structured output, and an answer that breaks it is refused
     """
 
     def __init__(
@@ -586,9 +596,10 @@ class OpenAIEngine:
         timeout: float = 120.0,
         retries: int = 3,
         most: int = MOST_BYTES,
+        rule: Any = None,
     ) -> None:
         self.base_url, self.model, self.policy, self.threads = base_url, model, policy, threads
-        self.timeout, self.retries = timeout, retries
+        self.timeout, self.retries, self.rule = timeout, retries, rule
         self.client = _openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=_client(most))
 
     def generate(
@@ -648,13 +659,20 @@ class OpenAIEngine:
 
     def _ask(self, conversation, how, seconds):
         begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
-        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else None  # as vLLM wants it
+        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
+        if self.rule:
+            extra |= self.rule.served(conversation.opening)
         messages = [*as_openai(conversation.messages), *begun]
         ask = self.client.chat.completions.create
-        text, stop = _text_of(ask(messages=messages, extra_body=extra, timeout=max(seconds, 0.001), **how))
+        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
+        if self.rule:
+            ids = self.rule.read(text, conversation.opening)
+            if isinstance(ids, ParseError):
+                raise ValueError(f"the answer breaks the rule: {ids.reason}")
         if self.policy is None:
             return Completion(text, [], None, stop)
-        if words := control_words(text):  # as ids they would be control tokens
-            raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
-        ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not self.rule:
+            if words := control_words(text):  # as ids they would be control tokens
+                raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
+            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)

@@ -376,7 +376,8 @@ def model_card(policy: "Policy", card: str = "") -> str:
     model, processor = policy.model, policy.processor
     base, adapters = _base_of(model), hasattr(model, "peft_config")
     whole = sum(p.numel() for p in model.parameters())
-    small = sum(p.numel() for n, p in model.named_parameters() if "lora_" in n or "modules_to_save" in n)
+    added = ("lora_", "modules_to_save", "trainable_tokens_delta")
+    small = sum(p.numel() for n, p in model.named_parameters() if any(a in n for a in added))
     size = getattr(processor, "image_size", None)
     ours = dict(
         toy="a toy: from the random weights of a small configuration",
@@ -733,12 +734,35 @@ def _base(dtype, image_size, attention):
     policy.processor.image_size = list(image_size)
     return policy
 
+# %% ../../nbs/20_policy/10_model.ipynb #f6200dc4
+def _grown(policy, folder, trained):
+    "The policy with the tokenizer of its adapters: the rows of the tokens that it lacks come with the adapters."
+    if not (folder / "tokenizer.json").exists():
+        return policy
+    tokenizer, ours = AutoTokenizer.from_pretrained(folder), policy.tokenizer.get_vocab()
+    theirs = {i: t for t, i in tokenizer.get_vocab().items()}
+    lost = set(theirs) - set(ours.values()) - set(trained)
+    if lost or any(theirs.get(i, t) != t for t, i in ours.items()):
+        which = f"{len(lost)} tokens have no row" if lost else "some tokens have other ids"
+        raise ValueError(
+            f"{folder}: the base does not have the tokenizer of these adapters ({which}): pass text= and fixed= as "
+            "they were, or base= a policy with this vocabulary"
+        )
+    if len(theirs) > len(ours):
+        rows = max(len(tokenizer), policy.model.get_input_embeddings().weight.shape[0])
+        policy.model.resize_token_embeddings(rows, mean_resizing=False)
+        policy.tokenizer = policy.processor.tokenizer = tokenizer
+    return policy
+
 # %% ../../nbs/20_policy/10_model.ipynb #5614b524
 def _adapters(folder, base, **how):
     "Trainable adapters on top of their base."
     from peft import PeftModel
 
-    named = _json(folder / "adapter_config.json").get("base_model_name_or_path")
+    config = _json(folder / "adapter_config.json")
+    named, trained = config.get("base_model_name_or_path"), config.get("trainable_token_indices") or []
+    if named and Path(named).parts[-3:] == BASE.parts[-3:]:
+        named = "base"  # wherever the package lies
     if not base and not named:
         raise ValueError(f"{folder}: these adapters name no base model; pass base=")
     if not isinstance(base, Policy):
@@ -746,6 +770,7 @@ def _adapters(folder, base, **how):
             base = load_policy(base or named, **how)
         except FileNotFoundError as e:
             raise FileNotFoundError(f"{folder}: the base of these adapters is not there ({e}); pass base=") from None
+    _grown(base, folder, trained if isinstance(trained, list) else set.intersection(*map(set, trained.values())))
     return Policy(PeftModel.from_pretrained(base.model, folder, is_trainable=True), base.processor, base.note)
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
-           'estimate_lengths', 'collator', 'try_longest', 'labelled_only', 'fp32_masters', 'SafeTrainer',
-           'OrderedSFTTrainer', 'check_policy', 'trl_config', 'sft_config', 'train_sft']
+           'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
+           'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'sft_config', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
 import inspect
@@ -197,7 +197,7 @@ def outlines(rows: Sequence[dict]) -> Iterator[dict]:
         yield dict(messages=messages, images=list(map(Size, widths, heights)), scene_id=scene)
 
 # %% ../../nbs/40_training/10_sft.ipynb #fc0bcbe2
-_PIECE = re.compile(r"[A-Za-z]+|\S")
+_PIECE = re.compile(r"<\|\d+\|>|[A-Za-z]+|\S")  # the code of a picture is one token
 
 
 def estimate_length(policy: Policy, row: dict) -> int:
@@ -249,9 +249,64 @@ def estimate_lengths(policy: Policy, rows: Sequence[dict]) -> np.ndarray:
         raise ValueError("no rows to train on")
     return np.array(lengths)
 
+# %% ../../nbs/40_training/10_sft.ipynb #683de7ea
+class Spans(NamedTuple):
+    """Which span each token of a row stands in, and what the spans weigh.
+
+    Attributes:
+        of: function from ids (T) to T names, such as `drivelit.policy.image_tokens.spans_by_tag`
+        weights: name -> weight in the loss
+    """
+
+    of: Callable[[Sequence[int]], Sequence[str]]
+    weights: dict[str, float]
+
+    def numbers(self, rows: Sequence[list[int]], width: int) -> torch.Tensor:
+        """The spans of padded rows.
+
+        Args:
+            rows: ids of each, at most `width`
+            width: of the batch
+
+        Returns:
+            (B, width) place of each token's span among the weights; 0 at the padding, which is not learnt
+
+        Raises:
+            ValueError: a span without a weight
+        """
+        place = {name: k for k, name in enumerate(self.weights)}
+        found = torch.zeros(len(rows), width, dtype=torch.long)
+        for i, ids in enumerate(rows):
+            names = self.of(ids)
+            if unknown := sorted(set(names) - set(place)):
+                raise ValueError(f"the span {unknown[0]!r} has no weight: {', '.join(self.weights)} have one")
+            found[i, : len(ids)] = torch.tensor([place[n] for n in names])
+        return found
+
+
+def check_spans(spans: Callable | None, weights: dict[str, float] | None) -> Spans | None:
+    """The spans of a run, or a sentence about what is wrong with them.
+
+    Args:
+        spans: function from ids to names
+        weights: name -> weight
+
+    Returns:
+        Spans, or None if there are none
+
+    Raises:
+        ValueError: one without the other, or a weight that is no number from 0
+    """
+    if (spans is None) != (weights is None):
+        raise ValueError("spans and weights belong together: spans(ids) names what weights gives a number")
+    wrong = [name for name, w in (weights or {}).items() if not (np.isfinite(w) and w >= 0)]
+    if wrong or weights == {}:
+        raise ValueError(f"weights: {wrong[0] if wrong else 'no span'} must have a finite number from 0")
+    return Spans(spans, dict(weights)) if weights else None
+
 # %% ../../nbs/40_training/10_sft.ipynb #f0acbc19
 def collator(
-    policy: Policy, rows: Sequence[dict], encoded: Sequence[tuple[list[int], list[int]]]
+    policy: Policy, rows: Sequence[dict], encoded: Sequence[tuple[list[int], list[int]]], spans: "Spans | None" = None
 ) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """Pads ids and labels on the right and adds what the policy makes of the images.
 
@@ -259,6 +314,7 @@ def collator(
         policy: Policy
         rows: sequence of rows: asked for their pictures when their batch comes
         encoded: (ids, labels) for each row, such as EncodedRows
+        spans: names the span of each token; the batch then has their numbers
 
     Returns:
         function from a list of {"labels": row number} to a batch: input_ids, labels, ... (B, T), on the CPU
@@ -275,7 +331,8 @@ def collator(
         padded = torch.full_like(batch["input_ids"], IGNORE)
         for i, label in enumerate(labels):
             padded[i, : len(label)] = torch.tensor(label)
-        return {k: v.cpu() for k, v in batch.items()} | dict(labels=padded)
+        numbers = dict(spans=spans.numbers(ids, padded.shape[1])) if spans else {}
+        return {k: v.cpu() for k, v in batch.items()} | dict(labels=padded) | numbers
 
     return collate
 
@@ -358,17 +415,62 @@ class SafeTrainer:
 class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
     "SFTTrainer that takes the rows in the given order, scores the words that count and counts what it reads."
 
+    spans: Spans | None = None
+
     def _get_train_sampler(self, *_):
         return SequentialSampler(self.train_dataset)  # their order was drawn before the run began
 
-    def compute_loss(self, *args: object, **kwargs: object) -> torch.Tensor | tuple:
-        "TRL's loss, over the labelled positions alone."
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: dict, *args: object, **kwargs: object
+    ) -> torch.Tensor | tuple:
+        """TRL's loss, over the labelled positions alone, with the weights of their spans.
+
+        Args:
+            model: the policy's, perhaps wrapped for several devices
+            inputs: of the collator; `spans` (B, T) if the run has them
+            *args: TRL's
+            **kwargs: TRL's
+
+        Returns:
+            scalar, or what TRL makes of it
+        """
+        numbers = inputs.pop("spans", None)
+        run = model if numbers is None else self._weighing(model, numbers[:, 1:])
         # TRL counts the tokens of all devices, from nothing at each start; the state outlives a kill
         self._total_train_tokens = self.state.num_input_tokens_seen
         with labelled_only():
-            loss = super().compute_loss(*args, **kwargs)
+            loss = super().compute_loss(run, inputs, *args, **kwargs)
         self.state.num_input_tokens_seen = self._total_train_tokens
         return loss
+
+    def _weighing(self, model, numbers):
+        "The model, its log-probabilities weighed by their spans; what they were is noted."
+        weights = torch.tensor(list(self.spans.weights.values()), device=numbers.device)
+
+        def run(**inputs):
+            found = model(**inputs)
+            sums = torch.zeros(2, len(weights), dtype=torch.float64, device=numbers.device)
+            learnt, loss = found.label_mask, -found.log_probs.detach().double()
+            sums[0].index_add_(0, numbers[learnt], loss[learnt])
+            sums[1].index_add_(0, numbers[learnt], torch.ones_like(loss[learnt]))
+            self._noted = self.accelerator.reduce(sums, reduction="sum") + getattr(self, "_noted", 0)
+            found.log_probs = found.log_probs * weights[numbers].to(found.log_probs.dtype)
+            return found
+
+        return run
+
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
+        """TRL's log, and the mean loss of a token of each span since the last one, without its weight.
+
+        Args:
+            logs: what is logged
+            *args: TRL's
+            **kwargs: TRL's
+        """
+        if (noted := getattr(self, "_noted", None)) is not None and "loss" in logs:
+            logs |= {f"loss/{n}": (s / c).item() for n, s, c in zip(self.spans.weights, *noted, strict=True) if c}
+            del self._noted
+        super().log(logs, *args, **kwargs)
 
 # %% ../../nbs/40_training/10_sft.ipynb #1e9f2894
 def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> None:
@@ -528,6 +630,8 @@ def train_sft(
     callbacks: Sequence[TrainerCallback] = (),
     lengths: Sequence[int] | None = None,
     encoded: Sequence[tuple[list[int], list[int]]] | None = None,
+    spans: Callable[[Sequence[int]], Sequence[str]] | None = None,
+    weights: dict[str, float] | None = None,
     **settings: object,
 ) -> dict:
     """Supervised tuning; the policy in `out/final` can be loaded again.
@@ -548,6 +652,8 @@ def train_sft(
         callbacks: further callbacks of the trainer
         lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
         encoded: (ids, labels) of each row, if somebody else makes them, such as rows that are drawn on the fly
+        spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
+        weights: name -> weight of a span's loss; each span is logged as loss/name
         **settings: of sft_config (lr, warmup, schedule, micro_batch, save_steps, checkpointing), and TRL's own
 
     Returns:
@@ -555,9 +661,10 @@ def train_sft(
 
     Raises:
         TypeError: an unknown setting, or no Policy
-        ValueError: a row that cannot be used, or neither steps nor epochs
+        ValueError: a row that cannot be used, neither steps nor epochs, or a span without a weight
     """
     check_policy(policy, bf16, adapters=peft_config is not None)
+    parts = check_spans(spans, weights)
     if not steps and not epochs:
         raise ValueError("how long? Give steps= or epochs=")
     steps = steps or int(np.ceil(len(rows) * epochs / batch))
@@ -572,11 +679,12 @@ def train_sft(
         model=policy.model,
         args=args,
         train_dataset=Dataset.from_dict(dict(labels=order)),
-        data_collator=collator(policy, rows, encoded),
+        data_collator=collator(policy, rows, encoded, parts),
         processing_class=policy.tokenizer,
         peft_config=peft_config,
         callbacks=[SafeCheckpoints(out, start), *callbacks],
     )
+    trainer.spans = parts
     trainer.remove_callback(PrinterCallback)  # the file has it all
     # The loss is the mean over the update's tokens and not over each forward pass: TRL counts them if it is told to.
     trainer.model_accepts_loss_kwargs = True
