@@ -388,12 +388,13 @@ class ScriptedTeacher:
             has -= {k for k in t.kinds if drawn(self.seed, scene.id, k, n).random() < self.heeds}
         return has
 
-    def think(self, scene: Scene, tried: Sequence[Try] = ()) -> str:
+    def think(self, scene: Scene, tried: Sequence[Try] = (), attempt: int = 0) -> str:
         """A thought.
 
         Args:
             scene: with its ground truth
             tried: earlier thoughts and what was said of them; the last one is edited
+            attempt: counts up when it is asked again; without new feedback it writes the same again
 
         Returns:
             text
