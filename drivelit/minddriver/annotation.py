@@ -182,7 +182,9 @@ class ChatTeacher:
         temperature: of sampling
     """
 
-    def __init__(self, engine: Any, inputs: Inputs = PAPER, new_tokens: int = 1024, temperature: float = 0.7) -> None:
+    def __init__(
+        self, engine: Any, inputs: Inputs = PAPER, new_tokens: int = 1024, temperature: float = 0.7
+    ) -> None:
         self.engine, self.inputs, self.new_tokens, self.temperature = engine, inputs, new_tokens, temperature
 
     def think(self, scene: Scene, tried: Sequence[Try] = (), attempt: int = 0) -> str | Refusal:
@@ -245,7 +247,13 @@ class ChatJudge:
 
 
 def helpers(
-    teacher: str, judge: str, inputs: Inputs = PAPER, journal: Any = None, at_once: int = 16, seed: int = 0
+    teacher: str,
+    judge: str,
+    inputs: Inputs = PAPER,
+    journal: Any = None,
+    at_once: int = 16,
+    seed: int = 0,
+    behaviours: int = 3,
 ) -> tuple[Any, Any]:
     """Teacher and judge by their names in a profile.
 
@@ -256,6 +264,7 @@ def helpers(
         journal: of their answers; None: nothing is kept
         at_once: conversations under way at the same time
         seed: of the scripted ones
+        behaviours: that a scripted thought proposes
 
     Returns:
         (teacher, judge)
@@ -263,7 +272,8 @@ def helpers(
     Raises:
         ValueError: a name of neither form
     """
+    scripted = ScriptedTeacher(seed=seed, behaviours=behaviours), ScriptedJudge(seed=seed)
     return (
-        connect(teacher, ScriptedTeacher(seed=seed), lambda e: ChatTeacher(e, inputs), None, journal, at_once),
-        connect(judge, ScriptedJudge(seed=seed), ChatJudge, None, journal, at_once),
+        connect(teacher, scripted[0], lambda e: ChatTeacher(e, inputs), None, journal, at_once),
+        connect(judge, scripted[1], ChatJudge, None, journal, at_once),
     )

@@ -359,6 +359,7 @@ class ScriptedTeacher:
         rates: key of ERRORS -> share of the first thoughts that have this error
         heeds: chance that an error which the feedback names is mended
         seed: of the errors; a thought depends on this, the scene and the feedback so far
+        behaviours: that a thought proposes, the decision and others; 1 makes the shortest thoughts
 
     Raises:
         ValueError: an unknown kind of error, or a rate out of [0, 1]
@@ -367,6 +368,7 @@ class ScriptedTeacher:
     rates: Mapping[str, float] = field(default_factory=lambda: dict(ERRORS))
     heeds: float = 0.8
     seed: int = 0
+    behaviours: int = 3
 
     def __post_init__(self) -> None:
         for k, v in dict(self.rates, heeds=self.heeds).items():
@@ -404,7 +406,9 @@ class ScriptedTeacher:
         direction, speed = decision_of(scene)
         wrong = _another(rng, DIRECTIONS, direction), _another(rng, SPEEDS, speed)
         said = wrong[0] if "direction" in has else direction, wrong[1] if "speed" in has else speed
-        text = write_thought(facts, said)
+        # a judge who finds no sense in a thought gets one with fewer behaviours the next time
+        most = max(1, self.behaviours - sum(t.stage == "logic" for t in tried))
+        text = write_thought(facts, said, choices_of(facts, said, most))
         if "logic" in has:
             text = _unsound(rng, text, facts)
         if "format" in has:
