@@ -182,9 +182,7 @@ class ChatTeacher:
         temperature: of sampling
     """
 
-    def __init__(
-        self, engine: Any, inputs: Inputs = PAPER, new_tokens: int = 1024, temperature: float = 0.7
-    ) -> None:
+    def __init__(self, engine: Any, inputs: Inputs = PAPER, new_tokens: int = 1024, temperature: float = 0.7) -> None:
         self.engine, self.inputs, self.new_tokens, self.temperature = engine, inputs, new_tokens, temperature
 
     def think(self, scene: Scene, tried: Sequence[Try] = (), attempt: int = 0) -> str | Refusal:
