@@ -685,6 +685,8 @@ def train_sft(
         callbacks=[SafeCheckpoints(out, start), *callbacks],
     )
     trainer.spans = parts
+    if not hasattr(head := trainer.model.get_output_embeddings(), "bias"):
+        head.bias = None  # TRL asks for it, and peft's wrapper of a head with trained rows does not answer
     trainer.remove_callback(PrinterCallback)  # the file has it all
     # The loss is the mean over the update's tokens and not over each forward pass: TRL counts them if it is told to.
     trainer.model_accepts_loss_kwargs = True
