@@ -105,7 +105,7 @@ def complains(result: PDMResult) -> np.ndarray:
 
 
 def blind_scores(
-    scenes: Sequence[Scene], turns: int = 4, accelerations: Sequence[float] = ACCELERATIONS
+    scenes: Sequence[Scene], turns: int = 4, accelerations: Sequence[float] = ACCELERATIONS, perception: str = "oracle"
 ) -> dict[str, np.ndarray]:
     """PDMS of all drivers without eyes, and of those among them that are told to brake harder.
 
@@ -113,6 +113,7 @@ def blind_scores(
         scenes: n of any source
         turns: plans that a driver may try who is told; the last one counts
         accelerations: m/s², of the first plan
+        perception: what the feedback agent takes for the future of road users, as in `prepare`; the score knows it
 
     Returns:
         name -> (n,) in [0, 1]; also "expert", NaN where a scene has none
@@ -122,7 +123,10 @@ def blind_scores(
     expert = [np.zeros((8, 3)) if s.expert is None else s.expert.poses[:8] for s in scenes]
     together = [np.stack([*p.values(), e]) for p, e in zip(plans, expert, strict=True)]
     results = score_scenes([prepare(s) for s in scenes], together)
-    pdms, bad = np.array([r.pdms for r in results]), np.array([complains(r) for r in results])
+    heard = (
+        results if perception == "oracle" else score_scenes([prepare(s, perception) for s in scenes], together, False)
+    )
+    pdms, bad = np.array([r.pdms for r in results]), np.array([complains(r) for r in heard])
     row = {name: i for i, name in enumerate(plans[0])}
     scores = {STANDING: pdms[:, row[STANDING]]}
     for where in WAYS:

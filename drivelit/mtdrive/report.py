@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TABLE_COLUMNS', 'ORDERINGS', 'WORDS', 'PLAN_COLOR', 'BEFORE_COLOR', 'WRONG_COLOR', 'collect', 'first_play',
-           'values', 'blind_drivers', 'driver_rows', 'table1', 'table2', 'table3', 'orderings', 'asked', 'questions',
-           'plot_turns', 'turn_words', 'fit_extent', 'draw_turn', 'turn_legend', 'draw_episode', 'scripted_episode',
-           'example_figure', 'gain', 'plot_episode', 'real_rows', 'real_table', 'real_words']
+           'values', 'best_without_eyes', 'blind_drivers', 'driver_rows', 'table1', 'table2', 'table3', 'orderings',
+           'asked', 'questions', 'plot_turns', 'turn_words', 'fit_extent', 'draw_turn', 'turn_legend', 'draw_episode',
+           'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_rows', 'real_table', 'real_words']
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #b72cba16
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,6 +102,20 @@ def values(
 TABLE_COLUMNS = dict(nc="NC", dac="DAC", ttc="TTC", comfort="C", ep="EP")
 
 
+def best_without_eyes(results: dict, feedback: str = "–") -> str:
+    """Whom a policy has to beat: the best driver without eyes that hears as much as it does.
+
+    Args:
+        results: from `collect`
+        feedback: "–", "oracle" or "kinematic": what the policy hears
+
+    Returns:
+        a name in results["drivers"]
+    """
+    heard = {n: d for n, d in results["drivers"].items() if d["feedback"] in ("–", feedback) and n != "expert"}
+    return best_blind({n: np.array([d["pdms"]]) for n, d in heard.items()})
+
+
 def blind_drivers(results: dict) -> dict[str, str]:
     """The drivers without eyes that tables show.
 
@@ -109,15 +123,15 @@ def blind_drivers(results: dict) -> dict[str, str]:
         results: from `collect`
 
     Returns:
-        dict: name -> how a table calls it; the first is the best of all
+        dict: name -> how a table calls it, the best first; "the best" is said of the best with each kind of feedback
     """
-    scores = {n: np.array([d["pdms"]]) for n, d in results["drivers"].items() if n != "expert"}
-    best = best_blind(scores)
-    return {best: f"no eyes, the best: {best}"} | {n: f"no eyes: {n}" for n in scores if n != best}
+    best = {best_without_eyes(results, d["feedback"]) for d in results["drivers"].values()}
+    names = sorted((n for n in results["drivers"] if n != "expert"), key=lambda n: -results["drivers"][n]["pdms"])
+    return {n: f"no eyes{', the best' * (n in best)}: {n}" for n in names}
 
 
 def driver_rows(results: dict) -> list[dict]:
-    """The rows of the drivers that learn nothing.
+    """The rows of the expert and of the drivers without eyes.
 
     Args:
         results: from `collect`
@@ -128,11 +142,9 @@ def driver_rows(results: dict) -> list[dict]:
     rows = []
     for name, label in dict(expert="expert", **blind_drivers(results)).items():
         d = results["drivers"][name]
-        found = {t: cell([d[m]]) for m, t in TABLE_COLUMNS.items() if m in d} | _far(
-            results, [d.get("distance", np.nan)]
-        )
-        feedback = "oracle" if name.endswith("told") else "–"
-        rows.append(dict(model=label, feedback=feedback) | found | _scored(results, [d["pdms"]]))
+        found = {t: cell([d[m]]) for m, t in TABLE_COLUMNS.items() if m in d}
+        found |= _far(results, [d.get("distance", np.nan)])
+        rows.append(dict(model=label, feedback=d["feedback"]) | found | _scored(results, [d["pdms"]], d["feedback"]))
     return rows
 
 
@@ -142,9 +154,9 @@ def _far(results, v):
     return dict(distance=cell(np.array(v) / whole)) if whole and not np.isnan(v).all() else {}
 
 
-def _scored(results, v, unreadable=None):
-    "PDMS and skill."
-    blind = results["drivers"][next(iter(blind_drivers(results)))]["pdms"]
+def _scored(results, v, feedback, unreadable=None):
+    "PDMS, and the skill above the best blind driver that hears as much."
+    blind = results["drivers"][best_without_eyes(results, feedback)]["pdms"]
     expert = results["drivers"]["expert"]["pdms"]
     return dict(PDMS=cell(v, unreadable=unreadable), skill=skill_cell(v, blind, expert, unreadable))
 
@@ -191,7 +203,9 @@ def _played(results, stage, perception="oracle", turn=-1, how=""):
     lost = values(results, stage, perception, turn, "unreadable", how)
     if np.isnan(lost).all():
         return {}
-    return _scored(results, _readable(results, stage, perception, turn, "pdms", how)) | dict(unreadable=cell(lost))
+    heard = "–" if turn == 0 else "oracle" if perception == "grey" else perception  # nobody hears before the first plan
+    scored = _scored(results, _readable(results, stage, perception, turn, "pdms", how), heard)
+    return scored | dict(unreadable=cell(lost))
 
 
 def _sampled(results, stage, perception="oracle", turn=-1):
@@ -250,11 +264,13 @@ def table3(results: dict) -> pd.DataFrame:
     for how in dict.fromkeys((first_play(results), "sampled")):
         for s in ("sft_multi", *RL_ARMS):
             after = [_readable(results, s, turn=j, how=how) for j in turns]
-            skill = _scored(results, after[-1])["skill"]
+            skill = _scored(results, after[-1], "oracle")["skill"]
             # a first plan has had no feedback
             said = dict(model=ROWS[s], play=how, feedback="oracle, from turn 2")
             rows.append(said | {f"turn {j + 1}": cell(v) for j, v in enumerate(after)} | dict(skill=skill))
     for r in driver_rows(results):
+        if r["feedback"] == "kinematic":
+            continue
         last = list(turns)[-1:] if r["feedback"] == "oracle" else turns  # of a told driver the last score is known
         said = dict(model=r["model"], play="–", feedback=r["feedback"], skill=r["skill"])
         rows.append(said | {f"turn {j + 1}": r["PDMS"] for j in last})
@@ -305,13 +321,14 @@ def asked(results: dict) -> list[tuple]:
     Returns:
         list of (question, words, one path, other path) and perhaps a scale, for `compare`; distances in metres
     """
-    best = next(iter(blind_drivers(results)))
     at, name = lambda *a, **how: _path(results, *a, **how), lambda s: ROWS[s]
     whole = ("sft_multi", *RL_ARMS)
-    rows = [
-        ("beats drivers without eyes", f"{name(s)} > {best}", at(s, t), ("drivers", best, "scene_pdms"))
-        for s, t in (("sft_single", 0), *((s, -1) for s in whole))
-    ]
+    rows = []
+    heard = [("–", s, (s, 0)) for s in ("sft_single", *whole)]  # a first plan has had no feedback
+    for feedback, s, path in heard + [(p, s, (s, -1, p)) for p in ("oracle", "kinematic") for s in whole]:
+        best, turn = best_without_eyes(results, feedback), "first plan" if feedback == "–" else f"{feedback} feedback"
+        words = f"{name(s)}, {turn} > {best}"
+        rows.append(("beats drivers without eyes", words, at(*path), ("drivers", best, "scene_pdms")))
     rows += [
         ("looks at its picture", f"{name(s)}, first plan > with a grey picture", at(s, 0), at(s, 0, "grey"))
         for s in ("sft_single", *whole)
@@ -372,8 +389,9 @@ def plot_turns(results: dict, ax: plt.Axes | None = None) -> plt.Axes:
     single = _readable(results, "sft_single", turn=0)
     if not np.isnan(single).all():
         ax.axhline(100 * np.nanmean(single), color="#adb5bd", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
-    best, label = next(iter(blind_drivers(results).items()))
-    for name, text, color in (("expert", "expert", "#212529"), (best, label, "#868e96")):
+    told, alone = best_without_eyes(results, "oracle"), best_without_eyes(results)
+    for name, color in {"expert": "#212529", told: "#868e96", alone: "#ced4da"}.items():
+        text = dict(expert="expert", **blind_drivers(results))[name]
         ax.axhline(100 * results["drivers"][name]["pdms"], color=color, ls=":", lw=1.5, label=text)
     ax.set(
         xlabel="turn",
@@ -674,7 +692,7 @@ def real_rows(real: dict) -> Iterator[dict]:
         far = _far(real, [scores.get("distance", np.nan)])
         lost = dict(unreadable=cell([scores["unreadable"]]))
         named = dict(planner=f"policy, {real['play']}, turn {j + 1}", feedback=fed)
-        yield named | numbers | far | _scored(real, [scores["pdms"]], [scores["unreadable"]]) | lost
+        yield named | numbers | far | _scored(real, [scores["pdms"]], fed, [scores["unreadable"]]) | lost
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9da20a97
 def real_table(real: dict | None) -> pd.DataFrame | str:
@@ -701,7 +719,7 @@ def real_words(real: dict | None) -> str:
     if not real:
         return ""
     own, turns, n = real["drivers"], real["policy"]["turns"], real["policy"]["n"]
-    best = next(iter(blind_drivers(real)))
+    best = best_without_eyes(real, real.get("feedback", "oracle"))
     last, line = 100 * (turns[-1]["pdms"] or 0.0), 100 * own[best]["pdms"]
     worse = "below" if last < line else "not below"
     read = sorted(round(n * (1 - t["unreadable"])) for t in turns)
