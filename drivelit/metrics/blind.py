@@ -163,7 +163,7 @@ def skill(score: float, blind: float, expert: float) -> float:
     Returns:
         float: 0 where pictures brought nothing, 1 at the expert; NaN where the expert is no better than the blind
     """
-    return (score - blind) / (expert - blind) if expert > blind else float("nan")
+    return (score - blind) / (expert - blind) if expert > blind else score * float("nan")
 
 # %% ../../nbs/10_metrics/25_blind.ipynb #f1cd104e
 def by_speed(
