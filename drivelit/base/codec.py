@@ -52,6 +52,7 @@ class CodecRecipe:
         dim: numbers of a code
         rare: exponent of a colour's rarity in its weight; 0: every pixel weighs the same
         floor: least weight of a pixel
+        cap: largest weight of a pixel
         bits: of a number in the layers while training: 16 (bfloat16) or 32
         free: share of the updates before the codebook rounds anything
         save_every: updates between checkpoints
@@ -69,6 +70,7 @@ class CodecRecipe:
     dim: int = 8
     rare: float = 0.75
     floor: float = 0.125
+    cap: float = 8.0
     bits: int = 16
     free: float = 0.25
     save_every: int = 200
@@ -92,20 +94,23 @@ def colours(x: torch.Tensor) -> torch.Tensor:
     return levels[:, 0] * 64 + levels[:, 1] * 8 + levels[:, 2]
 
 
-def rare_weights(x: torch.Tensor, power: float = 0.75, floor: float = 0.125, usual: float = 0.02) -> torch.Tensor:
+def rare_weights(
+    x: torch.Tensor, power: float = 0.75, floor: float = 0.125, cap: float = 8.0, usual: float = 0.02
+) -> torch.Tensor:
     """How much a pixel weighs in the loss, by its colour.
 
     Args:
         x: pictures to count colours in, (B, 3, height, width)
         power: exponent; 0: all alike
         floor: least weight
+        cap: largest weight
         usual: share of the pixels at which a colour weighs 1
 
     Returns:
-        (512,) between `floor` and 8
+        (512,) between `floor` and `cap`
     """
     share = torch.bincount(colours(x).flatten(), minlength=512).float() / colours(x).numel()
-    return ((usual / share.clamp_min(1e-5)) ** power).clamp(floor, 8.0) if power else torch.ones(512)
+    return ((usual / share.clamp_min(1e-5)) ** power).clamp(floor, cap) if power else torch.ones(512)
 
 # %% ../../nbs/45_base/60_codec.ipynb #b63b918f
 class Pictures(Sequence):
@@ -161,7 +166,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(codec.model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.use = torch.zeros(recipe.codes)  # how often each code was used of late
         some = pixels(self.drawn(0, 1, min(256, len(made))), codec.size)
-        self.weights = rare_weights(some, recipe.rare, recipe.floor)
+        self.weights = rare_weights(some, recipe.rare, recipe.floor, recipe.cap)
 
     def quick(self) -> torch.autocast:
         "Half as many bits where they are enough."

@@ -341,7 +341,7 @@ def from_movqgan(state: dict[str, torch.Tensor]) -> Any:
     model.load_state_dict(have, assign=True)
     return model
 
-# %% ../../nbs/20_policy/30_codec.ipynb #1670c87d
+# %% ../../nbs/20_policy/30_codec.ipynb #7da7173b
 EMBEDDED = Path(importlib.util.find_spec("drivelit").origin).parent / "base" / "codec_weights"
 CHECKPOINTS = (".ckpt", ".pt", ".pth", ".safetensors")
 
