@@ -327,7 +327,7 @@ def asked(results: dict) -> list[tuple]:
     heard = [("–", s, (s, 0)) for s in ("sft_single", *whole)]  # a first plan has had no feedback
     for feedback, s, path in heard + [(p, s, (s, -1, p)) for p in ("oracle", "kinematic") for s in whole]:
         best, turn = best_without_eyes(results, feedback), "first plan" if feedback == "–" else f"{feedback} feedback"
-        words = f"{name(s)}, {turn} > {best}"
+        words = f"{name(s)}, {turn} > the best of them"
         rows.append(("beats drivers without eyes", words, at(*path), ("drivers", best, "scene_pdms")))
     rows += [
         ("looks at its picture", f"{name(s)}, first plan > with a grey picture", at(s, 0), at(s, 0, "grey"))
