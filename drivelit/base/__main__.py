@@ -11,11 +11,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
 
 import torch
 
-from .recipe import SMOKE, Recipe, make, pack, summary
+from .recipe import SMOKE, make, pack, read_recipe, summary
 from ..policy.model import SIZES
 from ..training.processes import RunError
 
@@ -34,13 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lessons", help="folder of lessons that several runs share; default: in the run's folder")
     parser.add_argument("--pack", action="store_true", help="put the finished base into the package")
     parser.add_argument("--beside", nargs="*", default=[], help="folders of other sizes, for the figure of the pack")
-    parser.add_argument("--smoke", action="store_true", help="a tiny one, in a minute: nothing is learnt")
-    for f in fields(Recipe):
-        parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
-    given = vars(parser.parse_args(arguments))
-    own = {f.name: given[f.name] for f in fields(Recipe) if given[f.name] is not None}
+    recipe, given = read_recipe(parser, SMOKE, arguments)
     try:
-        recipe = replace(SMOKE if given["smoke"] else Recipe(), **own)
         if recipe.size not in SIZES:
             raise RunError(f"size: {recipe.size!r} is not one of {', '.join(SIZES)}")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))

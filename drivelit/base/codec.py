@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from scipy.cluster.vq import kmeans2
 
 from .exam import answers, box_error, exam_questions, path_scores
 from .lessons import KINDS, is_right
-from .recipe import EXAM_SEED, TRAIN_SEED, start
+from .recipe import EXAM_SEED, TRAIN_SEED, read_recipe, start
 from .rows import Shelf, save_lessons
 from ..policy.codec import EMBEDDED, Codec, load_codec, new_codec, pixels
 from ..policy.model import Policy, load_policy
@@ -541,14 +541,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--beside", nargs="*", default=[], help="folders of other finished runs, for the table of the pack"
     )
-    parser.add_argument("--smoke", action="store_true", help="a few updates: nothing is learnt")
-    for f in fields(CodecRecipe):
-        parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
-    given = vars(parser.parse_args(arguments))
-    own = {f.name: given[f.name] for f in fields(CodecRecipe) if given[f.name] is not None}
+    recipe, given = read_recipe(parser, SMOKE, arguments)
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        found = make_codec(given["out"], replace(SMOKE if given["smoke"] else CodecRecipe(), **own), given["lessons"])
+        found = make_codec(given["out"], recipe, given["lessons"])
         print(json.dumps({k: found[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}))
         if given["pack"]:
             print(pack_codec(given["out"], beside=given["beside"]))
