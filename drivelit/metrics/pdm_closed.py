@@ -186,12 +186,12 @@ class Poses:
 
     def __init__(self, tracks: Sequence[Track]) -> None:
         longest = max(len(t.s) for t in tracks)
-        fill = lambda v, last: np.concatenate([v, np.repeat(last, longest - len(v), 0)])
-        self.s = np.stack([fill(t.s, [np.inf]) for t in tracks])  # (P, M)
-        self.pose = np.stack([fill(p, p[-1:]) for p in (np.c_[t.xy, t.heading] for t in tracks)])  # (P, M, 3)
+        fill = lambda v: np.concatenate([v, np.repeat(v[-1:], longest - len(v), 0)])
+        self.s = np.stack([fill(t.s) for t in tracks])  # (P, M)
+        self.pose = np.stack([fill(np.c_[t.xy, t.heading]) for t in tracks])  # (P, M, 3)
         self.end = np.array([t.s[-1] for t in tracks])
         step = np.diff(self.s)
-        slope = np.diff(self.pose, axis=1) / np.where((step > 0) & np.isfinite(step), step, np.inf)[..., None]
+        slope = np.diff(self.pose, axis=1) / np.where(step > 0, step, np.inf)[..., None]
         self.slope = np.concatenate([slope, np.zeros((len(tracks), 1, 3))], 1)
 
     def at(self, s: np.ndarray) -> np.ndarray:
