@@ -25,16 +25,17 @@ from ..metrics.blind import skill
 from .processes import RunError, write_json
 
 # %% ../../nbs/40_training/50_report.ipynb #39ab554c
-def pack(scores: Any) -> dict[str, Any]:
+def pack(scores: Any, most: float = np.inf) -> dict[str, Any]:
     """Scores of single scenes, one byte each.
 
     Args:
         scores: numbers or nested lists of them, of any shape; None or NaN where there is no score
+        most: what is larger counts as this, so that one wild score does not make all steps wide
 
     Returns:
         dict: shape, low, high, and the text; 254 steps from low (0 or the smallest score) to high (1 or the largest)
     """
-    v = np.array(scores, float)
+    v = np.minimum(np.array(scores, float), most)
     low, high = (float(f(np.r_[v[~np.isnan(v)], k])) for f, k in ((np.min, 0.0), (np.max, 1.0)))
     steps = np.where(np.isnan(v), 255, np.rint((v - low) / (high - low) * 254))
     text = base64.b64encode(zlib.compress(steps.astype(np.uint8).tobytes(), 9)).decode()
@@ -55,28 +56,33 @@ def unpack(packed: Mapping[str, Any]) -> np.ndarray:
     return np.where(steps == 255, np.nan, values).reshape(packed["shape"])
 
 # %% ../../nbs/40_training/50_report.ipynb #10c31d2c
-def with_packed_scenes(value: Any, keep: Iterable[str] = ()) -> Any:
+def with_packed_scenes(value: Any, keep: Iterable[str] | Mapping[str, float] = ()) -> Any:
     """Pack or leave out the lists with a value for each scene.
 
     Args:
         value: what a stage gave back; in dicts, keys that begin with `scene_` are looked for at any depth
-        keep: those of them that are packed
+        keep: those of them that are packed; with a dict: name -> the largest value, as `most` of `pack`
 
     Returns:
         the same without the others
     """
     if not isinstance(value, dict):
         return value
-    keep = set(keep)
+    keep = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, np.inf)
     return {
-        k: pack(v) if k in keep else with_packed_scenes(v, keep)
+        k: pack(v, keep[k]) if k in keep else with_packed_scenes(v, keep)
         for k, v in value.items()
         if k in keep or not k.startswith("scene_")
     }
 
 
 def collect(
-    stages: Any, out: str | Path, seeds: Iterable[int], trained: Iterable[str], keep: Iterable[str] = (), **more: Any
+    stages: Any,
+    out: str | Path,
+    seeds: Iterable[int],
+    trained: Iterable[str],
+    keep: Iterable[str] | Mapping[str, float] = (),
+    **more: Any,
 ) -> dict[str, Any]:
     """The results of a run in one file.
 
@@ -85,7 +91,7 @@ def collect(
         out: the run's folder
         seeds: of the run
         trained: stages with results for each seed; those that have not run are left out
-        keep: names of lists with a number for each scene that the comparisons need; they are packed
+        keep: names of lists with a number for each scene that the comparisons need, packed by `with_packed_scenes`
         **more: what else the tables need, by name
 
     Returns:
@@ -182,13 +188,14 @@ def scene_scores(results: dict[str, Any], *path: str | int) -> dict[str, np.ndar
     return scores
 
 # %% ../../nbs/40_training/50_report.ipynb #01bf12a5
-def cell(v: Iterable[float], percent: bool = True, unreadable: Iterable[float] | None = None) -> str:
+def cell(v: Iterable[float], percent: bool = True, unreadable: Iterable[float] | None = None, digits: int = 1) -> str:
     """Mean and half range, over the seeds that have a value: a model that writes nothing readable has no score.
 
     Args:
         v: (seeds,) numbers
         percent: they are shares, shown times 100
         unreadable: (seeds,) share of answers that cannot be read; a seed over a half counts as one without a value
+        digits: behind the point
 
     Returns:
         str: "71.3 ± 0.8"; "none" if no seed has a value, "" without seeds
@@ -199,7 +206,9 @@ def cell(v: Iterable[float], percent: bool = True, unreadable: Iterable[float] |
     if len(v) and np.isnan(v).all():
         return "none"
     v = v[~np.isnan(v)]
-    return "" if not len(v) else f"{v.mean():.1f}" + (f" ± {(v.max() - v.min()) / 2:.1f}" if len(v) > 1 else "")
+    if not len(v):
+        return ""
+    return f"{v.mean():.{digits}f}" + (f" ± {(v.max() - v.min()) / 2:.{digits}f}" if len(v) > 1 else "")
 
 # %% ../../nbs/40_training/50_report.ipynb #c8d71503
 def skill_cell(v: Iterable[float], blind: float, expert: float, unreadable: Iterable[float] | None = None) -> str:
