@@ -404,8 +404,8 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
     assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/training/profiles.py"} <= set(wheel.namelist())
-    weights = {"weights/model.safetensors", "codec_weights/diffusion_pytorch_model.safetensors"}
-    assert {f"drivelit/base/{w}" for w in weights} <= set(wheel.namelist())
+    weights = ("weights/model", "codec_weights/diffusion_pytorch_model", "encoder_weights/model")
+    assert {f"drivelit/base/{w}.safetensors" for w in weights} <= set(wheel.namelist())
     assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
 
 

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SMOKE', 'FACTS', 'VOCABULARY', 'LENGTH', 'EncoderRecipe', 'told', 'sentence_tokens', 'new_encoder', 'four_pictures',
            'as_read', 'contrast', 'sentence', 'labels', 'alike', 'EncoderTraining', 'embed_squeezed', 'nearest_phrases',
-           'linear_phrases', 'share_right', 'look_at', 'train_encoder', 'facts_exam', 'dreams', 'order_exam',
-           'ahead_exam', 'make_encoder', 'in_order', 'encoder_card', 'pack_encoder', 'main']
+           'linear_phrases', 'share_right', 'share_of_each', 'look_at', 'train_encoder', 'facts_exam', 'dreams',
+           'order_exam', 'ahead_exam', 'make_encoder', 'in_order', 'encoder_card', 'pack_encoder', 'main']
 
-# %% ../../nbs/45_base/70_encoder.ipynb #9eeb0cb1
+# %% ../../nbs/45_base/70_encoder.ipynb #1bb50a07
 import argparse
 import hashlib
 import json
@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tqdm import tqdm
 from transformers import CLIPConfig, CLIPModel
 
 from .codec import exam_shelf, rate
-from .recipe import EXAM_SEED, TRAIN_SEED, start
+from .recipe import EXAM_SEED, TRAIN_SEED, read_recipe, start
 from .rows import Shelf, save_lessons
 from ..metrics.images import DEVIATION, ENCODER, MEAN, clip_pixels, embed_images, embed_texts, load_encoder, unit
 from ..policy.codec import Codec, load_codec
@@ -37,7 +37,7 @@ from ..scene.core import Scene
 from ..scene.town import scenes
 from ..training.processes import RunError, hold, write_json
 
-# %% ../../nbs/45_base/70_encoder.ipynb #f5e211ec
+# %% ../../nbs/45_base/70_encoder.ipynb #dc1b3ab4
 @dataclass(frozen=True)
 class EncoderRecipe:
     """The numbers of an encoder.
@@ -65,7 +65,7 @@ class EncoderRecipe:
     scenes: int = 6000
     held: int = 200
     exam: int = 300
-    steps: int = 2400
+    steps: int = 1200
     batch: int = 12
     lr: float = 1.5e-3
     seed: int = 0
@@ -183,7 +183,7 @@ def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
         torch.manual_seed(recipe.seed)
         return CLIPModel(config)
 
-# %% ../../nbs/45_base/70_encoder.ipynb #7df4b07d
+# %% ../../nbs/45_base/70_encoder.ipynb #e8cfa5c4
 def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Path) -> np.ndarray:
     """The pictures of scenes, squeezed into a square; kept in a file.
 
@@ -208,8 +208,8 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
             own = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
             both = [own, codec.decode(codec.encode(own))]
             squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in some] for some in both]
-            out[k : k + 16] = np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(
-                -1, 4, size, size, 3
+            out[k : k + 16] = (
+                np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
             )
         out.flush()
         os.replace(new, path)
@@ -228,7 +228,7 @@ def as_read(pictures: np.ndarray) -> torch.Tensor:
     Returns:
         (B, 3, size, size) float32
     """
-    x = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
+    x = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).float() / 255
     mean, deviation = (torch.tensor(v, dtype=torch.float32).view(3, 1, 1) for v in (MEAN, DEVIATION))
     return (x - mean) / deviation
 
@@ -305,7 +305,9 @@ class EncoderTraining:
     def nothing(self, rng: np.random.Generator) -> np.ndarray:
         "A picture of a single colour, and noise, (2, size, size, 3) bytes."
         shape = (self.recipe.size, self.recipe.size, 3)
-        return np.stack([np.broadcast_to(rng.integers(256, size=3), shape), rng.integers(256, size=shape)]).astype(np.uint8)
+        return np.stack([np.broadcast_to(rng.integers(256, size=3), shape), rng.integers(256, size=shape)]).astype(
+            np.uint8
+        )
 
     def losses(self) -> dict[str, torch.Tensor]:
         "The three terms of this update."
@@ -313,15 +315,22 @@ class EncoderTraining:
         some = rng.choice(len(self.said), self.recipe.batch, replace=False)
         pictures = np.asarray(self.pictures[np.sort(some)])
         said = [s for i in np.sort(some) for s in self.said[i]]
-        x = np.concatenate([pictures[:, :2].reshape(-1, *pictures.shape[2:]), pictures[:, 2:].reshape(-1, *pictures.shape[2:])])
-        v = unit(self.model.get_image_features(pixel_values=as_read(np.concatenate([x, self.nothing(rng)]))).pooler_output)
+        x = np.concatenate(
+            [pictures[:, :2].reshape(-1, *pictures.shape[2:]), pictures[:, 2:].reshape(-1, *pictures.shape[2:])]
+        )
+        v = unit(
+            self.model.get_image_features(pixel_values=as_read(np.concatenate([x, self.nothing(rng)]))).pooler_output
+        )
         own, painted, empty = v.split([len(said), len(said), 2])
         sentences = [sentence(s) for s in said]
         texts = unit(self.model.get_text_features(**sentence_tokens(sentences)).pooler_output)
         phrases = unit(self.model.get_text_features(**self.phrases).pooler_output)
         scale = self.model.logit_scale.exp().clamp(max=100.0)
         same = torch.tensor([[a == b for b in sentences] for a in sentences])
-        still = torch.block_diag(*[torch.full((2, 2), float(s)) for s in alike(pictures)]).bool() | torch.eye(len(said)).bool()
+        still = (
+            torch.block_diag(*[torch.full((2, 2), float(s)) for s in alike(pictures)]).bool()
+            | torch.eye(len(said)).bool()
+        )
         marks, at, kinds = labels(said).repeat(2, 1), 0, []
         for k, p in enumerate(FACTS.values()):
             if (marks[:, k] >= 0).any():
@@ -361,7 +370,7 @@ class EncoderTraining:
         self.optimizer.load_state_dict(state["optimizer"])
         return state["rows"]
 
-# %% ../../nbs/45_base/70_encoder.ipynb #55fafa45
+# %% ../../nbs/45_base/70_encoder.ipynb #63adc7d7
 def embed_squeezed(model: CLIPModel, pictures: np.ndarray) -> torch.Tensor:
     """Directions of squeezed pictures.
 
@@ -408,7 +417,9 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
     for k, p in enumerate(FACTS.values()):
         known = marks[:, k] >= 0
         x, y = with_one(vectors[known]), F.one_hot(marks[known, k], len(p)).double()
-        fit = torch.linalg.solve(x.T @ x + ridge * max(len(x), 1) * torch.eye(x.shape[1]).double() / x.shape[1], x.T @ y)
+        fit = torch.linalg.solve(
+            x.T @ x + ridge * max(len(x), 1) * torch.eye(x.shape[1]).double() / x.shape[1], x.T @ y
+        )
         out.append((with_one(asked) @ fit).argmax(1).numpy())
     return np.stack(out, 1)
 
@@ -429,6 +440,24 @@ def share_right(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | None
         kind: float((said[m, k] == marks[m, k]).mean()) if (m := asked[kind]).any() else None
         for k, kind in enumerate(FACTS)
     }
+
+
+def share_of_each(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | None]:
+    """Right answers of each kind, where every phrase that is true somewhere counts alike.
+
+    Args:
+        said: (B, kinds)
+        marks: (B, kinds), -1 where nothing is known
+
+    Returns:
+        kind -> mean over phrases of the share, None where nothing is asked
+    """
+    out = {}
+    for k, kind in enumerate(FACTS):
+        true = marks[:, k].numpy()
+        parts = [(said[true == p, k] == p).mean() for p in range(len(FACTS[kind])) if (true == p).any()]
+        out[kind] = float(np.mean(parts)) if parts else None
+    return out
 
 # %% ../../nbs/45_base/70_encoder.ipynb #b30370f1
 def look_at(model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple]) -> dict[str, float]:
@@ -489,7 +518,7 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
     os.replace(out / "final.new", out / "final")
     return load_encoder(out / "final")
 
-# %% ../../nbs/45_base/70_encoder.ipynb #cb92e487
+# %% ../../nbs/45_base/70_encoder.ipynb #307eda20
 def facts_exam(
     model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], fitted: np.ndarray, fitted_said: Sequence[tuple]
 ) -> dict[str, dict[str, float | None]]:
@@ -504,7 +533,7 @@ def facts_exam(
 
     Returns:
         dict: kind -> n, shares right: sentence, linear, decoded (nearest sentence, through the codec), constant (the
-        most frequent answer)
+        most frequent answer); the mean of the shares of each phrase by itself: each, each_decoded, each_constant
     """
     marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
     base, known = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
@@ -516,6 +545,8 @@ def facts_exam(
         constant=np.tile(most, (len(marks), 1)),
     )
     shares = {name: share_right(v, marks) for name, v in read.items()}
+    for name, which in dict(each="sentence", each_decoded="decoded", each_constant="constant").items():
+        shares[name] = share_of_each(read[which], marks)
     count = dict(zip(FACTS, (marks >= 0).sum(0).tolist(), strict=True))
     return {kind: dict(n=count[kind]) | {name: v[kind] for name, v in shares.items()} for kind in FACTS}
 
@@ -584,7 +615,7 @@ def ahead_exam(
     shown = embed_images(model, codec.decode(codec.encode([view(s, 0) for s in made])))
     return {f"{t:g}": float((shown * embed_images(model, [view(s, t) for s in made])).sum(1).mean()) for t in times}
 
-# %% ../../nbs/45_base/70_encoder.ipynb #70a2def4
+# %% ../../nbs/45_base/70_encoder.ipynb #c24db003
 def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | None = None) -> dict[str, Any]:
     """Lessons, training and exam of one encoder.
 
@@ -628,18 +659,18 @@ def in_order(cosines: dict[str, list[float]], moved: Sequence[bool]) -> dict[str
         moved: N, whether the view changes
 
     Returns:
-        dict: dream -> cosine (mean), below (share of the scenes in which it is less than the true view's), and of the
-        scenes whose view changes the mean difference to the true view's, gap, with its standard error
+        dict: dream -> cosine (mean), and of the scenes whose view changes: below (share in which it is less than the
+        true view's), gap (mean difference to the true view's), error (standard error of that)
     """
     on, out = np.array(moved, bool), {}
     for name, values in cosines.items():
         off = np.subtract(cosines["true"], values)
         some = off[on]
         error = some.std(ddof=1) / np.sqrt(len(some)) if len(some) > 1 else float("nan")
-        out[name] = dict(cosine=np.mean(values), below=(off > 0).mean(), gap=some.mean(), error=error)
+        out[name] = dict(cosine=np.mean(values), below=(some > 0).mean(), gap=some.mean(), error=error)
     return {k: {n: float(x) for n, x in v.items()} for k, v in out.items()}
 
-# %% ../../nbs/45_base/70_encoder.ipynb #147aa019
+# %% ../../nbs/45_base/70_encoder.ipynb #32d762c6
 def encoder_card(recipe: EncoderRecipe, found: dict[str, Any], digest: str) -> str:
     """The card of an encoder.
 
@@ -652,16 +683,21 @@ def encoder_card(recipe: EncoderRecipe, found: dict[str, Any], digest: str) -> s
         Markdown
     """
     order = in_order(found["order"]["encoder"], found["order"]["moved"])
-    right = {k: f"{v['sentence']:.2f} / {v['linear']:.2f} / {v['constant']:.2f}" for k, v in found["kinds"].items() if v["n"]}
+    right = {
+        k: f"{v['sentence']:.2f} / {v['linear']:.2f} / {v['constant']:.2f}" for k, v in found["kinds"].items() if v["n"]
+    }
     facts = {
-        "what": "image encoder of the toy town, a CLIPModel of transformers; `drivelit.metrics.images.load_encoder` reads it",
-        "data": f"{recipe.scenes - recipe.held:,} scenes of the toy town, seeds from {TRAIN_SEED:,}; now and a second ago, each also "
-        "through the codec in this package",
+        "what": "image encoder of the toy town, a CLIPModel of transformers, for `image_similarity`; "
+        "`drivelit.metrics.images.load_encoder` reads it",
+        "data": f"{recipe.scenes - recipe.held:,} scenes of the toy town, seeds from {TRAIN_SEED:,}; now and a second "
+        "ago, each also through the codec in this package",
         "recipe": ", ".join(f"{k} {v}" for k, v in asdict(recipe).items()),
-        "what it sees": f"right by the nearest sentence / a linear reading / the most frequent answer, {recipe.exam} scenes from "
-        f"seed {EXAM_SEED:,}: " + ", ".join(f"{k} {v}" for k, v in right.items()),
+        "what it sees": "right by the nearest sentence / a linear reading / the most frequent answer, "
+        f"{recipe.exam} scenes from seed {EXAM_SEED:,}: " + ", ".join(f"{k} {v}" for k, v in right.items()),
         "cosine to the true view in half a second": ", ".join(f"{k} {v['cosine']:.2f}" for k, v in order.items()),
-        "true view above": ", ".join(f"{k} in {100 * v['below']:.0f} % of the scenes" for k, v in order.items() if k != "true"),
+        "true view above, where the view changes": ", ".join(
+            f"{k} in {100 * v['below']:.0f} % of the scenes" for k, v in order.items() if k != "true"
+        ),
         "weights": f"model.safetensors, half precision, SHA-256 {digest}",
         "licence": "Apache 2.0",
         "not for": "real pictures: the toy town is all it has seen; its cosines are no CLIP's",
@@ -688,7 +724,9 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     runs, out, folder = [], Path(out), Path(folder)
     for run in map(Path, (out, *beside)):
         if not (run / "exam.json").exists():
-            raise RunError(f"{run}: no exam.json, this encoder is not finished; `python -m drivelit.base.encoder` goes on")
+            raise RunError(
+                f"{run}: no exam.json, this encoder is not finished; `python -m drivelit.base.encoder` goes on"
+            )
         recipe, rows, found = (json.loads((run / f"{k}.json").read_text()) for k in ("recipe", "metrics", "exam"))
         orders = dict(encoder=found["order"]["encoder"], pixels=found["order"]["pixels"], untrained=found["untrained"])
         order = {k: in_order(v, found["order"]["moved"]) for k, v in orders.items()}
@@ -706,7 +744,7 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     os.replace(new, folder)
     return folder
 
-# %% ../../nbs/45_base/70_encoder.ipynb #b5dfc99b
+# %% ../../nbs/45_base/70_encoder.ipynb #0bb0694c
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m drivelit.base.encoder`.
 
@@ -725,14 +763,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--beside", nargs="*", default=[], help="folders of other finished runs, for the table of the pack"
     )
-    parser.add_argument("--smoke", action="store_true", help="a few updates: nothing is learnt")
-    for f in fields(EncoderRecipe):
-        parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
-    given = vars(parser.parse_args(arguments))
-    own = {f.name: given[f.name] for f in fields(EncoderRecipe) if given[f.name] is not None}
+    recipe, given = read_recipe(parser, SMOKE, arguments)
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        recipe = replace(SMOKE if given["smoke"] else EncoderRecipe(), **own)
         found = make_encoder(given["out"], recipe, given["lessons"])
         order = in_order(found["order"]["encoder"], found["order"]["moved"])
         print(json.dumps({k: round(v["cosine"], 3) for k, v in order.items()}))
