@@ -217,9 +217,7 @@ def embed_texts(model: torch.nn.Module, tokens: dict[str, torch.Tensor]) -> torc
         return unit(_pooled(model.get_text_features(**tokens)))
 
 # %% ../../nbs/10_metrics/70_images.ipynb #bbc58011
-def image_similarity(
-    model: torch.nn.Module, dreamed: Sequence, true: Sequence, crop: bool | None = None
-) -> np.ndarray:
+def image_similarity(model: torch.nn.Module, dreamed: Sequence, true: Sequence, crop: bool | None = None) -> np.ndarray:
     """MindDriver eq. 2.
 
     Args:
