@@ -159,11 +159,11 @@ class MindDriverTask(Task):
     ) -> None:
         if learnt not in LEARNT:
             raise ValueError(f"learnt: {learnt!r} is not one of {', '.join(LEARNT)}")
-        if learnt != "plan" and (encoder is None or "dream" not in spans_of(form)):
+        dreams = "dream" in spans_of(form)
+        if learnt != "plan" and (encoder is None or not dreams):
             raise ValueError(f"learnt: {learnt!r} needs an encoder and a form with a dream, not {form!r}")
         self.codec, self.inputs, self.form, self.seconds, self.learnt = codec, inputs, form, seconds, learnt
-        dreams = encoder is not None and "dream" in spans_of(form)
-        self.views = Views(encoder, codec.size, seconds) if dreams else None
+        self.views = Views(encoder, codec.size, seconds) if dreams and encoder is not None else None
         self.openings, self.strict = openings or {}, strict_format
         self.numbers = dict(
             ade_max=ade_max, ade_scale=ade_scale, w_format=w_format, w_image=w_image, w_plan=w_plan
