@@ -41,9 +41,8 @@ SHARED = {
     "data": {"scene", "metrics", "policy", "rollout"},
     "training": {"scene", "metrics", "policy", "rollout", "data"},
 }
-ROOMS_WITHOUT_RUN = {"53_minddriver": "minddriver"}  # folder: package of a system that has no section of its own yet
 # A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
-PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*ROOMS_WITHOUT_RUN.values()]
+PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}
 
 
@@ -334,8 +333,7 @@ def test_ci_runs_the_command_of_the_readme():
 def test_the_table_of_systems_is_all_that_says_which_there_are():
     "A system is a section and a folder: its notebooks, its run and its smoke, laptop and paper profiles are there."
     rooms = {p.name for p in (ROOT / "nbs").glob("5*_*")}
-    assert rooms == {s.notebooks for s in SYSTEMS.values()} | set(ROOMS_WITHOUT_RUN)
-    assert not {s.notebooks for s in SYSTEMS.values()} & set(ROOMS_WITHOUT_RUN)
+    assert rooms == {s.notebooks for s in SYSTEMS.values()}
     for system in SYSTEMS.values():
         assert (ROOT / system.notebook).exists() and (ROOT / "drivelit" / system.package.split(".")[1]).is_dir()
         for profile in ("smoke", "laptop", "paper"):
@@ -348,7 +346,7 @@ def test_the_table_of_systems_is_all_that_says_which_there_are():
 
 
 def test_the_drawing_is_of_this_house():
-    rooms = {p.parent.name for p in NOTEBOOKS if p.parent.name != "nbs"} - set(ROOMS_WITHOUT_RUN)
+    rooms = {p.parent.name for p in NOTEBOOKS if p.parent.name != "nbs"}
     drawn = Image.open(ROOT / "assets/house.png").text["Description"].split(", ")
     assert set(drawn) == rooms | {"5x_yours"}, "run: python ci/house.py"
 
