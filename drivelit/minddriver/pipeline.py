@@ -20,7 +20,7 @@ import numpy as np
 
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
-from ..metrics.images import embed_images
+from ..metrics.images import embed_images, load_encoder
 from .annotation import STRATEGIES, Kept, annotate, helpers
 from .decisions import TOWN, Cuts, fit_cuts, measured_of
 from .evaluation import drivers, engine_for, evaluate, task_for
@@ -28,7 +28,6 @@ from .formats import TAGS, spans_of, write_answer
 from .profile import MindDriverProfile
 from .prompt import Inputs, question, state_text
 from .rows import kit_text, make_rows, next_codes, thought_lines
-from ..base.encoder import load_encoder
 from ..policy.codec import load_codec
 from ..policy.image_tokens import add_image_tokens, image_lora, spans_by_tag
 from ..policy.model import Policy
