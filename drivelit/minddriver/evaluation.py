@@ -18,7 +18,7 @@ from ..metrics.blind import STANDING, best_blind, blind_plans, by_speed, name_of
 from ..metrics.open_loop import errors, obstacles, table, to_lidar
 from ..metrics.pdm import prepare, score_scenes
 from .dreams import summary_of_dreams
-from .formats import poses_of, spans_of, write_answer
+from .formats import poses_of, spans_of
 from .profile import MindDriverProfile
 from .rewards import displacement
 from .rows import next_codes
@@ -84,7 +84,9 @@ def _protocols(found, collisions, any_plan):
     "The rows of `open_loop.table` by short names; None without a readable plan."
     rows = {"stp3": "ST-P3 / VAD", "uniad": "UniAD"}
     shown = table(found) if any_plan else None
-    take = lambda row, scale: None if shown is None else [float(shown.loc[row, c]) / scale for c in ("1s", "2s", "3s", "avg")]
+    take = lambda row, scale: (
+        None if shown is None else [float(shown.loc[row, c]) / scale for c in ("1s", "2s", "3s", "avg")]
+    )
     l2 = {k: take(f"L2 m, {name} ({'mean up to' if k == 'stp3' else 'at'})", 1) for k, name in rows.items()}
     hits = {k: take(f"collision %, {name}", 100) for k, name in rows.items()} if collisions else {}
     return dict(l2=l2, hits=hits)
@@ -251,13 +253,16 @@ def openings_of(
         "true": lambda: list(next_codes(codec, whole, seconds)),
     }[how]()
     before = lambda s: f"<think>{info[s.id]['think']}</think>" if first else ""
-    return {
-        s.id: f"{before(s)}<dream>{image_text(d)}</dream>" for s, d in zip(whole, dreams, strict=True)
-    }
+    return {s.id: f"{before(s)}<dream>{image_text(d)}</dream>" for s, d in zip(whole, dreams, strict=True)}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0011
 def summary(
-    episodes: Sequence[Episode], scenes: Sequence[Scene], codec: Any, form: str, seconds: float = 0.5, encoder: Any = None
+    episodes: Sequence[Episode],
+    scenes: Sequence[Scene],
+    codec: Any,
+    form: str,
+    seconds: float = 0.5,
+    encoder: Any = None,
 ) -> dict[str, Any]:
     """The tables' numbers of one way of playing. A refused conversation is counted and is in no other number.
 

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'LANGUAGE', 'FUNCTIONS',
-           'arm_of', 'run_scenes', 'cuts_of', 'run_data', 'ArmRows', 'rows_of', 'begin', 'freeze_vision', 'features',
-           'examine', 'run_sft', 'adapters', 'settle', 'run_rft']
+           'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'begin', 'freeze_vision',
+           'features', 'examine', 'run_sft', 'adapters', 'settle', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,21 +22,21 @@ import numpy as np
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
 from ..metrics.images import embed_images, load_encoder
-from .annotation import STRATEGIES, Kept, annotate, helpers
+from .annotation import STRATEGIES, annotate, helpers
 from .decisions import TOWN, Cuts, fit_cuts, measured_of
 from .evaluation import drivers, engine_for, evaluate, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import MindDriverProfile
 from .prompt import Inputs, question, state_text
 from .rows import kit_text, make_rows, next_codes, thought_lines
-from ..policy.codec import load_codec
+from ..policy.codec import Codec, load_codec
 from ..policy.image_tokens import add_image_tokens, image_lora, spans_by_tag
 from ..policy.model import Policy
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
-from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
+from ..training.stages import Stages, device_of, load, load_scenes, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005
@@ -114,6 +115,23 @@ def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:
     return TOWN if profile.source == "toy" else fit_cuts(np.array([measured_of(s) for s in scenes]))
 
 
+def codec_of(profile: MindDriverProfile) -> Codec:
+    """The codec of a run, where this process trains.
+
+    Args:
+        profile: names it; $VARIABLES are read
+
+    Returns:
+        Codec
+
+    Raises:
+        CodecError: there is none of that name, or no codec
+    """
+    codec = load_codec(os.path.expandvars(profile.codec))
+    codec.model.to(device_of(profile))
+    return codec
+
+
 def _thoughts(scenes, profile, here):
     "strategy -> {scene id: thought}, and the counts of each."
     served = "@" in profile.teacher + profile.judge
@@ -136,7 +154,7 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
         dict: drives (rows), left_out (reason -> count), thoughts (strategy -> count), counts (strategy -> what was
             asked, stopped and saved)
     """
-    here, codec, left = STAGES.folder(out, "data"), load_codec(profile.codec), Counter()
+    here, codec, left = STAGES.folder(out, "data"), codec_of(profile), Counter()
     scenes = load_scenes(out, "train")
     scenes = scenes[: profile.data_rows or len(scenes)]
     write_rows(make_rows(scenes, None, codec, profile.inputs, "none", count=left), here / "drives.parquet")
@@ -152,9 +170,7 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     notes = "\n".join(f"- {s}: {', '.join(f'{k} {v}' for k, v in sorted(c.items()))}" for s, c in counts.items())
     path = here / "drives.parquet"
     path.with_suffix(".md").write_text(card(path, "What was seen and driven (MindDriver 3.2)", "stage data", (), notes))
-    return dict(
-        drives=len(scenes), left_out=dict(left), thoughts={s: len(v) for s, v in kept.items()}, counts=counts
-    )
+    return dict(drives=len(scenes), left_out=dict(left), thoughts={s: len(v) for s, v in kept.items()}, counts=counts)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000b
 class ArmRows(Sequence):
@@ -243,7 +259,7 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int, stage: str = "
     arm, lines = ARMS[stage], json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     asked = [*kit_text(profile.inputs, arm.get("form", profile.form), arm.get("seconds", profile.seconds)), *lines]
     policy = load(profile.model, profile, seed, tuple(asked))
-    return add_image_tokens(policy, load_codec(profile.codec).codes, seed, TAGS)
+    return add_image_tokens(policy, codec_of(profile).codes, seed, TAGS)
 
 
 def freeze_vision(policy: Policy, frozen: bool) -> Policy:
@@ -270,7 +286,7 @@ def features(profile: MindDriverProfile) -> tuple[Any, Any]:
     Returns:
         the CLIP; and a function from images to (B, D) features, for the Fréchet distance
     """
-    encoder = load_encoder(profile.encoder)
+    encoder = load_encoder(os.path.expandvars(profile.encoder)).to(device_of(profile))
     return encoder, partial(embed_images, encoder, crop=False)
 
 
@@ -293,7 +309,7 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         policy,
         load_scenes(out, "heldout"),
         profile,
-        load_codec(profile.codec),
+        codec_of(profile),
         seed,
         features(profile)[1],
         swaps=whole,
@@ -377,7 +393,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
     before, learnt = REINFORCED[stage]
     steps = dict(image=profile.rl_steps, plan=profile.rl_steps_plan, both=profile.rl_steps + profile.rl_steps_plan)
     policy = load(STAGES.trained(out, before, seed), profile, seed)
-    codec, encoder, here = load_codec(profile.codec), features(profile)[0], STAGES.folder(out, stage, seed)
+    codec, encoder, here = codec_of(profile), features(profile)[0], STAGES.folder(out, stage, seed)
     asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     scenes = load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]

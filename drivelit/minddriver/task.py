@@ -37,7 +37,9 @@ def truth_of(scene: Scene) -> np.ndarray:
     """
     known = 0 if scene.expert is None else len(scene.expert.poses)
     if known < POINTS:
-        raise SceneError(f"scene {scene.id}: expert: {POINTS} poses are needed to compare a plan with, there are {known}")
+        raise SceneError(
+            f"scene {scene.id}: expert: {POINTS} poses are needed to compare a plan with, there are {known}"
+        )
     return np.asarray(scene.expert.poses[:POINTS], float)
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae0008
@@ -165,9 +167,7 @@ class MindDriverTask(Task):
         self.codec, self.inputs, self.form, self.seconds, self.learnt = codec, inputs, form, seconds, learnt
         self.views = Views(encoder, codec.size, seconds) if dreams and encoder is not None else None
         self.openings, self.strict = openings or {}, strict_format
-        self.numbers = dict(
-            ade_max=ade_max, ade_scale=ade_scale, w_format=w_format, w_image=w_image, w_plan=w_plan
-        )
+        self.numbers = dict(ade_max=ade_max, ade_scale=ade_scale, w_format=w_format, w_image=w_image, w_plan=w_plan)
 
     def prompt(self, scene: Scene) -> list[dict]:
         """The question.
