@@ -200,7 +200,8 @@ def embed_images(model: torch.nn.Module, images: Sequence, crop: bool | None = N
     crop = getattr(model.config, "drivelit_crop", True) if crop is None else crop
     size = model.config.vision_config.image_size
     with torch.no_grad():
-        return unit(_pooled(model.get_image_features(pixel_values=clip_pixels(images, size, crop))))
+        pixels = clip_pixels(images, size, crop).to(model.device)
+        return unit(_pooled(model.get_image_features(pixel_values=pixels))).cpu()
 
 # %% ../../nbs/10_metrics/70_images.ipynb #bbc58009
 def embed_texts(model: torch.nn.Module, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
