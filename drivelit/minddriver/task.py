@@ -119,7 +119,7 @@ def turn_of(
     info = dict(unreadable=int(points is None), reasons=answer.reasons, points=points, dream=readable(answer.dream))
     return rewards, info | dict(think=readable(answer.think))
 
-
+# %% ../../nbs/53_minddriver/45_task.ipynb #7a5c0f45
 class MindDriverTask(Task):
     """Think in words, dream the next view, drive.
 
