@@ -62,15 +62,15 @@ class CodecRecipe:
 
     scenes: int = 8000
     exam: int = 600
-    steps: int = 3200
+    steps: int = 8000
     batch: int = 8
     lr: float = 2e-3
     seed: int = 0
     codes: int = 512
     dim: int = 8
-    rare: float = 0.75
+    rare: float = 1.0
     floor: float = 0.125
-    cap: float = 8.0
+    cap: float = 16.0
     bits: int = 16
     free: float = 0.25
     save_every: int = 200
@@ -95,7 +95,7 @@ def colours(x: torch.Tensor) -> torch.Tensor:
 
 
 def rare_weights(
-    x: torch.Tensor, power: float = 0.75, floor: float = 0.125, cap: float = 8.0, usual: float = 0.02
+    x: torch.Tensor, power: float = 1.0, floor: float = 0.125, cap: float = 16.0, usual: float = 0.02
 ) -> torch.Tensor:
     """How much a pixel weighs in the loss, by its colour.
 
