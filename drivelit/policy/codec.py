@@ -177,6 +177,9 @@ class Codec:
             the folder
         """
         self.model.save_pretrained(folder)
+        config = Path(folder) / "config.json"
+        kept = {k: v for k, v in json.loads(config.read_text(encoding="utf-8")).items() if k != "_name_or_path"}
+        config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")  # the folder it came from is dropped
         told = json.dumps(dict(size=self.size, fold=self.fold))
         (Path(folder) / "codec.json").write_text(told, encoding="utf-8")
         return Path(folder)
