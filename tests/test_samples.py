@@ -14,10 +14,16 @@ from pyarrow import feather
 
 from drivelit.metrics.kinematics import constant_velocity
 from drivelit.metrics.pdm import prepare, score
+from drivelit.minddriver.evaluation import evaluate_real
+from drivelit.minddriver.formats import TAGS
+from drivelit.policy.codec import load_codec
+from drivelit.policy.image_tokens import add_image_tokens
+from drivelit.policy.model import load_policy
 from drivelit.scene import argoverse2, recorded
 from drivelit.scene.cameras import get_image, project
 from drivelit.scene.core import from_json, to_frame, to_json
 from drivelit.scene.roads import boxes_touch
+from drivelit.training.profiles import load_profile
 
 SAMPLES = os.environ.get("DRIVELIT_SAMPLES")
 pytestmark = pytest.mark.skipif(not SAMPLES, reason="DRIVELIT_SAMPLES is not set")
@@ -131,6 +137,17 @@ def test_keyframe_cameras():
     assert ahead  # somebody is in front of the front camera, and lands in its picture
     pixel, depth = project([[*ahead[0].poses[0][:2], ahead[0].z]], s.cameras["CAM_FRONT"])
     assert 0 < depth[0] < 45 and 0 < pixel[0, 0] < 1600 and 300 < pixel[0, 1] < 900
+
+
+def test_key_frames_through_codec_and_policy():
+    codec, profile = load_codec(), load_profile("minddriver", "smoke")
+    policy = add_image_tokens(load_policy("toy"), codec.codes, tags=TAGS)
+    found = evaluate_real(policy, profile, codec, SAMPLES)
+    assert [d["n"] for d in found.values()] == [9, 1]
+    for d in found.values():
+        assert d["unreadable"] == 1.0 and set(d["reasons"]) == {"think", "dream", "answer"}  # it has learnt nothing
+        assert len(d["psnr"]) == d["n"] and 12 < min(d["psnr"]) and max(d["psnr"]) < 23.5  # a street is no toy town
+        assert min(d["codes"]) > 20
 
 
 def test_argoverse():

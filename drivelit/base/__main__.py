@@ -6,17 +6,10 @@
 __all__ = ['main']
 
 # %% ../../nbs/45_base/45_command.ipynb #23597e83
-import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 
-import torch
-
-from .recipe import SMOKE, make, pack, read_recipe, summary
-from ..policy.model import SIZES
-from ..training.processes import RunError
+from .recipe import SMOKE, make, pack, run_command, summary
 
 # %% ../../nbs/45_base/45_command.ipynb #468081e4
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,24 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    parser = argparse.ArgumentParser(prog="python -m drivelit.base", description="Make the base, or go on making it.")
-    parser.add_argument("--out", default="runs/base", help="folder of the run")
-    parser.add_argument("--lessons", help="folder of lessons that several runs share; default: in the run's folder")
-    parser.add_argument("--pack", action="store_true", help="put the finished base into the package")
-    parser.add_argument("--beside", nargs="*", default=[], help="folders of other sizes, for the figure of the pack")
-    recipe, given = read_recipe(parser, SMOKE, arguments)
-    try:
-        if recipe.size not in SIZES:
-            raise RunError(f"size: {recipe.size!r} is not one of {', '.join(SIZES)}")
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        found = make(given["out"], recipe, given["lessons"])
-        print(json.dumps(summary(found)))
-        if given["pack"]:
-            print(pack(given["out"], beside=given["beside"]))
-    except RunError as e:
-        print(e)
-        return 1
-    return 0
+    return run_command("drivelit.base", SMOKE, make, summary, pack, arguments)
 
 # %% ../../nbs/45_base/45_command.ipynb #39ab4259
 if __name__ == "__main__" and __package__ == "drivelit.base":  # not in a notebook, whose name is the same

@@ -7,12 +7,9 @@ __all__ = ['SMOKE', 'CodecRecipe', 'colours', 'rare_weights', 'Pictures', 'rate'
            'train_codec', 'Decoded', 'codec_exam', 'copied', 'make_codec', 'codec_card', 'pack_codec', 'main']
 
 # %% ../../nbs/45_base/60_codec.ipynb #2eba6a58
-import argparse
-import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,16 +22,16 @@ import torch.nn.functional as F
 from PIL import Image
 from scipy.cluster.vq import kmeans2
 
-from .exam import answers, box_error, exam_questions, path_scores
+from .exam import answers, exam_questions, mean_box_error, path_scores
 from .lessons import KINDS, is_right
-from .recipe import EXAM_SEED, TRAIN_SEED, read_recipe, start
+from .recipe import EXAM_SEED, TRAIN_SEED, finished, put, run_command, start
 from .rows import Shelf, save_lessons
 from ..policy.codec import EMBEDDED, Codec, load_codec, new_codec, pixels
 from ..policy.model import Policy, load_policy
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..scene.town import scenes
-from ..training.processes import RunError, hold, write_json
+from ..training.processes import hold, write_json
 
 # %% ../../nbs/45_base/60_codec.ipynb #0ca31761
 @dataclass(frozen=True)
@@ -382,10 +379,8 @@ def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> d
             out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in said.items()}
             continue
         if kind == "box":
-            off = {s: [box_error(a, t) for a, (*_, t) in zip(v, asked, strict=True)] for s, v in said.items()}
-            out["boxes"] = {
-                s: float(np.nanmean([*v, np.nan])) if np.isfinite(v).any() else None for s, v in off.items()
-            }
+            off = {s: mean_box_error(v, asked) for s, v in said.items()}
+            out["boxes"] = {s: None if np.isnan(v) else v for s, v in off.items()}
         truths = [t for *_, t in asked]
         right[name] = [[is_right(kind, said[s][k], t) for s in shelves] for k, t in enumerate(truths)]
         right["people"] += [r for r, (_, q, _) in zip(right[name], asked, strict=True) if re.search("person|people", q)]
@@ -482,10 +477,11 @@ def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
     return f"{head}\n# Image tokens of the toy town\n\n| what | |\n| --- | --- |\n{lines}"
 
 
-def _curve(out):
-    "Recipe and held-out measurements of a run."
-    rows = json.loads((out / "metrics.json").read_text())
-    return dict(recipe=json.loads((out / "recipe.json").read_text()), looks=[r for r in rows if "psnr" in r])
+def _told(out):
+    "Recipe, held-out measurements on the way and exam of a run."
+    recipe, exam = finished(out, "drivelit.base.codec")
+    looks = [r for r in json.loads((out / "metrics.json").read_text()) if "psnr" in r]
+    return dict(recipe=recipe, looks=looks, exam=exam)
 
 
 def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[str | Path] = ()) -> Path:
@@ -502,25 +498,10 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
     Raises:
         RunError: a run is not finished
     """
-    for run in (out, *beside):
-        if not (Path(run) / "exam.json").exists():
-            raise RunError(f"{run}: no exam.json, this codec is not finished; `python -m drivelit.base.codec` goes on")
-    out, folder = Path(out), Path(folder)
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    codec = load_codec(out / "final")
+    runs = [_told(Path(o)) for o in (out, *beside)]
+    recipe, found, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()
-    codec.save(new)
-    found, runs = json.loads((out / "exam.json").read_text()), [_curve(Path(o)) for o in (out, *beside)]
-    for run, o in zip(runs, (out, *beside), strict=True):
-        run["exam"] = json.loads((Path(o) / "exam.json").read_text())
-    digest = hashlib.file_digest(open(new / "diffusion_pytorch_model.safetensors", "rb"), "sha256").hexdigest()
-    recipe = CodecRecipe(**json.loads((out / "recipe.json").read_text()))
-    (new / "README.md").write_text(codec_card(recipe, found, digest), encoding="utf-8")
-    write_json(new / "exam.json", runs)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(new, folder)
-    return folder
+    return put(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)
 
 # %% ../../nbs/45_base/60_codec.ipynb #daf6fea3
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -532,26 +513,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m drivelit.base.codec", description="Make the base's codec, or go on making it."
-    )
-    parser.add_argument("--out", default="runs/codec", help="folder of the run")
-    parser.add_argument("--lessons", help="folder of lessons that several runs share; default: in the run's folder")
-    parser.add_argument("--pack", action="store_true", help="put the finished codec into the package")
-    parser.add_argument(
-        "--beside", nargs="*", default=[], help="folders of other finished runs, for the table of the pack"
-    )
-    recipe, given = read_recipe(parser, SMOKE, arguments)
-    try:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        found = make_codec(given["out"], recipe, given["lessons"])
-        print(json.dumps({k: found[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}))
-        if given["pack"]:
-            print(pack_codec(given["out"], beside=given["beside"]))
-    except RunError as e:
-        print(e)
-        return 1
-    return 0
+    tell = lambda found: {k: found[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
+    return run_command("drivelit.base.codec", SMOKE, make_codec, tell, pack_codec, arguments)
 
 # %% ../../nbs/45_base/60_codec.ipynb #202e7048
 if __name__ == "__main__" and __package__ == "drivelit.base":  # not in a notebook, whose name is the same

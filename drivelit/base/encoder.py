@@ -9,11 +9,8 @@ __all__ = ['SMOKE', 'FACTS', 'VOCABULARY', 'LENGTH', 'EncoderRecipe', 'told', 's
            'order_exam', 'ahead_exam', 'make_encoder', 'in_order', 'encoder_card', 'pack_encoder', 'main']
 
 # %% ../../nbs/45_base/70_encoder.ipynb #1bb50a07
-import argparse
-import hashlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +25,7 @@ from tqdm import tqdm
 from transformers import CLIPConfig, CLIPModel
 
 from .codec import exam_shelf, rate
-from .recipe import EXAM_SEED, TRAIN_SEED, read_recipe, start
+from .recipe import EXAM_SEED, TRAIN_SEED, finished, put, run_command, start
 from .rows import Shelf, save_lessons
 from ..metrics.images import DEVIATION, ENCODER, MEAN, clip_pixels, embed_images, embed_texts, load_encoder, unit
 from ..policy.codec import Codec, load_codec
@@ -721,28 +718,17 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     Raises:
         RunError: a run is not finished
     """
-    runs, out, folder = [], Path(out), Path(folder)
+    runs = []
     for run in map(Path, (out, *beside)):
-        if not (run / "exam.json").exists():
-            raise RunError(
-                f"{run}: no exam.json, this encoder is not finished; `python -m drivelit.base.encoder` goes on"
-            )
-        recipe, rows, found = (json.loads((run / f"{k}.json").read_text()) for k in ("recipe", "metrics", "exam"))
+        recipe, found = finished(run, "drivelit.base.encoder")
+        rows = json.loads((run / "metrics.json").read_text())
         orders = dict(encoder=found["order"]["encoder"], pixels=found["order"]["pixels"], untrained=found["untrained"])
         order = {k: in_order(v, found["order"]["moved"]) for k, v in orders.items()}
         exam = dict(kinds=found["kinds"], ahead=found["ahead"], order=order, moved=sum(found["order"]["moved"]))
         runs.append(dict(recipe=recipe, looks=[r for r in rows if "apart" in r], exam=exam))
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    load_encoder(out / "final").half().save_pretrained(new)
-    digest = hashlib.file_digest(open(new / "model.safetensors", "rb"), "sha256").hexdigest()
-    found = json.loads((out / "exam.json").read_text())
-    card = encoder_card(EncoderRecipe(**runs[0]["recipe"]), found, digest)
-    (new / "README.md").write_text(card, encoding="utf-8")
-    write_json(new / "exam.json", runs)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(new, folder)
-    return folder
+    found = finished(out, "drivelit.base.encoder")[1]
+    card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), found, digest)
+    return put(folder, load_encoder(Path(out) / "final").half().save_pretrained, card, runs)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #0bb0694c
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -754,27 +740,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m drivelit.base.encoder", description="Make the base's image encoder, or go on making it."
-    )
-    parser.add_argument("--out", default="runs/encoder", help="folder of the run")
-    parser.add_argument("--lessons", help="folder of lessons that several runs share; default: in the run's folder")
-    parser.add_argument("--pack", action="store_true", help="put the finished encoder into the package")
-    parser.add_argument(
-        "--beside", nargs="*", default=[], help="folders of other finished runs, for the table of the pack"
-    )
-    recipe, given = read_recipe(parser, SMOKE, arguments)
-    try:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        found = make_encoder(given["out"], recipe, given["lessons"])
-        order = in_order(found["order"]["encoder"], found["order"]["moved"])
-        print(json.dumps({k: round(v["cosine"], 3) for k, v in order.items()}))
-        if given["pack"]:
-            print(pack_encoder(given["out"], beside=given["beside"]))
-    except RunError as e:
-        print(e)
-        return 1
-    return 0
+    order = lambda found: in_order(found["order"]["encoder"], found["order"]["moved"])
+    tell = lambda found: {k: round(v["cosine"], 3) for k, v in order(found).items()}
+    return run_command("drivelit.base.encoder", SMOKE, make_encoder, tell, pack_encoder, arguments)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #1321a449
 if __name__ == "__main__" and __package__ == "drivelit.base":  # not in a notebook, whose name is the same

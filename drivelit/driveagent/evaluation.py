@@ -10,6 +10,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,12 @@ from .rewards import accuracy_reward
 from .variants import VARIANTS, task_for
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, credit, encode, mode_selection
 from ..policy.engines import TransformersEngine
-from ..rollout.core import answered, rollout
-from ..scene import drivelm, recorded
-from ..training.stages import load_scenes
-from typing import Any
-from ..rollout.core import Episode
 from ..policy.model import Policy
-from ..training.profiles import Profile
+from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
+from ..scene.sources import key_frames
+from ..training.profiles import Profile
+from ..training.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #6f9afdef
 def play(
@@ -275,8 +274,7 @@ def evaluate_real(
         profile: the run's numbers
         seed: of whatever is random
         variant: key of VARIANTS
-        samples: folder with data/nuscenes_drivelm_keyframes, nuscenes_mini_scenes, nuscenes_mmdet3d_keyframe;
-            default: the environment's DRIVELIT_SAMPLES
+        samples: folder as for `key_frames`; default: the environment's DRIVELIT_SAMPLES
 
     Returns:
         dict: source -> dict of counts, or None without samples
@@ -284,16 +282,8 @@ def evaluate_real(
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples:
         return None
-    data = Path(samples) / "data"
-    marked = recorded.read(
-        data / "nuscenes_mini_scenes" / "scene-0061.json.gz", 0.0, data / "nuscenes_mmdet3d_keyframe"
-    )
-    sources = {
-        "DriveLM, no annotations": list(drivelm.scenes(data / "nuscenes_drivelm_keyframes")),
-        "key frame with boxes and map": [marked],
-    }
     found = {}
-    for name, scenes in sources.items():
+    for name, scenes in key_frames(samples).items():
         for mode in ("text", "tool", "adaptive"):
             episodes = play(policy, scenes, task_for(profile, variant, mode), profile, seed)
             s = summary(episodes, np.zeros(len(scenes), bool))

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['BY_SPEED', 'SWAPS', 'carried_on', 'judged', 'drivers', 'engine_for', 'task_for', 'play', 'openings_of', 'summary',
-           'evaluate']
+           'evaluate', 'evaluate_real']
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0002
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +19,20 @@ from PIL import Image
 from ..metrics.blind import STANDING, best_blind, blind_plans, by_speed, name_of, WAYS
 from ..metrics.open_loop import errors, obstacles, table, to_lidar
 from ..metrics.pdm import prepare, score_scenes
-from .dreams import summary_of_dreams
-from .formats import poses_of, spans_of
+from .dreams import picture_psnr, summary_of_dreams
+from .formats import parse_answer, poses_of, spans_of
 from .profile import MindDriverProfile
+from .prompt import policy_prompt
 from .rewards import displacement
 from .rows import next_codes
 from .task import MindDriverTask, truth_of
-from ..policy.engines import TransformersEngine
+from ..policy.engines import Conversation, TransformersEngine
 from ..policy.image_tokens import DreamRule, image_text
 from ..policy.model import Policy
 from ..rollout.core import Episode, answered, rollout
+from ..scene.cameras import get_image
 from ..scene.core import Scene
+from ..scene.sources import key_frames
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
 def carried_on(points: np.ndarray) -> np.ndarray:
@@ -361,3 +366,38 @@ def _swapped(policy, scenes, profile, task, episodes, how):
     found = judged(scenes, [plans.get(s.id) for s in scenes], collisions=False)
     kept = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
     return dict(n=len(some)) | {k: found[k] for k in kept}
+
+# %% ../../nbs/53_minddriver/55_evaluation.ipynb #2585a4ad
+def evaluate_real(
+    policy: Policy, profile: MindDriverProfile, codec: Any, samples: str | Path | None = None
+) -> dict[str, Any] | None:
+    """A policy and a codec on recorded key frames, greedy.
+
+    Args:
+        policy: knows the codes
+        profile: its views, form and tokens
+        codec: of the pictures
+        samples: folder as for `key_frames`; default: the environment's DRIVELIT_SAMPLES
+
+    Returns:
+        dict: source -> n, unreadable (share without six points), reasons (span -> share), psnr (dB of the decoded front
+            views, each), codes (different ones in use, each); or None without samples
+    """
+    samples = samples or os.environ.get("DRIVELIT_SAMPLES")
+    if not samples:
+        return None
+    inputs, engine, found = replace(profile.inputs, history=0), engine_for(policy, codec), {}
+    for name, moments in key_frames(samples).items():
+        asked = [Conversation(policy_prompt(s, inputs, profile.form, profile.seconds)) for s in moments]
+        said = engine.generate(asked, profile.new_tokens, temperature=0)
+        answers = [parse_answer(c.text, profile.form, codec.n, codec.codes) for c in said]
+        views = [get_image(s, "CAM_FRONT", codec.size) for s in moments]
+        ids = codec.encode(views)
+        found[name] = dict(
+            n=len(moments),
+            unreadable=float(np.mean([not isinstance(a.answer, np.ndarray) for a in answers])),
+            reasons={k: float(np.mean([k in a.reasons for a in answers])) for k in spans_of(profile.form)},
+            psnr=[round(float(v), 2) for v in picture_psnr(codec.decode(ids), views, codec.size)],
+            codes=[len(set(v)) for v in np.asarray(ids).tolist()],
+        )
+    return found

@@ -8,10 +8,10 @@ __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'DREAM
            'first_play', 'numbers', 'shown', 'best_without_eyes', 'skill_shown', 'score_cells', 'played', 'driver_rows',
            'table1', 'table2', 'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference',
            'compared', 'orderings', 'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'spread',
-           'plot_run']
+           'plot_run', 'real_rows', 'real_table']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -730,3 +730,30 @@ def plot_run(
     title = f"{ROWS[stage]}, {how}: {len(picked)} of {len(scenes)} scenes, spread over the order of their ADE"
     of = lambda v: [v[k] for k in picked]
     return plot_dreams(of(scenes), of([d["dream"] for d in said]), of(plans), codec, task.seconds, title)
+
+# %% ../../nbs/53_minddriver/64_report.ipynb #c6a5b267
+def real_rows(real: dict[str, Any]) -> Iterator[dict]:
+    """The rows of the table of key frames.
+
+    Args:
+        real: of `evaluate_real`
+
+    Returns:
+        one dict after another: what they are, what the codec keeps of them, and the share of answers with a wrong span
+    """
+    for source, d in real.items():
+        row = {"key frames": source, "n": d["n"], "decoded, dB": f"{np.mean(d['psnr']):.1f}"}
+        row |= {"codes in a picture": f"{np.mean(d['codes']):.0f}", "without six points": f"{100 * d['unreadable']:.0f} %"}
+        yield row | {f"{span} wrong": f"{100 * share:.0f} %" for span, share in d["reasons"].items()}
+
+
+def real_table(real: dict[str, Any] | None) -> pd.DataFrame | str:
+    """Policy and codec on recorded key frames.
+
+    Args:
+        real: of `evaluate_real`, or None
+
+    Returns:
+        DataFrame, or a sentence
+    """
+    return report.real_table(real, real_rows)
