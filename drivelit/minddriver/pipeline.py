@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'LANGUAGE', 'FUNCTIONS',
-           'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'begin', 'freeze_vision',
-           'features', 'examine', 'run_sft', 'adapters', 'settle', 'run_rft']
+           'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'fresh', 'freeze_vision',
+           'run_start', 'begin', 'features', 'examine', 'run_sft', 'adapters', 'settle', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset
 
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
@@ -60,11 +61,15 @@ REINFORCED = dict(  # stage -> the stage it goes on from, what is learnt
     rft_ego_plan=("rft_ego_image", "plan"),
 )
 NEEDS = dict(
-    scenes=(), data=("scenes",), **{s: ("data",) for s in ARMS}, **{s: (b,) for s, (b, _) in REINFORCED.items()}
+    scenes=(),
+    data=("scenes",),
+    start=("data",),
+    **{s: ("start",) for s in ARMS},
+    **{s: (b,) for s, (b, _) in REINFORCED.items()},
 )
-SHARED = ("scenes", "data")  # the same for all seeds
+SHARED = ("scenes", "data", "start")  # the same for all seeds
 TRAINED = (*ARMS, *REINFORCED)
-KINDS = {s: "sft" if s in ARMS else "rl" if s in REINFORCED else "" for s in NEEDS}
+KINDS = {s: "sft" if s in ("start", *ARMS) else "rl" if s in REINFORCED else "" for s in NEEDS}
 STAGES = Stages("drivelit.minddriver", NEEDS, SHARED, KINDS)
 
 
@@ -222,18 +227,18 @@ class ArmRows(Sequence):
         return row | dict(messages=[{"role": "user", "content": [*images, text]}, says("assistant", answer)])
 
 
-def rows_of(stage: str, out: str | Path, profile: MindDriverProfile) -> ArmRows:
+def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) -> ArmRows:
     """The rows that a supervised stage learns from.
 
     Args:
-        stage: key of ARMS
+        arm: what is not the profile's, a value of ARMS
         out: the run's folder
         profile: of MindDriver
 
     Returns:
         ArmRows
     """
-    here, arm = STAGES.folder(out, "data"), ARMS[stage]
+    here = STAGES.folder(out, "data")
     drives = read_rows(here / "drives.parquet")
     scenes = {s.id: s for s in load_scenes(out, "train")}
     seconds = arm.get("seconds", profile.seconds)
@@ -244,21 +249,22 @@ def rows_of(stage: str, out: str | Path, profile: MindDriverProfile) -> ArmRows:
     return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000e
-def begin(out: str | Path, profile: MindDriverProfile, seed: int, stage: str = "sft") -> Policy:
-    """The model that tuning starts from; a toy's tokenizer knows the words of the run.
+def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
+    """The profile's model with image tokens; a toy's tokenizer knows the words of the run.
 
     Args:
         out: the run's folder
         profile: of MindDriver
         seed: of a toy's weights and of the new tokens
-        stage: key of ARMS, whose question is one of the words
 
     Returns:
         Policy that knows the codes of the codec
     """
-    arm, lines = ARMS[stage], json.loads((STAGES.folder(out, "data") / "text.json").read_text())
-    asked = [*kit_text(profile.inputs, arm.get("form", profile.form), arm.get("seconds", profile.seconds)), *lines]
-    policy = load(profile.model, profile, seed, tuple(asked))
+    lines = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
+    for arm in ARMS.values():
+        inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
+        lines = [*kit_text(inputs, arm.get("form", profile.form), arm.get("seconds", profile.seconds)), *lines]
+    policy = load(profile.model, profile, seed, tuple(dict.fromkeys(lines)))
     return add_image_tokens(policy, codec_of(profile).codes, seed, TAGS)
 
 
@@ -275,6 +281,46 @@ def freeze_vision(policy: Policy, frozen: bool) -> Policy:
     for name, p in policy.model.named_parameters():
         p.requires_grad_(not (frozen and ".visual." in f".{name}"))
     return policy
+
+
+def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
+    """Stage `start`: learn to write next views, and nothing else.
+
+    Args:
+        out: the run's folder
+        profile: of MindDriver; with `start_steps = 0` nothing is done
+        seed: of new weights and of the order
+
+    Returns:
+        dict: what `train_sft` returns, or nothing
+    """
+    if not profile.start_steps:
+        return {}
+    policy = freeze_vision(fresh(out, profile, seed), profile.freeze_vision)
+    rows = [rows_of(dict(form="image", seconds=t), out, profile) for t in VIEWS_AHEAD]
+    return train_sft(
+        policy,
+        ConcatDataset(rows),
+        STAGES.folder(out, "start"),
+        seed=seed,
+        spans=spans_by_tag(policy, dict(dream="dream", answer="answer")),
+        weights=dict(text=1.0, dream=1.0, answer=0.0),
+        **sft_options(profile, steps=profile.start_steps),
+    )
+
+
+def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
+    """The policy that an arm's tuning starts from.
+
+    Args:
+        out: the run's folder
+        profile: of MindDriver
+        seed: of new weights, if stage `start` has made none
+
+    Returns:
+        Policy that knows the codes of the codec
+    """
+    return load(STAGES.trained(out, "start"), profile, seed) if profile.start_steps else fresh(out, profile, seed)
 
 
 def features(profile: MindDriverProfile) -> tuple[Any, Any]:
@@ -330,10 +376,10 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
     Returns:
         dict: what `train_sft` and `examine` return
     """
-    policy = freeze_vision(begin(out, profile, seed, stage), profile.freeze_vision)
+    policy = freeze_vision(begin(out, profile, seed), profile.freeze_vision)
     result = train_sft(
         policy,
-        rows_of(stage, out, profile),
+        rows_of(ARMS[stage], out, profile),
         STAGES.folder(out, stage, seed),
         seed=seed,
         spans=spans_by_tag(policy, dict(dream="dream", answer="answer")),
@@ -415,6 +461,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
 FUNCTIONS = dict(
     scenes=run_scenes,
     data=run_data,
+    start=run_start,
     **{s: partial(run_sft, s) for s in ARMS},
     **{s: partial(run_rft, s) for s in REINFORCED},
 )

@@ -743,7 +743,10 @@ def real_rows(real: dict[str, Any]) -> Iterator[dict]:
     """
     for source, d in real.items():
         row = {"key frames": source, "n": d["n"], "decoded, dB": f"{np.mean(d['psnr']):.1f}"}
-        row |= {"codes in a picture": f"{np.mean(d['codes']):.0f}", "without six points": f"{100 * d['unreadable']:.0f} %"}
+        row |= {
+            "codes in a picture": f"{np.mean(d['codes']):.0f}",
+            "without six points": f"{100 * d['unreadable']:.0f} %",
+        }
         yield row | {f"{span} wrong": f"{100 * share:.0f} %" for span, share in d["reasons"].items()}
 
 
