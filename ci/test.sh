@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up, then every test.   bash ci/test.sh
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
-#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks at a time (2)
+#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks, or files of tests, at a time (2)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh || exit 1
@@ -42,7 +42,7 @@ step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
-step "tests" python -m pytest -q tests
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile tests
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 while read -r system run; do
   step "$system: the paper's run can be planned" plan_paper "$system" "$run"

@@ -322,7 +322,7 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     """
     return load(STAGES.trained(out, "start"), profile, seed) if profile.start_steps else fresh(out, profile, seed)
 
-
+# %% ../../nbs/53_minddriver/60_pipeline.ipynb #89e812bd
 def features(profile: MindDriverProfile) -> tuple[Any, Any]:
     """The encoder of a run, twice.
 
