@@ -350,7 +350,7 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         seed: of the run
 
     Returns:
-        dict: what `evaluate` returns; grey pictures for the main line and the forms of table 4, other dreams for SWAPPED
+        dict: what `evaluate` returns; grey for the main line and the forms of table 4, other dreams for SWAPPED
     """
     asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     whole = stage in REINFORCED or "form" in asked or stage == "sft"
