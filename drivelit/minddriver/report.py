@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from .evaluation import play, task_for
 from .formats import poses_of
-from .pipeline import STAGES, TRAINED, arm_of, codec_of
+from .pipeline import STAGES, SWAPPED, TRAINED, arm_of, codec_of
 from .profile import MindDriverProfile
 from .rewards import displacement
 from .rows import next_codes
@@ -519,7 +519,7 @@ def asked(results: dict[str, Any]) -> list[tuple]:
             ("looks at its pictures?", unit, f"{name(s)} > with grey pictures", (s, how), (s, "grey"))
             for s in ("sft_none", "sft_text", "sft", "rft_plan", "rft_ego_plan")
         ]
-        for s in ("sft_image", "sft_image_text", "sft", "rft_plan", "rft_ego_plan"):
+        for s in SWAPPED:
             own, put = (s, "swaps", "own"), lambda dream, s=s: (s, "swaps", dream)
             rows += [
                 ("uses its dream?", unit, f"{name(s)}: own dream > {d}", own, put(d))
