@@ -567,17 +567,18 @@ class Policy:
         """
         return _pixels(self.processor.image_processor, images) if images else {}
 
-    def save(self, folder: str | Path, card: str = "") -> Path:
+    def save(self, folder: str | Path, card: str = "", weights: dict[str, torch.Tensor] | None = None) -> Path:
         """Write model (or adapters), processor and a model card, so that `load_policy(folder)` gives the same policy.
 
         Args:
             folder: created if needed
             card: what the policy was trained for, for its README.md
+            weights: name -> tensor; default: the model's own, which must be whole in this process
 
         Returns:
             the folder
         """
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=weights)
         self.processor.save_pretrained(folder)
         (Path(folder) / "README.md").write_text(model_card(self, card), encoding="utf-8")  # in place of a stock card
         return Path(folder)

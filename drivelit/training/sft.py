@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
            'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
-           'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'sft_config', 'train_sft']
+           'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'memory_settings', 'finish', 'sft_config',
+           'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
 import inspect
@@ -31,9 +32,10 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from ..data.rows import Rows, chat
-from ..policy.model import Policy
+from ..policy.model import Policy, load_policy
 from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
 from .profiles import nearest
+from .sharding import fsdp_settings, is_sharded
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2
 IGNORE = -100
@@ -371,24 +373,26 @@ LOW = (torch.bfloat16, torch.float16)
 
 
 @contextmanager
-def fp32_masters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def fp32_masters(model: torch.nn.Module) -> Iterator[dict[str, torch.dtype]]:
     """While it is open, the trained weights are fp32; afterwards they have the dtype that they came in.
 
-    Frozen weights keep their dtype: an adapter's base costs no more memory than before.
+    Frozen weights keep their dtype: an adapter's base costs no more memory than before. Weights that are shared out to
+    several processes meanwhile stay fp32: they are saved in the old dtype and not used again.
 
     Args:
         model: with `requires_grad` on what is trained
 
     Returns:
-        context manager that gives the model
+        context manager that gives the dtypes that weights came in, by name
     """
-    low = [(p, p.dtype) for p in model.parameters() if p.requires_grad and p.dtype in LOW]
-    for p, _ in low:
-        p.data = p.data.float()
+    low = {n: p.dtype for n, p in model.named_parameters() if p.requires_grad and p.dtype in LOW}
+    for name in low:  # by name: sharding puts other tensors into their places, and the old ones must be free to go
+        model.get_parameter(name).data = model.get_parameter(name).data.float()
     try:
-        yield model
+        yield low
     finally:
-        for p, dtype in low:
+        for name, dtype in () if is_sharded(model) else low.items():
+            p = model.get_parameter(name)
             p.data, p.grad = p.data.to(dtype), None
 
 # %% ../../nbs/40_training/10_sft.ipynb #73c1879e
@@ -397,14 +401,14 @@ class SafeTrainer:
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         "Train; while it lasts, the trained weights are fp32."
-        with fp32_masters(self.model):
+        with fp32_masters(self.model) as self.came_in:
             return super().train(*args, **kwargs)
 
     def _load_from_checkpoint(self, folder, model=None):
         # Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`). The stock
         # loading skips names that it does not know without a word: the run would go on from the weights it was given.
         model = model or self.model
-        if hasattr(model, "peft_config"):
+        if hasattr(model, "peft_config") or self.is_fsdp_enabled:  # with shards, the modules' names are used
             return super()._load_from_checkpoint(folder, model)
         model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
 
@@ -526,6 +530,34 @@ def trl_config(
             raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(right, right)!r}")
     return kind(**(ours | trl))
 
+
+def memory_settings(checkpointing: bool, sharding: bool) -> dict:
+    """What costs time and saves memory, in TRL's words.
+
+    Args:
+        checkpointing: recompute activations in the backward pass
+        sharding: FSDP2, if there are several processes
+
+    Returns:
+        dict of settings
+    """
+    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return fsdp_settings(checkpointing) if sharding and several else dict(activation_checkpointing=checkpointing)
+
+
+def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
+    """After the last update: save the policy; one that was sharded is whole again in every process.
+
+    Args:
+        policy: that was trained
+        trainer: that has trained it
+        out: folder of the run
+    """
+    policy.model.eval()
+    final = save_final(policy, out, trainer.came_in)
+    if is_sharded(policy.model):
+        policy.model = load_policy(final, device=str(trainer.accelerator.device)).model.eval()
+
 # %% ../../nbs/40_training/10_sft.ipynb #525ec37b
 RENAMED = dict(
     learning_rate="lr",
@@ -554,6 +586,7 @@ def sft_config(
     save_steps: int = 100,
     bf16: bool = False,
     checkpointing: bool = False,
+    sharding: bool = False,
     use_cpu: bool = False,
     **trl: object,
 ) -> SFTConfig:
@@ -571,6 +604,7 @@ def sft_config(
         save_steps: updates between checkpoints
         bf16: autocast
         checkpointing: recompute activations in the backward pass: less memory, more time
+        sharding: weights, gradients and Adam's state are shared out to the processes, if there are several
         use_cpu: even where there is a GPU
         **trl: any other setting of SFTConfig, such as report_to
 
@@ -608,7 +642,7 @@ def sft_config(
         dataset_kwargs=dict(skip_prepare_dataset=True),
         dataloader_pin_memory=False,
         disable_tqdm=not sys.stderr.isatty(),
-        activation_checkpointing=checkpointing,
+        **memory_settings(checkpointing, sharding),
     )
     return trl_config(SFTConfig, ours, trl, RENAMED, sft_config)
 
@@ -692,8 +726,7 @@ def train_sft(
     trainer.model_accepts_loss_kwargs = True
     policy.model = trainer.model
     trainer.train(resume_from_checkpoint=str(start) if start else None)
-    policy.model.eval()
-    save_final(policy, out)
+    finish(policy, trainer, out)
     plot_metrics(out, ["loss", "mean_token_accuracy"])
     tail = [r["loss"] for r in read_metrics(out) if "loss" in r and r["step"] > 0.9 * steps]
     read = trainer.state.num_input_tokens_seen  # of the whole run, before and after a kill

@@ -29,10 +29,11 @@ from trl import GRPOConfig, GRPOTrainer
 from ..policy.engines import EngineError, TransformersEngine
 from ..policy.model import Policy
 from ..rollout.core import Episode, Task, rollout
-from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
+from .checkpoints import SafeCheckpoints, first_process, plot_metrics, read_metrics, resume_point
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
-from .sft import LOW, SafeTrainer, check_policy, trl_config
+from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
+from .sharding import drop_gathered, is_sharded, put_slice, slice_of, whole
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -166,7 +167,7 @@ class Reference:
     FILE = "reference.safetensors"
 
     def __init__(self, model: torch.nn.Module, bf16: bool = False):
-        self.model, self.refreshed = model, False
+        self.model, self.refreshed, self.shared = model, False, is_sharded(model)
         rounded = _in_bf16(model) if bf16 else set()
         kind = lambda p: torch.bfloat16 if id(p) in rounded else torch.float32 if p.dtype in LOW else p.dtype
         self.weights = {name: p.detach().to(kind(p), copy=True) for name, p in self._trained()}
@@ -176,19 +177,27 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        "While it is open, the model is the reference. Nothing is copied: the tensors change places."
+        "While it is open, the model is the reference. Whole tensors change places; slices, held by FSDP, are copied."
         trained = self._trained()
-        current = [p.data for _, p in trained]
+        current = [slice_of(p).detach().clone() if self.shared else p.data for _, p in trained]
         was_training = self.model.training
         try:
             for name, p in trained:
-                p.data = self.weights[name]
+                self._put(p, self.weights[name])
+            drop_gathered(self.model)
             self.model.eval()
             yield
         finally:
             for (_, p), data in zip(trained, current, strict=True):
-                p.data = data
+                self._put(p, data)
+            drop_gathered(self.model)
             self.model.train(was_training)
+
+    def _put(self, weight, data):
+        if self.shared:
+            slice_of(weight).detach().copy_(slice_of(data))
+        else:
+            weight.data = data
 
     def refresh(self) -> None:
         "From now on the current policy is the reference (MTDrive algorithm 1, line 4)."
@@ -197,13 +206,15 @@ class Reference:
         self.refreshed = True
 
     def save(self, folder: str | Path) -> None:
-        """Into a checkpoint, if it is no longer the policy that the run was given.
+        """Into a checkpoint, if it is no longer the policy that the run was given; all processes call it, one writes.
 
         Args:
             folder: checkpoint
         """
         if self.refreshed:
-            save_file({k: v.contiguous() for k, v in self.weights.items()}, Path(folder) / self.FILE)
+            weights = {k: v.full_tensor() if self.shared else v for k, v in self.weights.items()}
+            if first_process():
+                save_file({k: v.cpu().contiguous() for k, v in weights.items()}, Path(folder) / self.FILE)
 
     def load(self, folder: str | Path) -> None:
         """From a checkpoint, if it holds one.
@@ -213,7 +224,7 @@ class Reference:
         """
         if (Path(folder) / self.FILE).exists():
             for name, v in load_file(Path(folder) / self.FILE).items():
-                self.weights[name].copy_(v)
+                put_slice(self.weights[name], v)
             self.refreshed = True
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #43bdd8b2
@@ -413,7 +424,8 @@ class PlaysEpisodes:
         seed = (self.args.seed * 7919 + self.state.global_step) * 64 + rank
         sampling = dict(temperature=self.args.temperature, seed=seed)
         was_training = self.model.training
-        with self.accelerator.autocast():  # the words are drawn by the same arithmetic that scores them later
+        # the words are drawn by the same arithmetic that scores them later
+        with whole(self.model), self.accelerator.autocast():
             episodes = rollout(self.engine, self.policy, self.task, scenes, places=places, **sampling, **self.limits)
         self.model.train(was_training)
         return episodes
@@ -592,10 +604,16 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
         self.engine = engine or TransformersEngine(policy)
         self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
-        self.reference = Reference(self.model, args.bf16) if beta else None
+        self.reference = Reference(self.model, args.bf16) if beta and not self.is_fsdp_enabled else None
         self.reference_every, self.said = reference_every, None
 
+    def _refer(self):
+        # A sharded reference is made of the shards, which come when training begins, and before a checkpoint is read.
+        if self.beta and self.reference is None:
+            self.reference = Reference(self.model, self.args.bf16)
+
     def _prepare_inputs(self, inputs):
+        self._refer()
         # TRL asks once for each micro-batch. Those of a rollout are all made when the first is wanted.
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
@@ -604,10 +622,11 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
-        if self.reference and self.args.should_save:
+        if self.reference:
             self.reference.save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
 
     def _load_from_checkpoint(self, folder, model=None):
+        self._refer()
         super()._load_from_checkpoint(folder, model)
         if self.reference:
             self.reference.load(folder)
@@ -648,6 +667,7 @@ def rl_config(
     schedule: str = "constant",
     bf16: bool = False,
     checkpointing: bool = False,
+    sharding: bool = False,
     use_cpu: bool = False,
     **trl: object,
 ) -> GRPOConfig:
@@ -670,6 +690,7 @@ def rl_config(
         schedule: of the learning rate
         bf16: fp32 master weights under bf16 autocast
         checkpointing: recompute activations in the backward pass: less memory, more time
+        sharding: weights, gradients, Adam's state and the reference are shared out, if there are several processes
         use_cpu: even where there is a GPU
         **trl: any other setting of GRPOConfig, such as report_to
 
@@ -714,7 +735,7 @@ def rl_config(
         max_completion_length=None,
         dataloader_pin_memory=False,
         disable_tqdm=not sys.stderr.isatty(),
-        activation_checkpointing=checkpointing,
+        **memory_settings(checkpointing, sharding),
         remove_unused_columns=False,
         adam_beta2=0.98,
         max_grad_norm=1.0,
@@ -796,8 +817,7 @@ def train_rl(
     )
     trainer.remove_callback(PrinterCallback)  # the file has it all
     trainer.train(resume_from_checkpoint=str(start) if start else None)
-    policy.model.eval()
-    save_final(policy, out)
+    finish(policy, trainer, out)
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])
     rewards = [r["reward"] for r in read_metrics(out) if "reward" in r]
     tenth = max(1, len(rewards) // 10)
