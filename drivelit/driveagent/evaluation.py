@@ -29,13 +29,7 @@ from ..training.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #6f9afdef
 def play(
-    policy: Policy,
-    scenes: list[Scene],
-    task: Any,
-    profile: Profile,
-    seed: int = 0,
-    batch: int = 256,
-    temperature: float | None = None,
+    policy: Policy, scenes: list[Scene], task: Any, profile: Profile, seed: int = 0, temperature: float | None = None
 ) -> list[Episode]:
     """Let a policy drive scenes.
 
@@ -45,7 +39,6 @@ def play(
         task: the DriveAgentTask that is played
         profile: the run's numbers
         seed: of whatever is random
-        batch: how many at a time
         temperature: 0: always the likeliest token; None: that of sampled evaluation
 
     Returns:
@@ -53,7 +46,7 @@ def play(
     """
     policy.model.eval()
     return rollout(
-        TransformersEngine(policy, batch),
+        TransformersEngine(policy, profile.together),
         policy,
         task,
         scenes,

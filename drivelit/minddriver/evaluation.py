@@ -138,17 +138,18 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene] = ()) -> dict[str, d
     return found
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
-def engine_for(policy: Policy, codec: Any) -> TransformersEngine:
+def engine_for(policy: Policy, codec: Any, together: int = 256) -> TransformersEngine:
     """Who answers: the policy under the rule of the dream.
 
     Args:
         policy: knows the codes
         codec: has `n` and `codes`
+        together: conversations that it continues at a time
 
     Returns:
         TransformersEngine
     """
-    return TransformersEngine(policy, rule=DreamRule(policy, codec.n, codec.codes))
+    return TransformersEngine(policy, together, rule=DreamRule(policy, codec.n, codec.codes))
 
 
 def task_for(
@@ -218,7 +219,7 @@ def play(
     """
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
-    engine = engine or engine_for(policy, task.codec)
+    engine = engine or engine_for(policy, task.codec, profile.together)
     return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **asked)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0010
@@ -386,7 +387,7 @@ def evaluate_real(
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples:
         return None
-    inputs, engine, found = replace(profile.inputs, history=0), engine_for(policy, codec), {}
+    inputs, engine, found = replace(profile.inputs, history=0), engine_for(policy, codec, profile.together), {}
     for name, moments in key_frames(samples).items():
         asked = [Conversation(policy_prompt(s, inputs, profile.form, profile.seconds)) for s in moments]
         said = engine.generate(asked, profile.new_tokens, temperature=0)

@@ -453,7 +453,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         here,
         "sequence",
         seed=seed,
-        engine=engine_for(policy, codec),
+        engine=engine_for(policy, codec, profile.together),
         max_turns=1,
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),

@@ -54,6 +54,10 @@ class MindDriverProfile(Profile):
         "Weight of the tokens of each span."
         return dict(text=self.w_text, dream=self.w_dream, answer=self.w_answer)
 
+    def trains(self, kind: str) -> tuple[int, bool]:
+        "Supervised tuning trains all weights, reinforcement adapters of the language model if they have a rank."
+        return (self.lora_rank, False) if kind == "rl" else (0, not self.freeze_vision)
+
     def pictures(self) -> int:
         "Pictures in a question."
         return len(VIEWS[self.views]) + self.history

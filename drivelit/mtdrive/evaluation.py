@@ -191,7 +191,7 @@ def play(
     turns = max_turns or profile.turns
     policy.model.eval()
     return rollout(
-        engine or TransformersEngine(policy),
+        engine or TransformersEngine(policy, profile.together),
         policy,
         task or task_for(profile, perception, turns),
         scenes,

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'HUB', 'PER_NODE', 'ProfileError', 'key', 'described', 'Profile', 'nearest', 'convert',
            'typed', 'checked', 'read_sections', 'profile_names', 'System', 'systems', 'find_system', 'load_profile',
-           'image_tokens', 'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights', 'memory',
-           'launch', 'notes', 'preview', 'notebook_parameters', 'check_parameters', 'RunParameters', 'run_parameters',
-           'skipped', 'stop_here', 'read_keys', 'unread_keys']
+           'image_tokens', 'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights',
+           'adapter_weights', 'memory', 'launch', 'remedy', 'notes', 'preview', 'notebook_parameters',
+           'check_parameters', 'RunParameters', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3d4ac199
 import ast
@@ -21,7 +21,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
@@ -105,6 +105,8 @@ class Profile:
     rl_gpus: int = key(0, "GPUs of reinforcement; 0: the CPU", low=0)
     micro_batch: int = key(8, "samples in one forward pass on one device", low=1)
     checkpointing: bool = key(False, "recompute activations in the backward pass")
+    together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
+    sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
     precision: str = key("fp32", "of activations; the weights in training are fp32", choices=("fp32", "bf16"))
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
     seeds: tuple[int, ...] = key((0,), "one run each", low=0)
@@ -135,6 +137,10 @@ class Profile:
     def pictures(self) -> int:
         "Pictures in an episode, at most; a system says its own."
         return 1
+
+    def trains(self, kind: str) -> tuple[int, bool]:
+        "What an 'sft' or 'rl' stage trains: rank of its adapters, 0: all weights; whether the vision encoder learns."
+        return 0, True
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
@@ -517,6 +523,7 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
         max_length=profile.tokens,
         bf16=profile.precision == "bf16",
         checkpointing=profile.checkpointing,
+        sharding=profile.sharding,
     )
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3d977bc1
@@ -545,6 +552,8 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         save_steps=max(1, profile.save_every // 5),
         bf16=profile.precision == "bf16",
         checkpointing=profile.checkpointing,
+        sharding=profile.sharding,
+        together=profile.together,
         max_new_tokens=profile.new_tokens,
         max_tokens=profile.tokens,
     )
@@ -604,11 +613,12 @@ def model_config(model: str) -> Any:
     return AutoConfig.from_pretrained(model)
 
 # %% ../../nbs/40_training/00_profiles.ipynb #24fdc11d
-def count_weights(config: Any) -> int:
+def count_weights(config: Any, part: str = "") -> int:
     """The number of weights, counted on PyTorch's meta device: nothing is allocated.
 
     Args:
         config: Qwen2_5_VLConfig
+        part: word in the names of those that are counted, such as "visual"; "": all
 
     Returns:
         int
@@ -618,7 +628,7 @@ def count_weights(config: Any) -> int:
 
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(config)
-    return sum(p.numel() for p in model.parameters())
+    return sum(p.numel() for name, p in model.named_parameters() if part in name)
 
 # %% ../../nbs/40_training/00_profiles.ipynb #4f1ad6c1
 def _left_behind(bytes_each, width, depth, recompute):
@@ -627,35 +637,67 @@ def _left_behind(bytes_each, width, depth, recompute):
     return depth * bytes_each * width + layer if recompute else depth * layer
 
 
+def adapter_weights(config: Any, rank: int) -> int:
+    """The number of weights of low-rank adapters on every linear layer of the language model.
+
+    Args:
+        config: Qwen2_5_VLConfig
+        rank: of the adapters
+
+    Returns:
+        int
+    """
+    t = config.text_config
+    heads = t.hidden_size // t.num_attention_heads * t.num_key_value_heads
+    # a pair of matrices, (in, rank) and (rank, out), for q and o, k and v, and the three of the feed-forward part
+    sides = 2 * 2 * t.hidden_size + 2 * (t.hidden_size + heads) + 3 * (t.hidden_size + t.intermediate_size)
+    return rank * sides * t.num_hidden_layers
+
+
 def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str, float]:
-    """A rough estimate of the memory of each device in training, all weights trained, nothing sharded (the formula
-    stands in the notebook).
+    """A rough estimate of the memory of each device (the formula stands in the notebook).
 
     Args:
         profile: Profile
-        stage: 'sft' or 'rl'
+        stage: 'sft'; 'rl', its updates; 'play', its rollouts in the training processes; or 'evaluation'
         config: Qwen2_5_VLConfig; default: the model's
 
     Returns:
-        dict of GB (1e9 bytes) on each device: weights, gradients, adam, ddp, bf16, reference, activations,
-        pictures, logits
+        dict of GB (1e9 bytes) on each device: weights, gradients, adam, ddp, bf16, gathered, reference, activations,
+        pictures, logits, cache
     """
-    config = config or model_config(profile.model)
-    n, text, vision = count_weights(config), config.text_config, config.vision_config
-    half, several = profile.precision == "bf16", getattr(profile, f"{stage}_gpus") > 1
-    each, tokens = 2 if half else 4, profile.micro_batch * profile.tokens
+    p, config = profile, config or model_config(profile.model)
+    text, vision, updates = config.text_config, config.vision_config, stage in ("sft", "rl")
+    rank, sees = p.trains("sft" if stage == "sft" else "rl")
+    n, eyes = count_weights(config), count_weights(config, "visual")
+    gpus = max(p.sft_gpus if stage == "sft" else p.rl_gpus, 1)
+    each = 2 if p.precision == "bf16" else 4
+    trained = adapter_weights(config, rank) if rank else n if sees else n - eyes
+    frozen = n if rank else n - trained
+    shares = gpus if p.sharding else 1
+    state = stage != "evaluation"
     # four patches of 14 x 14 pixels are merged into one token
-    patches = profile.micro_batch * profile.pictures() * image_tokens(profile.image_size) * 4
+    tokens, patches = p.micro_batch * p.tokens, p.micro_batch * p.pictures() * image_tokens(p.image_size) * 4
+    layer = (n - eyes) // text.num_hidden_layers
+    whole = n if stage == "play" else 2 * layer  # what is gathered at a time: all, or a layer and the next one
+    # linear layers as autocast would round them; what embeds words is not rounded
+    copy = 4 * trained if rank else each * trained + (4 - each) * text.vocab_size * text.hidden_size
+    penalty = state and stage != "sft" and p.kl
+    at_once = min(p.together, math.ceil(p.rl_batch * p.group / gpus) if stage == "play" else p.eval_scenes)
+    heads = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
     parts = dict(
-        weights=4 * n,
-        gradients=4 * n,
-        adam=8 * n,
-        ddp=4 * n if several else 0,
-        bf16=2 * n if half else 0,
-        reference=4 * n if stage == "rl" and profile.kl else 0,
-        activations=tokens * _left_behind(each, text.hidden_size, text.num_hidden_layers, profile.checkpointing),
-        pictures=patches * _left_behind(each, vision.hidden_size, vision.depth, profile.checkpointing),
-        logits=tokens * text.vocab_size * 8,
+        weights=(4 * trained + each * frozen) / shares if state else each * n,
+        gradients=4 * trained / shares if updates else 0,
+        adam=8 * trained / shares if state else 0,
+        ddp=4 * trained if updates and gpus > 1 and shares == 1 else 0,
+        bf16=2 * (n - frozen) if state and each == 2 and shares == 1 else 0,
+        gathered=each * whole if state and shares > 1 else 0,
+        # where slices are exchanged, the policy's own wait beside the reference
+        reference=(copy + (4 if shares > 1 else 0) * trained) / shares if penalty else 0,
+        activations=updates * tokens * _left_behind(each, text.hidden_size, text.num_hidden_layers, p.checkpointing),
+        pictures=updates * patches * _left_behind(each * sees, vision.hidden_size, vision.depth, p.checkpointing),
+        logits=tokens * text.vocab_size * 8 if updates else 0,
+        cache=0 if updates else at_once * p.tokens * 2 * text.num_hidden_layers * heads * each,
     )
     return {k: v / 1e9 for k, v in parts.items()}
 
@@ -707,6 +749,31 @@ def launch(
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #87ee8fa1
+def remedy(profile: Profile, stage: str) -> str:
+    """The first change of one key that makes a stage fit.
+
+    Args:
+        profile: with gpu_memory
+        stage: as for `memory`
+
+    Returns:
+        words: "KEY = VALUE would need about ... GB", or which part is the largest
+    """
+    p, config = profile, model_config(profile.model)
+    gpus = "sft_gpus" if stage == "sft" else "rl_gpus"
+    changes = [dict(sharding=True), dict(checkpointing=True), dict(precision="bf16"), dict(micro_batch=1)]
+    changes += [dict(together=n) for n in (64, 16, 4) if n < p.together]
+    changes += [{gpus: getattr(p, gpus) * k} for k in (2, 4) if getattr(p, gpus)]
+    changes += [dict(lora_rank=32)] if "lora_rank" in p.keys() else []
+    for change in changes:
+        need = sum(memory(replace(p, **change), stage, config).values())
+        if need <= p.gpu_memory:
+            [(key, value)] = change.items()
+            return f"{key} = {'yes' if value is True else value} would need about {need:.0f}"
+    parts = memory(p, stage, config)
+    return f"no single key helps; the largest part is {max(parts, key=parts.get)}"
+
+
 def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     """What this machine lacks for the run, and what does not fit.
 
@@ -731,8 +798,7 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         if p.gpu_memory and sum(parts.values()) > p.gpu_memory:
             out.append(
                 f"{stage}: about {sum(parts.values()):.0f} GB on every GPU does not fit into "
-                f"gpu_memory = {p.gpu_memory:g}; each GPU holds the whole model and its optimiser, "
-                "sharding is not built"
+                f"gpu_memory = {p.gpu_memory:g}; {remedy(p, stage)}"
             )
     return out
 
@@ -763,7 +829,7 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
         f"and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement",
     ]
     config = model_config(p.model)
-    gb = {s: memory(p, s, config) for s in ("sft", "rl")}
+    gb = {s: memory(p, s, config) for s in ("sft", "rl", "play", "evaluation")}
     for stage, parts in gb.items():
         page.append(
             f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "

@@ -557,6 +557,7 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         args: GRPOConfig, of `rl_config` or any other
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
         engine: plays; default: the policy in this process
+        together: conversations that the policy in this process continues at a time
         max_turns: of an episode
         max_new_tokens: of a turn
         max_tokens: of an episode
@@ -574,6 +575,7 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         advantage_fn: Callable,
         *,
         engine: object | None = None,
+        together: int = 256,
         max_turns: int = 6,
         max_new_tokens: int = 128,
         max_tokens: int = 11_500,
@@ -602,7 +604,7 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         args.beta = self.beta = beta
         policy.model = self.model  # with its new adapters
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
-        self.engine = engine or TransformersEngine(policy)
+        self.engine = engine or TransformersEngine(policy, together)
         self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
         self.reference = Reference(self.model, args.bf16) if beta and not self.is_fsdp_enabled else None
         self.reference_every, self.said = reference_every, None
@@ -755,6 +757,7 @@ def train_rl(
     std: str = "population",
     resume: bool = True,
     engine: object | None = None,
+    together: int = 256,
     max_turns: int = 6,
     max_new_tokens: int = 128,
     max_tokens: int = 11_500,
@@ -776,6 +779,7 @@ def train_rl(
         std: of the advantages: "population" or "sample"
         resume: go on from the newest whole checkpoint in `out`
         engine: plays; default: the policy in this process
+        together: conversations that the policy in this process continues at a time
         max_turns: of an episode
         max_new_tokens: of a turn
         max_tokens: of an episode
@@ -808,6 +812,7 @@ def train_rl(
         args,
         advantage_fn,
         engine=engine,
+        together=together,
         max_turns=max_turns,
         max_new_tokens=max_new_tokens,
         max_tokens=max_tokens,
