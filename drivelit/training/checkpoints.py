@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..policy.model import Policy
-from .sharding import full_weights
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #eefebaa7
 def write_whole(path: str | Path, text: str) -> None:
@@ -264,22 +263,21 @@ class SafeCheckpoints(TrainerCallback):
             self._remove(folder)
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #07ea3c80
-def save_final(policy: Policy, out: str | Path, dtypes: dict[str, torch.dtype] | None = None) -> Path:
+def save_final(policy: Policy, out: str | Path, weights: dict[str, torch.Tensor] | None = None) -> Path:
     """Save a trained policy to `out/final` in one step; one process writes, all wait.
 
     Args:
-        policy: Policy; if it is sharded, all processes collect its weights
+        policy: Policy
         out: folder of the run
-        dtypes: name -> what a sharded weight is written as, where that is not its own
+        weights: name -> tensor, if the policy's own are shared out
 
     Returns:
         out/final
     """
     final, new = Path(out) / "final", Path(out) / "final.new"
-    weights = full_weights(policy.model, dtypes)
     if first_process():
         shutil.rmtree(new, ignore_errors=True)  # of a run that was killed here
-        policy.save(new, weights=weights)
+        policy.save(new, weights=weights) if weights is not None else policy.save(new)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(new, final)
     wait_for_all()

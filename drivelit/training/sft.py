@@ -35,7 +35,7 @@ from ..data.rows import Rows, chat
 from ..policy.model import Policy, load_policy
 from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
 from .profiles import nearest
-from .sharding import fsdp_settings, is_sharded
+from .sharding import fsdp_settings, full_weights, is_sharded
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2
 IGNORE = -100
@@ -554,7 +554,7 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
         out: folder of the run
     """
     policy.model.eval()
-    final = save_final(policy, out, trainer.came_in)
+    final = save_final(policy, out, full_weights(policy.model, trainer.came_in))
     if is_sharded(policy.model):
         policy.model = load_policy(final, device=str(trainer.accelerator.device)).model.eval()
 

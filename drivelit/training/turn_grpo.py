@@ -33,7 +33,7 @@ from .checkpoints import SafeCheckpoints, first_process, plot_metrics, read_metr
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
-from .sharding import drop_gathered, is_sharded, put_slice, slice_of, whole
+from .sharding import drop_gathered, gathered, is_sharded, put_slice, slice_of
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -425,7 +425,7 @@ class PlaysEpisodes:
         sampling = dict(temperature=self.args.temperature, seed=seed)
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
-        with whole(self.model), self.accelerator.autocast():
+        with gathered(self.model), self.accelerator.autocast():
             episodes = rollout(self.engine, self.policy, self.task, scenes, places=places, **sampling, **self.limits)
         self.model.train(was_training)
         return episodes
