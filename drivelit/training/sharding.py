@@ -98,6 +98,9 @@ def gathered(model: torch.nn.Module) -> Iterator[None]:
 
     Args:
         model: sharded or not; without shards nothing happens
+
+    Returns:
+        context manager
     """
     units = _units(model)
     for m in units:
