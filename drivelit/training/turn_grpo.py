@@ -33,7 +33,7 @@ from .checkpoints import SafeCheckpoints, first_process, plot_metrics, read_metr
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
-from .sharding import drop_gathered, gathered, is_sharded, put_slice, slice_of
+from .sharding import gathered, is_sharded, put_slice, slice_of
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -184,13 +184,11 @@ class Reference:
         try:
             for name, p in trained:
                 self._put(p, self.weights[name])
-            drop_gathered(self.model)
             self.model.eval()
             yield
         finally:
             for (_, p), data in zip(trained, current, strict=True):
                 self._put(p, data)
-            drop_gathered(self.model)
             self.model.train(was_training)
 
     def _put(self, weight, data):
