@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up, then every test.   bash ci/test.sh
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
-#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks, or files of tests, at a time (2)
+#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks or tests at a time (2)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh || exit 1

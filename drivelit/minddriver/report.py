@@ -8,7 +8,7 @@ __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'DREAM
            'first_play', 'numbers', 'shown', 'best_without_eyes', 'skill_shown', 'score_cells', 'played', 'driver_rows',
            'table1', 'table2', 'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference',
            'compared', 'orderings', 'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'spread',
-           'plot_run', 'real_rows', 'real_table']
+           'plot_run', 'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterable, Iterator, Sequence
@@ -748,15 +748,3 @@ def real_rows(real: dict[str, Any]) -> Iterator[dict]:
             "without six points": f"{100 * d['unreadable']:.0f} %",
         }
         yield row | {f"{span} wrong": f"{100 * share:.0f} %" for span, share in d["reasons"].items()}
-
-
-def real_table(real: dict[str, Any] | None) -> pd.DataFrame | str:
-    """Policy and codec on recorded key frames.
-
-    Args:
-        real: of `evaluate_real`, or None
-
-    Returns:
-        DataFrame, or a sentence
-    """
-    return report.real_table(real, real_rows)
