@@ -24,7 +24,8 @@ from scipy.cluster.vq import kmeans2
 
 from .exam import answers, exam_questions, mean_box_error, path_scores
 from .lessons import KINDS, is_right
-from .recipe import EXAM_SEED, TRAIN_SEED, finished, put, run_command, start
+from .recipe import EXAM_SEED, TRAIN_SEED, finished, run_command, start
+from ..training.checkpoints import pack_weights
 from .rows import Shelf, save_lessons
 from ..policy.codec import EMBEDDED, Codec, load_codec, new_codec, pixels
 from ..policy.model import Policy, load_policy
@@ -501,7 +502,7 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
     runs = [_told(Path(o)) for o in (out, *beside)]
     recipe, found, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()
-    return put(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)
+    return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)
 
 # %% ../../nbs/45_base/60_codec.ipynb #daf6fea3
 def main(arguments: Sequence[str] | None = None) -> int:

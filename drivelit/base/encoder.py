@@ -25,7 +25,8 @@ from tqdm import tqdm
 from transformers import CLIPConfig, CLIPModel
 
 from .codec import exam_shelf, rate
-from .recipe import EXAM_SEED, TRAIN_SEED, finished, put, run_command, start
+from .recipe import EXAM_SEED, TRAIN_SEED, finished, run_command, start
+from ..training.checkpoints import pack_weights
 from .rows import Shelf, save_lessons
 from ..metrics.images import DEVIATION, ENCODER, MEAN, clip_pixels, embed_images, embed_texts, load_encoder, unit
 from ..policy.codec import Codec, load_codec
@@ -728,7 +729,7 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
         runs.append(dict(recipe=recipe, looks=[r for r in rows if "apart" in r], exam=exam))
     found = finished(out, "drivelit.base.encoder")[1]
     card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), found, digest)
-    return put(folder, load_encoder(Path(out) / "final").half().save_pretrained, card, runs)
+    return pack_weights(folder, load_encoder(Path(out) / "final").half().save_pretrained, card, runs)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #0bb0694c
 def main(arguments: Sequence[str] | None = None) -> int:

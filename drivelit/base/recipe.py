@@ -4,14 +4,12 @@
 
 # %% auto #0
 __all__ = ['TRAIN_SEED', 'EXAM_SEED', 'SMOKE', 'Recipe', 'read_recipe', 'run_command', 'summary', 'Looks', 'exam_scenes', 'teach',
-           'start', 'make', 'finished', 'put', 'base_card', 'curve', 'pack']
+           'start', 'make', 'finished', 'base_card', 'curve', 'pack']
 
 # %% ../../nbs/45_base/40_recipe.ipynb #3c73d3fc
 import argparse
-import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,6 +24,7 @@ from .lessons import word_list
 from .rows import EncodedLessons, Lessons, Shelf, save_lessons
 from ..policy.model import BASE, SIZES, Policy, load_policy, model_card, new_policy, word_tokenizer
 from ..scene.town import MIX, scenes
+from ..training.checkpoints import pack_weights
 from ..training.processes import RunError, hold, write_json
 from ..training.sft import train_sft
 
@@ -295,31 +294,6 @@ def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, An
         raise RunError(f"{out}: no exam.json, this run is not finished; `python -m {module} --out {out}` goes on")
     return json.loads((out / "recipe.json").read_text()), json.loads((out / "exam.json").read_text())
 
-
-def put(folder: str | Path, save: Callable[[Path], Any], card: Callable[[str], str], told: Any) -> Path:
-    """Weights, their card and their exam into a folder's place, in one step.
-
-    Args:
-        folder: what lies there is replaced
-        save: writes the weights, one file of safetensors, into the folder it is given
-        card: SHA-256 of the weights -> Markdown
-        told: for exam.json
-
-    Returns:
-        the folder
-    """
-    folder = Path(folder)
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    save(new)
-    [weights] = new.glob("*.safetensors")
-    digest = hashlib.file_digest(open(weights, "rb"), "sha256").hexdigest()
-    (new / "README.md").write_text(card(digest), encoding="utf-8")
-    write_json(new / "exam.json", told)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(new, folder)
-    return folder
-
 # %% ../../nbs/45_base/40_recipe.ipynb #56db11ee
 def base_card(policy: Policy, recipe: Recipe, trained: dict[str, Any], found: dict[str, Any], digest: str) -> str:
     """The model card of a base.
@@ -390,4 +364,5 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     policy, trained = load_policy(Path(out) / "train" / "final"), json.loads((Path(out) / "train.json").read_text())
     policy.model.half()
     told = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
-    return put(folder, policy.save, lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest), told)
+    card = lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest)
+    return pack_weights(folder, policy.save, card, told)

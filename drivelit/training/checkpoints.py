@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MARK', 'write_whole', 'seal', 'damage', 'first_process', 'checkpoints', 'last_checkpoint', 'resume_point',
-           'read_metrics', 'plot_metrics', 'wait_for_all', 'SafeCheckpoints', 'save_final']
+           'read_metrics', 'plot_metrics', 'wait_for_all', 'SafeCheckpoints', 'save_final', 'pack_weights']
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #3e170dd5
 import hashlib
@@ -12,8 +12,9 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..policy.model import Policy
+from .processes import write_json
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #eefebaa7
 def write_whole(path: str | Path, text: str) -> None:
@@ -282,3 +284,28 @@ def save_final(policy: Policy, out: str | Path, weights: dict[str, torch.Tensor]
         os.replace(new, final)
     wait_for_all()
     return final
+
+# %% ../../nbs/40_training/05_checkpoints.ipynb #56513698
+def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable[[str], str], told: Any) -> Path:
+    """Put weights, their card and what is told about them in a folder's place, in one step: a folder of the package.
+
+    Args:
+        folder: what lies there is replaced
+        save: writes the weights, one file of safetensors, into the folder it is given
+        card: SHA-256 of the weights -> Markdown
+        told: for exam.json
+
+    Returns:
+        the folder
+    """
+    folder = Path(folder)
+    new = folder.with_name(folder.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    save(new)
+    [weights] = new.glob("*.safetensors")
+    digest = hashlib.file_digest(open(weights, "rb"), "sha256").hexdigest()
+    (new / "README.md").write_text(card(digest), encoding="utf-8")
+    write_json(new / "exam.json", told)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(new, folder)
+    return folder
