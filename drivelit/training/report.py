@@ -116,18 +116,21 @@ def read_results(path: str | Path) -> dict[str, Any]:
     """What `collect` wrote.
 
     Args:
-        path: results.json
+        path: results.json; more seeds of the same profile may lie beside it in results.<any word>.json
 
     Returns:
-        dict
+        dict: the seeds of all, as `joined`
 
     Raises:
-        RunError: not there, or not JSON
+        RunError: not there, not JSON, or files of different runs
     """
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as e:
-        raise RunError(f"{path}: no results of a run ({str(e)[:100]})") from None
+    path, found = Path(path), []
+    for p in (path, *sorted(path.parent.glob(f"{path.stem}.*{path.suffix}"))):
+        try:
+            found.append(json.loads(p.read_text()))
+        except (OSError, ValueError) as e:
+            raise RunError(f"{p}: no results of a run ({str(e)[:100]})") from None
+    return joined(*found) if len(found) > 1 else found[0]
 
 # %% ../../nbs/40_training/50_report.ipynb #j01ned02
 WHERE_ONLY = ("seeds", "workers", "save_every")  # keys of a profile that change no result
