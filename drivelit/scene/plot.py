@@ -196,7 +196,7 @@ def _draw_ego(ax: plt.Axes, scene: Scene, time: float, plans: dict[str, np.ndarr
         poses, color = np.asarray(poses, float), PLAN_COLORS[i % len(PLAN_COLORS)]
         ax.plot(*np.r_[[[0, 0]], poses[:, :2]].T, "o-", color=color, ms=4, lw=1.6, zorder=7, label=label)
         ax.add_collection(
-            PolyCollection([ego_corners(poses[-1])], facecolor="none", edgecolor=color, linestyle="--", zorder=6)
+            PolyCollection([ego_corners(poses[-1])], facecolor="none", edgecolor=color, linestyle="--", zorder=10)
         )
     if (pose := ego_pose(scene, time)) is None:
         return
