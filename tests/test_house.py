@@ -402,8 +402,9 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
     assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/training/profiles.py"} <= set(wheel.namelist())
-    weights = ("weights/model", "codec_weights/diffusion_pytorch_model", "encoder_weights/model")
-    assert {f"drivelit/base/{w}.safetensors" for w in weights} <= set(wheel.namelist())
+    weights = ("base/weights/model", "base/codec_weights/diffusion_pytorch_model", "base/encoder_weights/model")
+    weights += ("minddriver/start_weights/model",)
+    assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
     assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
 
 
