@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from .formats import MODES, STAGES, spans_of
+from .formats import STAGES, spans_of
 from .objects import ACTIONS, PICTURES, Picture, get_picture
 from ..scene.core import Scene
 
