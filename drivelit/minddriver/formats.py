@@ -15,7 +15,7 @@ import numpy as np
 
 from .decisions import DIRECTIONS, POINTS, SPEEDS
 from ..policy.image_tokens import image_text, parse_image
-from ..policy.text import ParseError, control_words, harmless
+from ..policy.text import ParseError, control_words, harmless, span_between
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0006
 _NUMBER = r"[+-]?[0-9]{1,3}(?:\.[0-9]{1,4})?"
@@ -224,20 +224,6 @@ class Answer:
         return {k: v.reason for k, v in parts.items() if isinstance(v, ParseError)}
 
 
-def _span(text, tag):
-    "What stands between a tag and its end, or a ParseError."
-    start, end = f"<{tag}>", f"</{tag}>"
-    opened, closed = text.count(start), text.count(end)
-    if not opened:
-        return ParseError("missing" if not closed else f"{end} without {start}")
-    if opened > 1 or closed > 1:
-        return ParseError(f"repeated: {opened} {start} and {closed} {end}")
-    if not closed:
-        return ParseError("not closed")
-    inside, found, _ = text.partition(start)[2].partition(end)
-    return inside if found else ParseError(f"{end} stands before {start}")
-
-
 def _order(text, form):
     "Why the spans are not those of the form, one after the other, and nothing else; or ''."
     if foreign := [t for t in TAGS if t not in FORMS[form] and (f"<{t}>" in text or f"</{t}>" in text)]:
@@ -272,7 +258,7 @@ def parse_answer(text: object, form: str, n: int, codes: int) -> Answer:
     if not isinstance(text, str):
         bad = ParseError(f"not a text but {type(text).__name__}")
         return Answer(*(bad if t in spans else None for t in TAGS), bad)
-    found = {t: _span(text, t) if t in spans else None for t in TAGS}
+    found = {t: span_between(text, t) if t in spans else None for t in TAGS}
     if isinstance(found["think"], str):
         thought = found["think"]
         wrong = "empty" if not thought.strip() else "a code or control word in it" if control_words(thought) else ""

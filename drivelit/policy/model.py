@@ -414,6 +414,9 @@ def _render_more(policy, messages, prompt):
 
 def _media(processor, messages):
     parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
+    # A template leaves out what it does not know, and nobody would miss it.
+    if other := [p["type"] for p in parts if p["type"] not in ("image", "text")]:
+        raise ValueError(f"a message has a part of type {other[0]!r}; images and texts are read")
     resize = getattr(processor, "resize", lambda i: i.convert("RGB"))
     return [resize(p["image"]) for p in parts if p["type"] == "image"]
 
@@ -514,7 +517,7 @@ class Policy:
             Encoded
 
         Raises:
-            ValueError: a text holds an image placeholder of its own
+            ValueError: a text holds an image placeholder of its own, or a part is neither image nor text
         """
         return _encoded(self, _render(self, messages, add_generation_prompt), messages)
 

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'open_image', 'get_image', 'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'get_image', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
 
 import numpy as np
 import shapely
+from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
 from .core import Agent, Camera, Light, Scene, SceneError, to_frame
@@ -146,6 +147,44 @@ def _clip(q: np.ndarray) -> np.ndarray:
 
 def _flat(ring: np.ndarray, z: float = 0.0) -> np.ndarray:
     return np.concatenate([ring, np.full((len(ring), 1), z)], 1)
+
+# %% ../../nbs/00_scene/30_cameras.ipynb #2d6a4b9e
+_CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) / 2
+
+_EDGES = np.array([(i, j) for i in range(8) for j in range(i) if (_CORNERS[i] != _CORNERS[j]).sum() == 1])
+
+
+def outline(
+    center: ArrayLike,
+    heading: float,
+    size: ArrayLike,
+    camera: Camera,
+    shown: tuple[int, int],
+    ego: ArrayLike = (0.0, 0.0, 0.0),
+) -> shapely.Geometry:
+    """What a box covers in a picture, not cut at the picture's edge.
+
+    The part of the box that lies behind the camera is cut off first.
+
+    Args:
+        center: (3,) x, y, z of the box's middle, metres, in the frame of now
+        heading: of the box, radians counter-clockwise, in the frame of now
+        size: (3,) length, width and height of the box, metres
+        camera: the camera that looks at it
+        shown: (width, height) of the picture in pixels; the camera's full image may be larger
+        ego: (3,) rear-axle pose of the car when the picture is taken, in the frame of now; metres, radians
+
+    Returns:
+        shapely polygon in pixels of the picture shown; empty where the whole box lies behind the camera
+    """
+    p, c, s = _CORNERS * size, np.cos(heading), np.sin(heading)
+    p = np.stack([c * p[:, 0] - s * p[:, 1], s * p[:, 0] + c * p[:, 1], p[:, 2]], 1) + center
+    q = to_camera(p, camera, ego)
+    a, b = q[_EDGES[:, 0]], q[_EDGES[:, 1]]
+    cut = (a[:, 2] > NEAR) != (b[:, 2] > NEAR)
+    t = (NEAR - a[cut, 2:]) / (b[cut, 2:] - a[cut, 2:])
+    q = np.concatenate([q[q[:, 2] > NEAR], a[cut] + t * (b - a)[cut]])
+    return shapely.convex_hull(shapely.multipoints(_pixels(q, camera, shown))) if len(q) > 2 else shapely.Polygon()
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #boxface01
 # Top, left, rear, right, front.
