@@ -409,7 +409,7 @@ def _turn(near: float, r: float, side: int) -> tuple[Path, Path, float, list[Are
     ]
     return path, through, end, areas
 
-
+# %% ../../nbs/00_scene/22_town_routes.ipynb #49777865
 def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
     """A turn to the left across those who come from ahead.
 
