@@ -153,8 +153,8 @@ def walls(stage: Stage, now: WorldState) -> tuple[list[float], list[tuple[np.nda
         now: the state
 
     Returns:
-        tuple: metres along the route that the front must not pass; for each one ahead (21,) metres to its rear and (21,)
-            m/s, at 0, 0.25, ... 5 s
+        tuple: metres along the route that the front must not pass; for each one ahead (21,) metres to its rear
+            and (21,) m/s, at 0, 0.25, ... 5 s
     """
     stops, ahead, v, limit = [], [], now.ego[VX], stage.scene.map.speed_limit
     for s, inside, half, speed in _expected(stage, now):
