@@ -98,6 +98,7 @@ def mover(
     along: Callable[[np.ndarray], np.ndarray] | None = None,
     l: float | Callable[[np.ndarray], np.ndarray] = 0.0,
     heading: float = 0.0,
+    times: np.ndarray = TIMES,
 ) -> Agent:
     """A road user that moves along a path; one that stands is seen in one frame.
 
@@ -111,9 +112,10 @@ def mover(
         along: function of times: metres travelled since now; None: it stands
         l: offset to the left in metres, a number or a function of times
         heading: radians, added to the path's for those that stand, and pi for oncoming traffic
+        times: (K,) seconds from now of its frames, increasing
 
     Returns:
-        Agent in the coordinates of the path, from -5 s to 8 s
+        Agent in the coordinates of the path
     """
     length, width, height = SIZES[kind]
     offset = l if callable(l) else lambda t: np.full(np.shape(t), float(l))
@@ -122,15 +124,15 @@ def mover(
         pose = place(np.zeros(1)) + [0, 0, heading]
         return Agent(id, TYPES[kind], length, width, height, [0.0], pose, [[0.0, 0.0]])
     h = 0.05
-    p, v = place(TIMES), (place(TIMES + h) - place(TIMES - h))[:, :2] / (2 * h)
+    p, v = place(times), (place(times + h) - place(times - h))[:, :2] / (2 * h)
     moving = np.hypot(*v.T) > 0.2
     p[:, 2] = np.where(moving, np.arctan2(v[:, 1], v[:, 0]), p[:, 2] + heading)
     if not moving.all() and moving.any():  # who stands keeps the heading it came with, or will leave with
         known = np.nonzero(moving)[0]
-        nearest = known[np.abs(known[None] - np.arange(len(TIMES))[:, None]).argmin(1)]
+        nearest = known[np.abs(known[None] - np.arange(len(times))[:, None]).argmin(1)]
         p[:, 2] = p[nearest, 2]
     p[:, 2] = wrap_angle(p[:, 2])
-    return Agent(id, TYPES[kind], length, width, height, TIMES, p, np.where(moving[:, None], v, 0.0))
+    return Agent(id, TYPES[kind], length, width, height, times, p, np.where(moving[:, None], v, 0.0))
 
 # %% ../../nbs/00_scene/21_town.ipynb #draftcls
 @dataclass
