@@ -56,6 +56,28 @@ class Reply:
             return self.body
         return json.dumps(chat(self.body) if isinstance(self.body, str) else self.body).encode()
 
+# %% ../../nbs/20_policy/15_stub_server.ipynb #03b39258
+def _send(handler, reply, closing):
+    "Write a reply with its faults to a client, who may hang up at any time."
+    data = reply.data()
+    closing.wait(reply.wait)
+    with suppress(OSError):  # the client has seen enough
+        handler.send_response(reply.status)
+        handler.send_header("Content-Type", "application/json")
+        if not reply.endless:
+            handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        size = 1 if reply.drip else max(len(data), 1)
+        data = data[: len(data) // 2] if reply.cut else data
+        while not closing.is_set():
+            for i in range(0, len(data), size):
+                handler.wfile.write(data[i : i + size])
+                handler.wfile.flush()
+                if reply.drip and closing.wait(reply.drip):
+                    return
+            if not reply.endless:
+                return
+
 # %% ../../nbs/20_policy/15_stub_server.ipynb #3eff90aa
 class StubServer:
     """A local HTTP server for tests: `with StubServer(answer) as server: ...`.
@@ -149,25 +171,3 @@ class StubServer:
                 return
 
         return Handler
-
-
-def _send(handler, reply, closing):
-    "Write a reply with its faults to a client, who may hang up at any time."
-    data = reply.data()
-    closing.wait(reply.wait)
-    with suppress(OSError):  # the client has seen enough
-        handler.send_response(reply.status)
-        handler.send_header("Content-Type", "application/json")
-        if not reply.endless:
-            handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        size = 1 if reply.drip else max(len(data), 1)
-        data = data[: len(data) // 2] if reply.cut else data
-        while not closing.is_set():
-            for i in range(0, len(data), size):
-                handler.wfile.write(data[i : i + size])
-                handler.wfile.flush()
-                if reply.drip and closing.wait(reply.drip):
-                    return
-            if not reply.endless:
-                return
