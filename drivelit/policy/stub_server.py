@@ -56,6 +56,28 @@ class Reply:
             return self.body
         return json.dumps(chat(self.body) if isinstance(self.body, str) else self.body).encode()
 
+# %% ../../nbs/20_policy/15_stub_server.ipynb #03b39258
+def _send(handler, reply, closing):
+    "Write a reply with its faults to a client, who may hang up at any time."
+    data = reply.data()
+    closing.wait(reply.wait)
+    with suppress(OSError):  # the client has seen enough
+        handler.send_response(reply.status)
+        handler.send_header("Content-Type", "application/json")
+        if not reply.endless:
+            handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        size = 1 if reply.drip else max(len(data), 1)
+        data = data[: len(data) // 2] if reply.cut else data
+        while not closing.is_set():
+            for i in range(0, len(data), size):
+                handler.wfile.write(data[i : i + size])
+                handler.wfile.flush()
+                if reply.drip and closing.wait(reply.drip):
+                    return
+            if not reply.endless:
+                return
+
 # %% ../../nbs/20_policy/15_stub_server.ipynb #3eff90aa
 class StubServer:
     """A local HTTP server for tests: `with StubServer(answer) as server: ...`.
@@ -94,55 +116,58 @@ class StubServer:
         if self.broken and kind is None:
             raise self.broken[0]
 
-    def reply(self, data: bytes) -> Reply:
-        """What to send for one request.
+    def reply(self, data: bytes, path: str = "") -> Reply:
+        """What to send for one POST.
 
         Args:
             data: the request's body
+            path: what stands behind the address
 
         Returns:
             Reply; status 500 if the answering function raised
         """
         with self._one_at_a_time:
             try:
-                self.requests.append(json.loads(data))
-                found = self.answer(self.requests[-1])
+                self.requests.append(json.loads(data or b"null"))
+                found = self.respond(self.requests[-1], path)
             except Exception as e:
                 self.broken.append(e)
                 return Reply(repr(e).encode(), 500)
         return found if isinstance(found, Reply) else Reply(found)
 
+    def respond(self, ask: Any, path: str) -> Any:
+        """What is said to one POST; here what `answer` says, whatever the path.
+
+        Args:
+            ask: the request's JSON value; None without a body
+            path: what stands behind the address
+
+        Returns:
+            Reply, or what `Reply.body` takes
+        """
+        return self.answer(ask)
+
+    def look(self, path: str) -> Reply:
+        """What to send for one GET.
+
+        Args:
+            path: such as /health and /v1/models; here all have the same answer
+
+        Returns:
+            Reply
+        """
+        return Reply(dict(object="list", data=[dict(id="stub", object="model")]))
+
     def _handler(server):
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                _send(self, server.reply(self.rfile.read(int(self.headers["Content-Length"]))), server.closing)
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                _send(self, server.reply(data, self.path), server.closing)
 
-            def do_GET(self):  # /health and /v1/models, as vLLM has them
-                _send(self, Reply(dict(object="list", data=[dict(id="stub", object="model")])), server.closing)
+            def do_GET(self):
+                _send(self, server.look(self.path), server.closing)
 
             def log_message(self, *_):
                 return
 
         return Handler
-
-
-def _send(handler, reply, closing):
-    "Write a reply with its faults to a client, who may hang up at any time."
-    data = reply.data()
-    closing.wait(reply.wait)
-    with suppress(OSError):  # the client has seen enough
-        handler.send_response(reply.status)
-        handler.send_header("Content-Type", "application/json")
-        if not reply.endless:
-            handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        size = 1 if reply.drip else max(len(data), 1)
-        data = data[: len(data) // 2] if reply.cut else data
-        while not closing.is_set():
-            for i in range(0, len(data), size):
-                handler.wfile.write(data[i : i + size])
-                handler.wfile.flush()
-                if reply.drip and closing.wait(reply.drip):
-                    return
-            if not reply.endless:
-                return

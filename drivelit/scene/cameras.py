@@ -343,7 +343,11 @@ def open_image(path: str | Path) -> Image.Image:
         with Image.open(path, formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise SceneError(f"{path}: {image.width} x {image.height} pixels; at most {MOST_PIXELS:,} are opened")
-            return image.convert("RGB")
+            found = image.convert("RGB")
+            found.info["file"] = str(
+                path
+            )  # whoever sends the picture on may send these bytes, if nobody has painted on it
+            return found
     except SceneError:
         raise
     except FileNotFoundError:

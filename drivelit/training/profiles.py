@@ -6,7 +6,7 @@
 __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'HUB', 'PER_NODE', 'ProfileError', 'key', 'described', 'Profile', 'nearest', 'convert',
            'typed', 'checked', 'read_sections', 'profile_names', 'System', 'systems', 'find_system', 'load_profile',
            'image_tokens', 'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights',
-           'adapter_weights', 'memory', 'launch', 'remedy', 'notes', 'preview', 'notebook_parameters',
+           'adapter_weights', 'memory', 'serve_commands', 'launch', 'remedy', 'notes', 'preview', 'notebook_parameters',
            'check_parameters', 'RunParameters', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3d4ac199
@@ -106,6 +106,8 @@ class Profile:
     micro_batch: int = key(8, "samples in one forward pass on one device", low=1)
     checkpointing: bool = key(False, "recompute activations in the backward pass")
     together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
+    player: str = key("here", "who plays in reinforcement: 'here', or addresses of vLLM servers with commas")
+    importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
     precision: str = key("fp32", "of activations; the weights in training are fp32", choices=("fp32", "bf16"))
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
@@ -446,6 +448,9 @@ def image_tokens(size: tuple[int, ...]) -> int:
     return max(1, round(size[0] / 28)) * max(1, round(size[1] / 28))
 
 
+_ADDRESS = re.compile(r"https?://([\w.-]+):(\d{1,5})/?")  # host and port of a vLLM server
+
+
 def conflicts(profile: Profile) -> list[str]:
     """What is wrong with the keys taken together.
 
@@ -475,6 +480,8 @@ def conflicts(profile: Profile) -> list[str]:
         out.append("sft_epochs, sft_steps: both are 0, so nothing is tuned")
     if p.reference_every and not p.kl:
         out.append("reference_every: without kl there is no reference to refresh")
+    if p.player != "here" and (wrong := [u for u in p.player.split(",") if not _ADDRESS.fullmatch(u.strip())]):
+        out.append(f"player: {wrong[0].strip()!r} is neither 'here' nor an address such as http://node1:8000")
     if not p.seeds or len(set(p.seeds)) < len(p.seeds):
         out.append(f"seeds: {p.seeds} names a seed twice, or none")
     return out + p.problems()
@@ -554,6 +561,8 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         checkpointing=profile.checkpointing,
         sharding=profile.sharding,
         together=profile.together,
+        player=profile.player,
+        importance_cap=profile.importance_cap,
         max_new_tokens=profile.new_tokens,
         max_tokens=profile.tokens,
     )
@@ -720,6 +729,25 @@ def _stage_command(profile, folder, stage, seed, gpus):
     return f"{command} {shlex.join(words)}".rstrip()
 
 
+def serve_commands(profile: Profile) -> list[str]:
+    """How the servers that play are started, one line each; run each on its machine, before the run.
+
+    Args:
+        profile: Profile
+
+    Returns:
+        list of command lines, from the root of the repository; none if the trainer plays itself
+    """
+    p, out = profile, []
+    rank, _ = p.trains("rl")
+    for url in p.player.split(",") if p.player != "here" else ():
+        host, port = _ADDRESS.fullmatch(url.strip()).groups()
+        settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
+        given = " ".join(f"{k}={v}" for k, v in settings.items())
+        out.append(f"{given} bash ci/serve_vllm.sh {shlex.quote(p.model)} {port}")
+    return out
+
+
 def launch(
     profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None
 ) -> list[str]:
@@ -792,8 +820,13 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         out.append(f"source: there is no folder {source} here")
     if p.model in HUB:
         out.append(f"model: {p.model} is read from the hub or its cache at the start")
-    served = {k: getattr(p, k) for k, f in p.keys().items() if f.type is str and "://" in getattr(p, k)}
+    strings = [k for k, f in p.keys().items() if f.type is str and k != "player"]
+    served = {k: getattr(p, k) for k in strings if "://" in getattr(p, k)}
     out += [f"{k}: {v.partition('@')[0]} must be served at {v.partition('@')[2] or v}" for k, v in served.items()]
+    if p.player != "here":
+        out.append(
+            "player: the servers read new weights from the run's folder, so they must see it under the same name"
+        )
     for stage, parts in gb.items():
         if p.gpu_memory and sum(parts.values()) > p.gpu_memory:
             out.append(
@@ -829,13 +862,14 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
         f"and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement",
     ]
     config = model_config(p.model)
-    gb = {s: memory(p, s, config) for s in ("sft", "rl", "play", "evaluation")}
+    plays = ["play"] if p.player == "here" else []
+    gb = {s: memory(p, s, config) for s in ("sft", "rl", *plays, "evaluation")}
     for stage, parts in gb.items():
         page.append(
             f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
             + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v)
         )
-    page += ["", *(f"  $ {c}" for c in launch(p, parameters, kinds))]
+    page += ["", *(f"  $ {c}" for c in [*serve_commands(p), *launch(p, parameters, kinds)])]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 
 # %% ../../nbs/40_training/00_profiles.ipynb #23dc6f44

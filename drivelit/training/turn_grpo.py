@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'by_rule', 'Reference', 'check_task',
            'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row', 'turn_log', 'PlaysEpisodes',
-           'LearnsWords', 'TurnGRPOTrainer', 'rl_config', 'train_rl', 'SequenceRatioTrainer']
+           'LearnsWords', 'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'train_rl',
+           'SequenceRatioTrainer']
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import PeftConfig
 from safetensors.torch import load_file, save_file
@@ -28,12 +29,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ..policy.engines import EngineError, TransformersEngine
 from ..policy.model import Policy
+from ..policy.vllm import VLLMEngine
 from ..rollout.core import Episode, Task, rollout
 from .checkpoints import SafeCheckpoints, first_process, plot_metrics, read_metrics, resume_point
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
-from .sharding import gathered, is_sharded, put_slice, slice_of
+from .sharding import full_weights, gathered, is_sharded, put_slice, slice_of
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -396,7 +398,13 @@ class PlaysEpisodes:
         done = self.state.global_step // updates_of(self.args)
         if self.reference_every and done and done % self.reference_every == 0:
             self.reference.refresh()
-        episodes = self.play(scenes)
+        try:
+            episodes = self.play(scenes)
+        except EngineError as e:  # what was played of this rollout is gone; nothing of it has been learnt from
+            again = (
+                f"rollout {done + 1} of {len(scenes)} episodes is played anew when the run goes on from a checkpoint"
+            )
+            raise EngineError(f"{e}; {again}", e.index, e.refused) from e
         advantages = self.score(episodes)
         micro = self.args.per_device_train_batch_size
         update = micro * self.args.gradient_accumulation_steps
@@ -405,6 +413,8 @@ class PlaysEpisodes:
         words = self.accelerator.reduce(torch.stack([b["own"].sum() for b in batches]).sum(), reduction="sum")
         for b in batches:  # losses that divide by all words of the rollout (dapo) need their number
             b["num_items_in_batch"] = words
+        if self.elsewhere:
+            self.log_difference(batches)
         return batches
 
     def play(self, scenes: list) -> list[Episode]:
@@ -423,7 +433,7 @@ class PlaysEpisodes:
         sampling = dict(temperature=self.args.temperature, seed=seed)
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
-        with gathered(self.model), self.accelerator.autocast():
+        with self.ready_to_play(), self.accelerator.autocast():
             episodes = rollout(self.engine, self.policy, self.task, scenes, places=places, **sampling, **self.limits)
         self.model.train(was_training)
         return episodes
@@ -480,12 +490,16 @@ class LearnsWords:
             advantages: (B, J)
 
         Returns:
-            dict of `as_tensors`, with old_per_token_logps and ref_per_token_logps (B, T) where they are needed
+            dict of `as_tensors`, with old_per_token_logps and ref_per_token_logps (B, T) where they are needed, and
+            what `weighed` says where another program plays
         """
         batch = as_tensors(self.policy, episodes, advantages)
         with torch.no_grad():
-            if updates_of(self.args) > 1:  # with one update the old policy is the current one, and the ratio is 1
+            # with one update the old policy is the current one, and the ratio is 1
+            if updates_of(self.args) > 1 or self.elsewhere:
                 batch["old_per_token_logps"] = self.log_probabilities(self.model, batch)[0]
+            if self.elsewhere:
+                batch |= self.weighed(batch, episodes)
             if self.reference:
                 with self.reference.in_place():
                     batch["ref_per_token_logps"] = self.log_probabilities(self.model, batch)[0]
@@ -544,8 +558,88 @@ class LearnsWords:
     def _get_per_token_logps_and_entropies(self, *_, **__):  # TRL's loss asks here; its own version knows no constraint
         return *self.said, None
 
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #ee97a003
+def importance_weights(trainer: torch.Tensor, sampler: torch.Tensor, own: torch.Tensor, cap: float) -> torch.Tensor:
+    """How much each word counts that another program has drawn: min(exp(trainer - sampler), cap).
+
+    Args:
+        trainer: (B, T) log-probabilities of the words in the trainer, with the weights that played
+        sampler: (B, T) with which they were drawn; NaN where that is not known, which weighs 1
+        own: (B, T) whether the policy said the word; all others weigh 1
+        cap: C, above 0
+
+    Returns:
+        (B, T) weights without gradient
+    """
+    return ((trainer - sampler) * own.bool()).nan_to_num(nan=0.0).exp().clamp(max=cap).detach()
+
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #c426e91b
+class PlaysElsewhere:
+    "The part of the trainer for an engine whose policy is not the one in this process."
+
+    @property
+    def elsewhere(self) -> bool:
+        "Whether the sampler's log-probabilities may differ from the trainer's."
+        return hasattr(self.engine, "publish") or self.importance_cap > 0
+
+    @contextmanager
+    def ready_to_play(self) -> Iterator[None]:
+        "While it is open, the engine plays with the current weights: servers are given them, shards are gathered."
+        if not hasattr(self.engine, "publish"):
+            with gathered(self.model):
+                yield
+            return
+        weights = full_weights(self.model)  # of shards; all processes take part
+        name = [None]
+        if self.accelerator.is_main_process:
+            name = [self.engine.publish(f"rollout-{self.state.global_step}", weights)]
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(name)
+            self.engine.follow(name[0])
+        yield
+
+    def weighed(self, batch: dict, episodes: Sequence[Episode]) -> dict:
+        """What another program's log-probabilities change in a batch.
+
+        Args:
+            batch: with old_per_token_logps
+            episodes: its rows
+
+        Returns:
+            dict: sampling_per_token_logps (B, T); with importance_cap also importance_sampling_ratio (B, T) and the
+            advantages (B, T), weighed with it
+        """
+        drawn = torch.zeros(batch["own"].shape)
+        for row, e in zip(drawn, episodes, strict=True):
+            row[: len(e.logprobs)] = torch.tensor(e.logprobs)
+        old, own = batch["old_per_token_logps"], batch["tool_mask"]
+        drawn = drawn[:, -own.shape[1] :].to(old)
+        found = dict(sampling_per_token_logps=drawn)
+        if self.importance_cap > 0:
+            weights = importance_weights(old, drawn, own, self.importance_cap)
+            found |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
+        return found
+
+    def log_difference(self, batches: list[dict]) -> None:
+        """Log by how much sampler and trainer differ, over the policy's own words of all processes.
+
+        Args:
+            batches: of a rollout
+        """
+        masks = [b["tool_mask"].bool() for b in batches]
+        apart = [(b["old_per_token_logps"] - b["sampling_per_token_logps"]).abs() for b in batches]
+        kinds = {"sampling_logp_difference": (apart, ("mean", "max"))}
+        if self.importance_cap > 0:
+            weights = [b["importance_sampling_ratio"] for b in batches]
+            kinds["importance_sampling_ratio"] = (weights, ("min", "mean", "max"))
+        for name, (values, hows) in kinds.items():
+            here = torch.cat([v[m] for v, m in zip(values, masks, strict=True)]).double()
+            everywhere = torch.tensor(sum(self._from_all([here[~here.isnan()].tolist()]), []))
+            for how in hows if len(everywhere) else ():  # an engine may not tell
+                self._metrics["train"][f"sampling/{name}/{how}"].append(getattr(everywhere, how)().item())
+
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
-class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
+class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
     """GRPO over episodes of a Task: per-turn rewards, (B, T) advantages, feedback masked, media anywhere.
 
     Args:
@@ -554,7 +648,8 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         scenes: list of what the task understands
         args: GRPOConfig, of `rl_config` or any other
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
-        engine: plays; default: the policy in this process
+        engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
+        importance_cap: bound of the weight of a word whose sampler is another program; 0: no weights
         together: conversations that the policy in this process continues at a time
         max_turns: of an episode
         max_new_tokens: of a turn
@@ -573,6 +668,7 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         advantage_fn: Callable,
         *,
         engine: object | None = None,
+        importance_cap: float = 0.0,
         together: int = 256,
         max_turns: int = 6,
         max_new_tokens: int = 128,
@@ -602,7 +698,7 @@ class TurnGRPOTrainer(PlaysEpisodes, LearnsWords, SafeTrainer, GRPOTrainer):
         args.beta = self.beta = beta
         policy.model = self.model  # with its new adapters
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
-        self.engine = engine or TransformersEngine(policy, together)
+        self.engine, self.importance_cap = engine or TransformersEngine(policy, together), importance_cap
         self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
         self.reference = Reference(self.model, args.bf16) if beta and not self.is_fsdp_enabled else None
         self.reference_every, self.said = reference_every, None
@@ -755,6 +851,8 @@ def train_rl(
     std: str = "population",
     resume: bool = True,
     engine: object | None = None,
+    player: str = "here",
+    importance_cap: float = 0.0,
     together: int = 256,
     max_turns: int = 6,
     max_new_tokens: int = 128,
@@ -777,6 +875,8 @@ def train_rl(
         std: of the advantages: "population" or "sample"
         resume: go on from the newest whole checkpoint in `out`
         engine: plays; default: the policy in this process
+        player: "here", or addresses of vLLM servers with commas: they play in its place, under its rule
+        importance_cap: of truncated importance sampling, C in the notebook; 0: none
         together: conversations that the policy in this process continues at a time
         max_turns: of an episode
         max_new_tokens: of a turn
@@ -792,6 +892,7 @@ def train_rl(
     Raises:
         TypeError: an unknown setting, no Policy, no Task
         ValueError: an unknown advantage, no scenes, no "reward"
+        EngineError: a server that is down, or has another model
     """
     advantage_fn = choose_advantage(advantage, std)
     check_policy(policy, args.bf16 if args else settings.get("bf16", False), adapters=peft_config is not None)
@@ -803,6 +904,9 @@ def train_rl(
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
     args.output_dir = str(out)
     start = resume_point(out, args.world_size) if resume else None
+    if player != "here":
+        servers = [url.strip() for url in player.split(",")]
+        engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None))
     trainer = (trainer or TurnGRPOTrainer)(
         policy,
         task,
@@ -810,6 +914,7 @@ def train_rl(
         args,
         advantage_fn,
         engine=engine,
+        importance_cap=importance_cap,
         together=together,
         max_turns=max_turns,
         max_new_tokens=max_new_tokens,
@@ -836,6 +941,8 @@ class SequenceRatioTrainer(TurnGRPOTrainer):
 
     def objective(self, batch: dict) -> torch.Tensor:
         """Minus the printed objective; the KL is the sum of k3 over the episode's words.
+
+        With importance_cap, an episode counts by the mean weight of its words.
 
         Args:
             batch: of make_batch
