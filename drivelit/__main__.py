@@ -84,10 +84,12 @@ def _run(given):
 
 
 def _prepare(given):
-    "prepare: the scenes of a data set into a folder that a run takes as its source, side by side; goes on after a kill."
+    "prepare: the scenes of a data set into a folder that a run takes as its source; goes on after a kill."
     from drivelit.training.prepare import prepare
 
-    options = {k: getattr(given, k) for k in ("split", "version", "every", "seed", "n") if getattr(given, k) is not None}
+    options = {
+        k: getattr(given, k) for k in ("split", "version", "every", "seed", "n") if getattr(given, k) is not None
+    }
     if given.tokens:
         try:
             options["tokens"] = Path(given.tokens).read_text().split()
@@ -105,7 +107,9 @@ def _prepare(given):
         **options,
     )
     left = sum(len(s["left_out"]) for s in shards.shards)
-    print(f"{given.folder}: {len(shards)} scenes in {len(shards.shards)} shards; {left} left out, see left_out.txt there")
+    print(
+        f"{given.folder}: {len(shards)} scenes in {len(shards.shards)} shards; {left} left out, see left_out.txt there"
+    )
 
 
 def _until_there(path, seconds=120):

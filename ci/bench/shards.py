@@ -1,10 +1,10 @@
 """What scenes in shards cost: python ci/bench/shards.py [--scenes 2000] [--references] [--folder FOLDER]
 
-Toy town scenes, one core. Seconds to make and to write them, bytes on disk beside one JSON file a scene, milliseconds to
-read one in order and in random order beside JSON, and the memory of a process that walks through a tenth of the scenes
-and through all of them, beside one that holds them in a list. Each reader is a process of its own (Linux); its memory is
-the highest resident size less that before the first scene. The last column is for 100,000 scenes, NAVSIM's number. FOLDER keeps the
-shards: a second run measures the readers alone.
+Toy town scenes, one core. CPU time to make and to write them, bytes on disk beside one JSON file a scene, CPU time to
+read one in order and in random order beside JSON, and the memory of a process that walks through a tenth of the
+scenes and through all of them, beside one that holds them in a list. Each reader is a process of its own (Linux); its
+memory is the highest resident size less that before the first scene. The last column is for 100,000 scenes, about as
+many as navtrain has. FOLDER keeps the shards: a second run measures the readers alone.
 """
 
 import argparse
@@ -101,7 +101,9 @@ def main():
         line("  as JSON files", json_size / 1e3, "kB a scene", f"{json_size / size:.1f} x")
         for what, count in (("order", n // 10), ("order", n), ("random", n // 10), ("random", n), ("list", n // 10)):
             seconds, taken = reader(folder, what, count)
-            name = f"{count} in a list" if what == "list" else f"{count} in {what if what == 'order' else 'random order'}"
+            name = (
+                f"{count} in a list" if what == "list" else f"{count} in {what if what == 'order' else 'random order'}"
+            )
             line(f"read {name}", 1e3 * seconds / count, "ms a scene")
             total = f"{NAVSIM / count * taken / 1e9:.1f} GB" if what == "list" else "the same"
             line("  memory of that process", taken / 1e6, "MB", total)

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from shapely.geometry import Polygon
 
-from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES
 from ..metrics.pdm_closed import references as make_references
 from ..scene.core import Scene, SceneError, from_dict, reading
@@ -334,7 +333,9 @@ def write_shards(
         new.write_text(json.dumps(index))
         os.replace(new, folder / INDEX)
     except OSError as e:
-        raise ShardError(f"{folder / INDEX}: cannot be written ({e}); the shards are whole, and the same command goes on") from None
+        raise ShardError(
+            f"{folder / INDEX}: cannot be written ({e}); the shards are whole, and the same command goes on"
+        ) from None
     return index
 
 # %% ../../nbs/35_data/20_shards.ipynb #a784e0d1
@@ -377,7 +378,9 @@ class Shards(Sequence):
         file = _open(path)
         if (found := _entry(path, file)) != self.shards[shard]:
             other = next(k for k in found if found[k] != self.shards[shard].get(k))
-            raise ShardError(f"{path}: its {other!r} is not what {INDEX} says: they come from different preparations; {AGAIN}")
+            raise ShardError(
+                f"{path}: its {other!r} is not what {INDEX} says: they come from different preparations; {AGAIN}"
+            )
         return file
 
     def _table(self, shard: int, group: int, columns: list[str]) -> pa.Table:

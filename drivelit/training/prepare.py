@@ -131,7 +131,7 @@ def prepare(
         Shards
 
     Raises:
-        RunError: nothing to read, an unknown source or option, another run's folder, a full disk, a worker that was killed
+        RunError: nothing to read, an unknown source or option, another run's folder, a full disk, a worker killed
     """
     root, folder = os.path.abspath(root), Path(folder)
     if source not in (every := ["json", *SOURCES]):
@@ -153,7 +153,9 @@ def prepare(
             reasons = [f"{e['file']}: {reason}" for e in index["shards"] for reason in e["left_out"]]
             (folder / "left_out.txt").write_text("".join(f"{r}\n" for r in reasons))
     except BrokenProcessPool:
-        raise RunError(f"{folder}: a worker was killed (out of memory?); the same command goes on, with fewer workers") from None
+        raise RunError(
+            f"{folder}: a worker was killed (out of memory?); the same command goes on, with fewer workers"
+        ) from None
     except (ShardError, SceneError, OSError) as e:
         raise RunError(str(e)) from None
     return Shards(folder)

@@ -151,7 +151,9 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         return {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
     source = Path(os.path.expandvars(profile.source))
-    return {k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()}
+    return {
+        k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
+    }
 
 
 def open_shards(folder: str | Path, limit: int, run: str | None = None) -> Shards:
