@@ -338,7 +338,7 @@ def write_shards(
         ) from None
     return index
 
-# %% ../../nbs/35_data/20_shards.ipynb #a784e0d1
+# %% ../../nbs/35_data/20_shards.ipynb #6c503fbf
 def _newest(kept: OrderedDict, key: Any, make: Callable[[], Any], most: int) -> Any:
     "What is kept under a key, or is made now; the oldest go."
     kept[key] = kept.pop(key) if key in kept else make()
@@ -347,30 +347,14 @@ def _newest(kept: OrderedDict, key: Any, make: Callable[[], Any], most: int) -> 
     return kept[key]
 
 
-class Shards(Sequence):
-    """The scenes of a folder of shards, each read when it is asked for; it can be sent to another process.
+class _Rows:
+    "The rows of a folder of shards."
 
-    Args:
-        folder: that `write_shards` made
-        keep: scenes that stay; what is computed from a scene is remembered as long as it does
-        root: where the data with the pictures lies now; default: where it was when the shards were written
-
-    Raises:
-        ShardError: no index, or one that cannot be read
-    """
-
-    def __init__(self, folder: str | Path, keep: int = 512, root: str | Path | None = None) -> None:
-        self.folder, self.keep, index = Path(folder), keep, read_index(folder)
-        self.run, self.root, self.shards = index["run"], root or index["root"], index["shards"]
+    def __init__(self, folder: str | Path) -> None:
+        self.folder, index = Path(folder), read_index(folder)
+        self.run, self.root, self.shards = index["run"], index["root"], index["shards"]
         self._ends = list(accumulate(s["scenes"] for s in self.shards))  # so many scenes stand before the next shard
-        self.numbers = range(self._ends[-1] if self._ends else 0)  # those that can be seen; a slice sees fewer
-        self._files, self._groups, self._scenes, self._order = OrderedDict(), OrderedDict(), OrderedDict(), []
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __reduce__(self):
-        return _again, (self.folder, self.keep, self.root, self.run, self.numbers)
+        self._files, self._groups = OrderedDict(), OrderedDict()
 
     def _file(self, shard: int) -> pq.ParquetFile:
         "A shard, compared with the index."
@@ -403,6 +387,60 @@ class Shards(Sequence):
         values = [table[name].chunk(0)[row] for name in SCHEMA.names]
         arrays = [v.values.to_numpy(zero_copy_only=False) if v.is_valid else None for v in values[2:]]
         return dict(zip(SCHEMA.names, [v.as_py() for v in values[:2]] + arrays, strict=True))
+
+    def ids(self) -> Iterator[str]:
+        """The ids of all scenes of the folder, in order; nothing else is read.
+
+        Returns:
+            iterator of ids
+        """
+        for k, shard in enumerate(self.shards):
+            for group in range(-(-shard["scenes"] // shard["in_group"])):
+                yield from self._table(k, group, ["id"])["id"].to_pylist()
+
+    def check(self) -> int:
+        """Read everything once and compare it with the index; pictures are not opened.
+
+        Returns:
+            how many scenes there are
+
+        Raises:
+            ShardError: the first shard that is missing, damaged, or of another preparation
+        """
+        for k, shard in enumerate(self.shards):
+            digest, start = hashlib.sha256(), self._ends[k] - shard["scenes"]
+            self._file(k)  # also one without scenes
+            for number in range(start, self._ends[k]):
+                _hashed(digest, self._row(number))
+            if digest.hexdigest()[:32] != shard["hash"]:
+                path = self.folder / shard["file"]
+                raise ShardError(f"{path}: its content is not what its hash says; {AGAIN}")
+        return self._ends[-1] if self._ends else 0
+
+# %% ../../nbs/35_data/20_shards.ipynb #a784e0d1
+class Shards(_Rows, Sequence):
+    """The scenes of a folder of shards, each read when it is asked for; it can be sent to another process.
+
+    Args:
+        folder: that `write_shards` made
+        keep: scenes that stay; what is computed from a scene is remembered as long as it does
+        root: where the data with the pictures lies now; default: where it was when the shards were written
+
+    Raises:
+        ShardError: no index, or one that cannot be read
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 512, root: str | Path | None = None) -> None:
+        super().__init__(folder)
+        self.keep, self.root = keep, root or self.root
+        self.numbers = range(self._ends[-1] if self._ends else 0)  # those that can be seen; a slice sees fewer
+        self._scenes, self._order = OrderedDict(), []
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __reduce__(self):
+        return _again, (self.folder, self.keep, self.root, self.run, self.numbers)
 
     def _scene(self, number: int) -> Scene:
         "A scene of all that there are, with its reference."
@@ -437,16 +475,6 @@ class Shards(Sequence):
         number = self._place(i) if isinstance(i, str) else self.numbers[i]
         return _newest(self._scenes, number, lambda: self._scene(number), self.keep)
 
-    def ids(self) -> Iterator[str]:
-        """The ids of all scenes of the folder, in order; nothing else is read.
-
-        Returns:
-            iterator of ids
-        """
-        for k, shard in enumerate(self.shards):
-            for group in range(-(-shard["scenes"] // shard["in_group"])):
-                yield from self._table(k, group, ["id"])["id"].to_pylist()
-
     def _place(self, name: str) -> int:
         "The number of an id: arrays of bytes, since a dict of 100,000 ids is large."
         if not self._order:
@@ -459,25 +487,6 @@ class Shards(Sequence):
         if low == high or order[low] not in self.numbers:
             raise KeyError(name)
         return int(order[low])
-
-    def check(self) -> int:
-        """Read everything once and compare it with the index; pictures are not opened.
-
-        Returns:
-            how many scenes there are
-
-        Raises:
-            ShardError: the first shard that is missing, damaged, or of another preparation
-        """
-        for k, shard in enumerate(self.shards):
-            digest, start = hashlib.sha256(), self._ends[k] - shard["scenes"]
-            self._file(k)  # also one without scenes
-            for number in range(start, self._ends[k]):
-                _hashed(digest, self._row(number))
-            if digest.hexdigest()[:32] != shard["hash"]:
-                path = self.folder / shard["file"]
-                raise ShardError(f"{path}: its content is not what its hash says; {AGAIN}")
-        return len(range(self._ends[-1])) if self._ends else 0
 
 
 def _again(folder, keep, root, run, numbers):
