@@ -83,6 +83,35 @@ def _run(given):
     print(f"{out}: {', '.join(p.name for p in sorted(Path(out).iterdir()))}")
 
 
+def _prepare(given):
+    "prepare: the scenes of a data set into a folder that a run takes as its source; goes on after a kill."
+    from drivelit.training.prepare import prepare
+
+    options = {
+        k: getattr(given, k) for k in ("split", "version", "every", "seed", "n") if getattr(given, k) is not None
+    }
+    if given.tokens:
+        try:
+            options["tokens"] = Path(given.tokens).read_text().split()
+        except (OSError, ValueError) as e:
+            raise RunError(f"--tokens {given.tokens}: cannot be read ({e})") from None
+    shards = prepare(
+        given.source,
+        given.root,
+        given.folder,
+        workers=given.workers,
+        in_shard=given.in_shard,
+        limit=given.limit,
+        require=tuple(filter(None, given.require.split(","))),
+        references=given.references,
+        **options,
+    )
+    left = sum(len(s["left_out"]) for s in shards.shards)
+    print(
+        f"{given.folder}: {len(shards)} scenes in {len(shards.shards)} shards; {left} left out, see left_out.txt there"
+    )
+
+
 def _until_there(path, seconds=120):
     "Wait for a file that the first process writes."
     end = time.monotonic() + seconds
@@ -129,6 +158,18 @@ def _parser():
     c.add_argument("--seeds", help="with commas")
     c.add_argument("--workers", help="stages side by side; 0: in this process")
     c.add_argument("--stages", help="only these and what they need, with commas")
+    c = command("prepare", _prepare)
+    c.add_argument("source", help="navsim, nuscenes, ... or json: a folder of scene files")
+    c.add_argument("root", help="folder of the data; - for the toy town")
+    c.add_argument("folder", help="of the shards; a run's source has two, train and heldout")
+    c.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (as many as cores)")
+    c.add_argument("--in-shard", type=int, help="logs, drives or files in a shard")
+    c.add_argument("--limit", type=int, help="only so many logs, drives or files")
+    c.add_argument("--require", default="expert,map", help="what a scene must have, with commas")
+    c.add_argument("--references", action=argparse.BooleanOptionalAction, default=True, help="keep PDM-Closed's plans")
+    c.add_argument("--tokens", help="file with the tokens of the moments that are wanted, such as navtrain's")
+    for name, kind in dict(split=str, version=str, every=int, seed=int, n=int).items():
+        c.add_argument(f"--{name}", type=kind, help="of the reader")
     c = command("stage", _stage)
     c.add_argument("system", metavar="SYSTEM")
     c.add_argument("out", metavar="OUT", help="folder of the run")

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from torch.utils.data import Subset
 
 from ..data.rows import Rows, read_rows, write_rows
 from ..data.served import Journal, connect
@@ -449,7 +450,7 @@ def reinforce(
     return train_rl(
         policy,
         task,
-        [train[i] for i in explore],
+        Subset(train, explore),  # shards read a scene when it is played
         folder,
         "sequence",
         seed=seed,

@@ -13,17 +13,18 @@ import importlib.util
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
+from ..data.shards import by_id
 from ..metrics.images import embed_images, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import TOWN, Cuts, fit_cuts, measured_of
@@ -197,7 +198,7 @@ class ArmRows(Sequence):
     def __init__(
         self,
         drives: Rows,
-        scenes: dict[str, Scene],
+        scenes: Mapping[str, Scene],
         thoughts: dict[str, str],
         codes: dict[str, np.ndarray],
         inputs: Inputs,
@@ -243,7 +244,7 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
     """
     here = STAGES.folder(out, "data")
     drives = read_rows(here / "drives.parquet")
-    scenes = {s.id: s for s in load_scenes(out, "train")}
+    scenes = by_id(load_scenes(out, "train"))
     seconds = arm.get("seconds", profile.seconds)
     with np.load(here / "codes.npz") as found:
         codes = dict(zip(drives.column("scene_id"), found[f"{seconds:g}"], strict=True))
@@ -494,7 +495,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
     result = train_rl(
         freeze_vision(policy, True),
         task_for(profile, codec, learnt=learnt, encoder=encoder, **asked),
-        [scenes[i] for i in chosen],
+        Subset(scenes, chosen.tolist()),  # shards read a scene when it is played
         here,
         "sequence",
         seed=seed,

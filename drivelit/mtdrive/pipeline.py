@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
+from torch.utils.data import Subset
 
 from ..data.rows import Rows, card, read_rows, write_rows
 from . import data as mtdata
@@ -317,7 +318,7 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     result = train_rl(
         policy,
         task_for(profile),
-        [train[i] for i in chosen],
+        Subset(train, chosen),  # shards read a scene when it is played
         STAGES.folder(out, stage, seed),
         ADVANTAGE[stage],
         seed=seed,

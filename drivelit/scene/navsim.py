@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['gpd', 'nx', 'pyogrio', 'pyproj', 'HISTORY', 'FUTURE', 'DT', 'KEYS', 'TYPES', 'COMMAND', 'SIZE', 'REACH', 'LAYERS',
-           'LIMIT', 'DEPTH', 'GIVES', 'load_log', 'route_ids', 'moments', 'global_pose', 'check_window', 'layer',
-           'find_map', 'lane_table', 'with_headings', 'start_lane', 'search', 'read_map', 'read', 'scenes']
+           'LIMIT', 'DEPTH', 'GIVES', 'load_log', 'route_ids', 'parts', 'moments', 'global_pose', 'check_window',
+           'layer', 'find_map', 'lane_table', 'with_headings', 'start_lane', 'search', 'read_map', 'read', 'scenes']
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #b3906842
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -99,6 +99,25 @@ def route_ids(frame: dict) -> list:
     return [r for r in frame["roadblock_ids"] if str(r) != "None"]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #moments1
+def parts(root: str | Path, split: str = "test") -> list[str]:
+    """What `scenes` can read by itself.
+
+    Args:
+        root: folder with navsim_logs/
+        split: name of a folder in it
+
+    Returns:
+        names of the logs, in order
+
+    Raises:
+        SceneError: no logs
+    """
+    folder = Path(root) / "navsim_logs" / split
+    if not (logs := sorted(folder.glob("*.pkl"))):
+        raise SceneError(f"{folder}: no *.pkl logs in this folder")
+    return [log.name for log in logs]
+
+
 def moments(
     root: str | Path,
     split: str = "test",
@@ -106,6 +125,7 @@ def moments(
     tokens: list[str] | None = None,
     has_route: bool = True,
     on_error: Callable[[SceneError], None] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, int, str]]:
     """The moments of a split with enough past and future, log by log.
 
@@ -116,6 +136,7 @@ def moments(
         tokens: only these; None: all
         has_route: only moments with a route, as NAVSIM has it
         on_error: called with what cannot be read, which is left out then; None: it is raised
+        only: names of `parts`; None: all logs
 
     Returns:
         iterator of (path of the log, index of the present frame, token)
@@ -123,12 +144,8 @@ def moments(
     Raises:
         SceneError: no logs, or naming the file, the frame and the key
     """
-    folder = Path(root) / "navsim_logs" / split
-    logs = sorted(folder.glob("*.pkl"))
-    if not logs:
-        raise SceneError(f"{folder}: no *.pkl logs in this folder")
-    wanted = None if tokens is None else set(tokens)
-    for log in logs:
+    folder, wanted = Path(root) / "navsim_logs" / split, None if tokens is None else set(tokens)
+    for log in (folder / name for name in (parts(root, split) if only is None else only)):
         with skipping(on_error):
             frames = load_log(str(log))
             for now in range(HISTORY - 1, len(frames) - FUTURE, every):
@@ -580,6 +597,7 @@ def scenes(
     every: int = 1,
     tokens: list[str] | None = None,
     on_error: Callable[[SceneError], None] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Iterator[Scene]:
     """The moments of a split; maps and images where the root has them.
 
@@ -589,6 +607,7 @@ def scenes(
         every: frames between moments
         tokens: only these; None: all
         on_error: called with what cannot be read, which is left out then; None: it is raised
+        only: names of `parts`; None: all logs
 
     Returns:
         iterator of Scene
@@ -599,7 +618,7 @@ def scenes(
     root = Path(root)
     maps = next((root / m for m in ("maps", "nuplan-maps-v1.0") if (root / m).is_dir()), None)
     sensors = root / "sensor_blobs" / split
-    for log, now, _ in moments(root, split, every, tokens, on_error=on_error):
+    for log, now, _ in moments(root, split, every, tokens, on_error=on_error, only=only):
         with skipping(on_error):
             yield read(log, now, maps, sensors if sensors.is_dir() else None)
 

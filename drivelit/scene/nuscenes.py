@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'DT', 'PAST', 'AHEAD', 'KINDS', 'NEXT_VIEWS', 'REACH', 'LAYERS', 'GIVES', 'open_nuscenes', 'open_map',
-           'pose_of', 'around', 'ego_pose', 'read', 'tokens', 'scenes']
+           'pose_of', 'around', 'ego_pose', 'read', 'parts', 'tokens', 'scenes']
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #9a0eb4db
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from drivelit.scene.core import (
     backward_velocity,
     check_array,
     file_name,
+    parse_record,
+    read_bytes,
     reading,
     skipping,
     to_frame,
@@ -343,18 +345,37 @@ def _scene(nusc: Any, token: str, samples: dict[int, dict], need_map: bool) -> S
     )
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #tokensn1
-def tokens(nusc: Any, history: int = 3, future: int = 8) -> Iterator[str]:
+def parts(root: str | Path, version: str = "v1.0-mini") -> list[str]:
+    """What `scenes` can read by itself. One table is read; a process that reads scenes holds all of them.
+
+    Args:
+        root: folder with v1.0-*/
+        version: name of the folder of the tables
+
+    Returns:
+        names of the drives that nuScenes calls scenes, in order
+
+    Raises:
+        SceneError: naming the table and what is wrong with it
+    """
+    path = Path(root) / version / "scene.json"
+    with reading(path):
+        return [str(record["name"]) for record in parse_record(read_bytes(path), path)]
+
+
+def tokens(nusc: Any, history: int = 3, future: int = 8, only: Sequence[str] | None = None) -> Iterator[str]:
     """The samples with enough past and future, scene by scene.
 
     Args:
         nusc: of `open_nuscenes`
         history: samples of past that are needed
         future: samples of future that are needed
+        only: names of `parts`; None: all
 
     Returns:
         iterator of sample tokens
     """
-    for record in nusc.scene:
+    for record in (r for r in nusc.scene if only is None or r["name"] in only):
         names, t = [], record["first_sample_token"]
         while t:
             names.append(t)
@@ -368,6 +389,7 @@ def scenes(
     history: int = 3,
     future: int = 8,
     on_error: Callable[[SceneError], None] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Iterator[Scene]:
     """Every usable sample of a version.
 
@@ -377,6 +399,7 @@ def scenes(
         history: samples of past that a moment needs
         future: samples of future that a moment needs
         on_error: called with what cannot be read, which is left out then; None: it is raised
+        only: names of `parts`; None: all
 
     Returns:
         iterator of Scene
@@ -385,7 +408,7 @@ def scenes(
         SceneError: naming the folder, the sample and what is wrong
     """
     nusc = open_nuscenes(str(root), version)
-    for token in tokens(nusc, history, future):
+    for token in tokens(nusc, history, future, only):
         with skipping(on_error):
             yield read(nusc, token)
 

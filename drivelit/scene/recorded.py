@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['GLOBE', 'WHEELBASE', 'AHEAD', 'REACH', 'TYPES', 'GIVES', 'load', 'motion', 'command_of', 'route_of', 'far_future',
-           'read', 'timestamps', 'scenes', 'keyframe']
+           'read', 'timestamps', 'parts', 'scenes', 'keyframe']
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #cda970b4
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -302,8 +302,29 @@ def timestamps(path: str | Path, step: float = 0.5, history: float = 1.5, future
     return [round(float(t), 3) for t in np.arange(history, last + 1e-6, step)]
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #scenes01
+def parts(folder: str | Path) -> list[str]:
+    """What `scenes` can read by itself.
+
+    Args:
+        folder: with scene-*.json.gz
+
+    Returns:
+        names of the logs, in order
+
+    Raises:
+        SceneError: no logs
+    """
+    if not (files := sorted(Path(folder).glob("scene-*.json.gz"))):
+        raise SceneError(f"{folder}: no scene-*.json.gz in this folder")
+    return [f.name for f in files]
+
+
 def scenes(
-    folder: str | Path, step: float = 0.5, history: float = 1.5, on_error: Callable[[SceneError], None] | None = None
+    folder: str | Path,
+    step: float = 0.5,
+    history: float = 1.5,
+    on_error: Callable[[SceneError], None] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Iterator[Scene]:
     """Every usable moment of every log in a folder.
 
@@ -312,6 +333,7 @@ def scenes(
         step: seconds between moments
         history: seconds of past that a moment needs
         on_error: called with what cannot be read, which is left out then; None: it is raised
+        only: names of `parts`; None: all
 
     Returns:
         iterator of Scene
@@ -319,10 +341,7 @@ def scenes(
     Raises:
         SceneError: no logs, or naming the file and the field
     """
-    files = sorted(Path(folder).glob("scene-*.json.gz"))
-    if not files:
-        raise SceneError(f"{folder}: no scene-*.json.gz in this folder")
-    for f in files:
+    for f in (Path(folder) / name for name in (parts(folder) if only is None else only)):
         with skipping(on_error):
             for t in timestamps(f, step, history):
                 with skipping(on_error):
