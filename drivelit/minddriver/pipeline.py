@@ -253,9 +253,6 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
     return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000e
-PACKED = Path(importlib.util.find_spec("drivelit").origin).parent / "minddriver" / "start_weights"
-
-
 def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     """The profile's model with image tokens; a toy's tokenizer knows the words of the run.
 
@@ -314,6 +311,9 @@ def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
         weights=profile.span_weights,
         **sft_options(profile, steps=profile.start_steps),
     )
+
+# %% ../../nbs/53_minddriver/60_pipeline.ipynb #244d83ef
+PACKED = Path(importlib.util.find_spec("drivelit").origin).parent / "minddriver" / "start_weights"
 
 
 def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
