@@ -14,8 +14,8 @@ import operator
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,12 +42,16 @@ class Conversation:
         ids: the same as token ids, if they are known
         images: media of the ids' placeholders, as `Policy.encode` gives them
         opening: the answer's first words, already decided; the ids, if known, end with them
+        seed: of this answer alone, where answers are drawn one by one (a server); None: by the call's
+        limit: tokens of this answer at most, where answers are drawn one by one; None: the call's
     """
 
     messages: list[dict] | None
     ids: list[int] | None = None
     images: list = field(default_factory=list)
     opening: str = ""
+    seed: int | None = None
+    limit: int | None = None
 
 
 @dataclass
@@ -563,6 +567,14 @@ def _broken(error):
     return isinstance(error, (TooLong, json.JSONDecodeError, RecursionError))
 
 
+def _answer(future):
+    "What a finished call gave, its EngineError included."
+    error = future.exception()
+    if error is not None and not isinstance(error, EngineError):
+        raise error
+    return future.result() if error is None else error
+
+
 def _reason(error):
     "What happened, with what the server itself said or the library below."
     if status := getattr(error, "status_code", None):
@@ -618,7 +630,7 @@ class OpenAIEngine:
             max_new_tokens: at most, for each
             temperature: 0: the most likely tokens
             top_p: share of the probability mass that is drawn from
-            seed: of the first; the next ones count up; None: the server's choice
+            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
             on_error: "raise", or "return": an EngineError in the place of an answer that there is not
 
         Returns:
@@ -628,7 +640,7 @@ class OpenAIEngine:
             EngineError: the first conversation without an answer; the others' answers are lost
         """
         _wanted(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        how = dict(model=self.model, max_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        how = dict(max_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
 
         def one(job):
             i, conversation = job
@@ -642,8 +654,46 @@ class OpenAIEngine:
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(one, enumerate(conversations)))
 
+    def stream(
+        self,
+        conversations: list[Conversation],
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[dict[int, Completion | EngineError]]:
+        """Continue conversations by one assistant turn each, and hand over every answer as soon as it is there.
+
+        Args:
+            conversations: with messages; the list may grow meanwhile: what is appended is asked as well
+            max_new_tokens: at most, for each
+            temperature: 0: the most likely tokens
+            top_p: share of the probability mass that is drawn from
+            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
+
+        Yields:
+            place in the list -> Completion, or an EngineError where there is none: all that came since the last time
+        """
+        _wanted("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        how, asked, under_way = dict(max_tokens=max_new_tokens, temperature=temperature, top_p=top_p), 0, {}
+        pool = ThreadPoolExecutor(self.threads)
+        try:
+            while asked < len(conversations) or under_way:
+                for i in range(asked, len(conversations)):
+                    settings = how | dict(seed=None if seed is None else seed + i)
+                    under_way[pool.submit(self._try, i, conversations[i], settings)] = i
+                asked = len(conversations)
+                there, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                yield {under_way.pop(f): _answer(f) for f in sorted(there, key=under_way.get)}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
+
     def _try(self, i, conversation, how):
         "One conversation, again and again while it may help."
+        most = min(how["max_tokens"], conversation.limit or how["max_tokens"])
+        how = how | dict(model=self.model, max_tokens=most)
+        if conversation.seed is not None:
+            how["seed"] = conversation.seed
         until, where = time.monotonic() + self.timeout, f"{self.base_url}, model {self.model!r}, conversation {i}"
         for attempt in range(self.retries + 1):
             try:
