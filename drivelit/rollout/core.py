@@ -9,6 +9,7 @@ __all__ = ['TurnState', 'Step', 'Task', 'Episode', 'PictureError', 'begin', 'add
 # %% ../../nbs/30_rollout/00_rollout.ipynb #485d0fca
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,7 +72,7 @@ class Task:
         raise TypeError(f"{type(self).__name__} has no step()")
 
     def step_batch(self, states: list[TurnState], completions: list[Completion]) -> list[Step]:
-        "`step` for episodes whose answers are there, each at its own turn; override it where judging together is faster."
+        "`step` for all whose answers are there, each at its own turn; override it where judging together is faster."
         return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
 
     def opening(self, scene: Any, place: int, group: int) -> str:
@@ -383,10 +384,12 @@ def _as_they_come(engine, table, sampling):
     "Each episode goes on when its own answer is there; the list of what is asked grows while it is answered."
     places = sorted(table.open)
     asked = [table.ask(i) for i in places]
-    for ready in engine.stream(asked, max_new_tokens=table.limits[1], seed=table.seed, **sampling):
-        going = table.hear({places[n]: c for n, c in ready.items()}, engine)
-        places += going
-        asked += [table.ask(i) for i in going]
+    stream = engine.stream(asked, max_new_tokens=table.limits[1], seed=table.seed, **sampling)
+    with closing(stream):  # if the server is down, what is not asked yet is not asked any more
+        for ready in stream:
+            going = table.hear({places[n]: c for n, c in ready.items()}, engine)
+            places += going
+            asked += [table.ask(i) for i in going]
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #4140376a
 def _begin_all(policy, task, scenes, places, max_tokens):
@@ -426,7 +429,8 @@ def rollout(
 
     Args:
         engine: generates completions with token ids. With a `stream` an episode goes on as soon as its own answer is
-            there; without, all wait for the slowest of a turn, and `generate` gets on_error="return" if it names that
+            there (a generator: `OpenAIEngine.stream`); without, all wait for the slowest of a turn, and `generate` gets
+            on_error="return" if it names that
         policy: its tokenizer and template write the rows
         task: Task
         scenes: repeat a scene to play it several times
