@@ -28,10 +28,10 @@ from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 from PIL import Image  # noqa: E402
 from stages import Clock  # noqa: E402
 
-from drivelit.mtdrive.formats import fixed_parts, kit_text  # noqa: E402
+from drivelit.mtdrive.formats import fixed_parts, format_trajectory, kit_text  # noqa: E402
 from drivelit.mtdrive.task import MTDriveTask  # noqa: E402
 from drivelit.policy import model  # noqa: E402
-from drivelit.policy.engines import TransformersEngine  # noqa: E402
+from drivelit.policy.engines import Completion, TransformersEngine  # noqa: E402
 from drivelit.policy.model import Policy, load_policy  # noqa: E402
 from drivelit.scene.town import scenes  # noqa: E402
 from drivelit.training.throughput import Players, TensorCache, get, put  # noqa: E402
@@ -157,6 +157,24 @@ def moving(size, count, seconds, repeats):
         print(f"{name:24}{took:9.2f}{took - floor:19.2f}{naive / took:9.2f}{took / floor - 1:16.1%}{cpu:9.2f}")
 
 
+class Plans(TransformersEngine):
+    """Draws as ever; then a straight plan of random speed takes the place of what was drawn.
+
+    The untrained toy writes no plan, and without one nothing is scored.
+    """
+
+    def generate(self, conversations, **how):
+        said = super().generate(conversations, **how)
+        speeds = np.random.default_rng(how["seed"]).uniform(0, 15, len(said))
+        return [self.plan(speed) for speed in speeds]
+
+    def plan(self, speed):
+        along = speed * 0.5 * np.arange(1, 9)[:, None]
+        text = format_trajectory(np.concatenate([along, np.zeros((8, 2))], 1))
+        ids = [*self.policy.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos]
+        return Completion(text, ids, [-0.5] * len(ids))
+
+
 class Moved(TurnGRPOTrainer):
     "Its episodes go to a shelf and back, group by group, as from another process."
 
@@ -202,15 +220,22 @@ def shares(steps):
             counted.clear()
             clock.take()
             task = MTDriveTask(max_turns=3, image_size=(336, 168))
-            train_rl(policy, task, town, out, trainer=Moved, steps=steps, max_new_tokens=48, save_steps=100, **settings)
+            how = settings | dict(trainer=Moved, engine=Plans(policy))
+            train_rl(policy, task, town, out, steps=steps, max_new_tokens=64, save_steps=100, **how)
             table[name] = clock.take(), len(counted), len(set(counted))
     parts = [*PARTS, "rest"]
-    print(f"\na step of 16 episodes on the toy, pictures 336 x 168, 3 turns, 2 passes: CPU seconds\n")
-    print(f"{'':20}{'whole':>8}" + "".join(f"{p:>19}" for p in parts))
-    for name, (found, made, different) in table.items():
-        whole = sum(found.values()) / steps
-        cells = "".join(f"{found[p] / steps:9.3f} ({found[p] / steps / whole:6.1%})" for p in parts)
-        print(f"{name:20}{whole:8.2f}{cells}   {made} pictures prepared, {different} different")
+    print("\na step of 16 episodes on the toy, pictures 336 x 168, 3 turns, 2 passes: CPU seconds\n")
+    print(f"{'':20}" + "".join(f"{name:>22}" for name in table))
+    for part in parts:
+        cells = [(found[part] / steps, found[part] / sum(found.values())) for found, _, _ in table.values()]
+        print(f"{part:20}" + "".join(f"{took:13.3f} ({share:6.1%})" for took, share in cells))
+    print(
+        f"{'whole step':20}" + "".join(f"{sum(found.values()) / steps:13.3f}{'':9}" for found, _, _ in table.values())
+    )
+    print(
+        f"{'pictures prepared':20}"
+        + "".join(f"{f'{made} of {different}':>22}" for _, made, different in table.values())
+    )
 
 
 def main():

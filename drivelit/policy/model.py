@@ -490,10 +490,7 @@ class Policy:
 
     def __init__(self, model: Any, processor: Any, note: str = "") -> None:
         self.model, self.processor, self.note = model, processor, note
-        self.kept = (
-            None  # pictures that are prepared already, while a `drivelit.training.throughput.TensorCache` is open
-        )
-        self.tokenizer = processor.tokenizer
+        self.tokenizer, self.kept = processor.tokenizer, None  # kept: a TensorCache, while one is open
         self.image_token_id = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     @property

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALIGNED', 'TensorCache', 'prepared_once', 'StoreError', 'Parcel', 'put', 'get', 'PlayerError', 'Players',
-           'RayPlayers', 'play_rollout', 'rollout_elsewhere', 'PlaysElsewhere']
+           'play_rollout', 'rollout_elsewhere', 'PlaysElsewhere']
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1886cb33
 import io
@@ -12,7 +12,6 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import queue
 import shutil
 import tempfile
 import threading
@@ -32,7 +31,6 @@ from PIL import Image
 from ..data.rows import Picture, picture_name
 from ..policy.model import Policy
 from ..rollout.core import Episode, rollout, seed_of
-from ..scene.extras import Extra
 from .processes import follow_parent
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
@@ -357,91 +355,6 @@ class Players:
         if lost:
             raise PlayerError(lost, len(jobs))
 
-# %% ../../nbs/40_training/32_throughput.ipynb #69ff5819
-_ray = Extra("ray", "cluster")  # only a run on several machines needs it
-
-
-class _RayPlayer:
-    "An actor that plays."
-
-    def __init__(self, play, threads):
-        self.play, self.threads, self.held = play, threads, []
-
-    def run(self, job):
-        "References as items are finished; last, why the job did not end, or ''."
-        self.held, done = [], queue.SimpleQueue()
-        send = lambda item: done.put([_ray.put(item)])
-        work = lambda: done.put(_play_job(self.play, job, send, self.threads))
-        threading.Thread(target=work, daemon=True).start()
-        while not isinstance(found := done.get(), str):
-            self.held.append(found)
-            yield found
-        yield found
-
-
-class RayPlayers:
-    """`Players` on a Ray cluster: `ray.init(address=...)` first, or Ray starts one on this machine.
-
-    Args:
-        play: function (job, hand_over), which the machines can import
-        workers: actors, of one CPU each
-        threads: of each, that write finished items while it plays on
-    """
-
-    def __init__(self, play: Callable, workers: int = 2, *, threads: int = 2) -> None:
-        start = _ray.remote(num_cpus=1)(_RayPlayer).remote
-        self._new = lambda: start(play, threads)
-        self._players = [self._new() for _ in range(workers)]
-
-    def __enter__(self) -> "RayPlayers":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for player in self._players:
-            _ray.kill(player)
-
-    def stream(self, jobs: Iterable) -> Iterator[tuple[int, Any]]:
-        """As `Players.stream`; arrays lie in Ray's store and cannot be changed.
-
-        Args:
-            jobs: what `play` takes
-
-        Yields:
-            number of the job, and what was handed over
-
-        Raises:
-            PlayerError: after everything else: jobs that raised, or whose actor died
-        """
-        jobs = list(jobs)
-        todo, busy, lost = deque(enumerate(jobs)), {}, {}
-
-        def give(place):
-            if todo:
-                number, job = todo.popleft()
-                run = self._players[place].run.options(num_returns="streaming").remote(job)
-                busy[run] = place, number
-
-        for place in range(len(self._players)):
-            give(place)
-        while busy:
-            (run,), _ = _ray.wait(list(busy), num_returns=1, fetch_local=False)
-            place, number = busy[run]
-            try:
-                found = _ray.get(next(run))
-                item = _ray.get(found[0]) if found and not isinstance(found, str) else None
-            except _ray.exceptions.RayError as e:
-                found = f"its player died ({type(e).__name__}: {str(e).splitlines()[0][:200]})"
-                self._players[place] = self._new()
-            if not isinstance(found, str):
-                yield number, item
-                continue
-            del busy[run]
-            if found:
-                lost[number] = found
-            give(place)
-        if lost:
-            raise PlayerError(lost, len(jobs))
-
 # %% ../../nbs/40_training/32_throughput.ipynb #248ef1c0
 @lru_cache(maxsize=1)
 def _made(make):
@@ -462,7 +375,7 @@ def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
 
 
 def rollout_elsewhere(
-    players: Players | RayPlayers,
+    players: Players,
     scenes: Sequence,
     *,
     places: Sequence[tuple[int, int]],
@@ -504,7 +417,7 @@ class PlaysElsewhere:
         players: of `play_rollout`; their engine must be the current policy, such as a server that gets its weights
     """
 
-    players: Players | RayPlayers
+    players: Players
 
     def rollout(self, scenes: list, **how: Any) -> list[Episode]:
         """Episodes of the players; the pictures of a group are prepared while others play.
