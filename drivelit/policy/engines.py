@@ -582,8 +582,51 @@ def _reason(error):
     below = error.__cause__ if type(error).__name__ == "APIConnectionError" and error.__cause__ else error
     return f"{type(below).__name__}: {harmless(below, 300)}"
 
+# %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
+class _Asks:
+    "One conversation with the server."
+
+    def _try(self, i, conversation, how):
+        "One conversation, again and again while it may help."
+        most = min(how["max_tokens"], conversation.limit or how["max_tokens"])
+        how = how | dict(model=self.model, max_tokens=most)
+        if conversation.seed is not None:
+            how["seed"] = conversation.seed
+        until, where = time.monotonic() + self.timeout, f"{self.base_url}, model {self.model!r}, conversation {i}"
+        for attempt in range(self.retries + 1):
+            try:
+                return self._ask(conversation, how, until - time.monotonic())
+            except Exception as e:  # whatever the libraries below raise: a server's fault must never end a run
+                status, lost = getattr(e, "status_code", None), isinstance(e, (_openai.APIConnectionError, OSError))
+                answered = isinstance(e, (ValueError, TypeError, AttributeError, IndexError)) and not _broken(e)
+                pause = min(0.25 * 2**attempt, 8.0)
+                again = lost or _broken(e) or status in (408, 409, 429) or (status or 0) >= 500
+                if not again or attempt == self.retries or time.monotonic() + pause > until:
+                    raise EngineError(f"{where}: {_reason(e)}", i, answered or status in REFUSALS) from e
+                time.sleep(pause)
+
+    def _ask(self, conversation, how, seconds):
+        begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
+        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
+        if self.rule:
+            extra |= self.rule.served(conversation.opening)
+        messages = [*as_openai(conversation.messages), *begun]
+        ask = self.client.chat.completions.create
+        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
+        if self.rule:
+            ids = self.rule.read(text, conversation.opening)
+            if isinstance(ids, ParseError):
+                raise ValueError(f"the answer breaks the rule: {ids.reason}")
+        if self.policy is None:
+            return Completion(text, [], None, stop)
+        if not self.rule:
+            if words := control_words(text):  # as ids they would be control tokens
+                raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
+            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
+
 # %% ../../nbs/20_policy/20_engines.ipynb #ceaed788
-class OpenAIEngine:
+class OpenAIEngine(_Asks):
     """Completions from a server that speaks the OpenAI chat protocol, such as vLLM.
 
     Args:
@@ -687,42 +730,3 @@ class OpenAIEngine:
                 yield {under_way.pop(f): _answer(f) for f in sorted(there, key=under_way.get)}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
-
-    def _try(self, i, conversation, how):
-        "One conversation, again and again while it may help."
-        most = min(how["max_tokens"], conversation.limit or how["max_tokens"])
-        how = how | dict(model=self.model, max_tokens=most)
-        if conversation.seed is not None:
-            how["seed"] = conversation.seed
-        until, where = time.monotonic() + self.timeout, f"{self.base_url}, model {self.model!r}, conversation {i}"
-        for attempt in range(self.retries + 1):
-            try:
-                return self._ask(conversation, how, until - time.monotonic())
-            except Exception as e:  # whatever the libraries below raise: a server's fault must never end a run
-                status, lost = getattr(e, "status_code", None), isinstance(e, (_openai.APIConnectionError, OSError))
-                answered = isinstance(e, (ValueError, TypeError, AttributeError, IndexError)) and not _broken(e)
-                pause = min(0.25 * 2**attempt, 8.0)
-                again = lost or _broken(e) or status in (408, 409, 429) or (status or 0) >= 500
-                if not again or attempt == self.retries or time.monotonic() + pause > until:
-                    raise EngineError(f"{where}: {_reason(e)}", i, answered or status in REFUSALS) from e
-                time.sleep(pause)
-
-    def _ask(self, conversation, how, seconds):
-        begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
-        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
-        if self.rule:
-            extra |= self.rule.served(conversation.opening)
-        messages = [*as_openai(conversation.messages), *begun]
-        ask = self.client.chat.completions.create
-        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
-        if self.rule:
-            ids = self.rule.read(text, conversation.opening)
-            if isinstance(ids, ParseError):
-                raise ValueError(f"the answer breaks the rule: {ids.reason}")
-        if self.policy is None:
-            return Completion(text, [], None, stop)
-        if not self.rule:
-            if words := control_words(text):  # as ids they would be control tokens
-                raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
-            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
