@@ -15,8 +15,8 @@ import operator
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,12 +43,16 @@ class Conversation:
         ids: the same as token ids, if they are known
         images: media of the ids' placeholders, as `Policy.encode` gives them
         opening: the answer's first words, already decided; the ids, if known, end with them
+        seed: of this answer alone, where answers are drawn one by one (a server); None: by the call's
+        limit: tokens of this answer at most, where answers are drawn one by one; None: the call's
     """
 
     messages: list[dict] | None
     ids: list[int] | None = None
     images: list = field(default_factory=list)
     opening: str = ""
+    seed: int | None = None
+    limit: int | None = None
 
 
 @dataclass
@@ -589,6 +593,14 @@ def _broken(error):
     return isinstance(error, (TooLong, json.JSONDecodeError, RecursionError))
 
 
+def _answer(future):
+    "What a finished call gave, its EngineError included."
+    error = future.exception()
+    if error is not None and not isinstance(error, EngineError):
+        raise error
+    return future.result() if error is None else error
+
+
 def _reason(error):
     "What happened, with what the server itself said or the library below."
     if status := getattr(error, "status_code", None):
@@ -668,8 +680,43 @@ def ask_all(
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(one, range(count)))
 
+# %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
+class _Asks:
+    "One conversation with the server."
+
+    def _where(self, i):
+        return f"{self.base_url}, model {self.model!r}, conversation {i}"
+
+    def _one(self, conversation, i, seconds, seed, most, **how):
+        "One try; a conversation's own seed and limit go before those of the call."
+        if conversation.seed is not None or seed is not None:
+            how["seed"] = seed + i if conversation.seed is None else conversation.seed
+        return self._ask(
+            conversation, how | dict(model=self.model, max_tokens=min(most, conversation.limit or most)), seconds
+        )
+
+    def _ask(self, conversation, how, seconds):
+        begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
+        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
+        if self.rule:
+            extra |= self.rule.served(conversation.opening)
+        messages = [*as_openai(conversation.messages), *begun]
+        ask = self.client.chat.completions.create
+        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
+        if self.rule:
+            ids = self.rule.read(text, conversation.opening)
+            if isinstance(ids, ParseError):
+                raise ValueError(f"the answer breaks the rule: {ids.reason}")
+        if self.policy is None:
+            return Completion(text, [], None, stop)
+        if not self.rule:
+            if words := control_words(text):  # as ids they would be control tokens
+                raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
+            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
+
 # %% ../../nbs/20_policy/20_engines.ipynb #ceaed788
-class OpenAIEngine:
+class OpenAIEngine(_Asks):
     """Completions from a server that speaks the OpenAI chat protocol, such as vLLM.
 
     Args:
@@ -716,7 +763,7 @@ class OpenAIEngine:
             max_new_tokens: at most, for each
             temperature: 0: the most likely tokens
             top_p: share of the probability mass that is drawn from
-            seed: of the first; the next ones count up; None: the server's choice
+            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
             on_error: "raise", or "return": an EngineError in the place of an answer that there is not
 
         Returns:
@@ -726,30 +773,40 @@ class OpenAIEngine:
             EngineError: the first conversation without an answer; the others' answers are lost
         """
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        how = dict(model=self.model, max_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        how = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
+        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **how)
+        return ask_all(ask, len(conversations), self._where, on_error, self.threads, self.timeout, self.retries)
 
-        def ask(i, seconds):
-            return self._ask(conversations[i], how | dict(seed=None if seed is None else seed + i), seconds)
+    def stream(
+        self,
+        conversations: list[Conversation],
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[dict[int, Completion | EngineError]]:
+        """Continue conversations by one assistant turn each, and hand over every answer as soon as it is there.
 
-        where = lambda i: f"{self.base_url}, model {self.model!r}, conversation {i}"
-        return ask_all(ask, len(conversations), where, on_error, self.threads, self.timeout, self.retries)
+        Args:
+            conversations: with messages; the list may grow meanwhile: what is appended is asked as well
+            max_new_tokens: at most, for each
+            temperature: 0: the most likely tokens
+            top_p: share of the probability mass that is drawn from
+            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
 
-    def _ask(self, conversation, how, seconds):
-        begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
-        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
-        if self.rule:
-            extra |= self.rule.served(conversation.opening)
-        messages = [*as_openai(conversation.messages), *begun]
-        ask = self.client.chat.completions.create
-        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
-        if self.rule:
-            ids = self.rule.read(text, conversation.opening)
-            if isinstance(ids, ParseError):
-                raise ValueError(f"the answer breaks the rule: {ids.reason}")
-        if self.policy is None:
-            return Completion(text, [], None, stop)
-        if not self.rule:
-            if words := control_words(text):  # as ids they would be control tokens
-                raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
-            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
+        Yields:
+            place in the list -> Completion, or an EngineError where there is none: all that came since the last time
+        """
+        check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        how = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
+        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **how)
+        pool, asked, under_way = ThreadPoolExecutor(self.threads), 0, {}
+        try:
+            while asked < len(conversations) or under_way:
+                for i in range(asked, len(conversations)):
+                    under_way[pool.submit(_try, ask, i, self._where, self.timeout, self.retries)] = i
+                asked = len(conversations)
+                there, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                yield {under_way.pop(f): _answer(f) for f in sorted(there, key=under_way.get)}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest

@@ -445,15 +445,19 @@ def _patches(processor, image):
     return torch.from_numpy(moments.reshape(high * wide, -1)), torch.tensor([1, high, wide])
 
 
-def _pixels(image_processor, images):
-    "What the vision tower reads of each image; each different image is prepared once."
-    made = {}
-    for image in {id(i): i for i in images}.values():
-        if _fits(image_processor, image):
-            made[id(image)] = _patches(image_processor, image)
-        else:
-            out = image_processor([image], return_tensors="pt")
-            made[id(image)] = out["pixel_values"], out["image_grid_thw"][0]
+def _prepared(processor, image):
+    "What the vision tower reads of one picture: its patches and their grid."
+    if _fits(processor, image):
+        return _patches(processor, image)
+    out = processor([image], return_tensors="pt")
+    return out["pixel_values"], out["image_grid_thw"][0]
+
+
+def _pixels(processor, images, kept=None):
+    "What the vision tower reads of each image; each different one is prepared once, or looked up in what is kept."
+    make = lambda image: _prepared(processor, image)
+    get = make if kept is None else lambda image: kept.get(image, make)
+    made = {key: get(image) for key, image in {id(i): i for i in images}.items()}
     patches, grids = zip(*(made[id(i)] for i in images), strict=True)
     return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids))
 
@@ -489,7 +493,7 @@ class Policy:
 
     def __init__(self, model: Any, processor: Any, note: str = "") -> None:
         self.model, self.processor, self.note = model, processor, note
-        self.tokenizer = processor.tokenizer
+        self.tokenizer, self.kept = processor.tokenizer, None  # kept: a TensorCache, while one is open
         self.image_token_id = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     @property
@@ -568,7 +572,7 @@ class Policy:
         Returns:
             pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3); empty without images
         """
-        return _pixels(self.processor.image_processor, images) if images else {}
+        return _pixels(self.processor.image_processor, images, self.kept) if images else {}
 
     def save(self, folder: str | Path, card: str = "", weights: dict[str, torch.Tensor] | None = None) -> Path:
         """Write model (or adapters), processor and a model card, so that `load_policy(folder)` gives the same policy.

@@ -36,6 +36,7 @@ from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from .sharding import full_weights, gathered, is_sharded, put_slice, slice_of
+from .throughput import prepared_once
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -434,9 +435,21 @@ class PlaysEpisodes:
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
-            episodes = rollout(self.engine, self.policy, self.task, scenes, places=places, **sampling, **self.limits)
+            episodes = self.rollout(scenes, places=places, **sampling, **self.limits)
         self.model.train(was_training)
         return episodes
+
+    def rollout(self, scenes: list, **how: object) -> list[Episode]:
+        """Where episodes come from: the engine. `drivelit.training.throughput.PlaysElsewhere` asks other processes.
+
+        Args:
+            scenes: of this process
+            **how: places, seed, temperature and limits, as `drivelit.rollout.core.rollout` takes them
+
+        Returns:
+            episodes, in the order of the scenes
+        """
+        return rollout(self.engine, self.policy, self.task, scenes, **how)
 
     def score(self, episodes: list[Episode]) -> np.ndarray:
         """Reward each turn and compare it in its group, over all processes; log the rewards.
@@ -713,7 +726,8 @@ class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, G
         # TRL asks once for each micro-batch. Those of a rollout are all made when the first is wanted.
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
+            with prepared_once(self.policy):  # IPTC: whoever plays, scores or learns shares what was made of a picture
+                self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
         return self._buffered_inputs[self._step % count]
 
     def _save_checkpoint(self, model, trial):
