@@ -6,8 +6,9 @@
 __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'HUB', 'PER_NODE', 'ProfileError', 'key', 'described', 'Profile', 'nearest', 'convert',
            'typed', 'checked', 'read_sections', 'profile_names', 'System', 'systems', 'find_system', 'load_profile',
            'image_tokens', 'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights',
-           'adapter_weights', 'memory', 'launch', 'remedy', 'notes', 'preview', 'notebook_parameters',
-           'check_parameters', 'RunParameters', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
+           'adapter_weights', 'memory', 'gpus_per_node', 'stage_gpus', 'given_again', 'launch', 'remedy', 'notes',
+           'preview', 'notebook_parameters', 'check_parameters', 'RunParameters', 'checked_cluster', 'run_parameters',
+           'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3d4ac199
 import ast
@@ -473,6 +474,11 @@ def conflicts(profile: Profile) -> list[str]:
         out.append("sft_epochs: needs the numbers of samples (data_...)")
     if not p.sft_epochs and not p.sft_steps:
         out.append("sft_epochs, sft_steps: both are 0, so nothing is tuned")
+    for k, n in dict(sft_gpus=p.sft_gpus, rl_gpus=p.rl_gpus).items():
+        if n > gpus_per_node() and n % gpus_per_node():
+            out.append(f"{k}: {n} are no whole machines of {gpus_per_node()} GPUs (DRIVELIT_PER_NODE)")
+    if p.sft_gpus and p.sft_batch % p.sft_gpus:
+        out.append(f"sft_batch: {p.sft_batch} cannot be shared out to {p.sft_gpus} GPUs")
     if p.reference_every and not p.kl:
         out.append("reference_every: without kl there is no reference to refresh")
     if not p.seeds or len(set(p.seeds)) < len(p.seeds):
@@ -702,40 +708,82 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     return {k: v / 1e9 for k, v in parts.items()}
 
 # %% ../../nbs/40_training/00_profiles.ipynb #dadbe66c
-PER_NODE = 8  # GPUs in one machine of the commands
+PER_NODE = 8  # GPUs in one machine of the commands; DRIVELIT_PER_NODE in the environment says another number
 
 
-def _stage_command(profile, folder, stage, seed, gpus):
-    "One line: a stage of a run, on all its GPUs."
-    # without the same overrides the stage would refuse the folder, which another profile has started
+def gpus_per_node() -> int:
+    """GPUs in one machine: of the environment's DRIVELIT_PER_NODE, or PER_NODE.
+
+    Returns:
+        int, at least 1
+
+    Raises:
+        ProfileError: the environment says something else
+    """
+    text = os.environ.get("DRIVELIT_PER_NODE") or str(PER_NODE)
+    if not text.isdigit() or not int(text):
+        raise ProfileError(f"environment: DRIVELIT_PER_NODE = {text[:60]!r} is not a whole number above 0")
+    return int(text)
+
+
+def stage_gpus(profile: Profile, kind: str) -> int:
+    """The GPUs of a stage.
+
+    Args:
+        profile: Profile
+        kind: "sft", "rl", "play" (those of reinforcement), or "" for one process
+
+    Returns:
+        int: 0: one process
+    """
+    return dict(sft=profile.sft_gpus, rl=profile.rl_gpus, play=profile.rl_gpus).get(kind, 0)
+
+
+def given_again(profile: Profile) -> list[str]:
+    """The words that repeat a profile's overrides on the command line: without them a stage would refuse the folder.
+
+    Args:
+        profile: Profile
+
+    Returns:
+        list: "--set", "KEY=VALUE", ...
+    """
     changed = [k for k, o in profile.origin.items() if o == "override" and k not in ("seeds", "workers")]
     show = lambda v: ",".join(map(str, v)) if isinstance(v, tuple) else str(v)
-    words = [w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}")]
-    nodes = math.ceil(gpus / PER_NODE)
+    return [w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}")]
+
+
+def _stage_command(profile, folder, stage, gpus, slurm=False):
+    "One line: a stage of a run, on all its GPUs, for all seeds one after another."
+    several = len(profile.seeds) > 1
+    seed, each = "$SEED" if several else profile.seeds[0], min(gpus, gpus_per_node())
+    nodes = math.ceil(gpus / gpus_per_node())
     meet = f' --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id {profile.system}-{stage}-{seed}'
-    each = f"--nproc-per-node={min(gpus, PER_NODE)}"
-    start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} {each}" if gpus else "python"
+    start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={each}" if gpus else "python"
+    start = f"srun --nodes={max(nodes, 1)} --ntasks={max(nodes, 1)} {start}" if slurm else start
     what = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
-    command = f"{start} -m drivelit stage {what}"
-    return f"{command} {shlex.join(words)}".rstrip()
+    command = f"{start} -m drivelit stage {what} {shlex.join(given_again(profile))}".rstrip()
+    return f"for SEED in {' '.join(map(str, profile.seeds))}; do {command}; done" if several else command
 
 
 def launch(
     profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None
 ) -> list[str]:
-    """How the run is started: by its notebook on one machine; with GPUs in the profile also stage by stage, on several
-    machines.
+    """How the run is started: by its notebook, which takes a Ray cluster if the profile names several GPUs; without Ray
+    stage by stage with torchrun, and on several machines as one job of SLURM.
 
     Args:
         profile: Profile
         parameters: of papermill, by name
-        kinds: stage of the run -> "sft", "rl", or "" for one process
+        kinds: stage of the run -> "sft", "rl", "play", or "" for one process
 
     Returns:
         list of command lines, from the root of the repository
     """
     p, parameters = profile, parameters or {}
     given = {k: v for k, v in parameters.items() if v not in (None, "") and k not in ("plan", "out", "profile")}
+    if max(p.sft_gpus, p.rl_gpus) > 1:
+        given = dict(cluster="auto") | given  # one process of a notebook would use one GPU
     words = [w for k, v in ({"profile": p.name} | given).items() for w in ("-p", k, str(v))]
     folder = parameters.get("out") or f"runs/{p.system}-{p.name}"
     folder = shlex.quote(str(folder)) if Path(folder).is_absolute() else f'"$PWD/{folder}"'
@@ -743,9 +791,13 @@ def launch(
     report = f"runs/{p.system}-{p.name}.ipynb"
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
     out = [f"mkdir -p runs; {shlex.join(start)} -p out {folder}"]
-    for stage, kind in (kinds or {}).items() if p.sft_gpus + p.rl_gpus else ():
-        gpus = getattr(p, f"{kind}_gpus") if kind else 0
-        out.append(_stage_command(p, folder, stage, p.seeds[0], gpus))
+    gpus = {stage: stage_gpus(p, kind) for stage, kind in (kinds or {}).items()} if p.sft_gpus + p.rl_gpus else {}
+    out += [_stage_command(p, folder, stage, n) for stage, n in gpus.items()]
+    if (nodes := math.ceil(max(gpus.values(), default=0) / gpus_per_node())) > 1:
+        asked = f"--nodes={nodes} --ntasks-per-node=1 --gpus-per-node={gpus_per_node()} --exclusive"
+        head = 'export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        jobs = [_stage_command(p, folder, stage, n, slurm=True) for stage, n in gpus.items()]
+        out.append("\n".join([f"sbatch {asked} <<'END'", "#!/bin/bash -e", head, *jobs, "END"]))
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #87ee8fa1
@@ -890,6 +942,7 @@ class RunParameters:
         out: folder of the run
         resume: go on from what the folder holds
         plan: print the page of `preview` and stop
+        cluster: address of a Ray cluster; "": this machine
         flags: further parameters of the notebook, all yes or no
     """
 
@@ -897,7 +950,26 @@ class RunParameters:
     out: Path
     resume: bool
     plan: bool
+    cluster: str
     flags: dict[str, bool]
+
+
+def checked_cluster(address: str | None) -> str:
+    """The address of a Ray cluster.
+
+    Args:
+        address: "auto": the one that this machine belongs to; HOST:PORT; ray://HOST:PORT; "" or None: none
+
+    Returns:
+        str: the address, "" for none
+
+    Raises:
+        ProfileError: it cannot be one
+    """
+    text = str(address or "").strip()
+    if text in ("", "auto") or re.fullmatch(r"(ray://)?[\w.-]+:\d+", text):
+        return text
+    raise ProfileError(f'parameter cluster = {text[:60]!r} is neither "auto" nor an address HOST:PORT')
 
 
 def _flag(name, value):
@@ -909,7 +981,13 @@ def _flag(name, value):
 
 
 def run_parameters(
-    system: str, profile: str = "laptop", out: str = "", resume: Any = True, plan: Any = False, **more: Any
+    system: str,
+    profile: str = "laptop",
+    out: str = "",
+    resume: Any = True,
+    plan: Any = False,
+    cluster: str | None = "",
+    **more: Any,
 ) -> RunParameters:
     """Check the parameters of a run notebook. What is "" or None keeps the profile's value.
 
@@ -919,6 +997,7 @@ def run_parameters(
         out: folder; default: runs/<system>-<profile>
         resume: go on from what the folder holds; no: refuse a folder that holds a run
         plan: show the page of `preview` and stop
+        cluster: "auto", the address of a Ray cluster, or "" for this machine
         **more: keys of the profile (seeds, model, source, workers, ...), and parameters that are yes or no
 
     Returns:
@@ -935,7 +1014,7 @@ def run_parameters(
     folder = Path(out or f"runs/{system}-{profile}")
     if not resume and not plan and (folder / "run.json").exists():
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
-    return RunParameters(settings, folder, resume, plan, flags)
+    return RunParameters(settings, folder, resume, plan, checked_cluster(cluster), flags)
 
 # %% ../../nbs/40_training/00_profiles.ipynb #c7e1ee73
 def skipped(lines: list[str]) -> list[str]:
