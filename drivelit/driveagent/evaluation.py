@@ -46,9 +46,7 @@ def play(
         list[Episode]
     """
     heat = profile.play_temperature if temperature is None else temperature
-    return in_shards(
-        lambda some, s: _play_here(policy, some, task, profile, s, heat), policy, profile, scenes, seed
-    )
+    return in_shards(lambda some, s: _play_here(policy, some, task, profile, s, heat), policy, profile, scenes, seed)
 
 
 def _play_here(policy, scenes, task, profile, seed, temperature):

@@ -6,7 +6,7 @@
 __all__ = ['ray', 'ray_train', 'ray_torch', 'scheduling', 'LIBRARIES', 'FORWARDED', 'RESTARTS', 'refusals', 'check_machines',
            'check_room', 'forwarded', 'connected', 'run_on_cluster']
 
-# %% ../../nbs/40_training/70_cluster.ipynb #a5d4228e
+# %% ../../nbs/40_training/70_cluster.ipynb #2a70b8b2
 import importlib
 import os
 import re
@@ -24,7 +24,7 @@ from .processes import RunError
 from .profiles import Profile, stage_gpus
 from .stages import run_profile
 
-# %% ../../nbs/40_training/70_cluster.ipynb #361db778
+# %% ../../nbs/40_training/70_cluster.ipynb #03cadc1e
 if TYPE_CHECKING:
     from drivelit.training.stages import Stages
 
@@ -32,7 +32,7 @@ ray = Extra("ray", "cluster")
 ray_train, ray_torch = Extra("ray.train", "cluster"), Extra("ray.train.torch", "cluster")
 scheduling = Extra("ray.util.scheduling_strategies", "cluster")
 
-# %% ../../nbs/40_training/70_cluster.ipynb #f4042638
+# %% ../../nbs/40_training/70_cluster.ipynb #38204964
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "numpy")  # whose versions may change numbers
 
 
@@ -67,7 +67,7 @@ def _question():
 
     return look
 
-# %% ../../nbs/40_training/70_cluster.ipynb #4e66d9e3
+# %% ../../nbs/40_training/70_cluster.ipynb #22c5c342
 def refusals(own: dict[str, Any], found: dict[str, dict[str, Any]], folder: str | Path) -> list[str]:
     """Why machines cannot take part.
 
@@ -95,7 +95,7 @@ def refusals(own: dict[str, Any], found: dict[str, dict[str, Any]], folder: str 
             )
     return out
 
-# %% ../../nbs/40_training/70_cluster.ipynb #18304855
+# %% ../../nbs/40_training/70_cluster.ipynb #9af7ef94
 def check_machines(folder: str | Path) -> int:
     """Ask every machine of the cluster that this process belongs to.
 
@@ -146,7 +146,7 @@ def check_room(profile: Profile, there: dict[str, float]) -> bool:
         raise RunError(f"the profile {profile.name} needs {max(wanted, 1)} workers, the cluster has {room} {kind}s")
     return kind == "GPU"
 
-# %% ../../nbs/40_training/70_cluster.ipynb #5dcb7ef6
+# %% ../../nbs/40_training/70_cluster.ipynb #4cd75ffd
 FORWARDED = re.compile(r"(DRIVELIT|HF)_\w+|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM")
 
 
@@ -163,7 +163,7 @@ def forwarded(profile: Profile, environment: dict[str, str]) -> dict[str, str]:
     named = set(re.findall(r"\$\{?(\w+)", " ".join(v for v in astuple(profile) if isinstance(v, str))))
     return {k: v for k, v in environment.items() if FORWARDED.fullmatch(k) or k in named}
 
-# %% ../../nbs/40_training/70_cluster.ipynb #e6e1090f
+# %% ../../nbs/40_training/70_cluster.ipynb #2f319335
 RESTARTS = 3  # of a stage whose worker or machine is lost
 
 
@@ -199,7 +199,7 @@ def _task(given, gpu, environment):
     work = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RESTARTS)(_stage)
     ray.get(work.options(runtime_env=dict(env_vars=environment)).remote(given))
 
-# %% ../../nbs/40_training/70_cluster.ipynb #60ddea5f
+# %% ../../nbs/40_training/70_cluster.ipynb #e654d6a8
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """While it is open, this process belongs to a cluster.
@@ -220,8 +220,8 @@ def connected(address: str) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as e:
         raise RunError(
-            f"there is no Ray cluster at {address!r} ({' '.join(str(e).split())[:120]}); start one: `ray start --head` on "
-            "the first machine, `ray start --address=HEAD:6379` on the others"
+            f"there is no Ray cluster at {address!r} ({' '.join(str(e).split())[:120]}); start one: `ray start --head` "
+            "on the first machine, `ray start --address=HEAD:6379` on the others"
         ) from None
     try:
         yield
@@ -229,10 +229,10 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _said(error):
-    "What a worker said, without Ray's frames around it."
+def _inner(error):
+    "The error of a worker, without what Ray has put around it."
     inner = getattr(error, "cause", None) or next(iter(getattr(error, "worker_failures", {}).values()), None)
-    return _said(inner) if inner is not None else str(error)
+    return _inner(inner) if isinstance(inner, Exception) else error
 
 
 def run_on_cluster(
@@ -266,9 +266,9 @@ def run_on_cluster(
         try:
             _train(given, several, gpu, environment) if several else _task(given, gpu, environment)
         except Exception as e:  # whatever Ray makes of an error in a worker, or of a lost machine
-            kind = RunError if "RunError" in type(e).__name__ or "RunError(" in repr(e) else RuntimeError
-            log = stages.folder(out, stage, seed) / "log.txt"
-            raise kind(f"stage {stage}, seed {seed} on the cluster: {_said(e)[-1500:]}; its log: {log}") from None
+            inner, log = _inner(e), stages.folder(out, stage, seed) / "log.txt"
+            kind = RunError if isinstance(inner, RunError) else RuntimeError
+            raise kind(f"stage {stage}, seed {seed} on the cluster: {str(inner)[-1500:]}; its log: {log}") from None
         return stages.result(out, stage, seed)
 
     with connected(address):
