@@ -3,11 +3,11 @@
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,25 +54,23 @@ def drive(out, profile, seed):
 FUNCTIONS = dict(scenes=lambda out, profile, seed: dict(n=9), drive=drive, wrong=lambda out, profile, seed: 1 / 0)
 """
 HANG = 900  # seconds; ends a test that hangs, and nothing else
-SMALL = dict(num_cpus=1, object_store_memory=100_000_000)
 
 
-def patient(get_node, *args):
-    "Ray gives a machine half a minute to start."
-    end = time.monotonic() + HANG
-    while True:
-        try:
-            return get_node(*args)
-        except RuntimeError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(1)
+PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+
+
+def small(cpus=1, **more):
+    "A machine with one CPU. It is told its agents' ports: else it waits for them, but not for long, and gives up."
+    sockets = [socket.create_server(("", 0)) for _ in PORTS]
+    ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
+    for s in sockets:
+        s.close()
+    return dict(num_cpus=cpus, object_store_memory=100_000_000, **ports, **more)
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     "A head without room for work, and no machine yet; the package `far` can be imported by all."
-    from ray._private import services
     from ray.cluster_utils import Cluster
 
     package = tmp_path_factory.mktemp("package")
@@ -85,14 +83,11 @@ def nodes(tmp_path_factory):
     # as few processes as go; and a machine that is busy with other things may take its time
     os.environ |= dict(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0", RAY_DISABLE_METRICS="1")
     os.environ |= dict(RAY_health_check_timeout_ms="60000")
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(services, "get_node", partial(patient, services.get_node))
     sys.path.insert(0, str(package))
-    head = dict(num_cpus=0, object_store_memory=100_000_000, include_dashboard=False, no_monitor=True)
+    head = small(0, include_dashboard=False, no_monitor=True)
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()
-    monkeypatch.undo()
     sys.path.remove(str(package))
     os.environ.clear()
     os.environ |= old
@@ -101,7 +96,7 @@ def nodes(tmp_path_factory):
 @contextlib.contextmanager
 def machines(cluster, n):
     "n machines of one CPU each; afterwards there is none."
-    had = [cluster.add_node(**SMALL) for _ in range(n)]
+    had = [cluster.add_node(**small()) for _ in range(n)]
     cluster.wait_for_nodes()
     try:
         yield had
@@ -122,7 +117,7 @@ def lose(cluster, node, when):
             time.sleep(0.05)
         seen["then"] = found
         cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(**SMALL)
+        cluster.add_node(**small())
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -205,7 +200,7 @@ def test_another_drivelit_is_refused(nodes, tmp_path):
         f.write("# another version\n")
     out = start(tmp_path / "run", load_profile("mtdrive", "smoke"))
     paths = os.pathsep.join([str(tmp_path / "other"), os.environ["PYTHONPATH"]])
-    nodes.add_node(**SMALL, env_vars=dict(PYTHONPATH=paths))
+    nodes.add_node(**small(env_vars=dict(PYTHONPATH=paths)))
     with machines(nodes, 1), pytest.raises(RunError, match="has another drivelit: .* install the same on all"):
         far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
     assert sorted(p.name for p in out.iterdir()) == ["run.json"]  # nothing was begun, and nothing is left over
