@@ -1,6 +1,7 @@
 """On a Ray cluster of several nodes in this machine: the laptop's numbers, a node killed, machines that are refused."""
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -96,17 +97,25 @@ def nodes(tmp_path_factory):
 @contextlib.contextmanager
 def machines(cluster, n):
     "n machines of one CPU each; afterwards there is none."
-    had = [cluster.add_node(**small()) for _ in range(n)]
-    cluster.wait_for_nodes()
+    for _ in range(n):
+        cluster.add_node(**small())
     try:
-        yield had
+        yield
     finally:
         for node in list(cluster.worker_nodes):
             cluster.remove_node(node, allow_graceful=False)
 
 
-def lose(cluster, node, when):
-    "A thread that kills a machine as soon as something is there, and then brings another one."
+def home(cluster, folder):
+    "The machine on which the first worker of a stage runs: the parent of its process is the machine's raylet."
+    pid = json.loads((folder / "holder.json").read_text())["pid"]
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    of = lambda node: [p.process.pid for p in node.all_processes["raylet"]]
+    return next(n for n in cluster.worker_nodes if parent in of(n))
+
+
+def lose(cluster, folder, when):
+    "A thread that kills the machine of a stage as soon as something is there."
     seen = {}
 
     def wait():
@@ -114,10 +123,10 @@ def lose(cluster, node, when):
         while not (found := when()):
             if time.monotonic() > end:
                 return
-            time.sleep(0.05)
+            time.sleep(0.02)
+        seen["node"] = home(cluster, folder)
         seen["then"] = found
-        cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(**small())
+        cluster.remove_node(seen["node"], allow_graceful=False)
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -141,8 +150,8 @@ def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
     out = start(tmp_path / "run", profile)
     shards = far().folder(out, "drive") / "shards" / "0"
     finished = lambda: {p: p.stat().st_mtime_ns for p in shards.glob("*.json.gz")}
-    with machines(nodes, 2) as (_, second):
-        seen, thread = lose(nodes, second, lambda: len(f := finished()) >= 2 and f)
+    with machines(nodes, 3):  # one to spare
+        seen, thread = lose(nodes, far().folder(out, "drive"), lambda: len(f := finished()) >= 2 and f)
         found = far().run(out, workers=1, cluster=nodes.address)
         thread.join(HANG)
     assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
@@ -165,15 +174,15 @@ def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
     assert len(more) == 1
 
 
-def test_the_smoke_run_loses_its_only_machine(nodes, tmp_path):
+def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
     "Two data sets and a tuned model, made on a cluster whose machine dies during the tuning: all equals the laptop's."
     stages = find_system("mtdrive").stages
     profile = load_profile("mtdrive", "smoke", model="base", train_scenes=16, eval_scenes=4, save_every=1)
     alone, out = start(tmp_path / "alone", profile), start(tmp_path / "run", profile)
     stages.run(alone, stages=["data_two"], workers=1)
     tuned = stages.folder(out, "sft_single")
-    with machines(nodes, 1) as (only,):
-        seen, thread = lose(nodes, only, lambda: sorted(tuned.glob("checkpoint-*/complete")))
+    with machines(nodes, 2):  # one to spare
+        seen, thread = lose(nodes, tuned, lambda: sorted(tuned.glob("checkpoint-*/complete")))
         stages.run(out, stages=["data_two"], workers=1, cluster=nodes.address)
         thread.join(HANG)
     assert len(seen["then"]) == 1 and not (tuned / "checkpoint-1").exists()  # killed behind the first, went on from it
