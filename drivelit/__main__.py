@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from .training.processes import RunError, follow_parent
-from .training.profiles import ProfileError, find_system, load_profile, preview, profile_names, systems
+from drivelit.training.profiles import (
+    ProfileError,
+    checked_cluster,
+    find_system,
+    load_profile,
+    preview,
+    profile_names,
+    systems,
+)
 
 # %% ../nbs/40_training/60_command.ipynb #b5eaf301
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
@@ -73,11 +81,13 @@ def _plan(given):
 def _run(given):
     "run: all stages side by side, then the results in one file."
     profile = profile_of(given.profile, given.set, seeds=given.seeds, workers=given.workers)
+    cluster = checked_cluster(given.cluster)
     from drivelit.training.stages import start  # torch only when something is run
 
     system = find_system(profile.system)
     out = start(given.out or f"runs/{profile.system}-{profile.name}", profile)
-    system.stages.run(out, profile.seeds, given.stages.split(",") if given.stages else None, profile.workers)
+    stages = given.stages.split(",") if given.stages else None
+    system.stages.run(out, profile.seeds, stages, profile.workers, cluster)
     if importlib.util.find_spec(f"{system.package}.report") and not given.stages:
         importlib.import_module(f"{system.package}.report").collect(out, profile.seeds)
     print(f"{out}: {', '.join(p.name for p in sorted(Path(out).iterdir()))}")
@@ -158,6 +168,7 @@ def _parser():
     c.add_argument("--seeds", help="with commas")
     c.add_argument("--workers", help="stages side by side; 0: in this process")
     c.add_argument("--stages", help="only these and what they need, with commas")
+    c.add_argument("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
     c = command("prepare", _prepare)
     c.add_argument("source", help="navsim, nuscenes, ... or json: a folder of scene files")
     c.add_argument("root", help="folder of the data; - for the toy town")

@@ -25,13 +25,14 @@ from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..training.profiles import Profile
+from ..training.shards import in_shards
 from ..training.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #6f9afdef
 def play(
     policy: Policy, scenes: list[Scene], task: Any, profile: Profile, seed: int = 0, temperature: float | None = None
 ) -> list[Episode]:
-    """Let a policy drive scenes.
+    """Let a policy drive scenes; the processes of a stage share them.
 
     Args:
         policy: the model and its processor
@@ -44,18 +45,16 @@ def play(
     Returns:
         list[Episode]
     """
+    heat = profile.play_temperature if temperature is None else temperature
+    return in_shards(lambda some, s: _play_here(policy, some, task, profile, s, heat), policy, profile, scenes, seed)
+
+
+def _play_here(policy, scenes, task, profile, seed, temperature):
+    "All scenes in this process."
+    how = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     policy.model.eval()
-    return rollout(
-        TransformersEngine(policy, profile.together),
-        policy,
-        task,
-        scenes,
-        max_turns=task.max_turns,
-        max_new_tokens=profile.new_tokens,
-        max_tokens=profile.tokens,
-        seed=seed,
-        temperature=profile.play_temperature if temperature is None else temperature,
-    )
+    engine = TransformersEngine(policy, profile.together)
+    return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **how)
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4f29f84e
 def score_actions(
@@ -204,7 +203,7 @@ def latency(
     for m in modes:
         begin = time.perf_counter()
         for s in scenes[:n]:
-            play(policy, [s], task_for(profile, variant, m), profile, 0, 1)
+            _play_here(policy, [s], task_for(profile, variant, m), profile, 0, 1)  # the clock is for one process
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 

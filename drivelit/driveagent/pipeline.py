@@ -29,6 +29,7 @@ from .rewards import position_weights
 from .variants import VARIANTS, task_for
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..scene.core import Scene
+from ..training.checkpoints import save_final
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
@@ -386,7 +387,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     test = test[:300]
     policy, folder = base(out, profile, seed), STAGES.folder(out, "align", seed)
     if not profile.align_steps:
-        policy.save(folder / "final")
+        save_final(policy, folder)
         return dict(steps=0)
     found = dict(vqa_before=vqa_data.vqa_accuracy(policy, test), vqa_usual=vqa_data.vqa_usual(rows, test))
     result = train_sft(policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps))

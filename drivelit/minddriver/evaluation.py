@@ -33,6 +33,7 @@ from ..rollout.core import Episode, answered, rollout
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
+from ..training.shards import in_shards
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
 def carried_on(points: np.ndarray) -> np.ndarray:
@@ -203,7 +204,7 @@ def play(
     seed: int = 0,
     engine: Any = None,
 ) -> list[Episode]:
-    """Let a policy answer.
+    """Let a policy answer; the processes of a stage share the scenes.
 
     Args:
         policy: writes
@@ -220,7 +221,8 @@ def play(
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or engine_for(policy, task.codec, profile.together)
-    return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **asked)
+    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+    return in_shards(part, policy, profile, scenes, seed)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0010
 SWAPS = ("own", "another scene's", "grey", "true")

@@ -22,6 +22,7 @@ from ..policy.model import Policy
 from ..rollout.core import Episode, answered, rollout
 from ..scene import recorded
 from ..scene.core import Scene
+from ..training.shards import in_shards
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:
@@ -172,7 +173,7 @@ def play(
     temperature: float | None = None,
     task: MTDriveTask | None = None,
 ) -> list[Episode]:
-    """Let a policy drive scenes with feedback.
+    """Let a policy drive scenes with feedback; the processes of a stage share the scenes.
 
     Args:
         policy: writes and reads the conversations
@@ -189,18 +190,12 @@ def play(
         one Episode for each scene, in order
     """
     turns = max_turns or profile.turns
+    engine, task = engine or TransformersEngine(policy, profile.together), task or task_for(profile, perception, turns)
+    how = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    how |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()
-    return rollout(
-        engine or TransformersEngine(policy, profile.together),
-        policy,
-        task or task_for(profile, perception, turns),
-        scenes,
-        max_turns=turns,
-        max_new_tokens=profile.new_tokens,
-        max_tokens=profile.tokens,
-        seed=seed,
-        temperature=profile.temperature if temperature is None else temperature,
-    )
+    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, **how)
+    return in_shards(part, policy, profile, scenes, seed)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
 def evaluate(

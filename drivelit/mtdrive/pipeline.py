@@ -24,6 +24,7 @@ from .evaluation import drivers, evaluate, play, task_for
 from ..rollout.core import Episode
 from .profile import MTDriveProfile
 from ..policy.model import Policy
+from ..training.checkpoints import first_process
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
@@ -47,9 +48,9 @@ NEEDS = dict(  # stage: the stages whose results it reads
 )
 RL_ARMS = ("grpo", "mtgrpo_turn", "mtgrpo_cross")
 TRAINED = tuple(s for s in NEEDS if s.startswith("sft")) + RL_ARMS
-KINDS = {  # whose number of GPUs a stage takes
+KINDS = {  # what a stage does on several GPUs
     s: "rl" if s in RL_ARMS else "sft" if s in TRAINED else "" for s in NEEDS
-}
+} | dict.fromkeys(("data_two", "data_multi", "data_rl"), "play")
 # Scenes and single-turn data come before any training, so they are the same for all seeds.
 STAGES = Stages("drivelit.mtdrive", NEEDS, ("scenes", "data_single"), KINDS)
 
@@ -98,7 +99,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
 def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str) -> int:
-    """Write a data set and its card into the folder of a stage.
+    """Write a data set and its card into the folder of a stage; of several processes the first one writes.
 
     Args:
         rows: of `drivelit.mtdrive.data`; written one at a time
@@ -108,9 +109,11 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str)
         name: of the files, without ending
 
     Returns:
-        the number of rows
+        the number of rows; 0 in a process that does not write
     """
     path = STAGES.folder(out, stage, seed) / f"{name}.parquet"
+    if not first_process():
+        return 0
     write_rows(rows, path)
     path.with_suffix(".md").write_text(card(path, f"MTDrive, {name}", f"stage {stage}", mtdata.TABLES))
     return len(read_rows(path))
@@ -199,7 +202,8 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     empty = [not e.infos[0]["feedback"] for e in episodes]
     first = [e.rewards[0]["pdms"] for e in episodes]
     chosen, category = mtdata.select_rl(empty, first, profile.rl_scenes, seed=seed)
-    write_json(STAGES.folder(out, "data_rl", seed) / "chosen.json", [int(i) for i in chosen])
+    if first_process():
+        write_json(STAGES.folder(out, "data_rl", seed) / "chosen.json", [int(i) for i in chosen])
     return {str(c): int((category == c).sum()) for c in np.unique(category)} | dict(chosen=len(chosen))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #a77ba8ed

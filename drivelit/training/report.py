@@ -133,7 +133,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
     return joined(*found) if len(found) > 1 else found[0]
 
 # %% ../../nbs/40_training/50_report.ipynb #j01ned02
-WHERE_ONLY = ("seeds", "workers", "save_every")  # keys of a profile that change no result
+WHERE_ONLY = ("seeds", "workers", "save_every", "together", "sharding", "origin")  # they change no result
 
 
 def joined(*found: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +150,9 @@ def joined(*found: dict[str, Any]) -> dict[str, Any]:
     """
     first, seeds = found[0], {}
     for results in found:
-        for k in (first["profile"] | results["profile"]).keys() - set(WHERE_ONLY):
-            a, b = first["profile"].get(k), results["profile"].get(k)
+        # A key that one of them lacks is newer than that run; its default is what was done before.
+        for k in first["profile"].keys() & results["profile"].keys() - set(WHERE_ONLY):
+            a, b = first["profile"][k], results["profile"][k]
             if a != b:
                 raise RunError(f"the runs cannot be joined: {k} is {a!r} in one and {b!r} in another")
         if first.get("drivers") != results.get("drivers"):

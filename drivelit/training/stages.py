@@ -37,6 +37,7 @@ from ..scene.core import Scene, SceneError, from_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, write_json
 from .profiles import Profile, find_system, nearest
+from .shards import shards_in
 
 # %% ../../nbs/40_training/40_stages.ipynb #2b390946
 if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch
@@ -401,7 +402,8 @@ class StageGraph:
         package: of the system; <package>.pipeline has FUNCTIONS: stage -> function of (out, profile, seed)
         needs: stage -> the stages whose results it reads, in an order that works
         shared: stages that are the same for all seeds
-        kinds: stage -> "sft" or "rl": whose number of GPUs it takes; the others run in one process
+        kinds: stage -> "sft" or "rl", which it trains on all their GPUs; "play": it lets a policy play, on the GPUs of
+            reinforcement; the others run in one process
         optional: stages that only run when they are named
     """
 
@@ -469,7 +471,9 @@ class Stages(StageGraph):
     def work(self, out: str | Path, stage: str, seed: int = 0) -> dict[str, Any]:
         "Run one stage of the run in `out`, unless it is done; its result, also in its done.json."
         profile, here = run_profile(out), self.folder(out, self.check(stage), seed)
-        lead = os.environ.get("RANK", "0") == "0"  # under torchrun, one process speaks for all
+        lead = os.environ.get("RANK", "0") == "0"  # under torchrun, one process speaks and saves for all
+        if not lead and not self.kinds.get(stage):
+            return {}  # there is nothing to share out
         missing = [n for n in self.needs[stage] if not self.is_done(out, n, seed)]
         if missing and not self.is_done(out, stage, seed):
             raise RunError(
@@ -480,7 +484,8 @@ class Stages(StageGraph):
             if self.is_done(out, stage, seed):  # perhaps by the process that held it until now
                 return self.result(out, stage, seed)
             begin = time.time()
-            result = self.function(stage)(Path(out), profile, seed)
+            with shards_in(here / "shards"):  # what it plays is shared out to its processes
+                result = self.function(stage)(Path(out), profile, seed)
             result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
             if lead:
                 write_json(here / "done.json", result)
@@ -517,6 +522,7 @@ class Stages(StageGraph):
         seeds: Iterable[int] | None = None,
         stages: Iterable[str] | None = None,
         workers: int | None = None,
+        cluster: str = "",
     ) -> dict[tuple[str, int], dict[str, Any]]:
         """Run stages and what they need, side by side.
 
@@ -525,6 +531,7 @@ class Stages(StageGraph):
             seeds: default: the profile's
             stages: default: all but the optional ones
             workers: processes; 0: all in this one; default: the profile's
+            cluster: address of a Ray cluster, on which `workers` stages run side by side; "": this machine
 
         Returns:
             dict: (stage, seed) -> its result
@@ -538,23 +545,27 @@ class Stages(StageGraph):
         workers = profile.workers if workers is None else workers
         names = self.order([s for s in self.needs if s not in self.optional] if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
+        if cluster:
+            from drivelit.training.cluster import run_on_cluster  # Ray is imported by nobody else
+
+            return run_on_cluster(self, out, jobs, max(workers, 1), cluster)
         if not workers:
             return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages")}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
         # spawn, not fork: a forked copy of a process that has used torch's threads can hang
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=spawn, initializer=follow_parent, initargs=(os.getpid(),)) as pool:
-            return self._side_by_side(pool, out, jobs, workers)
+            return self._side_by_side(lambda job: pool.submit(self._logged, str(out), *job), out, jobs, workers)
 
-    def _side_by_side(self, pool, out, jobs, workers):
-        "Give the pool what is ready until nothing is left."
+    def _side_by_side(self, submit, out, jobs, workers):
+        "Submit what is ready until nothing is left; `submit` takes (stage, seed) and gives a Future."
         done, results, running = set(), {}, {}
         with tqdm(total=len(jobs), desc="stages", mininterval=1) as bar:
             while jobs or running:
                 # not all that is ready at once: the most urgent may become ready in a moment
                 for job in self.ready(jobs, done)[: workers - len(running)]:
                     jobs.remove(job)
-                    running[pool.submit(self._logged, str(out), *job)] = job
+                    running[submit(job)] = job
                 finished, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
                 for f in finished:
                     try:

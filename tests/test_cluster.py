@@ -1,0 +1,260 @@
+"""On a Ray cluster of several nodes in this machine: the laptop's numbers, a node killed, machines that are refused."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ray = pytest.importorskip("ray", reason='needs pip install "drivelit[cluster]"')
+
+import drivelit  # noqa: E402
+from drivelit.training import cluster as clusters  # noqa: E402
+from drivelit.training.processes import RunError  # noqa: E402
+from drivelit.training.profiles import find_system, load_profile  # noqa: E402
+from drivelit.training.stages import start  # noqa: E402
+
+PIPELINE = """
+"A stage in a task, and one whose workers share a play."
+
+import os
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from drivelit.rollout.core import Episode
+from drivelit.training.shards import in_shards
+from drivelit.training.stages import Stages
+
+STAGES = Stages("far", dict(scenes=(), drive=("scenes",), wrong=()), kinds=dict(drive="play"), optional=("wrong",))
+
+
+def drive(out, profile, seed):
+    def play(some, seed):
+        with open(STAGES.folder(out, "drive") / "begun.txt", "a") as f:
+            f.write(f"{seed}\\n")
+        time.sleep(float(os.environ["DRIVELIT_PAUSE"]))
+        draws = np.random.default_rng(seed).random(len(some))
+        rows = [(str(s), dict(pdms=float(d))) for s, d in zip(some, draws)]
+        return [Episode(name, [], [], [0], [], [], 1, ["a"], [rewards], [{}]) for name, rewards in rows]
+
+    torch.manual_seed(0)
+    policy = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    return dict(pdms=[e.rewards[0]["pdms"] for e in in_shards(play, policy, profile, range(9), seed)])
+
+
+FUNCTIONS = dict(scenes=lambda out, profile, seed: dict(n=9), drive=drive, wrong=lambda out, profile, seed: 1 / 0)
+"""
+HANG = 900  # seconds; ends a test that hangs, and nothing else
+
+
+PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+
+
+def small(cpus=1, **more):
+    "A machine with one CPU. It is told its agents' ports: else it waits for them, but not for long, and gives up."
+    sockets = [socket.create_server(("", 0)) for _ in PORTS]
+    ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
+    for s in sockets:
+        s.close()
+    return dict(num_cpus=cpus, object_store_memory=100_000_000, **ports, **more)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    "A head without room for work, and no machine yet; the package `far` can be imported by all."
+    from ray.cluster_utils import Cluster
+
+    package = tmp_path_factory.mktemp("package")
+    (package / "far").mkdir()
+    (package / "far" / "__init__.py").touch()
+    (package / "far" / "pipeline.py").write_text(PIPELINE)
+    old = dict(os.environ)
+    paths = [str(package), str(Path(drivelit.__file__).parents[1]), old.get("PYTHONPATH", "")]
+    os.environ |= dict(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1", DRIVELIT_PAUSE="0")
+    # as few processes as go; and a machine that is busy with other things may take its time
+    os.environ |= dict(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0", RAY_DISABLE_METRICS="1")
+    os.environ |= dict(RAY_health_check_timeout_ms="60000")
+    sys.path.insert(0, str(package))
+    head = small(0, include_dashboard=False, no_monitor=True)
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
+    sys.path.remove(str(package))
+    os.environ.clear()
+    os.environ |= old
+
+
+@contextlib.contextmanager
+def machines(cluster, n):
+    "n machines of one CPU each; afterwards there is none."
+    for _ in range(n):
+        cluster.add_node(**small())
+    try:
+        yield
+    finally:
+        for node in list(cluster.worker_nodes):
+            cluster.remove_node(node, allow_graceful=False)
+
+
+def home(cluster, folder):
+    "The machine on which the first worker of a stage runs: the parent of its process is the machine's raylet."
+    pid = json.loads((folder / "holder.json").read_text())["pid"]
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    of = lambda node: [p.process.pid for p in node.all_processes["raylet"]]
+    return next(n for n in cluster.worker_nodes if parent in of(n))
+
+
+def lose(cluster, folder, when):
+    "A thread that kills the machine of a stage as soon as something is there."
+    seen = {}
+
+    def wait():
+        end = time.monotonic() + HANG
+        while not (found := when()):
+            if time.monotonic() > end:
+                return
+            time.sleep(0.02)
+        seen["node"] = home(cluster, folder)
+        seen["then"] = found
+        cluster.remove_node(seen["node"], allow_graceful=False)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return seen, thread
+
+
+def done(stages, out, stage):
+    return {k: v for k, v in stages.result(out, stage).items() if k != "seconds"}
+
+
+def far():
+    from far.pipeline import STAGES
+
+    return STAGES
+
+
+def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
+    profile = load_profile("mtdrive", "smoke", rl_gpus=2, together=1)
+    alone = far().run(start(tmp_path / "alone", profile), workers=0)
+    monkeypatch.setenv("DRIVELIT_PAUSE", "1.5")
+    out = start(tmp_path / "run", profile)
+    shards = far().folder(out, "drive") / "shards" / "0"
+    finished = lambda: {p: p.stat().st_mtime_ns for p in shards.glob("*.json.gz")}
+    with machines(nodes, 3):  # one to spare
+        seen, thread = lose(nodes, far().folder(out, "drive"), lambda: len(f := finished()) >= 2 and f)
+        found = far().run(out, workers=1, cluster=nodes.address)
+        thread.join(HANG)
+    assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
+    kept = seen["then"]
+    assert 2 <= len(kept) < 9, "it was over before the kill"
+    assert {p: t for p, t in finished().items() if p in kept} == kept  # no finished shard was played again
+    begun = (far().folder(out, "drive") / "begun.txt").read_text().split()
+    assert 9 < len(begun) <= 11 and len(set(begun)) == 9  # of each of the two workers one shard at most
+
+    # what the cluster has written is read by a laptop, a damaged shard is named and played again
+    monkeypatch.setenv("DRIVELIT_PAUSE", "0")
+    (far().folder(out, "drive") / "done.json").unlink()
+    whole = (shards / "4.json.gz").read_bytes()
+    (shards / "4.json.gz").write_bytes(whole[:-20])
+    with pytest.warns(UserWarning, match="shards/0/4.json.gz is damaged .*; it is played again"):
+        again = far().run(out, workers=0)
+    assert again["drive", 0]["pdms"] == alone["drive", 0]["pdms"]
+    assert (shards / "4.json.gz").read_bytes() == whole
+    more = (far().folder(out, "drive") / "begun.txt").read_text().split()[len(begun) :]
+    assert len(more) == 1
+
+
+def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
+    "Two data sets and a tuned model, made on a cluster whose machine dies during the tuning: all equals the laptop's."
+    stages = find_system("mtdrive").stages
+    profile = load_profile("mtdrive", "smoke", model="base", train_scenes=16, eval_scenes=4, save_every=1)
+    alone, out = start(tmp_path / "alone", profile), start(tmp_path / "run", profile)
+    stages.run(alone, stages=["data_two"], workers=1)
+    tuned = stages.folder(out, "sft_single")
+    with machines(nodes, 2):  # one to spare
+        seen, thread = lose(nodes, tuned, lambda: sorted(tuned.glob("checkpoint-*/complete")))
+        stages.run(out, stages=["data_two"], workers=1, cluster=nodes.address)
+        thread.join(HANG)
+    assert len(seen["then"]) == 1 and not (tuned / "checkpoint-1").exists()  # killed behind the first, went on from it
+    for stage in ("scenes", "data_single", "sft_single", "data_two"):
+        assert done(stages, out, stage) == done(stages, alone, stage), stage
+    weights = [(o / "seed-0/sft_single/final/model.safetensors").read_bytes() for o in (alone, out)]
+    assert weights[0] == weights[1]
+    rows = [sorted((p.name, p.read_bytes()) for p in o.rglob("*.parquet")) for o in (alone, out)]
+    assert rows[0] == rows[1] and len(rows[0]) == 3
+
+
+def test_a_stage_that_stops_says_why(nodes, tmp_path):
+    out = start(tmp_path, load_profile("mtdrive", "smoke"))
+    with machines(nodes, 1), pytest.raises(RuntimeError, match="stage wrong, seed 0 .*ZeroDivisionError") as error:
+        far().run(out, stages=["wrong"], workers=1, cluster=nodes.address)
+    assert f"its log: {out}/seed-0/wrong/log.txt" in str(error.value)
+    assert "ZeroDivisionError" in (out / "seed-0" / "wrong" / "log.txt").read_text()
+
+
+def test_another_drivelit_is_refused(nodes, tmp_path):
+    room = Path(drivelit.__file__).parent
+    shutil.copytree(room, tmp_path / "other" / "drivelit", ignore=shutil.ignore_patterns("__pycache__", "*weights*"))
+    with (tmp_path / "other" / "drivelit" / "scene" / "core.py").open("a") as f:
+        f.write("# another version\n")
+    out = start(tmp_path / "run", load_profile("mtdrive", "smoke"))
+    paths = os.pathsep.join([str(tmp_path / "other"), os.environ["PYTHONPATH"]])
+    nodes.add_node(**small(env_vars=dict(PYTHONPATH=paths)))
+    with machines(nodes, 1), pytest.raises(RunError, match="has another drivelit: .* install the same on all"):
+        far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
+    assert sorted(p.name for p in out.iterdir()) == ["run.json"]  # nothing was begun, and nothing is left over
+
+
+def can_unshare():
+    return shutil.which("unshare") and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs the right to mount a file system that one process sees")
+def test_a_folder_that_a_machine_does_not_see_is_refused(nodes, tmp_path):
+    (tmp_path / "local").mkdir()
+    out = start(tmp_path / "local" / "run", load_profile("mtdrive", "smoke"))
+    script = f"mount -t tmpfs none {tmp_path / 'local'} && exec {sys.executable} -m ray.scripts.scripts start --block"
+    script += f" --address={nodes.address} --num-cpus=1 --object-store-memory=100000000"
+    far_off = subprocess.Popen(
+        ["unshare", "-m", "bash", "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        end = time.monotonic() + HANG
+        with clusters.connected(nodes.address):
+            while sum(n["Alive"] for n in ray.nodes()) < 2 and time.monotonic() < end:
+                time.sleep(0.5)
+        with pytest.raises(RunError, match=f"cannot read and write {out} .* on a shared file system"):
+            far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
+    finally:
+        far_off.terminate()
+        far_off.wait(60)
+    assert sorted(p.name for p in out.iterdir()) == ["run.json"]
+
+
+def test_too_few_workers_are_refused(nodes, tmp_path):
+    out = start(tmp_path, load_profile("mtdrive", "smoke", rl_gpus=4))
+    with machines(nodes, 1), pytest.raises(RunError, match="smoke needs 4 workers, the cluster has 1 CPUs"):
+        far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
+
+
+def test_without_a_cluster_ray_is_not_imported(tmp_path):
+    code = f"""
+import sys
+from drivelit.__main__ import main
+assert main(["run", "mtdrive.smoke", "--out", {str(tmp_path / "run")!r}, "--stages", "scenes", "--workers", "0"]) == 0
+assert "ray" not in sys.modules
+assert main(["run", "mtdrive.smoke", "--out", {str(tmp_path / "run")!r}, "--cluster", "127.0.0.1:1"]) == 2
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "there is no Ray cluster at '127.0.0.1:1'" in done.stderr and "ray start --head" in done.stderr
