@@ -461,8 +461,8 @@ class StageGraph:
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
 
 # %% ../../nbs/40_training/40_stages.ipynb #461b73d3
-class Stages(StageGraph):
-    """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
+class _Works(StageGraph):
+    "One stage at a time."
 
     def function(self, stage: str) -> Callable[[Path, Profile, int], dict[str, Any]]:
         "What a stage does."
@@ -515,6 +515,10 @@ class Stages(StageGraph):
             step = _last_line(newest).get("step") if newest else None
             text.append(f"{stage}/{seed}" + (f" step {step}" if step is not None else ""))
         return ", ".join(text)
+
+# %% ../../nbs/40_training/40_stages.ipynb #110aa328
+class Stages(_Works):
+    """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
     def run(
         self,
