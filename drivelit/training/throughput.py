@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALIGNED', 'TensorCache', 'prepared_once', 'StoreError', 'Parcel', 'put', 'get', 'PlayerError', 'Players',
-           'play_rollout', 'rollout_elsewhere', 'PlaysElsewhere']
+           'play_rollout', 'rollout_elsewhere', 'StreamsEpisodes']
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1886cb33
 import io
@@ -410,8 +410,8 @@ def rollout_elsewhere(
     return episodes
 
 
-class PlaysElsewhere:
-    """For a trainer: `class Mine(PlaysElsewhere, TurnGRPOTrainer): players = players`.
+class StreamsEpisodes:
+    """For a trainer: `class Mine(StreamsEpisodes, TurnGRPOTrainer): players = players`.
 
     Attributes:
         players: of `play_rollout`; their engine must be the current policy, such as a server that gets its weights

@@ -440,7 +440,7 @@ class PlaysEpisodes:
         return episodes
 
     def rollout(self, scenes: list, **how: object) -> list[Episode]:
-        """Where episodes come from: the engine. `drivelit.training.throughput.PlaysElsewhere` asks other processes.
+        """Where episodes come from: the engine. `drivelit.training.throughput.StreamsEpisodes` asks other processes.
 
         Args:
             scenes: of this process
