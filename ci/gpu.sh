@@ -19,4 +19,5 @@ for _ in $(seq 180); do
   kill -0 $server 2>/dev/null || { tail -40 "$work/server.log"; echo "the server has ended"; exit 1; }
   sleep 5
 done
-"$python" ci/gpu.py compare "$work/toy" "http://127.0.0.1:$port" "$work/weights" || { tail -40 "$work/server.log"; exit 1; }
+"$python" ci/gpu.py compare "$work/toy" "http://127.0.0.1:$port" "$work/weights" \
+  || { tail -40 "$work/server.log"; exit 1; }

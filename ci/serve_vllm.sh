@@ -6,9 +6,9 @@
 # MAX_MODEL_LEN (11500) tokens of a conversation, IMAGES (6) pictures of a conversation, LORA_RANK (0: none) of adapters
 # by name, DEV (1) whether it takes new weights, VLLM_ENV (.venv-vllm) the environment's folder.
 #
-# DEV=1 sets VLLM_SERVER_DEV_MODE=1, and a rank sets VLLM_ALLOW_RUNTIME_LORA_UPDATING: whoever reaches the port can then
-# call methods of the server, make it read files, pause it and give it other weights. So it listens on this machine only,
-# unless HOST says otherwise: an address in a private network, never one that the world can reach.
+# DEV=1 sets VLLM_SERVER_DEV_MODE=1, and a rank sets VLLM_ALLOW_RUNTIME_LORA_UPDATING: whoever reaches the port can
+# then call methods of the server, make it read files, pause it and give it other weights. So it listens on this
+# machine only, unless HOST says otherwise: an address in a private network, never one that the world can reach.
 set -euo pipefail
 VERSION=0.31.0  # its token endpoint and weight routes are what drivelit.policy.vllm was written against
 model=${1:?usage: serve_vllm.sh MODEL [PORT] [FLAGS]}
@@ -16,14 +16,15 @@ port=${2:-8000}
 shift $(($# < 2 ? $# : 2))
 home=${VLLM_ENV:-.venv-vllm}
 [ -x "$home/bin/vllm" ] || python3 -m venv "$home"
-[ "$("$home/bin/pip" list --format freeze 2>/dev/null | grep '^vllm==')" = "vllm==$VERSION" ] || "$home/bin/pip" install --quiet "vllm==$VERSION"
+there=$("$home/bin/pip" list --format freeze 2>/dev/null | grep '^vllm==' || true)
+[ "$there" = "vllm==$VERSION" ] || "$home/bin/pip" install --quiet "vllm==$VERSION"
 export VLLM_SERVER_DEV_MODE=${DEV:-1}
 lora=()
 if [ "${LORA_RANK:-0}" -gt 0 ]; then
   export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
   lora=(--enable-lora --max-lora-rank "$LORA_RANK")
 fi
-# --generation-config vllm: without it the checkpoint's own sampling (a repetition penalty) is applied to chats in silence.
+# --generation-config vllm: without it the checkpoint's own sampling (a repetition penalty) is applied in silence.
 # processed_logprobs: those of the words as they are drawn, at the temperature of play; raw ones are vLLM's default.
 exec "$home/bin/vllm" serve "$model" --host "${HOST:-127.0.0.1}" --port "$port" \
   --tensor-parallel-size "${TENSOR_PARALLEL:-1}" --max-model-len "${MAX_MODEL_LEN:-11500}" \
