@@ -1,4 +1,4 @@
-"""Execute the notebooks, several at a time: python ci/notebooks.py [paths] [--workers 2] [--limit 1800].
+"""Execute the notebooks, several at a time, the longest first: python ci/notebooks.py [paths] [--workers 2].
 
 A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through
 nbclient. Nothing is written into the repository, but --save-times keeps the seconds in ci/times.json, which the
@@ -9,14 +9,17 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import nbformat
+import papermill
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ROOT / "ci" / "times.json"
@@ -44,8 +47,6 @@ def execute(path, out, limit, slow):
     copy, folder = out / path.name, (ROOT / path).parent
     nbformat.write(nb, copy)
     if declared := parameters(nb):
-        import papermill
-
         given = {
             k: v
             for k, v in dict(profile="smoke", out=str(out / "run")).items()
@@ -61,38 +62,31 @@ def execute(path, out, limit, slow):
             execution_timeout=limit,
         )
     else:
-        from nbclient import NotebookClient
-
         NotebookClient(
             nb, timeout=limit, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
         ).execute()
 
 
+def hung(*_):
+    "What the alarm calls."
+    raise TimeoutError("the whole notebook took too long")
+
+
 def run(path, limit, slow):
-    "One notebook in a process of its own: (path, seconds, error text or '')."
-    start = time.time()
-    with tempfile.TemporaryDirectory() as out:
-        command = [
-            sys.executable,
-            __file__,
-            str(path),
-            "--one",
-            out,
-            "--limit",
-            str(limit),
-            *(["--slow"] if slow else []),
-        ]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            log, error = process.communicate(timeout=limit)[0], process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the kernel, too
-            log, error = f"more than {limit} seconds\n" + process.communicate()[0][-1000:], 1
+    "One notebook, in a process that may have run others: (path, seconds, error text or '')."
+    start, error = time.time(), ""
+    signal.signal(signal.SIGALRM, hung)
+    signal.alarm(limit)
+    try:
+        with tempfile.TemporaryDirectory() as out:
+            execute(path, Path(out), limit, slow)
+    except Exception:
+        error = traceback.format_exc()[-6000:]
+    finally:
+        signal.alarm(0)
     seconds = time.time() - start
     print(f"{'FAILED' if error else 'ok':<7}{seconds:7.1f} s  {path}", flush=True)
-    return path, seconds, log[-6000:] if error else ""
+    return path, seconds, error
 
 
 def main():
@@ -102,19 +96,16 @@ def main():
     parser.add_argument("--limit", type=int, default=1800, help="seconds for one notebook: it is there to end a hang")
     parser.add_argument("--slow", action="store_true", help="cells that begin with `#| slow`, too")
     parser.add_argument("--save-times", action="store_true")
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        return execute(given.paths[0], given.one, given.limit, given.slow)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    paths = given.paths or all_notebooks()
-    with ThreadPoolExecutor(given.workers) as pool:
-        done = list(pool.map(lambda p: run(p, given.limit, given.slow), paths))
+    old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
+    paths = sorted(given.paths or all_notebooks(), key=lambda p: -old.get(str(p), 0))  # the longest is not the last
+    with ProcessPoolExecutor(given.workers) as pool:
+        done = list(pool.map(partial(run, limit=given.limit, slow=given.slow), paths))
     failed = [d for d in done if d[2]]
     for path, _, log in failed:
         print(f"\n----- {path}\n{log}")
     if given.save_times:
-        old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
         new = {**old, **{str(p): round(s) for p, s, log in done if not log}}
         TIMES.write_text(json.dumps({k: v for k, v in sorted(new.items()) if (ROOT / k).exists()}, indent=1) + "\n")
     longest = max([d[1] for d in done], default=0)
