@@ -53,7 +53,7 @@ class Recipe:
     size: str = "base"
     scenes: int = 8000
     exam: int = 600
-    steps: int = 6000
+    steps: int = 3000
     batch: int = 32
     lr: float = 2e-3
     seed: int = 0

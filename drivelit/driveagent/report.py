@@ -135,9 +135,15 @@ def driver_rows(results: dict[str, Any], first: str, columns: dict[str, str], sk
     ]
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #c5a4c845
+def _never(results, how, stage):
+    "The MSA of whoever answers in text always, measured on the stage's own answers."
+    found = scores_at(results, how, (stage, "never", "right"))
+    return [float(np.nanmean(found[s])) if s in found else np.nan for s in results["seeds"]]
+
+
 def table6(results: dict[str, Any]) -> pd.DataFrame:
     """Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, the reward that training
-    pays for, and MSA, greedy and sampled.
+    pays for, and MSA beside that of never looking, greedy and sampled.
 
     Args:
         results: of a run, from `collect`
@@ -162,6 +168,7 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
                 "skill": skill,
                 "R_acc x 100, adaptive": score_cells(results, s, how, "adaptive", metric="reward")[0],
                 "MSA": chose("msa"),
+                "MSA, never looking": "" if np.isnan(known).all() else cell(_never(results, how, s), unreadable=lost),
                 "MSA without ties": chose("without_ties"),
                 "unreadable": cell(of("adaptive", "unreadable")),
                 **failed_cell(of("adaptive", "failed")),
@@ -225,7 +232,11 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
         if not len(seen := of(main, mode, "sequence")):
             continue
         share = lambda left, seen=seen: 1 - left / np.where(seen > 0, seen, np.nan)
-        drop = lambda left, share=share: "" if np.isnan(left).all() else cell(share(left))
+        drop = lambda how, of=of, share=share: (
+            ""
+            if np.isnan(left := of(how, "sequence")).all()
+            else cell(share(left), unreadable=of(how, "unreadable"))
+        )
         rows.append(
             {
                 "variant": name[s],
@@ -233,9 +244,9 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
                 **{f"sequence, {how}": score_cells(results, s, how, mode)[0] for how in plays(results)},
                 "skill": score_cells(results, s, main, mode)[1],
                 "grey pictures": score_cells(results, s, "grey")[0],
-                "drop, grey": drop(of("grey", "sequence")),
+                "drop, grey": drop("grey"),
                 "without pictures": score_cells(results, s, "without")[0],
-                "drop, without": drop(of("without", "sequence")),
+                "drop, without": drop("without"),
                 "unreadable": cell(of(main, mode, "unreadable")),
                 "unreadable, grey": cell(of("grey", "unreadable")),
                 "unreadable, without": cell(of("without", "unreadable")),
@@ -340,10 +351,12 @@ ORDERINGS = (  # what, one, other: the paper's
     ("what is trained: AMS over FCM, R_acc", _at("ams", metric="reward"), _at("fcm", metric="reward")),
     ("table 6: FCM over SFT, MSA", _at("fcm", "msa", "right"), _at("sft", "msa", "right")),
     ("table 6: AMS over FCM, MSA", _at("ams", "msa", "right"), _at("fcm", "msa", "right")),
+    ("table 6: AMS over FCM, MSA without ties", _at("ams", "msa", "decided"), _at("fcm", "msa", "decided")),
     ("table 6: tools over text, forced", _at("ams", "tool"), _at("ams", "text")),
     ("table 6: adaptive over text", _at("ams"), _at("ams", "text")),
     ("table 6: adaptive over always with tools", _at("ams"), _at("ams", "tool")),
     ("table 7: six views over the front", _at("surround", "text"), _at("front", "text")),
+    ("table 7: retrieving over the front", _at("retrieve"), _at("front", "text")),
     ("table 7: retrieving over six views", _at("retrieve"), _at("surround", "text")),
     ("table 7: full toolkit over retrieving", _at("ams"), _at("retrieve")),
     ("table 7: full toolkit over the front", _at("ams"), _at("front", "text")),
@@ -381,6 +394,8 @@ QUESTIONS = (  # what, one, other, where: "need", "plain" or all scenes
     ("looks where needed over elsewhere, AMS", _at("ams", metric="tool_need"), _at("ams", metric="tool_plain")),
     ("AMS over FCM, rate of looks where needed", _at("ams", metric="tool"), _at("fcm", metric="tool"), "need"),
     ("AMS over FCM, rate of looks elsewhere", _at("ams", metric="tool"), _at("fcm", metric="tool"), "plain"),
+    ("MSA over never looking, FCM", _at("fcm", "msa", "right"), _at("fcm", "never", "right")),
+    ("MSA over never looking, AMS", _at("ams", "msa", "right"), _at("ams", "never", "right")),
     ("adaptive over looking at random, FCM", _at("fcm"), _at("fcm", "random")),
     ("adaptive over looking at random, AMS", _at("ams"), _at("ams", "random")),
     ("six views over the front, where a look is needed", _at("surround", "text"), _at("front", "text"), "need"),
@@ -394,7 +409,7 @@ def scores_at(results: dict[str, Any], how: str, path: tuple[str, str, str]) -> 
         results: of a run, from `collect`
         how: "greedy" or "sampled"
         path: stage, mode, metric; stage "drivers": the best without eyes; mode "random": text and tool mixed as often
-            as the policy looks; mode "grey": of the play that tables compare; metric "tool_need" and "tool_plain":
+            as the policy looks; mode "never": whether text was the right mode, as "msa"; mode "grey": of the play that tables compare; metric "tool_need" and "tool_plain":
             the rate of looks there, with what each scene adds to it
 
     Returns:
@@ -407,6 +422,9 @@ def scores_at(results: dict[str, Any], how: str, path: tuple[str, str, str]) -> 
         tool, text, looked = (scores_at(results, how, (stage, *k)) for k in RANDOM)
         mixed = lambda p, with_, without: p * with_ + (1 - p) * without
         return {s: mixed(np.nanmean(looked[s]), tool[s], text[s]) for s in looked if s in tool and s in text}
+    if mode == "never":  # of two modes one is right: text, if the policy was right without a look or wrong with one
+        right, looked = (scores_at(results, how, (stage, *k)) for k in (("msa", metric), ("adaptive", "tool")))
+        return {s: np.abs(right[s] - looked[s]) for s in right if s in looked}
     if metric in ("tool_need", "tool_plain"):
         there = need_of(results) == (metric == "tool_need")
         looked = scores_at(results, how, (stage, mode, "tool"))
@@ -436,7 +454,7 @@ def need_of(results: dict[str, Any]) -> np.ndarray:
 def _lost(results, how, path):
     "Share of unreadable answers by seed."
     stage, mode, _ = path
-    keys = dict(grey=("grey",), random=(how, "text"), msa=(how, "adaptive")).get(mode, (how, mode))
+    keys = dict(grey=("grey",), random=(how, "text"), msa=(how, "adaptive"), never=(how, "adaptive")).get(mode, (how, mode))
     return {} if stage == "drivers" else report.scene_scores(results, stage, *keys, "unreadable")
 
 

@@ -267,7 +267,8 @@ def table3(results: dict) -> pd.DataFrame:
             skill = _scored(results, after[-1], "oracle")["skill"]
             # a first plan has had no feedback
             said = dict(model=ROWS[s], play=how, feedback="oracle, from turn 2")
-            rows.append(said | {f"turn {j + 1}": cell(v) for j, v in enumerate(after)} | dict(skill=skill))
+            lost = cell(values(results, s, metric="unreadable", play=how))
+            rows.append(said | {f"turn {j + 1}": cell(v) for j, v in enumerate(after)} | dict(skill=skill, unreadable=lost))
     for r in driver_rows(results):
         if r["feedback"] == "kinematic":
             continue
@@ -323,15 +324,16 @@ def asked(results: dict) -> list[tuple]:
     """
     at, name = lambda *a, **how: _path(results, *a, **how), lambda s: ROWS[s]
     whole = ("sft_multi", *RL_ARMS)
-    rows = []
+    beats = []
     heard = [("–", s, (s, 0)) for s in ("sft_single", *whole)]  # a first plan has had no feedback
     for feedback, s, path in heard + [(p, s, (s, -1, p)) for p in ("oracle", "kinematic") for s in whole]:
         best, turn = best_without_eyes(results, feedback), "first plan" if feedback == "–" else f"{feedback} feedback"
         words = f"{name(s)}, {turn} > the best of them"
-        rows.append(("beats drivers without eyes", words, at(*path), ("drivers", best, "scene_pdms")))
-    rows += [
-        ("looks at its picture", f"{name(s)}, first plan > with a grey picture", at(s, 0), at(s, 0, "grey"))
-        for s in ("sft_single", *whole)
+        beats.append(("beats drivers without eyes", words, at(*path), ("drivers", best, "scene_pdms")))
+    turn = dict(sft_single=0) | dict.fromkeys(whole, -1)  # with a grey picture few first plans can be read
+    rows = beats + [
+        ("looks at its picture", f"{name(s)}, own picture > grey, oracle", at(s, n), at(s, n, "grey"))
+        for s, n in turn.items()
     ]
     rows += [
         (
@@ -343,11 +345,15 @@ def asked(results: dict) -> list[tuple]:
         for s in whole
     ]
     arms = [("mtgrpo_turn", "grpo"), ("mtgrpo_cross", "grpo"), *((a, "sft_multi") for a in RL_ARMS)]
+    rows += [("first plan", f"{name(a)} > {name(b)}, first plan", at(a, 0), at(b, 0)) for a, b in arms]
+    kinematic = lambda s: at(s, -1, "kinematic")
+    rows += [("kinematic feedback", f"{name(a)} > {name(b)}, kinematic", kinematic(a), kinematic(b)) for a, b in arms]
     if first_play(results) == "greedy":
         rows += [
             ("sampled", f"{name(a)} > {name(b)}, sampled", at(a, play="sampled"), at(b, play="sampled"))
             for a, b in arms
         ]
+        rows += [(f"{q}, sampled", w, (*ours[:2], "sampled", *ours[3:]), blind) for q, w, ours, blind in beats]
         rows += [("what sampling costs", f"{name(s)}: greedy > sampled", at(s), at(s, play="sampled")) for s in whole]
     far = lambda s: at(s, metric="scene_distance")
     return rows + [("distance, m", f"{name(a)} > {name(b)}", far(a), far(b), 1.0) for a, b in arms]
