@@ -1,28 +1,35 @@
 """Execute the notebooks, several at a time, the longest first: python ci/notebooks.py [paths] [--workers 2].
 
-A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others through
-nbclient. Nothing is written into the repository, but --save-times keeps the seconds in ci/times.json, which the
-map in README.md shows.
+A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others run cell by cell
+in IPython, each in a process of its own. Nothing is written into the repository, but --save-times keeps the seconds in
+ci/times.json, which the map in README.md shows.
 """
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import time
-import traceback
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+import matplotlib.pyplot as plt
 import nbformat
 import papermill
-from nbclient import NotebookClient
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ROOT / "ci" / "times.json"
+FORK = multiprocessing.get_context("fork")
+# To import these takes longer than most notebooks; a fork has them. None of ours: a notebook imports what it tests.
+LARGE = ("torch", "transformers", "trl", "peft", "accelerate", "pandas", "scipy.stats")
 
 
 def all_notebooks():
@@ -36,57 +43,75 @@ def parameters(nb):
     return next((c.source for c in nb.cells if "parameters" in c.metadata.get("tags", [])), "")
 
 
-def execute(path, out, limit, slow):
-    "One notebook in this process: prepare a copy, then papermill or nbclient."
+def prepared(path, slow):
+    "The notebook without its outputs, and without the cells that are left out."
     nb = nbformat.read(ROOT / path, 4)
     skip = ("#| eval: false", *(() if slow else ("#| slow",)))
     nb.cells = [c for c in nb.cells if c.cell_type != "code" or not c.source.startswith(skip)]
     for cell in nb.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    copy, folder = out / path.name, (ROOT / path).parent
+    return nb
+
+
+def by_papermill(nb, path, out, declared):
+    "A run notebook, as a user runs it: through papermill, in a kernel."
+    copy = out / path.name
     nbformat.write(nb, copy)
+    given = {
+        k: v
+        for k, v in dict(profile="smoke", out=str(out / "run")).items()
+        if f"{k} " in declared or f"{k}:" in declared
+    }
+    done = out / f"done_{path.name}"
+    papermill.execute_notebook(copy, done, given, kernel_name="python3", cwd=(ROOT / path).parent, progress_bar=False)
+
+
+def by_ipython(nb):
+    "All others, cell by cell, in this process, which is a copy of one that has imported the large libraries."
+    plt.switch_backend("agg")
+    sys.modules["__main__"] = ModuleType("__main__")
+    quiet = Config(HistoryManager=dict(enabled=False))
+    shell = InteractiveShell.instance(config=quiet, user_module=sys.modules["__main__"])
+    for number, cell in enumerate(c for c in nb.cells if c.cell_type == "code"):
+        if not shell.run_cell(cell.source, store_history=True).success:
+            raise SystemExit(f"code cell {number}:\n{cell.source}")
+        plt.close("all")  # as a kernel does, which has shown them by then
+
+
+def execute(path, out, slow):
+    "A notebook in this process, in its own folder; what it says goes to a file."
+    os.setsid()
+    log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1), os.dup2(log, 2)
+    nb = prepared(path, slow)
     if declared := parameters(nb):
-        given = {
-            k: v
-            for k, v in dict(profile="smoke", out=str(out / "run")).items()
-            if f"{k} " in declared or f"{k}:" in declared
-        }
-        papermill.execute_notebook(
-            copy,
-            out / f"done_{path.name}",
-            given,
-            kernel_name="python3",
-            cwd=folder,
-            progress_bar=False,
-            execution_timeout=limit,
-        )
+        by_papermill(nb, path, out, declared)
     else:
-        NotebookClient(
-            nb, timeout=limit, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-        ).execute()
-
-
-def hung(*_):
-    "What the alarm calls."
-    raise TimeoutError("the whole notebook took too long")
+        os.chdir((ROOT / path).parent)
+        by_ipython(nb)
+    sys.stdout.flush()
+    os._exit(0)  # the exit hooks of the libraries belong to the process that this is a copy of
 
 
 def run(path, limit, slow):
-    "One notebook, in a process that may have run others: (path, seconds, error text or '')."
-    start, error = time.time(), ""
-    signal.signal(signal.SIGALRM, hung)
-    signal.alarm(limit)
-    try:
-        with tempfile.TemporaryDirectory() as out:
-            execute(path, Path(out), limit, slow)
-    except Exception:
-        error = traceback.format_exc()[-6000:]
-    finally:
-        signal.alarm(0)
+    "One notebook in a process of its own: (path, seconds, error text or '')."
+    start = time.time()
+    with tempfile.TemporaryDirectory() as out:
+        process = FORK.Process(target=execute, args=(path, Path(out), slow))
+        process.start()
+        process.join(limit)
+        late = process.is_alive()
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it has started and left behind, too
+        except ProcessLookupError:
+            late = False
+        process.join()
+        said = (Path(out) / "log.txt").read_text(errors="replace")
+    error = (f"more than {limit} seconds\n" if late else "") + said if process.exitcode else ""
     seconds = time.time() - start
     print(f"{'FAILED' if error else 'ok':<7}{seconds:7.1f} s  {path}", flush=True)
-    return path, seconds, error
+    return path, seconds, error[-6000:]
 
 
 def main():
@@ -100,7 +125,9 @@ def main():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     paths = sorted(given.paths or all_notebooks(), key=lambda p: -old.get(str(p), 0))  # the longest is not the last
-    with ProcessPoolExecutor(given.workers) as pool:
+    for name in LARGE:
+        importlib.import_module(name)
+    with ThreadPoolExecutor(given.workers) as pool:
         done = list(pool.map(partial(run, limit=given.limit, slow=given.slow), paths))
     failed = [d for d in done if d[2]]
     for path, _, log in failed:

@@ -233,13 +233,12 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
             continue
         share = lambda left, seen=seen: 1 - left / np.where(seen > 0, seen, np.nan)
         drop = lambda how, of=of, share=share: (
-            ""
-            if np.isnan(left := of(how, "sequence")).all()
-            else cell(share(left), unreadable=of(how, "unreadable"))
+            "" if np.isnan(left := of(how, "sequence")).all() else cell(share(left), unreadable=of(how, "unreadable"))
         )
         rows.append(
             {
                 "variant": name[s],
+                "seeds": str(len(seen)),
                 "first frame": score_cells(results, s, main, mode, metric="first")[0],
                 **{f"sequence, {how}": score_cells(results, s, how, mode)[0] for how in plays(results)},
                 "skill": score_cells(results, s, main, mode)[1],
@@ -258,7 +257,7 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #24611039
 def table8(results: dict[str, Any]) -> pd.DataFrame:
-    """Seconds and the policy's own tokens for an answer, one at a time.
+    """Accuracy, seconds and the policy's own tokens for an answer, one at a time.
 
     Args:
         results: of a run, from `collect`
@@ -278,6 +277,7 @@ def table8(results: dict[str, Any]) -> pd.DataFrame:
         [
             {
                 "mode": name,
+                "sequence": score_cells(results, s, how, m)[0],
                 "seconds": mean(values(results, s, "latency", m)),
                 "tokens": mean(values(results, s, how, m, "tokens")),
                 "images": mean(values(results, s, how, m, "images")),
@@ -351,7 +351,6 @@ ORDERINGS = (  # what, one, other: the paper's
     ("what is trained: AMS over FCM, R_acc", _at("ams", metric="reward"), _at("fcm", metric="reward")),
     ("table 6: FCM over SFT, MSA", _at("fcm", "msa", "right"), _at("sft", "msa", "right")),
     ("table 6: AMS over FCM, MSA", _at("ams", "msa", "right"), _at("fcm", "msa", "right")),
-    ("table 6: AMS over FCM, MSA without ties", _at("ams", "msa", "decided"), _at("fcm", "msa", "decided")),
     ("table 6: tools over text, forced", _at("ams", "tool"), _at("ams", "text")),
     ("table 6: adaptive over text", _at("ams"), _at("ams", "text")),
     ("table 6: adaptive over always with tools", _at("ams"), _at("ams", "tool")),
@@ -454,7 +453,9 @@ def need_of(results: dict[str, Any]) -> np.ndarray:
 def _lost(results, how, path):
     "Share of unreadable answers by seed."
     stage, mode, _ = path
-    keys = dict(grey=("grey",), random=(how, "text"), msa=(how, "adaptive"), never=(how, "adaptive")).get(mode, (how, mode))
+    keys = dict(grey=("grey",), random=(how, "text"), msa=(how, "adaptive"), never=(how, "adaptive")).get(
+        mode, (how, mode)
+    )
     return {} if stage == "drivers" else report.scene_scores(results, stage, *keys, "unreadable")
 
 

@@ -268,7 +268,9 @@ def table3(results: dict) -> pd.DataFrame:
             # a first plan has had no feedback
             said = dict(model=ROWS[s], play=how, feedback="oracle, from turn 2")
             lost = cell(values(results, s, metric="unreadable", play=how))
-            rows.append(said | {f"turn {j + 1}": cell(v) for j, v in enumerate(after)} | dict(skill=skill, unreadable=lost))
+            rows.append(
+                said | {f"turn {j + 1}": cell(v) for j, v in enumerate(after)} | dict(skill=skill, unreadable=lost)
+            )
     for r in driver_rows(results):
         if r["feedback"] == "kinematic":
             continue
