@@ -18,14 +18,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .evaluation import BY_SPEED, EMPTY, SWAPS, USUAL, judged, play, task_for
-from .formats import Boxes, Chain, write_chain
+from .evaluation import BY_SPEED, EMPTY, SWAPS, USUAL, chain_of, play, task_for
+from .formats import Boxes, Chain, parse_chain, write_chain
 from .objects import get_picture
 from .pipeline import OPTIONAL, STAGES, TRAINED
 from .profile import P3Profile
 from .prompt import SOURCES, Inputs
 from .rewards import l2, truth_of
-from .task import P3Task
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town import make_scene
@@ -490,7 +489,7 @@ def example_figure() -> Figure:
     scenes = [make_scene("pedestrian_crossing", 9001, 0.4), make_scene("cut_in", 9002)]
     truths = [truth_of(s, inputs) for s in scenes]
     texts = [write_chain("fast", t.boxes, t.labels, t.actions, t.points) for t in truths]
-    chains = [e.infos[0]["chain"] for e in judged(scenes, texts, P3Task(inputs, "fast"))]
+    chains = [parse_chain(t, inputs.frame.size, "fast") for t in texts]
     return plot_answers(scenes, chains, inputs, "An example by script, not by a model: the labels themselves")
 
 
@@ -535,7 +534,9 @@ def plot_run(
     scenes, mode = load_scenes(out, "heldout")[:tries], profile.modes[0]
     episodes = play(load(STAGES.trained(out, stage, seed), profile, seed), scenes, task_for(profile, mode), profile)
     there = [
-        (s, e.infos[0]["chain"], e.rewards[0]["l2"]) for s, e in zip(scenes, episodes, strict=True) if not e.failed
+        (s, chain_of(e, profile.inputs, mode), e.rewards[0]["l2"])
+        for s, e in zip(scenes, episodes, strict=True)
+        if not e.failed
     ]
     picked = [there[k] for k in spread([x[2] for x in there])]
     title = f"{ROWS[stage]}, {mode}: {len(picked)} of {len(scenes)} scenes, spread over the order of their ADE"

@@ -106,7 +106,7 @@ class P3Task(Task):
 
         Returns:
             one Step for each, the last of its episode: rewards are reward, the four parts, l2 in metres and pdms; info
-            has unreadable (0 or 1: the plan), reasons, chain, and stages, what each stage earns
+            has unreadable (0 or 1: the plan), reasons, and stages, what each stage earns
 
         Raises:
             SceneError: a scene without an expert or a camera
@@ -127,9 +127,7 @@ class P3Task(Task):
         parts = parts_of(chain, truth, plan)
         rewards = dict(reward=total(parts, self.weights), **parts, l2=off, pdms=pdm["pdms"] if pdm else np.nan)
         stages = by_stage(parts, self.weights).tolist()
-        return Step(
-            None, rewards, dict(unreadable=int(np.isnan(off)), reasons=chain.reasons, chain=chain, stages=stages)
-        )
+        return Step(None, rewards, dict(unreadable=int(np.isnan(off)), reasons=chain.reasons, stages=stages))
 
 # %% ../../nbs/52_autodrive_p3/45_task.ipynb #fe98c924
 def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Episode:
