@@ -8,7 +8,6 @@ __all__ = ['REINFORCED', 'OPTIONAL', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STA
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #6f180454
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any

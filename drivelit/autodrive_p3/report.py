@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .evaluation import BY_SPEED, EMPTY, SWAPS, USUAL, chain_of, play, task_for
+from .evaluation import EMPTY, SWAPS, chain_of, play, task_for
 from .formats import Boxes, Chain, parse_chain, write_chain
 from .objects import get_picture
 from .pipeline import OPTIONAL, STAGES, TRAINED
