@@ -346,7 +346,7 @@ def compared(results: dict[str, Any], rows: Iterable[tuple]) -> pd.DataFrame:
     ]
     return pd.DataFrame(table, columns=["where", "unit", *report.COMPARED]).astype(object).fillna("")
 
-
+# %% ../../nbs/52_autodrive_p3/64_report.ipynb #34077a81
 ORDERINGS = (  # where, units, the paper's better one, the other
     ("P3-GRPO after SFT", (SEES, FINDS, FORESEES, FAR_OFF, SCORE), "rl", "sft"),
     ("all three, not the plan alone", (SEES, FINDS, FORESEES, FAR_OFF, SCORE), "rl", "rl_plan"),
@@ -478,7 +478,7 @@ def plot_answers(scenes: Sequence[Scene], chains: Sequence[Chain], inputs: Input
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
     return figure
 
-
+# %% ../../nbs/52_autodrive_p3/64_report.ipynb #59b3596f
 def example_figure() -> Figure:
     """What a perfect policy would show, in the toy town.
 
