@@ -8,7 +8,7 @@ __all__ = ['PDM', 'P3Task', 'stages_as_turns', 'StageTrainer']
 # %% ../../nbs/52_autodrive_p3/45_task.ipynb #d9d0337f
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +35,7 @@ class P3Task(Task):
         weights: what each part of an answer is worth
         plan: one of PLANS: what the plan is paid by
         pdms: the scenes have what PDMS needs, and the plan is paid by it: NAVSIM and the town
+        openings: scene id -> first words of the answer, which are given and not drawn
 
     Raises:
         ValueError: an unknown mode or plan, a plan that needs PDMS without it, or PDMS of other than eight way-points
@@ -47,6 +48,7 @@ class P3Task(Task):
         weights: Weights = SCHEMES["paper"],
         plan: str = "mix",
         pdms: bool = True,
+        openings: Mapping[str, str] | None = None,
     ) -> None:
         if mode not in (*MODES, "both"):
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}, both")
@@ -55,6 +57,7 @@ class P3Task(Task):
         if pdms and inputs.points != 8:
             raise ValueError(f"pdms: eight way-points are scored, and {inputs.points} are asked for")
         self.inputs, self.mode, self.weights, self.plan, self.pdms = inputs, mode, weights, plan, pdms
+        self.openings = openings or {}
 
     def mode_of(self, scene: Scene) -> str:
         """How a scene is answered: all episodes of a group in the same way.
@@ -81,6 +84,19 @@ class P3Task(Task):
         """
         return policy_prompt(scene, self.inputs, self.mode_of(scene))
 
+    def opening(self, scene: Scene, place: int, group: int) -> str:
+        """The first words of the answer, if they are given.
+
+        Args:
+            scene: of the episode
+            place: in its group
+            group: its size
+
+        Returns:
+            text; "" where the policy chooses them
+        """
+        return self.openings.get(scene.id, "")
+
     def step_batch(self, states: Sequence[TurnState], completions: Sequence[Completion]) -> list[Step]:
         """Judge answers.
 
@@ -90,7 +106,7 @@ class P3Task(Task):
 
         Returns:
             one Step for each, the last of its episode: rewards are reward, the four parts, l2 in metres and pdms; info
-            has unreadable (0 or 1: the plan), reasons, chain, and stages, what each stage earns
+            has unreadable (0 or 1: the plan), reasons, and stages, what each stage earns
 
         Raises:
             SceneError: a scene without an expert or a camera
@@ -111,9 +127,7 @@ class P3Task(Task):
         parts = parts_of(chain, truth, plan)
         rewards = dict(reward=total(parts, self.weights), **parts, l2=off, pdms=pdm["pdms"] if pdm else np.nan)
         stages = by_stage(parts, self.weights).tolist()
-        return Step(
-            None, rewards, dict(unreadable=int(np.isnan(off)), reasons=chain.reasons, chain=chain, stages=stages)
-        )
+        return Step(None, rewards, dict(unreadable=int(np.isnan(off)), reasons=chain.reasons, stages=stages))
 
 # %% ../../nbs/52_autodrive_p3/45_task.ipynb #fe98c924
 def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Episode:

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from ..metrics.blind import STANDING, best_blind, blind_plans, by_speed, name_of, WAYS
-from ..metrics.open_loop import errors, obstacles, table, to_lidar
+from ..metrics.open_loop import errors, obstacles, protocols, to_lidar
 from ..metrics.pdm import prepare, score_scenes
 from .dreams import picture_psnr, summary_of_dreams
 from .formats import parse_answer, poses_of, spans_of
@@ -81,21 +81,9 @@ def judged(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], collisio
     mean = lambda v: float(np.mean([x for x in v if x is not None])) if there else None
     scene_pdms = [pdms.get(i) for i in range(len(plans))]
     means = dict(ade=mean(ade), pdms=mean(scene_pdms))
-    return dict(
-        n=len(scenes), unreadable=1 - len(there) / len(scenes), **_protocols(found, collisions, bool(there)), **means
-    ) | dict(scene_ade=ade, scene_pdms=scene_pdms)
-
-
-def _protocols(found, collisions, any_plan):
-    "The rows of `open_loop.table` by short names; None without a readable plan."
-    rows = {"stp3": "ST-P3 / VAD", "uniad": "UniAD"}
-    shown = table(found) if any_plan else None
-    take = lambda row, scale: (
-        None if shown is None else [float(shown.loc[row, c]) / scale for c in ("1s", "2s", "3s", "avg")]
+    return dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **protocols(found), **means) | dict(
+        scene_ade=ade, scene_pdms=scene_pdms
     )
-    l2 = {k: take(f"L2 m, {name} ({'mean up to' if k == 'stp3' else 'at'})", 1) for k, name in rows.items()}
-    hits = {k: take(f"collision %, {name}", 100) for k, name in rows.items()} if collisions else {}
-    return dict(l2=l2, hits=hits)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000b
 BY_SPEED = "the best plan of other scenes at this speed"
