@@ -75,7 +75,7 @@ def _systems(given):
 def _plan(given):
     "plan: everything that is known about a run before it starts."
     profile = profile_of(given.profile, given.set)
-    print(preview(profile, dict(out=given.out) if given.out else None, find_system(profile.system).stages.kinds))
+    print(preview(profile, dict(out=given.out) if given.out else None, find_system(profile.system).stages.planned))
 
 
 def _run(given):

@@ -413,6 +413,11 @@ class StageGraph:
     kinds: dict[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
 
+    @property
+    def planned(self) -> dict[str, str]:
+        "stage -> kind, of those that run unless others are named."
+        return {s: k for s, k in self.kinds.items() if s not in self.optional}
+
     def check(self, stage: str) -> str:
         "The stage, if there is one of this name; RunError names the nearest."
         if stage not in self.needs:
