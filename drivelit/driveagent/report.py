@@ -408,7 +408,8 @@ def scores_at(results: dict[str, Any], how: str, path: tuple[str, str, str]) -> 
         results: of a run, from `collect`
         how: "greedy" or "sampled"
         path: stage, mode, metric; stage "drivers": the best without eyes; mode "random": text and tool mixed as often
-            as the policy looks; mode "never": whether text was the right mode, as "msa"; mode "grey": of the play that tables compare; metric "tool_need" and "tool_plain":
+            as the policy looks; mode "never": whether text was the right mode, as "msa"; mode "grey": of the
+            play that tables compare; metric "tool_need" and "tool_plain":
             the rate of looks there, with what each scene adds to it
 
     Returns:
