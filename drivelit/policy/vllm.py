@@ -367,59 +367,9 @@ class _Publishes:
         if self.model != self.base:
             self._post(url, "/v1/unload_lora_adapter", dict(lora_name=self.model), seconds, str)
 
-# %% ../../nbs/20_policy/25_vllm.ipynb #af3cc2d6
-class VLLMEngine(_Reads, _Tells, _Publishes):
-    """Completions with log-probabilities from vLLM servers, which can be given the trainer's weights.
-
-    Args:
-        policy: Policy; its tokenizer, template and image processor write the ids; its weights are what is published
-        servers: their addresses, such as ["http://node1:8000", "http://node2:8000"]
-        folder: for weights on the way to the servers, which read it under the same name
-        version: of the weights that the servers must have; None: whatever all of them have
-        api_key: of the servers
-        threads: conversations under way at the same time
-        timeout: seconds for one conversation, all tries together
-        patience: seconds for one server to take new weights
-        retries: tries after the first one
-        most: bytes of one answer that are read
-        rule: what may be said where; sent as structured output, and an answer that breaks it is refused
-        dtype: of published weights
-
-    Attributes:
-        version: of the weights that are asked for; None: the servers have several, and nothing has been published
-        model: name under which they are asked for: the model's, or an adapter's
-
-    Raises:
-        EngineError: a server that is down, serves another model or has another version; tells both
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        servers: Sequence[str],
-        folder: str | Path,
-        version: str | None = None,
-        api_key: str = "none",
-        threads: int = 64,
-        timeout: float = 600.0,
-        patience: float = 600.0,
-        retries: int = 3,
-        most: int = MOST_BYTES,
-        rule: Any = None,
-        dtype: str = "bfloat16",
-    ) -> None:
-        self.policy, self.folder, self.rule, self.dtype = policy, Path(folder).resolve(), rule, getattr(torch, dtype)
-        self.clients = {url.rstrip("/"): server_client(url.rstrip("/"), api_key, most) for url in servers}
-        self.servers = list(self.clients)
-        self.threads, self.timeout, self.patience, self.retries = threads, timeout, patience, retries
-        self.eos = policy.tokenizer.eos_token_id
-        ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
-        self.never = [i for i in ids if i is not None and i != self.eos]
-        self._begins = policy.tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
-        self._digests, self._rank = {}, int(os.environ.get("RANK", 0))  # processes do not all begin with one server
-        self.model = self.base = self._same_model()
-        self.version = self._same_version(version)
-        self._forget()
+# %% ../../nbs/20_policy/25_vllm.ipynb #f05411c4
+class _Answers:
+    "The part of the engine that is called: the interface of the others."
 
     def generate(
         self,
@@ -478,3 +428,57 @@ class VLLMEngine(_Reads, _Tells, _Publishes):
         first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, "return")
         limits = self.threads, self.timeout, self.retries
         yield from ask_as_they_come(ask, conversations, where, *limits, first)
+
+# %% ../../nbs/20_policy/25_vllm.ipynb #af3cc2d6
+class VLLMEngine(_Answers, _Reads, _Tells, _Publishes):
+    """Completions with log-probabilities from vLLM servers, which can be given the trainer's weights.
+
+    Args:
+        policy: Policy; its tokenizer, template and image processor write the ids; its weights are what is published
+        servers: their addresses, such as ["http://node1:8000", "http://node2:8000"]
+        folder: for weights on the way to the servers, which read it under the same name
+        version: of the weights that the servers must have; None: whatever all of them have
+        api_key: of the servers
+        threads: conversations under way at the same time
+        timeout: seconds for one conversation, all tries together
+        patience: seconds for one server to take new weights
+        retries: tries after the first one
+        most: bytes of one answer that are read
+        rule: what may be said where; sent as structured output, and an answer that breaks it is refused
+        dtype: of published weights
+
+    Attributes:
+        version: of the weights that are asked for; None: the servers have several, and nothing has been published
+        model: name under which they are asked for: the model's, or an adapter's
+
+    Raises:
+        EngineError: a server that is down, serves another model or has another version; tells both
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        servers: Sequence[str],
+        folder: str | Path,
+        version: str | None = None,
+        api_key: str = "none",
+        threads: int = 64,
+        timeout: float = 600.0,
+        patience: float = 600.0,
+        retries: int = 3,
+        most: int = MOST_BYTES,
+        rule: Any = None,
+        dtype: str = "bfloat16",
+    ) -> None:
+        self.policy, self.folder, self.rule, self.dtype = policy, Path(folder).resolve(), rule, getattr(torch, dtype)
+        self.clients = {url.rstrip("/"): server_client(url.rstrip("/"), api_key, most) for url in servers}
+        self.servers = list(self.clients)
+        self.threads, self.timeout, self.patience, self.retries = threads, timeout, patience, retries
+        self.eos = policy.tokenizer.eos_token_id
+        ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
+        self.never = [i for i in ids if i is not None and i != self.eos]
+        self._begins = policy.tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+        self._digests, self._rank = {}, int(os.environ.get("RANK", 0))  # processes do not all begin with one server
+        self.model = self.base = self._same_model()
+        self.version = self._same_version(version)
+        self._forget()

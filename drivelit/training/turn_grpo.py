@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'by_rule', 'Reference', 'check_task',
            'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row', 'turn_log', 'write_played',
-           'read_played', 'PlaysEpisodes', 'LearnsWords', 'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer',
-           'rl_config', 'train_rl', 'SequenceRatioTrainer']
+           'read_played', 'KeepsPlayed', 'PlaysEpisodes', 'LearnsWords', 'importance_weights', 'PlaysElsewhere',
+           'TurnGRPOTrainer', 'rl_config', 'train_rl', 'SequenceRatioTrainer']
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
@@ -423,36 +423,11 @@ def read_played(path: str | Path, asked: str) -> dict[int, Episode]:
         return {}
     return episodes if before == asked else {}
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #a6bfd4b0
-class PlaysEpisodes:
-    "The part of the trainer that makes experience: scenes in, scored micro-batches out."
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #9df8d0f4
+class KeepsPlayed:
+    "The part of the trainer that loses nothing of what was played when a server goes down."
 
     _known = {}  # place -> Episode of the next rollout that was played before it was cut off
-
-    def roll_out(self, scenes: list) -> list[dict]:
-        """A step of algorithm 1 up to its updates: refresh, play, score, cut into micro-batches.
-
-        Args:
-            scenes: of this process, each repeated for its group
-
-        Returns:
-            batches of make_batch, in the order of the updates
-        """
-        done = self.state.global_step // updates_of(self.args)
-        if self.reference_every and done and done % self.reference_every == 0:
-            self.reference.refresh()
-        episodes = self.play_to_the_end(scenes, done)
-        advantages = self.score(episodes)
-        micro = self.args.per_device_train_batch_size
-        update = micro * self.args.gradient_accumulation_steps
-        rows = micro_batches([len(e.ids) for e in episodes], micro, update, (self.args.seed, self.state.global_step))
-        batches = [self.make_batch([episodes[i] for i in r], advantages[r]) for r in rows]
-        words = self.accelerator.reduce(torch.stack([b["own"].sum() for b in batches]).sum(), reduction="sum")
-        for b in batches:  # losses that divide by all words of the rollout (dapo) need their number
-            b["num_items_in_batch"] = words
-        if self.elsewhere:
-            self.log_difference(batches)
-        return batches
 
     def play_to_the_end(self, scenes: list, done: int) -> list[Episode]:
         """Play each scene once; if a server goes down on the way, what was played is kept for the run that goes on.
@@ -491,6 +466,35 @@ class PlaysEpisodes:
         weights = sum(slice_of(p.detach()).sum(dtype=torch.float64).item() for p in self.model.parameters())
         names, args = [str(getattr(s, "id", s)) for s in scenes], self.args
         return repr((names, args.seed, args.temperature, self.num_generations, self.limits, weights))
+
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #a6bfd4b0
+class PlaysEpisodes:
+    "The part of the trainer that makes experience: scenes in, scored micro-batches out."
+
+    def roll_out(self, scenes: list) -> list[dict]:
+        """A step of algorithm 1 up to its updates: refresh, play, score, cut into micro-batches.
+
+        Args:
+            scenes: of this process, each repeated for its group
+
+        Returns:
+            batches of make_batch, in the order of the updates
+        """
+        done = self.state.global_step // updates_of(self.args)
+        if self.reference_every and done and done % self.reference_every == 0:
+            self.reference.refresh()
+        episodes = self.play_to_the_end(scenes, done)
+        advantages = self.score(episodes)
+        micro = self.args.per_device_train_batch_size
+        update = micro * self.args.gradient_accumulation_steps
+        rows = micro_batches([len(e.ids) for e in episodes], micro, update, (self.args.seed, self.state.global_step))
+        batches = [self.make_batch([episodes[i] for i in r], advantages[r]) for r in rows]
+        words = self.accelerator.reduce(torch.stack([b["own"].sum() for b in batches]).sum(), reduction="sum")
+        for b in batches:  # losses that divide by all words of the rollout (dapo) need their number
+            b["num_items_in_batch"] = words
+        if self.elsewhere:
+            self.log_difference(batches)
+        return batches
 
     def play(self, scenes: list) -> list[Episode]:
         """Play each scene once. The seed depends on the step alone: a resumed run plays what it would have played.
@@ -728,7 +732,7 @@ class PlaysElsewhere:
                 self._metrics["train"][f"sampling/{name}/{how}"].append(getattr(everywhere, how)().item())
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
-class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
+class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
     """GRPO over episodes of a Task: per-turn rewards, (B, T) advantages, feedback masked, media anywhere.
 
     Args:
