@@ -1,4 +1,4 @@
-"""Data larger than the memory: a preparation that is killed, pictures that stay closed, memory that stays flat."""
+"""Data larger than the memory, a preparation that is killed, and a run that goes on with more or fewer processes."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from drivelit.data.shards import Shards, read_index
 from drivelit.policy.model import load_policy
 from drivelit.scene.core import to_json
 from drivelit.scene.town import scenes
+from drivelit.training.checkpoints import last_checkpoint
 from drivelit.training.sft import train_sft
 
 TOWN = ("toy", "-")
@@ -161,3 +162,187 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         peaks[count] = int(done.stdout.split("peak")[-1]) / 1000
     print(json.dumps(peaks), "MB")
     assert peaks[10_000] - peaks[1000] < 12, peaks
+
+
+OTHER_NUMBER = """
+import json, multiprocessing, os, shutil, socket, sys
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from PIL import Image
+from transformers import TrainerCallback
+
+from drivelit.policy.engines import Completion
+from drivelit.policy.model import load_policy
+from drivelit.rollout.core import Step, Task
+from drivelit.training import sft, turn_grpo
+from drivelit.training.checkpoints import read_metrics
+from drivelit.training.sharding import fsdp_settings, is_sharded
+
+torch.set_num_threads(1)
+here, picture, usual = Path(sys.argv[1]), Image.new("RGB", (56, 28), "grey"), sft.trl_config
+says = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
+ask = lambda text: [{"role": "user", "content": [{"type": "image"}, *says("", text)["content"]]}]
+KINDS = dict(sharded={}, bf16=dict(bf16=True), rl={})
+
+
+def config(*args):
+    made = usual(*args)
+    if made.fsdp:
+        made.device  # opens the group of processes; Accelerate shards on cards alone
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return made
+
+
+sft.trl_config = turn_grpo.trl_config = config
+
+
+class Killed(Exception): ...
+
+
+class Stop(TrainerCallback):
+    def on_step_end(self, args, state, control, model=None, **_):
+        assert is_sharded(model) == ("RANK" in os.environ)
+        if state.global_step == 3:
+            raise Killed
+
+
+class Digits(Task):
+    "The reward is the share of digits."
+
+    def prompt(self, scene):
+        (asked,) = ask(f"Predict {scene} future trajectory points")
+        return [{"role": "user", "content": [{"type": "image", "image": picture}, asked["content"][1]]}]
+
+    def step(self, state, completion):
+        return Step(None, dict(reward=sum(c.isdigit() for c in completion.text) / len(completion.text)))
+
+
+class Scripted:
+    "The same words, however many processes ask."
+
+    def __init__(self, policy):
+        self.words = policy.tokenizer
+
+    def generate(self, conversations, *_, **__):
+        made = []
+        for n, c in enumerate(conversations):
+            rng = np.random.default_rng([sum(c.ids), n % 4])
+            text = "".join(rng.choice(list("0123456789+-. "), rng.integers(8, 20)))
+            ids = [*self.words(text, add_special_tokens=False)["input_ids"], self.words.eos_token_id]
+            made.append(Completion(text, ids, [0.0] * len(ids), "eos"))
+        return made
+
+
+def run(kind, out, stop):
+    "Four updates; with `stop` it ends after the third, behind the checkpoint of the second."
+    policy = load_policy(here / "start", dtype="bfloat16" if kind == "bf16" else "float32")
+    how = KINDS[kind] | dict(sharding=True, callbacks=[Stop()] if stop else [], steps=4, save_steps=2, lr=1e-3)
+    settings = partial(fsdp_settings, sharded_checkpoints=kind == "sharded")
+    try:
+        with patch.object(sft, "fsdp_settings", settings):
+            if kind == "rl":
+                how |= dict(engine=Scripted(policy), batch=2, group=4, beta=0.04, reference_every=1)
+                turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", max_turns=1, **how)
+            else:
+                rows = [dict(messages=[*ask(""), says("assistant", f"{k}.{k}{k}")], images=[picture]) for k in range(8)]
+                sft.train_sft(policy, rows, out / kind, batch=4, logging_steps=1, **how)
+    except Killed:
+        pass
+
+
+def full_disk(rank):
+    "The last checkpoint finds no room, in one of the processes."
+    save = torch.save
+
+    def write(value, path, *args, **how):
+        if rank and "checkpoint-4" in str(path):
+            raise OSError(28, "No space left on device")
+        save(value, path, *args, **how)
+
+    torch.save = write
+
+
+def member(out, stop, rank, world, port):
+    os.environ |= dict(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE=f"{world}", LOCAL_WORLD_SIZE=f"{world}")
+    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
+    if out.name == "full disk":
+        full_disk(rank)
+        try:
+            run("sharded", out, False)
+        except Exception as e:
+            (out / f"{rank}.txt").write_text(str(e))
+            os._exit(1)  # as a process that has stopped: nobody else hears of it
+    for kind in KINDS:
+        run(kind, out, stop)
+    torch.distributed.destroy_process_group()
+
+
+def processes(world, out, stop=False):
+    "As torchrun starts them; forks, since an import takes longer than a run. Their exit codes."
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork").Process
+    group = [fork(target=member, args=(here / out, stop, k, world, port), daemon=True) for k in range(world)]
+    for p in group:
+        p.start()
+    while alive := [p for p in group if p.is_alive()]:
+        wait([p.sentinel for p in alive])
+        if any(p.exitcode for p in group):  # one that stops ends the others
+            for p in group:
+                p.terminate()
+    return [p.exitcode for p in group]
+
+
+load_policy("toy", size="tiny").save(here / "start")
+assert processes(2, "2") == [0, 0]
+assert processes(2, "2 to 1", True) == [0, 0]
+assert processes(1, "1 to 2", True) == [0]
+for kind in KINDS:
+    assert [p.name for p in (here / "2 to 1" / kind).glob("checkpoint-*")] == ["checkpoint-2"]
+    folders = {p.name for p in (here / "2 to 1" / kind / "checkpoint-2").iterdir() if p.is_dir()}
+    assert folders == ({"optimizer_0", "pytorch_model_fsdp_0"} if kind == "sharded" else set()), folders
+weights = torch.load(here / "2 to 1" / "bf16" / "checkpoint-2" / "pytorch_model_fsdp.bin")
+assert {w.dtype for w in weights.values()} == {torch.float32}  # the masters
+assert processes(1, "2 to 1") == [0]
+assert processes(2, "1 to 2") == [0, 0]
+assert processes(2, "full disk")[1] == 1
+found = {out: {kind: read_metrics(here / out / kind) for kind in KINDS} for out in ("2", "2 to 1", "1 to 2")}
+(here / "found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    "Runs of groups of one and two processes."
+    folder = tmp_path_factory.mktemp("groups")
+    done = subprocess.run([sys.executable, "-c", OTHER_NUMBER, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_a_run_goes_on_with_another_number_of_processes(groups):
+    "Killed on two and gone on with one, and the other way round: the losses are those of a run that nobody disturbed."
+    found = json.loads((groups / "found.json").read_text())
+    for kind, whole in found.pop("2").items():
+        key, near, close = ("loss", 0.03, 2e-3) if kind == "bf16" else ("kl" if kind == "rl" else "loss", 2e-5, 2e-5)
+        for how in found:
+            rows, others = ([r for r in run if key in r] for run in (found[how][kind], whole))
+            assert [r["step"] for r in rows] == [1, 2, 3, 4]
+            for ours, theirs in zip(rows, others, strict=True):
+                assert ours[key] == pytest.approx(theirs[key], abs=near), (kind, how, rows, whole)
+                assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=close), (kind, how, rows, whole)
+
+
+def test_a_full_disk_of_one_process_is_a_sentence(groups):
+    "The checkpoint has no mark, the one before it is whole."
+    said = (groups / "full disk" / "1.txt").read_text()
+    assert "checkpoint-4 cannot be written by process 1 ([Errno 28] No space left on device; " in said
+    assert said.endswith("the same command goes on from checkpoint-2"), said
+    assert last_checkpoint(groups / "full disk" / "sharded").name == "checkpoint-2"

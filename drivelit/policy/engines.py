@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_BYTES', 'REFUSALS', 'STOPS', 'Conversation', 'Completion', 'EngineError', 'check_sampling', 'positions', 'draw',
            'fill_ids', 'TransformersEngine', 'TooLong', 'post_json', 'as_openai', 'server_client', 'ask_all',
-           'OpenAIEngine']
+           'ask_as_they_come', 'OpenAIEngine']
 
 # %% ../../nbs/20_policy/20_engines.ipynb #ad13c3ed
 import base64
@@ -680,6 +680,43 @@ def ask_all(
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(one, range(count)))
 
+
+def ask_as_they_come(
+    ask: Callable[[int, float], Any],
+    questions: Sequence,
+    where: Callable[[int], str],
+    threads: int = 16,
+    timeout: float = 120.0,
+    retries: int = 3,
+    first: Callable[[int], Any] | None = None,
+) -> Iterator[dict[int, Any]]:
+    """As `ask_all`, but every answer is handed over as soon as it is there.
+
+    Args:
+        ask: (number, seconds left) -> answer, as for `ask_all`
+        questions: as many answers as it has items; it may grow meanwhile
+        where: number -> words that name the server and the question, for the error
+        threads: questions under way at the same time
+        timeout: seconds for one answer, all tries together
+        retries: tries after the first one
+        first: called in this thread, in order, with the number of each question before it is asked
+
+    Yields:
+        number -> answer, or an EngineError where there is none: all that came since the last time
+    """
+    pool, asked, under_way = ThreadPoolExecutor(threads), 0, {}
+    try:
+        while asked < len(questions) or under_way:
+            for i in range(asked, len(questions)):
+                if first:
+                    first(i)
+                under_way[pool.submit(_try, ask, i, where, timeout, retries)] = i
+            asked = len(questions)
+            there, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            yield {under_way.pop(f): _answer(f) for f in sorted(there, key=under_way.get)}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
+
 # %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
 class _Asks:
     "One conversation with the server."
@@ -800,13 +837,4 @@ class OpenAIEngine(_Asks):
         check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
         how = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
         ask = lambda i, seconds: self._one(conversations[i], i, seconds, **how)
-        pool, asked, under_way = ThreadPoolExecutor(self.threads), 0, {}
-        try:
-            while asked < len(conversations) or under_way:
-                for i in range(asked, len(conversations)):
-                    under_way[pool.submit(_try, ask, i, self._where, self.timeout, self.retries)] = i
-                asked = len(conversations)
-                there, _ = wait(under_way, return_when=FIRST_COMPLETED)
-                yield {under_way.pop(f): _answer(f) for f in sorted(there, key=under_way.get)}
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
+        yield from ask_as_they_come(ask, conversations, self._where, self.threads, self.timeout, self.retries)

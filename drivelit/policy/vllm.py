@@ -15,7 +15,7 @@ import secrets
 import shutil
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from drivelit.policy.engines import (
     Conversation,
     EngineError,
     ask_all,
+    ask_as_they_come,
     check_sampling,
     fill_ids,
     server_client,
@@ -158,6 +159,30 @@ class _Reads:
         shown = conversation.images[: first.count(self.policy.image_token_id)]
         question = hash((tuple(first), *map(self._name, shown)))
         return self.servers[self._homes.setdefault(question, (self._rank + len(self._homes)) % len(self.servers))]
+
+    def _asking(self, conversations, most, temperature, top_p, seed, on_error):
+        "How to prepare a conversation, how to ask for its answer, and the words that name it: functions of its number."
+        sampling = dict(temperature=temperature, top_p=top_p, logprobs=0, stop_token_ids=[self.eos], detokenize=False)
+        sampling |= dict(logit_bias={str(i): -100.0 for i in self.never})
+        homes, unread = {}, {}
+
+        def first(n):
+            if error := fill_ids(self.policy, n, conversations[n], on_error):
+                unread[n] = error
+            else:
+                homes[n] = self._home(conversations[n])
+
+        def ask(n, seconds):
+            if n in unread:
+                raise unread[n]
+            c = conversations[n]
+            how = sampling | dict(max_tokens=min(most, c.limit or most))
+            if c.seed is not None or seed is not None:
+                how["seed"] = seed + n if c.seed is None else c.seed
+            return self._ask(c, homes[n], how, seconds)
+
+        where = lambda n: f"{homes.get(n)}, model {self.model!r}, weights {self.version!r}, conversation {n}"
+        return first, ask, where
 
     def _ask(self, conversation, url, sampling, seconds):
         "One answer of one server."
@@ -342,8 +367,70 @@ class _Publishes:
         if self.model != self.base:
             self._post(url, "/v1/unload_lora_adapter", dict(lora_name=self.model), seconds, str)
 
+# %% ../../nbs/20_policy/25_vllm.ipynb #f05411c4
+class _Answers:
+    "The part of the engine that is called: the interface of the others."
+
+    def generate(
+        self,
+        conversations: Sequence[Conversation],
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        on_error: str = "raise",
+    ) -> list[Completion]:
+        """Continue every conversation by one assistant turn; the conversations go out in parallel.
+
+        Args:
+            conversations: with messages, or with ids and media
+            max_new_tokens: at most, for each
+            temperature: 0: the most likely tokens, with their log-probabilities at temperature 1
+            top_p: share of the probability mass that is drawn from; below 1 vLLM's log-probabilities are those among
+                what was left, and the trainer's are not
+            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
+            on_error: "raise", or "return": an EngineError in the place of an answer that there is not
+
+        Returns:
+            Completions with ids and log-probabilities, in the same order
+
+        Raises:
+            ValueError: a setting out of bounds, or a conversation that cannot be read
+            EngineError: the first conversation without an answer; the others' answers are lost
+        """
+        check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, on_error)
+        for n in range(len(conversations)):
+            first(n)
+        return ask_all(ask, len(conversations), where, on_error, self.threads, self.timeout, self.retries)
+
+    def stream(
+        self,
+        conversations: list[Conversation],
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[dict[int, Completion | EngineError]]:
+        """Continue conversations by one assistant turn each, and hand over every answer as soon as it is there.
+
+        Args:
+            conversations: as for `generate`; the list may grow meanwhile: what is appended is asked as well
+            max_new_tokens: at most, for each
+            temperature: as for `generate`
+            top_p: as for `generate`
+            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
+
+        Yields:
+            place in the list -> Completion, or an EngineError where there is none: all that came since the last time
+        """
+        check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, "return")
+        limits = self.threads, self.timeout, self.retries
+        yield from ask_as_they_come(ask, conversations, where, *limits, first)
+
 # %% ../../nbs/20_policy/25_vllm.ipynb #af3cc2d6
-class VLLMEngine(_Reads, _Tells, _Publishes):
+class VLLMEngine(_Answers, _Reads, _Tells, _Publishes):
     """Completions with log-probabilities from vLLM servers, which can be given the trainer's weights.
 
     Args:
@@ -395,45 +482,3 @@ class VLLMEngine(_Reads, _Tells, _Publishes):
         self.model = self.base = self._same_model()
         self.version = self._same_version(version)
         self._forget()
-
-    def generate(
-        self,
-        conversations: Sequence[Conversation],
-        max_new_tokens: int = 128,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        on_error: str = "raise",
-    ) -> list[Completion]:
-        """Continue every conversation by one assistant turn; the conversations go out in parallel.
-
-        Args:
-            conversations: with messages, or with ids and media
-            max_new_tokens: at most, for each
-            temperature: 0: the most likely tokens, with their log-probabilities at temperature 1
-            top_p: share of the probability mass that is drawn from; below 1 vLLM's log-probabilities are those among
-                what was left, and the trainer's are not
-            seed: of the first; the next ones count up; None: the server's choice
-            on_error: "raise", or "return": an EngineError in the place of an answer that there is not
-
-        Returns:
-            Completions with ids and log-probabilities, in the same order
-
-        Raises:
-            ValueError: a setting out of bounds, or a conversation that cannot be read
-            EngineError: the first conversation without an answer; the others' answers are lost
-        """
-        check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        unread = [fill_ids(self.policy, n, c, on_error) for n, c in enumerate(conversations)]
-        homes = [None if e else self._home(c) for e, c in zip(unread, conversations, strict=True)]
-        sampling = dict(max_tokens=max_new_tokens, temperature=temperature, top_p=top_p, logprobs=0)
-        sampling |= dict(stop_token_ids=[self.eos], logit_bias={str(i): -100.0 for i in self.never}, detokenize=False)
-
-        def ask(n, seconds):
-            if unread[n]:
-                raise unread[n]
-            how = sampling | ({} if seed is None else dict(seed=seed + n))
-            return self._ask(conversations[n], homes[n], how, seconds)
-
-        where = lambda n: f"{homes[n]}, model {self.model!r}, weights {self.version!r}, conversation {n}"
-        return ask_all(ask, len(conversations), where, on_error, self.threads, self.timeout, self.retries)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TurnState', 'Step', 'Task', 'Episode', 'PictureError', 'begin', 'add_completion', 'add_messages', 'cut', 'seed_of',
-           'rollout', 'answered']
+           'RolloutError', 'rollout', 'answered']
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #485d0fca
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -280,6 +280,28 @@ def _judge(task, states, episodes, said):
     return steps
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #9cdfc068
+class RolloutError(EngineError):
+    """The server went down in the middle of a rollout.
+
+    Args:
+        error: of the engine
+        episodes: all of the rollout, in order
+        missing: places of those that are not over
+
+    Attributes:
+        over: place -> Episode that is over, for `rollout(known=...)`
+    """
+
+    def __init__(self, error: EngineError, episodes: Sequence[Episode], missing: Sequence[int]) -> None:
+        self.over = {i: e for i, e in enumerate(episodes) if i not in set(missing)}
+        some = ", ".join(f"{i} (scene {episodes[i].scene_id})" for i in missing[:5])
+        super().__init__(
+            f"{error}; {len(missing)} of {len(episodes)} episodes are missing: {some}{', ...' * (len(missing) > 5)}",
+            error.index,
+            error.refused,
+        )
+
+
 @dataclass
 class _Table:
     "The episodes of a rollout, how long they may become, and whom to tell when one is over."
@@ -294,10 +316,11 @@ class _Table:
     seed: int | None
     on_episode: Callable | None
     on_group: Callable | None
+    known: Mapping[int, Episode]
 
     def __post_init__(self):
-        self.open = set(range(len(self.episodes)))
-        for i in [i for i, e in enumerate(self.episodes) if e.failed]:
+        self.open = set(range(len(self.episodes))) - set(self.known)
+        for i in [i for i in sorted(self.open) if self.episodes[i].failed]:
             self.over(i)
 
     def room(self, i):
@@ -392,12 +415,15 @@ def _as_they_come(engine, table, sampling):
             asked += [table.ask(i) for i in going]
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #4140376a
-def _begin_all(policy, task, scenes, places, max_tokens):
+def _begin_all(policy, task, scenes, places, max_tokens, known):
     "Episodes with their prompts, and the opening of each. One whose picture cannot be read has failed."
     if len(places) != len(scenes):
         raise ValueError(f"places: {len(places)} for {len(scenes)} scenes")
     openings, episodes = [task.opening(s, *at) for s, at in zip(scenes, places, strict=True)], []
-    for scene, opening in zip(scenes, openings, strict=True):
+    for i, (scene, opening) in enumerate(zip(scenes, openings, strict=True)):
+        if i in known:
+            episodes.append(known[i])
+            continue
         try:
             e = begin(policy, task, scene, opening)
         except PictureError as why:
@@ -424,6 +450,7 @@ def rollout(
     places: Sequence[tuple[int, int]] | None = None,
     on_episode: Callable[[int, Episode], Any] | None = None,
     on_group: Callable[[int, list[Episode]], Any] | None = None,
+    known: Mapping[int, Episode] | None = None,
 ) -> list[Episode]:
     """Play every scene to its end. A conversation that the engine refuses ends its episode, with `failed`.
 
@@ -446,26 +473,31 @@ def rollout(
         on_episode: called with (index, episode) as soon as an episode is over
         on_group: called with (index of the first, episodes) as soon as all episodes of a group that are played here are
             over
+        known: index -> Episode that was played before, such as `RolloutError.over`; it is not played again, and nobody
+            is told of it again
 
     Returns:
         one Episode for each scene, in order
 
     Raises:
         ValueError: a prompt that is too long, names the scene; an engine without token ids
-        EngineError: the server is down
+        RolloutError: the server is down; carries what is over, and tells what is missing
         TypeError: a task whose prompt or steps are of another kind
     """
     scenes = list(scenes)
-    places = [(0, 1)] * len(scenes) if places is None else list(places)
-    episodes, openings = _begin_all(policy, task, scenes, places, max_tokens)
+    places, known = [(0, 1)] * len(scenes) if places is None else list(places), known or {}
+    episodes, openings = _begin_all(policy, task, scenes, places, max_tokens, known)
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
     groups = np.cumsum([place == 0 for place, _ in places]).tolist()
     limits = max_turns, max_new_tokens, max_tokens
-    table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group)
+    table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group, known)
     sampling = dict(temperature=temperature, top_p=top_p)
     if max_turns > 0 and table.open:
         play = _as_they_come if hasattr(engine, "stream") else _turn_by_turn
-        play(engine, table, sampling)
+        try:
+            play(engine, table, sampling)
+        except EngineError as e:
+            raise RolloutError(e, episodes, sorted(table.open)) from e
     return episodes
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #15eceba2

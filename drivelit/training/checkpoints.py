@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MARK', 'write_whole', 'seal', 'damage', 'first_process', 'checkpoints', 'last_checkpoint', 'resume_point',
-           'read_metrics', 'plot_metrics', 'wait_for_all', 'SafeCheckpoints', 'save_final', 'pack_weights']
+           'read_metrics', 'plot_metrics', 'told_if_full', 'wait_for_all', 'SafeCheckpoints', 'save_final',
+           'pack_weights']
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #3e170dd5
 import hashlib
@@ -12,7 +13,8 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from matplotlib.figure import Figure
+from safetensors import SafetensorError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..policy.model import Policy
@@ -201,6 +204,32 @@ def plot_metrics(out: str | Path, keys: Sequence[str], path: str | Path | None =
     figure.savefig(path)
     return path
 
+# %% ../../nbs/40_training/05_checkpoints.ipynb #68d2b9aa
+@contextmanager
+def told_if_full(checkpoint: str | Path) -> Iterator[None]:
+    """While it is open, a checkpoint that cannot be written is told with what can be done.
+
+    Args:
+        checkpoint: its folder, in that of the run
+
+    Returns:
+        context manager
+
+    Raises:
+        OSError: it could not be written
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as e:
+        if type(e) is RuntimeError and "inline_container" not in str(e):  # torch's writer, which tells no more
+            raise
+        run, who = Path(checkpoint).parent, os.environ.get("RANK", "0")
+        whole = [folder.name for _, folder in checkpoints(run) if (folder / MARK).exists()]
+        raise OSError(
+            f"{checkpoint} cannot be written by process {who} ({e}; {shutil.disk_usage(run).free / 1e6:,.0f} MB are "
+            f"free): make room, and the same command goes on from {whole[-1] if whole else 'the beginning'}"
+        ) from e
+
 # %% ../../nbs/40_training/05_checkpoints.ipynb #62c2e194
 def wait_for_all() -> None:
     "Wait until every process of the run is here; alone: at once."
@@ -259,8 +288,9 @@ class SafeCheckpoints(TrainerCallback):
         if not state.is_world_process_zero:
             return
         here = self.out / f"checkpoint-{state.global_step}"
-        (here / "README.md").unlink(missing_ok=True)  # a stock card that knows nothing of this policy
-        seal(here)
+        with told_if_full(here):
+            (here / "README.md").unlink(missing_ok=True)  # a stock card that knows nothing of this policy
+            seal(here)
         for _, folder in checkpoints(self.out)[: -self.keep]:
             self._remove(folder)
 

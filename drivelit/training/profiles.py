@@ -6,9 +6,9 @@
 __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'HUB', 'ProfileError', 'key', 'described', 'Profile', 'nearest', 'convert',
            'typed', 'checked', 'read_sections', 'profile_names', 'System', 'systems', 'find_system', 'load_profile',
            'gpus_per_node', 'image_tokens', 'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config',
-           'count_weights', 'adapter_weights', 'memory', 'stage_gpus', 'given_again', 'serve_commands', 'launch',
-           'remedy', 'notes', 'preview', 'notebook_parameters', 'check_parameters', 'RunParameters', 'checked_cluster',
-           'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
+           'count_weights', 'adapter_weights', 'memory', 'prepared_pictures', 'stage_gpus', 'given_again',
+           'serve_commands', 'launch', 'remedy', 'notes', 'preview', 'notebook_parameters', 'check_parameters',
+           'RunParameters', 'checked_cluster', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3d4ac199
 import ast
@@ -107,6 +107,7 @@ class Profile:
     micro_batch: int = key(8, "samples in one forward pass on one device", low=1)
     checkpointing: bool = key(False, "recompute activations in the backward pass")
     together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
+    picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
     player: str = key("here", "who plays in reinforcement: 'here', or addresses of vLLM servers with commas")
     importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
@@ -585,6 +586,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         checkpointing=profile.checkpointing,
         sharding=profile.sharding,
         together=profile.together,
+        picture_cache=profile.picture_cache,
         player=profile.player,
         importance_cap=profile.importance_cap,
         max_new_tokens=profile.new_tokens,
@@ -733,6 +735,22 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         cache=0 if updates else at_once * p.tokens * 2 * text.num_hidden_layers * heads * each,
     )
     return {k: v / 1e9 for k, v in parts.items()}
+
+# %% ../../nbs/40_training/00_profiles.ipynb #9ee273fe
+def prepared_pictures(profile: Profile) -> float:
+    """The memory that a process of reinforcement would need to keep every prepared picture of a rollout batch.
+
+    Args:
+        profile: Profile
+
+    Returns:
+        GB (1e9 bytes), outside of the GPU; no more than `picture_cache` of them are kept
+    """
+    p = profile
+    episodes = math.ceil(p.rl_batch * p.group / max(p.rl_gpus, 1))
+    different = math.ceil(episodes / p.group) + episodes * (p.pictures() - 1)
+    # four patches of 14 x 14 pixels are merged into one token; each is stored twice, in three colours, as float32
+    return different * image_tokens(p.image_size) * 4 * (2 * 3 * 14 * 14) * 4 / 1e9
 
 # %% ../../nbs/40_training/00_profiles.ipynb #dadbe66c
 def stage_gpus(profile: Profile, kind: str) -> int:
@@ -888,6 +906,13 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     return out
 
 # %% ../../nbs/40_training/00_profiles.ipynb #ddb3cf0e
+def _told(need, p):
+    "What prepared pictures take of a machine's own memory."
+    kept, here = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
+    more = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > kept else ""
+    return f"about {kept:.2f} GB a process, {kept * here:.2f} GB a machine, beside what its devices have{more}"
+
+
 def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None) -> str:
     """Everything that is known about a run before it starts: values and origins, steps, tokens, memory, commands,
     notes.
@@ -921,6 +946,7 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
             f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
             + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v)
         )
+    page.append(f"  memory of prepared pictures, rl: {_told(prepared_pictures(p), p)}")
     page += ["", *(f"  $ {c}" for c in [*serve_commands(p), *launch(p, parameters, kinds)])]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 

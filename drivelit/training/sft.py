@@ -33,7 +33,14 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from ..data.rows import Rows, chat
 from ..policy.model import Policy, load_policy
-from .checkpoints import SafeCheckpoints, plot_metrics, read_metrics, resume_point, save_final
+from drivelit.training.checkpoints import (
+    SafeCheckpoints,
+    plot_metrics,
+    read_metrics,
+    resume_point,
+    save_final,
+    told_if_full,
+)
 from .profiles import nearest
 from .sharding import fsdp_settings, full_weights, is_sharded
 
@@ -412,6 +419,10 @@ class SafeTrainer:
             return super()._load_from_checkpoint(folder, model)
         model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
 
+    def _save_checkpoint(self, model, trial):
+        with told_if_full(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
+
     def create_model_card(self, *_: object, **__: object) -> None:
         "Nothing: `Policy.save` writes what the policy is, and TRL's text would say something else."
 
@@ -536,13 +547,13 @@ def memory_settings(checkpointing: bool, sharding: bool) -> dict:
 
     Args:
         checkpointing: recompute activations in the backward pass
-        sharding: FSDP2, if there are several processes
+        sharding: FSDP2, if there is a group of processes, be it of one: it may go on from a checkpoint of several
 
     Returns:
         dict of settings
     """
-    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    return fsdp_settings(checkpointing) if sharding and several else dict(activation_checkpointing=checkpointing)
+    grouped = "WORLD_SIZE" in os.environ  # as torchrun and Ray Train say it
+    return fsdp_settings(checkpointing) if sharding and grouped else dict(activation_checkpointing=checkpointing)
 
 
 def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:

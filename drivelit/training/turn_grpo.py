@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'by_rule', 'Reference', 'check_task',
-           'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row', 'turn_log', 'PlaysEpisodes',
-           'LearnsWords', 'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'train_rl',
-           'SequenceRatioTrainer']
+           'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row', 'turn_log', 'write_played',
+           'read_played', 'KeepsPlayed', 'PlaysEpisodes', 'LearnsWords', 'importance_weights', 'PlaysElsewhere',
+           'TurnGRPOTrainer', 'rl_config', 'train_rl', 'SequenceRatioTrainer']
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
 import os
+import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,15 @@ from trl import GRPOConfig, GRPOTrainer
 from ..policy.engines import EngineError, TransformersEngine
 from ..policy.model import Policy
 from ..policy.vllm import VLLMEngine
-from ..rollout.core import Episode, Task, rollout
-from .checkpoints import SafeCheckpoints, first_process, plot_metrics, read_metrics, resume_point
+from ..rollout.core import Episode, RolloutError, Task, rollout
+from drivelit.training.checkpoints import (
+    SafeCheckpoints,
+    first_process,
+    plot_metrics,
+    read_metrics,
+    resume_point,
+    told_if_full,
+)
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
@@ -383,6 +391,82 @@ def turn_log(played: Sequence[dict]) -> dict[str, float]:
         log[f"turn{j + 1}/unreadable"] = [e["unreadable"][j] for e in there]
     return {key: float(np.mean(values)) for key, values in log.items() if len(values)}
 
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #23931384
+def write_played(path: str | Path, asked: str, episodes: Mapping[int, Episode]) -> None:
+    """Keep what was played of a rollout that was cut off.
+
+    Args:
+        path: file of this process and step
+        asked: what the words depend on
+        episodes: place -> Episode that is over
+    """
+    new = Path(f"{path}.new")
+    new.parent.mkdir(exist_ok=True)
+    new.write_bytes(pickle.dumps((asked, dict(episodes))))
+    os.replace(new, path)
+
+
+def read_played(path: str | Path, asked: str) -> dict[int, Episode]:
+    """What was played of a rollout before it was cut off.
+
+    Args:
+        path: file of this process and step
+        asked: what the words would depend on now
+
+    Returns:
+        place -> Episode; empty if they were asked for otherwise, or if the file is damaged, which is told
+    """
+    try:
+        before, episodes = pickle.loads(Path(path).read_bytes())
+    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
+        warnings.warn(f"{path} is damaged and not used ({e}): the whole rollout is played again", stacklevel=2)
+        return {}
+    return episodes if before == asked else {}
+
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #9df8d0f4
+class KeepsPlayed:
+    "The part of the trainer that loses nothing of what was played when a server goes down."
+
+    _known = {}  # place -> Episode of the next rollout that was played before it was cut off
+
+    def play_to_the_end(self, scenes: list, done: int) -> list[Episode]:
+        """Play each scene once; if a server goes down on the way, what was played is kept for the run that goes on.
+
+        Args:
+            scenes: of this process
+            done: rollouts before this one
+
+        Returns:
+            episodes, in the order of the scenes
+
+        Raises:
+            EngineError: a server is down; what all processes have played lies beside a checkpoint of this moment
+        """
+        folder, step = Path(self.args.output_dir), self.state.global_step
+        path = folder / "played" / f"{step}-{self.accelerator.process_index}.pickle"
+        error = None
+        try:
+            self._known = read_played(path, self._asked(scenes)) if path.exists() else {}
+            episodes = self.play(scenes)
+        except RolloutError as e:
+            error = e
+        down = [e for e in self._from_all([error and (str(error), error.index, error.refused)]) if e]
+        if not down:
+            path.unlink(missing_ok=True)
+            return episodes
+        write_played(path, self._asked(scenes), error.over if error else self._whole)
+        if done and not (folder / f"checkpoint-{step}").exists():
+            self._save_checkpoint(self.model, None)
+            self.callback_handler.on_save(self.args, self.state, self.control)
+        again = f"the others of rollout {done + 1} are kept in {path.parent}, and the same command goes on from them"
+        raise EngineError(f"{down[0][0]}; {again}", *down[0][1:]) from error
+
+    def _asked(self, scenes):
+        "What the words of a rollout depend on: its scenes and settings, and the weights."
+        weights = sum(slice_of(p.detach()).sum(dtype=torch.float64).item() for p in self.model.parameters())
+        names, args = [str(getattr(s, "id", s)) for s in scenes], self.args
+        return repr((names, args.seed, args.temperature, self.num_generations, self.limits, weights))
+
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a6bfd4b0
 class PlaysEpisodes:
     "The part of the trainer that makes experience: scenes in, scored micro-batches out."
@@ -399,13 +483,7 @@ class PlaysEpisodes:
         done = self.state.global_step // updates_of(self.args)
         if self.reference_every and done and done % self.reference_every == 0:
             self.reference.refresh()
-        try:
-            episodes = self.play(scenes)
-        except EngineError as e:  # what was played of this rollout is gone; nothing of it has been learnt from
-            again = (
-                f"rollout {done + 1} of {len(scenes)} episodes is played anew when the run goes on from a checkpoint"
-            )
-            raise EngineError(f"{e}; {again}", e.index, e.refused) from e
+        episodes = self.play_to_the_end(scenes, done)
         advantages = self.score(episodes)
         micro = self.args.per_device_train_batch_size
         update = micro * self.args.gradient_accumulation_steps
@@ -432,11 +510,13 @@ class PlaysEpisodes:
         places = [((rank * len(scenes) + i) % group, group) for i in range(len(scenes))]
         seed = (self.args.seed * 7919 + self.state.global_step) * 64 + rank
         sampling = dict(temperature=self.args.temperature, seed=seed)
+        known, self._known = dict(known=self._known) if self._known else {}, {}
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
-            episodes = self.rollout(scenes, places=places, **sampling, **self.limits)
+            episodes = self.rollout(scenes, places=places, **sampling, **self.limits, **known)
         self.model.train(was_training)
+        self._whole = dict(enumerate(episodes))  # as they were played
         return episodes
 
     def rollout(self, scenes: list, **how: object) -> list[Episode]:
@@ -444,7 +524,7 @@ class PlaysEpisodes:
 
         Args:
             scenes: of this process
-            **how: places, seed, temperature and limits, as `drivelit.rollout.core.rollout` takes them
+            **how: places, seed, temperature, limits, perhaps known, as `drivelit.rollout.core.rollout` takes them
 
         Returns:
             episodes, in the order of the scenes
@@ -652,7 +732,7 @@ class PlaysElsewhere:
                 self._metrics["train"][f"sampling/{name}/{how}"].append(getattr(everywhere, how)().item())
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
-class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
+class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
     """GRPO over episodes of a Task: per-turn rewards, (B, T) advantages, feedback masked, media anywhere.
 
     Args:
@@ -664,6 +744,7 @@ class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, G
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
         importance_cap: bound of the weight of a word whose sampler is another program; 0: no weights
         together: conversations that the policy in this process continues at a time
+        picture_cache: GB of prepared pictures that are kept in a rollout
         max_turns: of an episode
         max_new_tokens: of a turn
         max_tokens: of an episode
@@ -683,6 +764,7 @@ class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, G
         engine: object | None = None,
         importance_cap: float = 0.0,
         together: int = 256,
+        picture_cache: float = 4.0,
         max_turns: int = 6,
         max_new_tokens: int = 128,
         max_tokens: int = 11_500,
@@ -714,7 +796,7 @@ class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, G
         self.engine, self.importance_cap = engine or TransformersEngine(policy, together), importance_cap
         self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
         self.reference = Reference(self.model, args.bf16) if beta and not self.is_fsdp_enabled else None
-        self.reference_every, self.said = reference_every, None
+        self.reference_every, self.picture_cache, self.said = reference_every, picture_cache, None
 
     def _refer(self):
         # A sharded reference is made of the shards, which come when training begins, and before a checkpoint is read.
@@ -726,14 +808,17 @@ class TurnGRPOTrainer(PlaysEpisodes, PlaysElsewhere, LearnsWords, SafeTrainer, G
         # TRL asks once for each micro-batch. Those of a rollout are all made when the first is wanted.
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
-            with prepared_once(self.policy):  # IPTC: whoever plays, scores or learns shares what was made of a picture
+            # IPTC: whoever plays, scores or learns shares what was made of a picture
+            with prepared_once(self.policy, 1e9 * self.picture_cache):
                 self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
         return self._buffered_inputs[self._step % count]
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
         if self.reference:
-            self.reference.save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+            checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            with told_if_full(checkpoint):
+                self.reference.save(checkpoint)
 
     def _load_from_checkpoint(self, folder, model=None):
         self._refer()
@@ -868,6 +953,7 @@ def train_rl(
     player: str = "here",
     importance_cap: float = 0.0,
     together: int = 256,
+    picture_cache: float = 4.0,
     max_turns: int = 6,
     max_new_tokens: int = 128,
     max_tokens: int = 11_500,
@@ -892,6 +978,7 @@ def train_rl(
         player: "here", or addresses of vLLM servers with commas: they play in its place, under its rule
         importance_cap: of truncated importance sampling, C in the notebook; 0: none
         together: conversations that the policy in this process continues at a time
+        picture_cache: GB of prepared pictures that are kept in a rollout
         max_turns: of an episode
         max_new_tokens: of a turn
         max_tokens: of an episode
@@ -930,6 +1017,7 @@ def train_rl(
         engine=engine,
         importance_cap=importance_cap,
         together=together,
+        picture_cache=picture_cache,
         max_turns=max_turns,
         max_new_tokens=max_new_tokens,
         max_tokens=max_tokens,
