@@ -16,6 +16,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
@@ -46,8 +47,9 @@ def parameters(nb):
 def prepared(path, slow):
     "The notebook without its outputs, and without the cells that are left out."
     nb = nbformat.read(ROOT / path, 4)
-    skip = ("#| eval: false", *(() if slow else ("#| slow",)))
-    nb.cells = [c for c in nb.cells if c.cell_type != "code" or not c.source.startswith(skip)]
+    skip = {"#| eval: false", *(() if slow else ("#| slow",))}
+    said = lambda c: set(takewhile(lambda line: line.startswith("#|"), c.source.splitlines()))
+    nb.cells = [c for c in nb.cells if c.cell_type != "code" or not skip & said(c)]
     for cell in nb.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
