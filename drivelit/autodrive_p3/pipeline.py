@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REINFORCED', 'OPTIONAL', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'FUNCTIONS', 'run_scenes', 'run_data',
-           'freeze_vision', 'run_sft', 'rl_arm', 'run_rl']
+           'run_sft', 'rl_arm', 'run_rl']
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #6f180454
 from collections import Counter
@@ -23,9 +23,8 @@ from .task import StageTrainer
 from .teacher import annotate, open_teacher
 from ..data.rows import read_rows
 from ..data.served import Journal
-from ..policy.model import Policy
 from ..training.profiles import rl_options, sft_options
-from ..training.sft import train_sft
+from ..training.sft import freeze_vision, train_sft
 from ..training.stages import Stages, load, load_scenes, write_scenes
 from ..training.turn_grpo import train_rl
 
@@ -91,21 +90,6 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     return dict(rows=len(read_rows(path)), counts=dict(count))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #a831abc6
-def freeze_vision(policy: Policy, frozen: bool) -> Policy:
-    """Say whether the vision encoder is trained.
-
-    Args:
-        policy: of any model with a part named `visual`
-        frozen: not
-
-    Returns:
-        the policy
-    """
-    for name, p in policy.model.named_parameters():
-        p.requires_grad_(not (frozen and ".visual." in f".{name}"))
-    return policy
-
-
 def run_sft(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     """Stage `sft`: tune, then drive the held-out scenes.
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'UNITS', 'SEES', 'FINDS', 'FORESEES', 'FAR_OFF',
-           'SCORE', 'MOVES', 'ORDERINGS', 'MARKS', 'collect', 'first_play', 'numbers', 'shown', 'best_without_eyes',
-           'skill_shown', 'arms', 'table_rewards', 'table_plans', 'table_modes', 'table_chain', 'difference',
-           'compared', 'orderings', 'questions', 'plot_answers', 'example_figure', 'spread', 'plot_run', 'real_rows']
+           'SCORE', 'MOVES', 'ORDERINGS', 'MARKS', 'collect', 'first_play', 'shown', 'best_without_eyes', 'skill_shown',
+           'arms', 'table_rewards', 'table_plans', 'table_modes', 'table_chain', 'difference', 'compared', 'orderings',
+           'questions', 'plot_answers', 'example_figure', 'plot_run', 'real_rows']
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7095a5e8
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town import make_scene
 from ..training import report
-from ..training.report import cell, failed_cell, found_at, skill_cell
+from ..training.report import cell, failed_cell, numbers, skill_cell, spread
 from ..training.stages import load, load_scenes
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #271e1d51
@@ -82,24 +82,6 @@ def first_play(results: dict[str, Any]) -> tuple[str, str]:
     profile = results["profile"]
     play = "sampled" if profile.get("eval_play") == "sampled" else "greedy"
     return "fast" if profile.get("mode") == "fast" else "detailed", play
-
-
-def numbers(results: dict[str, Any], who: str, play: Sequence[str], *path: str | int) -> np.ndarray:
-    """One number for each seed; one alone for who does not learn.
-
-    Args:
-        results: from `collect`
-        who: a stage or the name of a driver
-        play: keys from the stage's result to the numbers of a play; a driver has none
-        *path: keys and positions from there on
-
-    Returns:
-        (seeds,) NaN where a seed has no such number; (1,) for a driver
-    """
-    if who not in results["drivers"]:
-        return report.values(results, who, *play, *path)
-    found = found_at(results["drivers"][who], path)
-    return np.array([np.nan if found is None else found], float)
 
 
 def shown(
@@ -491,23 +473,6 @@ def example_figure() -> Figure:
     texts = [write_chain("fast", t.boxes, t.labels, t.actions, t.points) for t in truths]
     chains = [parse_chain(t, inputs.frame.size, "fast") for t in texts]
     return plot_answers(scenes, chains, inputs, "An example by script, not by a model: the labels themselves")
-
-
-def spread(ade: Sequence[float], count: int = 3) -> list[int]:
-    """Scenes to show: evenly spread over the order of their ADE.
-
-    Args:
-        ade: of each scene, metres; NaN: the plan could not be read
-        count: how many
-
-    Returns:
-        numbers of scenes, the smallest ADE first; the first scenes if nothing could be read
-    """
-    order = [int(i) for i in np.argsort(ade) if not np.isnan(ade[i])]
-    if not order:
-        return list(range(min(count, len(ade))))
-    places = (np.arange(count) + 0.5) / count * len(order)
-    return list(dict.fromkeys(order[int(p)] for p in places))
 
 
 def plot_run(

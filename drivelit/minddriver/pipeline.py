@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'PACKED', 'SWAPPED', 'LANGUAGE',
            'FUNCTIONS', 'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'fresh',
-           'freeze_vision', 'run_start', 'begin', 'pack_start', 'features', 'examine', 'run_sft', 'adapters', 'settle',
-           'run_rft']
+           'run_start', 'begin', 'pack_start', 'features', 'examine', 'run_sft', 'adapters', 'settle', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -40,7 +39,7 @@ from ..scene.core import Scene
 from ..training.checkpoints import pack_weights, read_metrics, save_final
 from ..training.processes import RunError
 from ..training.profiles import rl_options, sft_options
-from ..training.sft import train_sft
+from ..training.sft import freeze_vision, train_sft
 from ..training.stages import Stages, device_of, load, load_scenes, run_profile, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
@@ -270,21 +269,6 @@ def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
         lines = [*kit_text(inputs, arm.get("form", profile.form), arm.get("seconds", profile.seconds)), *lines]
     policy = load(profile.model, profile, seed, tuple(dict.fromkeys(lines)))
     return add_image_tokens(policy, codec_of(profile).codes, seed, TAGS)
-
-
-def freeze_vision(policy: Policy, frozen: bool) -> Policy:
-    """Say whether the vision encoder is trained.
-
-    Args:
-        policy: of any model with a part named `visual`
-        frozen: not
-
-    Returns:
-        the policy
-    """
-    for name, p in policy.model.named_parameters():
-        p.requires_grad_(not (frozen and ".visual." in f".{name}"))
-    return policy
 
 
 def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'DREAMS', 'FORM_ROWS', 'AHEAD_ROWS', 'THOUGHT_ROWS',
            'RL_ROWS', 'HOW', 'UNITS', 'FAR_OFF', 'SCORE', 'CODES', 'FRECHET', 'ORDERINGS', 'LINE', 'PAIRS', 'collect',
-           'first_play', 'numbers', 'shown', 'best_without_eyes', 'skill_shown', 'score_cells', 'played', 'driver_rows',
-           'table1', 'table2', 'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference',
-           'compared', 'orderings', 'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'spread',
-           'plot_run', 'real_rows']
+           'first_play', 'shown', 'best_without_eyes', 'skill_shown', 'score_cells', 'played', 'driver_rows', 'table1',
+           'table2', 'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference', 'compared',
+           'orderings', 'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'plot_run', 'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town import scenes as town_scenes
 from ..training import report
-from ..training.report import cell, failed_cell, found_at, skill_cell
+from ..training.report import cell, failed_cell, numbers, skill_cell, spread
 from ..training.stages import load, load_scenes
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00006
@@ -92,24 +91,6 @@ def first_play(results: dict[str, Any]) -> str:
         "greedy", or "sampled" if the run has nothing else
     """
     return "sampled" if results["profile"].get("eval_play") == "sampled" else "greedy"
-
-
-def numbers(results: dict[str, Any], who: str, play: Sequence[str], *path: str | int) -> np.ndarray:
-    """One number for each seed; one alone for who does not learn.
-
-    Args:
-        results: from `collect`
-        who: a stage or the name of a driver
-        play: keys from the stage's result to the numbers of a play; a driver has none
-        *path: keys and positions from there on
-
-    Returns:
-        (seeds,) NaN where a seed has no such number; (1,) for a driver
-    """
-    if who not in results["drivers"]:
-        return report.values(results, who, *play, *path)
-    found = found_at(results["drivers"][who], path)
-    return np.array([np.nan if found is None else found], float)
 
 
 def shown(
@@ -674,23 +655,6 @@ def example_figure() -> Figure:
     return plot_dreams(scenes, list(next_codes(codec, scenes)), plans, codec, title=title)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00046
-def spread(ade: Sequence[float], count: int = 3) -> list[int]:
-    """Scenes to show: evenly spread over the order of their ADE.
-
-    Args:
-        ade: of each scene, metres; NaN: the plan could not be read
-        count: how many
-
-    Returns:
-        numbers of scenes, the smallest ADE first; the first scenes if nothing could be read
-    """
-    order = [int(i) for i in np.argsort(ade) if not np.isnan(ade[i])]
-    if not order:
-        return list(range(min(count, len(ade))))
-    places = (np.arange(count) + 0.5) / count * len(order)
-    return list(dict.fromkeys(order[int(p)] for p in places))
-
-
 def plot_run(
     out: str | Path,
     seed: int,

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['WHERE_ONLY', 'COMPARED', 'WORD_COLORS', 'pack', 'unpack', 'with_packed_scenes', 'collect', 'read_results', 'joined',
-           'found_at', 'values', 'scene_scores', 'cell', 'skill_cell', 'failed_cell', 'parts', 'half_width',
-           'bootstrap', 'Paired', 'seeds_needed', 'paired', 'paired_row', 'compare', 'plot_compared', 'real_table']
+           'found_at', 'values', 'numbers', 'spread', 'scene_scores', 'cell', 'skill_cell', 'failed_cell', 'parts',
+           'half_width', 'bootstrap', 'Paired', 'seeds_needed', 'paired', 'paired_row', 'compare', 'plot_compared',
+           'real_table']
 
 # %% ../../nbs/40_training/50_report.ipynb #921971c3
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,41 @@ def values(results: dict[str, Any], stage: str, *path: str | int) -> np.ndarray:
     """
     found = [found_at(s[stage], path) for s in results["seeds"].values() if stage in s]
     return np.array([np.nan if v is None else v for v in found], float)
+
+
+def numbers(results: dict[str, Any], who: str, play: Sequence[str], *path: str | int) -> np.ndarray:
+    """One number for each seed; one alone for who does not learn.
+
+    Args:
+        results: from `collect`
+        who: a stage or the name of a driver
+        play: keys from the stage's result to the numbers of a play; a driver has none
+        *path: keys and positions from there on
+
+    Returns:
+        (seeds,) NaN where a seed has no such number; (1,) for a driver
+    """
+    if who not in results["drivers"]:
+        return values(results, who, *play, *path)
+    found = found_at(results["drivers"][who], path)
+    return np.array([np.nan if found is None else found], float)
+
+
+def spread(ade: Sequence[float], count: int = 3) -> list[int]:
+    """Scenes to show: evenly spread over the order of their ADE.
+
+    Args:
+        ade: of each scene, metres; NaN: the plan could not be read
+        count: how many
+
+    Returns:
+        numbers of scenes, the smallest ADE first; the first scenes if nothing could be read
+    """
+    order = [int(i) for i in np.argsort(ade) if not np.isnan(ade[i])]
+    if not order:
+        return list(range(min(count, len(ade))))
+    places = (np.arange(count) + 0.5) / count * len(order)
+    return list(dict.fromkeys(order[int(p)] for p in places))
 
 # %% ../../nbs/40_training/50_report.ipynb #1e4984e4
 def scene_scores(results: dict[str, Any], *path: str | int) -> dict[str, np.ndarray]:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
            'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
-           'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'memory_settings', 'finish', 'sft_config',
-           'train_sft']
+           'freeze_vision', 'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'memory_settings',
+           'finish', 'sft_config', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
 import inspect
@@ -401,6 +401,21 @@ def fp32_masters(model: torch.nn.Module) -> Iterator[dict[str, torch.dtype]]:
         for name, dtype in () if is_sharded(model) else low.items():
             p = model.get_parameter(name)
             p.data, p.grad = p.data.to(dtype), None
+
+# %% ../../nbs/40_training/10_sft.ipynb #919672ee
+def freeze_vision(policy: Policy, frozen: bool) -> Policy:
+    """Say whether the vision encoder is trained.
+
+    Args:
+        policy: of any model with a part named `visual`
+        frozen: not
+
+    Returns:
+        the policy
+    """
+    for name, p in policy.model.named_parameters():
+        p.requires_grad_(not (frozen and ".visual." in f".{name}"))
+    return policy
 
 # %% ../../nbs/40_training/10_sft.ipynb #73c1879e
 class SafeTrainer:
