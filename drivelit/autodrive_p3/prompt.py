@@ -6,6 +6,7 @@
 __all__ = ['STEP', 'SIGHTS', 'SOURCES', 'Inputs', 'shown', 'ego_text', 'question', 'policy_prompt']
 
 # %% ../../nbs/52_autodrive_p3/10_prompt.ipynb #66bf0f88
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,13 +131,16 @@ def question(inputs: Inputs, mode: str) -> str:
     )
 
 
-def policy_prompt(scene: Scene, inputs: Inputs, mode: str = "detailed") -> list[dict]:
+def policy_prompt(
+    scene: Scene, inputs: Inputs, mode: str = "detailed", look: Callable[[Scene, Inputs], list] = shown
+) -> list[dict]:
     """The policy's first message.
 
     Args:
         scene: any
         inputs: what is shown and asked for
         mode: key of MODES
+        look: gets the frames; default: anew
 
     Returns:
         messages, as `Policy.encode` takes them
@@ -145,6 +149,6 @@ def policy_prompt(scene: Scene, inputs: Inputs, mode: str = "detailed") -> list[
         SceneError: a camera, a time or a file that the scene does not have
         ValueError: an unknown mode
     """
-    frames = [{"type": "image", "image": image} for image in shown(scene, inputs)]
+    frames = [{"type": "image", "image": image} for image in look(scene, inputs)]
     words = {"type": "text", "text": ego_text(scene) + question(inputs, mode)}
     return [{"role": "user", "content": [*frames, words]}]

@@ -14,12 +14,12 @@ from dataclasses import replace
 import numpy as np
 
 from .formats import MODES, STAGES, Chain, parse_chain
-from .prompt import Inputs, policy_prompt
+from .prompt import Inputs, policy_prompt, shown
 from .rewards import SCHEMES, PLANS, Weights, by_stage, l2, parts_of, plan_reward, total, truth_of
 from ..metrics.pdm import score_scenes
 from ..policy.engines import Completion
 from ..rollout.core import Episode, Step, Task, TurnState
-from ..scene.core import Scene
+from ..scene.core import Recent, Scene
 from ..training.turn_grpo import TurnGRPOTrainer
 
 # %% ../../nbs/52_autodrive_p3/45_task.ipynb #2244933f
@@ -58,6 +58,8 @@ class P3Task(Task):
             raise ValueError(f"pdms: eight way-points are scored, and {inputs.points} are asked for")
         self.inputs, self.mode, self.weights, self.plan, self.pdms = inputs, mode, weights, plan, pdms
         self.openings = openings or {}
+        width, height = inputs.frame.size
+        self.look = Recent(shown, int(2e8) // (3 * inputs.frames * width * height))  # bytes of memory
 
     def mode_of(self, scene: Scene) -> str:
         """How a scene is answered: all episodes of a group in the same way.
@@ -82,7 +84,7 @@ class P3Task(Task):
         Raises:
             SceneError: a camera, a time or a file that the scene does not have
         """
-        return policy_prompt(scene, self.inputs, self.mode_of(scene))
+        return policy_prompt(scene, self.inputs, self.mode_of(scene), self.look)
 
     def opening(self, scene: Scene, place: int, group: int) -> str:
         """The first words of the answer, if they are given.

@@ -19,7 +19,7 @@ from scipy.signal import correlate
 from ..metrics.images import Moments, frechet
 from ..policy.codec import CodecError, check_codes, pixels
 from ..scene.cameras import get_image, next_image
-from ..scene.core import Scene
+from ..scene.core import Scene, remembered
 
 # %% ../../nbs/53_minddriver/50_dreams.ipynb #drm00005
 def right_codes(dreamed: Sequence[np.ndarray | None], true: np.ndarray, present: np.ndarray) -> dict[str, Any]:
@@ -90,6 +90,7 @@ class Mover:
         return (self.view != self.without).any(-1)
 
 
+@remembered  # the dreams of a scene, greedy and sampled, are held against the same one
 def most_visible_mover(scene: Scene, size: tuple[int, int], seconds: float = 0.5) -> Mover | None:
     """Of the road users that move, the one with the most pixels in the true next front view.
 

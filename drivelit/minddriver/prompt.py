@@ -7,6 +7,7 @@ __all__ = ['VIEWS', 'PICTURES', 'STEP', 'PAPER', 'COMMANDS', 'ASKED', 'SIGNALS',
            'question', 'policy_prompt', 'teacher_text', 'teacher_prompt']
 
 # %% ../../nbs/53_minddriver/10_prompt.ipynb #c05a0003
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,7 +128,11 @@ def question(inputs: Inputs, form: str, seconds: float = 0.5) -> str:
 
 
 def policy_prompt(
-    scene: Scene, inputs: Inputs = PAPER, form: str = "text then image", seconds: float = 0.5
+    scene: Scene,
+    inputs: Inputs = PAPER,
+    form: str = "text then image",
+    seconds: float = 0.5,
+    look: Callable[[Scene, Inputs], list] = shown,
 ) -> list[dict]:
     """The policy's first message.
 
@@ -136,6 +141,7 @@ def policy_prompt(
         inputs: what is shown
         form: key of FORMS: what is asked for
         seconds: how far ahead the dreamed picture lies
+        look: gets the pictures; default: anew
 
     Returns:
         messages, as `Policy.encode` takes them
@@ -144,7 +150,7 @@ def policy_prompt(
         SceneError: a camera, a time or a file that the scene does not have
         ValueError: an unknown form
     """
-    images = [{"type": "image", "image": image} for *_, image in shown(scene, inputs)]
+    images = [{"type": "image", "image": image} for *_, image in look(scene, inputs)]
     text = state_text(scene, inputs) + question(inputs, form, seconds)
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 

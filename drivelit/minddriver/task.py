@@ -14,12 +14,12 @@ import numpy as np
 from ..metrics.images import embed_images
 from .decisions import POINTS
 from .formats import Answer, format_reward, parse_answer, spans_of
-from .prompt import PAPER, Inputs, policy_prompt
+from .prompt import PAPER, Inputs, policy_prompt, shown
 from .rewards import LEARNT, displacement, plan_reward, reward_of
 from ..policy.engines import Completion
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import next_image
-from ..scene.core import Scene, SceneError, remembered
+from ..scene.core import Recent, Scene, SceneError, remembered
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae0005
 @remembered
@@ -165,6 +165,7 @@ class MindDriverTask(Task):
         if learnt != "plan" and (encoder is None or not dreams):
             raise ValueError(f"learnt: {learnt!r} needs an encoder and a form with a dream, not {form!r}")
         self.codec, self.inputs, self.form, self.seconds, self.learnt = codec, inputs, form, seconds, learnt
+        self.look = Recent(shown, int(2e8) // (11 * 3 * inputs.size[0] * inputs.size[1]))  # bytes, of at most 11
         self.views = Views(encoder, codec.size, seconds) if dreams and encoder is not None else None
         self.openings, self.strict = openings or {}, strict_format
         self.numbers = dict(ade_max=ade_max, ade_scale=ade_scale, w_format=w_format, w_image=w_image, w_plan=w_plan)
@@ -181,7 +182,7 @@ class MindDriverTask(Task):
         Raises:
             SceneError: a camera, a time or a file that the scene does not have
         """
-        return policy_prompt(scene, self.inputs, self.form, self.seconds)
+        return policy_prompt(scene, self.inputs, self.form, self.seconds, self.look)
 
     def opening(self, scene: Scene, place: int, group: int) -> str:
         """The first words of the answer, if they are given.

@@ -7,8 +7,8 @@ __all__ = ['REQUIREMENTS', 'HISTORY', 'METRIC_DESCRIPTIONS', 'METRICS', 'history
            'unreadable_text', 'FrontImages', 'readable_turn', 'unreadable_turn', 'MTDriveTask']
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #8bd6c4c3
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -20,7 +20,7 @@ from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import get_image
-from ..scene.core import Scene, SceneError
+from ..scene.core import Recent, Scene, SceneError
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #8eb260fb
 REQUIREMENTS = (
@@ -129,8 +129,9 @@ class FrontImages:
     def __init__(self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", memory: float = 2e8):
         if when not in ("auto", "grey", True, False):
             raise ValueError(f"images: {when!r} is not 'auto', 'grey', True or False")
-        self.size, self.when, self.painted = tuple(size), when, OrderedDict()
-        self.keep = max(64, int(memory) // (3 * size[0] * size[1]))
+        self.size, self.when = tuple(size), when
+        of = partial(get_image, camera="CAM_FRONT", size=self.size)
+        self.painted = Recent(of, max(64, int(memory) // (3 * size[0] * size[1])))
         self.grey = Image.new("RGB", self.size, (128, 128, 128))
 
     def __call__(self, scene: Scene) -> Image.Image | None:
@@ -149,13 +150,7 @@ class FrontImages:
             return None
         if self.when == "grey":
             return self.grey
-        key = (scene.source, scene.id)
-        # A group of rollouts asks for the same picture at once.
-        if key not in self.painted or self.painted[key][0] is not scene:
-            self.painted[key] = scene, get_image(scene, "CAM_FRONT", size=self.size)
-        while len(self.painted) > self.keep:
-            self.painted.popitem(last=False)
-        return self.painted[key][1]
+        return self.painted(scene)
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0764bcaa
 def readable_turn(

@@ -6,13 +6,14 @@
 __all__ = ['FAR', 'FASTEST', 'HARDEST', 'AGENT_TYPES', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KINDS', 'COMMANDS', 'MOST_BYTES',
            'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'skipping', 'check_array', 'file_name',
            'Trajectory', 'check_motion', 'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene',
-           'remembered', 'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json']
+           'remembered', 'Recent', 'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json']
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import gzip
 import json
 import os
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -756,6 +757,36 @@ def remembered(function: Callable) -> Callable:
         return copy(mine[key])
 
     return inner
+
+# %% ../../nbs/00_scene/00_scene.ipynb #rec00002
+class Recent:
+    """A function of a scene with a memory for the scenes that were asked for last.
+
+    Args:
+        make: its first parameter is a scene, the others are hashable; what it gives back is not copied
+        most: results that are kept, at least 1
+    """
+
+    def __init__(self, make: Callable, most: int) -> None:
+        self.make, self.most, self.known = make, max(most, 1), OrderedDict()
+
+    def __call__(self, scene: "Scene", *args: Any) -> Any:
+        """What the function says of a scene.
+
+        Args:
+            scene: any
+            *args: the other arguments
+
+        Returns:
+            the same object as for the last call with this scene and these arguments, if it is still kept
+        """
+        key = (scene, *args)
+        if key not in self.known:
+            self.known[key] = self.make(scene, *args)
+        self.known.move_to_end(key)
+        while len(self.known) > self.most:
+            self.known.popitem(last=False)
+        return self.known[key]
 
 # %% ../../nbs/00_scene/00_scene.ipynb #d8a7bd27
 def _plain(v) -> Any:
