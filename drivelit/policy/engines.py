@@ -227,8 +227,8 @@ class _Rows:
         self.cache = Cache(layer_class_to_replicate=_Layer)
         kept = [_kept(read, c) for c in conversations] if read else []
         position = self._go_on(kept) if kept and all(n for n, _ in kept) else self._begin()
-        # An image's tokens share positions, so the next one is not the number of tokens before it. What is continued ends
-        # with text, and the seconds of a video before it may be further on than that.
+        # An image's tokens share positions, so the next one is not the number of tokens before it. What is continued
+        # ends with text, and the seconds of a video before it may be further on than that.
         self.last = position[:, :, -1].amax(0)
         self.start, self.position = self.mask.shape[1], self.last[None, :, None].expand(3, -1, -1)
 

@@ -471,15 +471,26 @@ def _pixels(processor, media, kept=None):
     return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids)) | videos
 
 
+def _kind(medium):
+    return "video" if isinstance(medium, Video) else "image"
+
+
 def _encoded(policy, text, messages):
     "Rendered text as ids, each image placeholder repeated for its image."
     media, ids = policy.media(messages), policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     for kind, pad in policy.pads.items():
-        have, want = ids.count(pad), sum(policy.pad_of(m) == pad for m in media)
+        have, want = ids.count(pad), sum(_kind(m) == kind for m in media)
         if have != want:
             raise ValueError(f"the text has {have} {kind} placeholder(s), the messages {want} {kind}(s)")
     counts = iter([policy.image_tokens(m) for m in media])
     return Encoded([t for i in ids for t in ([i] * next(counts) if i in policy.pads.values() else [i])], media)
+
+
+def _tokens(processor, medium):
+    "How many tokens an image or a video is."
+    if isinstance(medium, Video):
+        return len(moments(medium, processor.temporal_patch_size)) * _tokens(processor, medium.frames[0])
+    return processor.get_number_of_image_patches(medium.height, medium.width, {}) // processor.merge_size**2
 
 
 def _check_media(policy, ids, images):
@@ -488,7 +499,7 @@ def _check_media(policy, ids, images):
         raise ValueError(f"{len(ids)} rows of ids, {len(images)} rows of images")
     for row, (i, shown) in enumerate(zip(ids, images, strict=True)):
         for kind, pad in policy.pads.items():
-            some = [m for m in shown if policy.pad_of(m) == pad]
+            some = [m for m in shown if _kind(m) == kind]
             want, have = sum(map(policy.image_tokens, some)), i.count(pad)
             if want != have:
                 raise ValueError(
@@ -516,17 +527,9 @@ class Policy:
         "Where the weights are."
         return next(self.model.parameters()).device
 
-    def pad_of(self, medium: Any) -> int:
-        "The id of an image's or a video's placeholder."
-        return self.pads["video" if isinstance(medium, Video) else "image"]
-
     def image_tokens(self, image: Any) -> int:
         "How many tokens the model reads an image or a video as; as `encode` returns it."
-        ip = self.processor.image_processor
-        times, one = (
-            (len(moments(image, ip.temporal_patch_size)), image.frames[0]) if isinstance(image, Video) else (1, image)
-        )
-        return times * (ip.get_number_of_image_patches(one.height, one.width, {}) // ip.merge_size**2)
+        return _tokens(self.processor.image_processor, image)
 
     def media(self, messages: list[dict]) -> list:
         "The media of a conversation, in order and as the policy wants them: RGB images and frames at its own size."
