@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VALUES', 'LANE', 'WHEELBASE', 'MOST_STEER', 'STANDS_FOR', 'road', 'Scripted', 'StubCarla']
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #103478ad
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #cc0a26f9
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..scene.roads import Path, boxes_touch
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #8ad87c4f
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #5e47c74c
 @dataclass
 class _Vector3D:
     x: float = 0.0
@@ -74,7 +74,7 @@ VALUES = SimpleNamespace(
     VehicleWheelLocation=SimpleNamespace(FL_Wheel=0),
 )
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #01e1e69d
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #3acb9b3f
 LANE = 3.5
 
 
@@ -90,11 +90,15 @@ class _Waypoint:
             values.Location(x=float(x), y=-float(y), z=0.0), values.Rotation(yaw=float(yaw))
         )
         self.lane_width, self.lane_type = LANE, values.LaneType.Driving
-        self.lane_id = -lane - 1 if lane >= 0 else -lane  # as OpenDRIVE counts
+        self.road_id, self.lane_id = 0, -lane - 1 if lane >= 0 else -lane  # as OpenDRIVE counts
         self.is_junction = bool(town._junction[0] <= s <= town._junction[1])
 
     def _beside(self, lane: int) -> "_Waypoint | None":
         return _Waypoint(self._town, self._s, lane) if -self._town._opposing <= lane < self._town._lanes else None
+
+    def next(self, distance: float) -> list["_Waypoint"]:
+        s = self._s + (distance if self._lane >= 0 else -distance)
+        return [_Waypoint(self._town, s, self._lane)] if 0 <= s <= self._town._path.s[-1] else []
 
     def get_left_lane(self) -> "_Waypoint | None":
         if self._lane < 0:  # its left is ours
@@ -112,9 +116,7 @@ class _Map:
         self.name, self._path, self._lanes, self._opposing = name, path, lanes, opposing
         self._junction, self._values = junction, values
 
-    def get_waypoint(
-        self, location: Any, project_to_road: bool = True, lane_type: Any = None
-    ) -> _Waypoint | None:
+    def get_waypoint(self, location: Any, project_to_road: bool = True, lane_type: Any = None) -> _Waypoint | None:
         s, l = (float(v[0]) for v in self._path.project(np.array([[location.x, -location.y]])))
         lane = int(np.clip(round(-l / LANE), -self._opposing, self._lanes - 1))
         if not project_to_road and abs(-l - lane * LANE) > LANE / 2:
@@ -143,7 +145,7 @@ def road(
     """
     return lambda name: _Map(name, Path(np.asarray(line, float)), lanes, opposing, junction, values)
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #2e79a9fc
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #8cf4471e
 @dataclass
 class Scripted:
     """A road user, a light or a sign of the stand-in.
@@ -186,7 +188,10 @@ class _Actor:
 
     def get_velocity(self) -> Any:
         self._server._answers()
-        a, b = np.array(self._script.at(self._server._time)[:2]), np.array(self._script.at(self._server._time - 0.05)[:2])
+        a, b = (
+            np.array(self._script.at(self._server._time)[:2]),
+            np.array(self._script.at(self._server._time - 0.05)[:2]),
+        )
         return self._server.Vector3D(*(float(v) for v in (a - b) / 0.05), 0.0)
 
     def destroy(self) -> bool:
@@ -211,7 +216,7 @@ class _TrafficSign(_Actor):
         v, (a, b) = self._server, self._script.reach
         return SimpleNamespace(location=v.Location(), extent=v.Vector3D(x=a, y=b, z=1.0))
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #f9ec09f5
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #8706d8ed
 WHEELBASE, MOST_STEER = 2.86, 70.0  # metres; degrees at the front wheels
 
 
@@ -245,14 +250,10 @@ class _Vehicle(_Actor):
 
     def get_velocity(self) -> Any:
         self._server._answers()
-        return self._server.Vector3D(
-            x=float(self._v * np.cos(self._yaw)), y=float(self._v * np.sin(self._yaw)), z=0.0
-        )
+        return self._server.Vector3D(x=float(self._v * np.cos(self._yaw)), y=float(self._v * np.sin(self._yaw)), z=0.0)
 
     def get_acceleration(self) -> Any:
-        return self._server.Vector3D(
-            x=float(self._a * np.cos(self._yaw)), y=float(self._a * np.sin(self._yaw)), z=0.0
-        )
+        return self._server.Vector3D(x=float(self._a * np.cos(self._yaw)), y=float(self._a * np.sin(self._yaw)), z=0.0)
 
     def get_angular_velocity(self) -> Any:
         return self._server.Vector3D(x=0.0, y=0.0, z=float(np.degrees(self._rate)))  # degrees per second
@@ -296,7 +297,7 @@ class _Sensor(_Actor):
         bgra[..., 2] = int(self._mount.rotation.yaw) % 256
         return SimpleNamespace(frame=frame, width=w, height=h, raw_data=bgra.tobytes())
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #0d260512
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #b63e945f
 class _ActorBlueprint:
     "What is to be spawned."
 
@@ -337,9 +338,9 @@ class _World:
         self._server._answers()
         return self._server._settings
 
-    def apply_settings(self, world_settings: Any) -> int:
+    def apply_settings(self, settings: Any) -> int:
         self._server._answers()
-        self._server._settings = world_settings
+        self._server._settings = settings
         return self._server._frame
 
     def set_weather(self, weather: Any) -> None:
@@ -404,7 +405,7 @@ class _Client:
         self._server._load(map_name)
         return _World(self._server)
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #39722981
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #978d3067
 class StubCarla:
     """A stand-in for the module `carla` and for the server behind it: scripted answers, no engine.
 
@@ -432,7 +433,14 @@ class StubCarla:
         blind: int | None = None,
         taken: bool = False,
     ) -> None:
-        self.towns, self.version, self.dies, self.back, self.blind, self.taken = towns, version, dies, back, blind, taken
+        self.towns, self.version, self.dies, self.back, self.blind, self.taken = (
+            towns,
+            version,
+            dies,
+            back,
+            blind,
+            taken,
+        )
         for name in vars(VALUES):
             setattr(self, name, getattr(values, name))
         self._script, self._frame, self._time, self._refused, self._ticks = script, 0, 0.0, 0, 0
@@ -455,9 +463,7 @@ class StubCarla:
     def _load(self, name: str) -> None:
         self._map, self._spawned, self._time = self.towns[name](name), {}, 0.0
         kinds = {"traffic.traffic_light": _TrafficLight, "traffic.stop": _TrafficSign}
-        self._scripted = [
-            kinds.get(s.type_id, _Actor)(self, 100 + k, s.type_id, s) for k, s in enumerate(self._script)
-        ]
+        self._scripted = [kinds.get(s.type_id, _Actor)(self, 100 + k, s.type_id, s) for k, s in enumerate(self._script)]
 
     def _answers(self) -> None:
         "The client's own words for a server that is gone, does not come up, or hangs."
@@ -474,9 +480,7 @@ class StubCarla:
         )
 
     def _transform(self, x: float, y: float, yaw: float) -> Any:
-        return self.Transform(
-            self.Location(x=float(x), y=float(y), z=0.1), self.Rotation(yaw=float(yaw))
-        )
+        return self.Transform(self.Location(x=float(x), y=float(y), z=0.1), self.Rotation(yaw=float(yaw)))
 
     def _tick(self) -> None:
         self._answers()
@@ -502,7 +506,7 @@ class StubCarla:
             if not a.type_id.startswith("traffic.") and boxes_touch(box(ego), half(ego), box(a), half(a))
         ]
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #75e1b776
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #c7455012
 STANDS_FOR = dict(
     Actor=_Actor,
     ActorBlueprint=_ActorBlueprint,

@@ -707,8 +707,11 @@ class _Loop(gym.Env):
         "The present moment; made when it is first asked for."
         self._must_be_reset()
         if self._seen[0] is not self.state:
-            self._seen = self.state, moment(self.stage, self.state)
+            self._seen = self.state, self._moment()
         return self._seen[1]
+
+    def _moment(self) -> Scene:
+        return moment(self.stage, self.state)
 
     def _must_be_reset(self) -> None:
         if self.state is None:
