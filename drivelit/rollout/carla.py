@@ -7,7 +7,7 @@ __all__ = ['carla', 'HZ', 'CAR', 'MOUNTS', 'GAP', 'STEP', 'STRIDE', 'STILL', 'AG
            'connect', 'open_town', 'pose_of', 'transform_of', 'camera_of', 'pedals', 'wheel', 'trace', 'areas_of',
            'Mark', 'Ride', 'after', 'seen_now', 'CarlaWorld']
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #c85cca24
+# %% ../../nbs/30_rollout/25_carla.ipynb #2d8043c7
 import heapq
 import queue
 import re
@@ -27,18 +27,7 @@ from PIL import Image
 from ..metrics import kinematics as kin
 from ..metrics.closed_loop import PENALTY
 from ..metrics.kinematics import AX, STEER, VEHICLE, VX
-from drivelit.rollout.world import (
-    NEAR,
-    PEDALS,
-    Stage,
-    World,
-    WorldState,
-    _first,
-    _record,
-    moment,
-    reference,
-    wanted,
-)
+from .world import NEAR, PEDALS, Stage, World, WorldState, _first, _record, moment, reference, wanted
 from ..scene.bench2drive import REAR, camera_pose, kind_of
 from ..scene.core import Agent, Area, Camera, Ego, Light, Map, Scene, from_frame, to_frame, wrap_angle
 from ..scene.extras import Extra
@@ -46,7 +35,7 @@ from ..scene.routes import Route
 
 carla = Extra("carla", "carla")
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #cf0b2e9b
+# %% ../../nbs/30_rollout/25_carla.ipynb #d6356509
 class NoSimulator(ConnectionError):
     "No simulator answers, or it has stopped answering."
 
@@ -114,7 +103,7 @@ def open_town(client: Any, town: str, loading: float, seconds: float) -> Any:
     world.apply_settings(settings)
     return world
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #b90d2535
+# %% ../../nbs/30_rollout/25_carla.ipynb #4e7d6743
 HZ = 20  # ticks a second, as in Bench2Drive
 CAR = "vehicle.lincoln.mkz_2020"
 # x, y, z: metres from the car's origin, left-handed; yaw and horizontal view in degrees: as Bench2Drive mounts them.
@@ -127,7 +116,7 @@ MOUNTS = dict(
     CAM_BACK_RIGHT=(-0.32, 0.55, 1.60, 110.0, 70.0),
 )
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #c55f5a45
+# %% ../../nbs/30_rollout/25_carla.ipynb #dc2c8428
 def pose_of(transform: Any) -> np.ndarray:
     """Where something is, right-handed.
 
@@ -175,7 +164,7 @@ def camera_of(name: str, size: tuple[int, int], middle: float, files: dict[float
     lens = [[f, 0, size[0] / 2], [0, f, size[1] / 2], [0, 0, 1]]
     return Camera(name, *size, lens, camera_pose(mount, dict(bbx_loc=[middle, 0.0, 0.0])), files)
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #60fb69f9
+# %% ../../nbs/30_rollout/25_carla.ipynb #a098448b
 def pedals(accel: float, speed: float, lag: float) -> tuple[float, float]:
     """Throttle and brake.
 
@@ -208,7 +197,7 @@ def wheel(angle: float, wheelbase: float, most: float) -> float:
     """
     return float(np.clip(-np.arctan(np.tan(angle) * wheelbase / VEHICLE.wheelbase) / most, -1.0, 1.0))
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #9c1a30a2
+# %% ../../nbs/30_rollout/25_carla.ipynb #ed4dfcca
 GAP, STEP = 4.0, 1.5  # metres: between way-points that need no search; of the search
 
 
@@ -276,7 +265,7 @@ def trace(town: Any, route: Route, library: Any = carla) -> Route:
         points.append(b)
     return replace(route, waypoints=np.array(points))
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #07a6bf5e
+# %% ../../nbs/30_rollout/25_carla.ipynb #1e370423
 STRIDE = 2.0  # metres between the places that the map is asked for
 
 
@@ -349,7 +338,7 @@ def _commands(s: np.ndarray, cross: np.ndarray, heading: np.ndarray) -> list[lis
             out.append([float(s[a]) - 35.0, float(s[b]), "TURN LEFT" if turn > 0 else "TURN RIGHT"])
     return out
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #b2a59e7a
+# %% ../../nbs/30_rollout/25_carla.ipynb #872e2914
 @dataclass
 class Mark:
     """A light or a stop sign on the route.
@@ -406,7 +395,7 @@ def _marks(actors: Any, stage: Stage, start: np.ndarray) -> tuple[list[Mark], li
             signs.append(Mark(actor, _place(at.location), to_frame(pose, start), s, reach))
     return lights, signs
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #e3fe0ed5
+# %% ../../nbs/30_rollout/25_carla.ipynb #2edbe1c4
 @dataclass
 class Ride:
     """A drive on a server.
@@ -453,7 +442,7 @@ class Ride:
     still: float = 0.0
     play: Callable[[], Sequence[tuple[str, str]]] = lambda: ()
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #c28f3e0a
+# %% ../../nbs/30_rollout/25_carla.ipynb #4bce6e38
 def _spawn(library: Any, world: Any, route: Route) -> Any:
     "The ego at the start of the route."
     blueprint = world.get_blueprint_library().find(CAR)
@@ -495,7 +484,7 @@ def _mount(ride: Ride, library: Any, cameras: Sequence[str], size: tuple[int, in
     ride.sensors.append(ride.world.spawn_actor(blueprint, library.Transform(), attach_to=ride.ego))
     ride.sensors[-1].listen(ride.contacts.put)
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #19374957
+# %% ../../nbs/30_rollout/25_carla.ipynb #44945008
 def _ego_row(ride: Ride, library: Any) -> np.ndarray:
     "The ego as the world has it: (11,) at the rear axle, in the frame of the start."
     at = ride.ego.get_transform()
@@ -539,7 +528,7 @@ def _see(ride: Ride, library: Any) -> dict:
         out[actor.id] = kind, size, to_frame(pose, ride.start), speed, family == "vehicle"
     return out
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #d0ebe01a
+# %% ../../nbs/30_rollout/25_carla.ipynb #27f0d161
 STILL, AGAIN, ASTRAY, BLOCKED, OFF = 0.1, 5.0, 30.0, 60.0, 1.0  # m/s, s, m, s, m
 
 
@@ -589,7 +578,7 @@ def _ends(ride: Ride, stage: Stage, now: WorldState, s: float, side: float, limi
         return "route_timeout", [("route_timeout", "Route timeout.")]
     return "", []
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #da075833
+# %% ../../nbs/30_rollout/25_carla.ipynb #86578750
 def after(
     ride: Ride, stage: Stage, now: WorldState, found: list[tuple[str, str]], first: bool, library: Any
 ) -> WorldState:
@@ -635,7 +624,7 @@ def after(
         reason=reason,
     )
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #595b3c5a
+# %% ../../nbs/30_rollout/25_carla.ipynb #a9974c19
 def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -> Scene:
     """The present moment.
 
@@ -679,7 +668,7 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     }
     return replace(scene, agents=agents, lights=lights, cameras=cameras)
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #a2c75554
+# %% ../../nbs/30_rollout/25_carla.ipynb #adc7109a
 class _Server(World):
     "Starting and stopping of a drive on a server."
 
@@ -768,34 +757,9 @@ class _Server(World):
                 sensor.destroy()
             ride.ego.destroy()
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #c452cfde
-class CarlaWorld(_Server):
-    """Bench2Drive's routes in a CARLA simulator: a Gymnasium environment with the interface of `World`.
-
-    `reset(seed=, options={"scene": Route})` begins a drive, of that route or of one of `routes` that is drawn. `step`
-    takes what the toy town's world takes, and ends for its reasons and some more; a simulator that hangs or dies ends
-    the drive as `simulator_lost` (truncated, reward 0), with the sentence in `info["error"]`. Without `scenario` nobody
-    is on the road but those who are on the server already. There is no snapshot: CARLA cannot be put back.
-
-    Args:
-        routes: that `reset` draws from without a scene
-        host: of the simulator
-        port: its first one
-        seconds: that an answer, a tick or a picture may take
-        loading: seconds that loading a town may take
-        ends: "infraction": the first violation ends the drive, as in MindDrive's training and in the toy town;
-            "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
-        limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
-        patience: seconds that `reset` waits for a simulator that has answered before to come up again
-        scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
-            returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
-            words, such as ("scenario_timeouts", ...)
-        library: the module `carla`, or what stands for it
-        **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
-
-    Raises:
-        ValueError: an unknown word or camera
-    """
+# %% ../../nbs/30_rollout/25_carla.ipynb #26bfba64
+class _Drives(_Server):
+    "Constructor and reset of `CarlaWorld`."
 
     def __init__(
         self,
@@ -864,6 +828,35 @@ class CarlaWorld(_Server):
 
     def _moment(self) -> Scene:
         return seen_now(self.ride, self.stage, self.state, self.size)
+
+# %% ../../nbs/30_rollout/25_carla.ipynb #7f085a00
+class CarlaWorld(_Drives):
+    """Bench2Drive's routes in a CARLA simulator: a Gymnasium environment with the interface of `World`.
+
+    `reset(seed=, options={"scene": Route})` begins a drive, of that route or of one of `routes` that is drawn. `step`
+    takes what the toy town's world takes, and ends for its reasons and some more; a simulator that hangs or dies ends
+    the drive as `simulator_lost` (truncated, reward 0), with the sentence in `info["error"]`. Without `scenario` nobody
+    is on the road but those who are on the server already. There is no snapshot: CARLA cannot be put back.
+
+    Args:
+        routes: that `reset` draws from without a scene
+        host: of the simulator
+        port: its first one
+        seconds: that an answer, a tick or a picture may take
+        loading: seconds that loading a town may take
+        ends: "infraction": the first violation ends the drive, as in MindDrive's training and in the toy town;
+            "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
+        limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
+        patience: seconds that `reset` waits for a simulator that has answered before to come up again
+        scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
+            returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
+            words, such as ("scenario_timeouts", ...)
+        library: the module `carla`, or what stands for it
+        **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
+
+    Raises:
+        ValueError: an unknown word or camera
+    """
 
     def _command_car(self, accel: float, rate: float, ego: np.ndarray) -> None:
         "Throttle, brake and wheel for the next 0.1 s."

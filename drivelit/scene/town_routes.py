@@ -193,7 +193,10 @@ def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
         brakes, stands = t + rng.uniform(3, 6), rng.uniform(2, 4)
         t = brakes + v / decel + stands + v / 2.0
         knots += [(brakes, v), (brakes + v / decel, 0.0), (t - v / 2.0, 0.0), (t, v)]
-    lead, triggers = _runs("lead", str(rng.choice(["car", "van"])), path, 9 + v * mix(rng, 2.0, 1.3, d), paced(*knots)), {}
+    lead, triggers = (
+        _runs("lead", str(rng.choice(["car", "van"])), path, 9 + v * mix(rng, 2.0, 1.3, d), paced(*knots)),
+        {},
+    )
     if rng.random() < 0.5:
         brakes, stands = 4 + rng.uniform(3, 6), rng.uniform(2, 4)
         again = ((0, 0), (4, v), (brakes, v), (brakes + v / decel, 0), (brakes + v / decel + stands, 0))
@@ -275,9 +278,7 @@ def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
     )
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #4128a19d
-def _walker(
-    rng: np.random.Generator, id: str, path: Path, at: float, seconds: float, side: int, walk: float
-) -> Agent:
+def _walker(rng: np.random.Generator, id: str, path: Path, at: float, seconds: float, side: int, walk: float) -> Agent:
     "Somebody at the kerb who begins to walk so that he is in the middle of the lane so many seconds after his trigger."
     kerb = LANE / 2 + 0.9 + (LANE if side > 0 else 0.0)
     delay = max(seconds - (kerb + rng.uniform(-0.7, 0.7)) / walk, 0.0)
