@@ -7,12 +7,13 @@ __all__ = ['carla', 'HZ', 'CAR', 'MOUNTS', 'GAP', 'STEP', 'STRIDE', 'STILL', 'AG
            'connect', 'open_town', 'pose_of', 'transform_of', 'camera_of', 'pedals', 'wheel', 'trace', 'areas_of',
            'Mark', 'Ride', 'after', 'seen_now', 'CarlaWorld']
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #2d8043c7
+# %% ../../nbs/30_rollout/25_carla.ipynb #2648ac20
 import heapq
 import queue
 import re
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,9 +34,11 @@ from ..scene.core import Agent, Area, Camera, Ego, Light, Map, Scene, from_frame
 from ..scene.extras import Extra
 from ..scene.routes import Route
 
+# %% ../../nbs/30_rollout/25_carla.ipynb #c42b3e32
 carla = Extra("carla", "carla")
+HZ = 20  # ticks a second, as in Bench2Drive
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #d6356509
+
 class NoSimulator(ConnectionError):
     "No simulator answers, or it has stopped answering."
 
@@ -103,8 +106,7 @@ def open_town(client: Any, town: str, loading: float, seconds: float) -> Any:
     world.apply_settings(settings)
     return world
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #4e7d6743
-HZ = 20  # ticks a second, as in Bench2Drive
+# %% ../../nbs/30_rollout/25_carla.ipynb #617eb90c
 CAR = "vehicle.lincoln.mkz_2020"
 # x, y, z: metres from the car's origin, left-handed; yaw and horizontal view in degrees: as Bench2Drive mounts them.
 MOUNTS = dict(
@@ -116,7 +118,7 @@ MOUNTS = dict(
     CAM_BACK_RIGHT=(-0.32, 0.55, 1.60, 110.0, 70.0),
 )
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #dc2c8428
+# %% ../../nbs/30_rollout/25_carla.ipynb #e972ca8b
 def pose_of(transform: Any) -> np.ndarray:
     """Where something is, right-handed.
 
@@ -164,7 +166,7 @@ def camera_of(name: str, size: tuple[int, int], middle: float, files: dict[float
     lens = [[f, 0, size[0] / 2], [0, f, size[1] / 2], [0, 0, 1]]
     return Camera(name, *size, lens, camera_pose(mount, dict(bbx_loc=[middle, 0.0, 0.0])), files)
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #a098448b
+# %% ../../nbs/30_rollout/25_carla.ipynb #eaefd7f0
 def pedals(accel: float, speed: float, lag: float) -> tuple[float, float]:
     """Throttle and brake.
 
@@ -197,7 +199,7 @@ def wheel(angle: float, wheelbase: float, most: float) -> float:
     """
     return float(np.clip(-np.arctan(np.tan(angle) * wheelbase / VEHICLE.wheelbase) / most, -1.0, 1.0))
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #ed4dfcca
+# %% ../../nbs/30_rollout/25_carla.ipynb #2c8ffba4
 GAP, STEP = 4.0, 1.5  # metres: between way-points that need no search; of the search
 
 
@@ -265,7 +267,7 @@ def trace(town: Any, route: Route, library: Any = carla) -> Route:
         points.append(b)
     return replace(route, waypoints=np.array(points))
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #1e370423
+# %% ../../nbs/30_rollout/25_carla.ipynb #472429ba
 STRIDE = 2.0  # metres between the places that the map is asked for
 
 
@@ -338,7 +340,7 @@ def _commands(s: np.ndarray, cross: np.ndarray, heading: np.ndarray) -> list[lis
             out.append([float(s[a]) - 35.0, float(s[b]), "TURN LEFT" if turn > 0 else "TURN RIGHT"])
     return out
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #872e2914
+# %% ../../nbs/30_rollout/25_carla.ipynb #2f7d795d
 @dataclass
 class Mark:
     """A light or a stop sign on the route.
@@ -395,7 +397,7 @@ def _marks(actors: Any, stage: Stage, start: np.ndarray) -> tuple[list[Mark], li
             signs.append(Mark(actor, _place(at.location), to_frame(pose, start), s, reach))
     return lights, signs
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #2edbe1c4
+# %% ../../nbs/30_rollout/25_carla.ipynb #9bc98d3f
 @dataclass
 class Ride:
     """A drive on a server.
@@ -442,7 +444,7 @@ class Ride:
     still: float = 0.0
     play: Callable[[], Sequence[tuple[str, str]]] = lambda: ()
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #4bce6e38
+# %% ../../nbs/30_rollout/25_carla.ipynb #a67194aa
 def _spawn(library: Any, world: Any, route: Route) -> Any:
     "The ego at the start of the route."
     blueprint = world.get_blueprint_library().find(CAR)
@@ -484,7 +486,7 @@ def _mount(ride: Ride, library: Any, cameras: Sequence[str], size: tuple[int, in
     ride.sensors.append(ride.world.spawn_actor(blueprint, library.Transform(), attach_to=ride.ego))
     ride.sensors[-1].listen(ride.contacts.put)
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #44945008
+# %% ../../nbs/30_rollout/25_carla.ipynb #ac0383cc
 def _ego_row(ride: Ride, library: Any) -> np.ndarray:
     "The ego as the world has it: (11,) at the rear axle, in the frame of the start."
     at = ride.ego.get_transform()
@@ -499,6 +501,14 @@ def _ego_row(ride: Ride, library: Any) -> np.ndarray:
     row[STEER] = np.arctan(np.tan(angle) * VEHICLE.wheelbase / ride.wheelbase)
     row[kin.YAW_RATE] = -np.radians(turn.z)  # the client says degrees per second
     return row
+
+
+def _control(ride: Ride, library: Any, accel: float, rate: float, ego: np.ndarray) -> Any:
+    "Throttle, brake and wheel for the next 0.1 s."
+    throttle, brake = pedals(accel, ego[VX], ride.lag)
+    angle = np.clip(ego[STEER] + kin.DT * rate, -kin.MAX_STEER, kin.MAX_STEER)
+    steer = wheel(angle, ride.wheelbase, ride.most)
+    return library.VehicleControl(throttle=throttle, steer=steer, brake=brake)
 
 
 def _see(ride: Ride, library: Any) -> dict:
@@ -528,7 +538,7 @@ def _see(ride: Ride, library: Any) -> dict:
         out[actor.id] = kind, size, to_frame(pose, ride.start), speed, family == "vehicle"
     return out
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #27f0d161
+# %% ../../nbs/30_rollout/25_carla.ipynb #e846547a
 STILL, AGAIN, ASTRAY, BLOCKED, OFF = 0.1, 5.0, 30.0, 60.0, 1.0  # m/s, s, m, s, m
 
 
@@ -578,7 +588,7 @@ def _ends(ride: Ride, stage: Stage, now: WorldState, s: float, side: float, limi
         return "route_timeout", [("route_timeout", "Route timeout.")]
     return "", []
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #86578750
+# %% ../../nbs/30_rollout/25_carla.ipynb #426702f5
 def after(
     ride: Ride, stage: Stage, now: WorldState, found: list[tuple[str, str]], first: bool, library: Any
 ) -> WorldState:
@@ -624,7 +634,7 @@ def after(
         reason=reason,
     )
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #a9974c19
+# %% ../../nbs/30_rollout/25_carla.ipynb #e7f4d775
 def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -> Scene:
     """The present moment.
 
@@ -668,7 +678,7 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     }
     return replace(scene, agents=agents, lights=lights, cameras=cameras)
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #adc7109a
+# %% ../../nbs/30_rollout/25_carla.ipynb #8987b590
 class _Server(World):
     "Starting and stopping of a drive on a server."
 
@@ -712,6 +722,22 @@ class _Server(World):
         if self.scenario:
             self.ride.play = self.scenario(self.client, world, route, ego)
 
+    def _try(self, route: Route) -> NoSimulator | None:
+        "Set the route up, or say why nobody answers."
+        try:
+            self._begin(route)
+        except NoSimulator as e:
+            return e
+        except (RuntimeError, queue.Empty) as e:
+            self.ride, self.state = None, None
+            why = str(e) or f"no picture within {self.seconds:g} s"
+            where = f"the simulator at {self.host}:{self.port}"
+            return NoSimulator(f"route {route.id}: {where} stopped answering while the route was set up ({why})")
+        except ValueError:
+            self._leave()
+            raise
+        return None
+
     def _start(self, town: Any, route: Route) -> Scene:
         "The route as a scene: road, centre line, goal; nobody is on it."
         start, line = self.ride.start, route.path.at(np.arange(-20.0, route.length + 121))
@@ -741,7 +767,7 @@ class _Server(World):
             while image.frame < frame:
                 image = box.get(timeout=self.seconds)
             bgra = np.frombuffer(image.raw_data, np.uint8).reshape(image.height, image.width, 4)
-            files[name] = str(Path(self.folder.name) / f"{self.drives:05d}-{steps:05d}-{name}.png")
+            files[name] = str(self.pictures / f"{self.token}-{self.drives:05d}-{steps:05d}-{name}.png")
             Image.fromarray(np.ascontiguousarray(bgra[..., 2::-1])).save(files[name], compress_level=1)
         if files:
             self.ride.files[steps] = files
@@ -757,7 +783,7 @@ class _Server(World):
                 sensor.destroy()
             ride.ego.destroy()
 
-# %% ../../nbs/30_rollout/25_carla.ipynb #26bfba64
+# %% ../../nbs/30_rollout/25_carla.ipynb #29828972
 class _Drives(_Server):
     "Constructor and reset of `CarlaWorld`."
 
@@ -771,6 +797,7 @@ class _Drives(_Server):
         ends: str = "infraction",
         limit: float = 200.0,
         patience: float = 120.0,
+        pictures: str | None = None,
         scenario: Callable | None = None,
         library: Any = carla,
         **how: Any,
@@ -784,7 +811,9 @@ class _Drives(_Server):
         self.seconds, self.loading, self.ends, self.limit, self.scenario = seconds, loading, ends, limit, scenario
         self.patience = patience
         self.client, self.ride, self.drives = None, None, 0
-        self.folder = tempfile.TemporaryDirectory(prefix="drivelit-carla-")
+        self.temporary = None if pictures else tempfile.TemporaryDirectory(prefix="drivelit-carla-")
+        self.pictures, self.token = Path(pictures or self.temporary.name), uuid.uuid4().hex[:8]
+        self.pictures.mkdir(parents=True, exist_ok=True)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         gym.Env.reset(self, seed=seed)
@@ -810,61 +839,8 @@ class _Drives(_Server):
             time.sleep(min(1.0, self.patience / 4))
         return self._told()
 
-    def _try(self, route: Route) -> NoSimulator | None:
-        "Set the route up, or say why nobody answers."
-        try:
-            self._begin(route)
-        except NoSimulator as e:
-            return e
-        except (RuntimeError, queue.Empty) as e:
-            self.ride, self.state = None, None
-            why = str(e) or f"no picture within {self.seconds:g} s"
-            where = f"the simulator at {self.host}:{self.port}"
-            return NoSimulator(f"route {route.id}: {where} stopped answering while the route was set up ({why})")
-        except ValueError:
-            self._leave()
-            raise
-        return None
-
     def _moment(self) -> Scene:
         return seen_now(self.ride, self.stage, self.state, self.size)
-
-# %% ../../nbs/30_rollout/25_carla.ipynb #7f085a00
-class CarlaWorld(_Drives):
-    """Bench2Drive's routes in a CARLA simulator: a Gymnasium environment with the interface of `World`.
-
-    `reset(seed=, options={"scene": Route})` begins a drive, of that route or of one of `routes` that is drawn. `step`
-    takes what the toy town's world takes, and ends for its reasons and some more; a simulator that hangs or dies ends
-    the drive as `simulator_lost` (truncated, reward 0), with the sentence in `info["error"]`. Without `scenario` nobody
-    is on the road but those who are on the server already. There is no snapshot: CARLA cannot be put back.
-
-    Args:
-        routes: that `reset` draws from without a scene
-        host: of the simulator
-        port: its first one
-        seconds: that an answer, a tick or a picture may take
-        loading: seconds that loading a town may take
-        ends: "infraction": the first violation ends the drive, as in MindDrive's training and in the toy town;
-            "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
-        limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
-        patience: seconds that `reset` waits for a simulator that has answered before to come up again
-        scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
-            returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
-            words, such as ("scenario_timeouts", ...)
-        library: the module `carla`, or what stands for it
-        **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
-
-    Raises:
-        ValueError: an unknown word or camera
-    """
-
-    def _command_car(self, accel: float, rate: float, ego: np.ndarray) -> None:
-        "Throttle, brake and wheel for the next 0.1 s."
-        ride = self.ride
-        throttle, brake = pedals(accel, ego[VX], ride.lag)
-        angle = np.clip(ego[STEER] + kin.DT * rate, -kin.MAX_STEER, kin.MAX_STEER)
-        steer = wheel(angle, ride.wheelbase, ride.most)
-        ride.ego.apply_control(self.library.VehicleControl(throttle=throttle, steer=steer, brake=brake))
 
     def _drive(self, now: WorldState, action: np.ndarray) -> tuple[WorldState, str]:
         ride, plan, begin = self.ride, self.actions == "plan", now.ego
@@ -874,7 +850,7 @@ class CarlaWorld(_Drives):
                 local = np.r_[to_frame(now.ego[:3], begin[:3]), now.ego[3:]]
                 accel, rate = wanted(followed, k, local) if plan else (float(v) for v in action)
                 accel = float(np.clip(accel, *PEDALS))
-                self._command_car(accel, rate, now.ego)
+                ride.ego.apply_control(_control(ride, self.library, accel, rate, now.ego))
                 found = []
                 for _ in range(round(HZ * kin.DT)):
                     found += ride.play()
@@ -895,15 +871,44 @@ class CarlaWorld(_Drives):
             return (replace(now, reason="simulator_lost"), error) if not now.reason else (now, error)
         return now, ""
 
+# %% ../../nbs/30_rollout/25_carla.ipynb #c9e12469
+class CarlaWorld(_Drives):
+    """Bench2Drive's routes in a CARLA simulator: a Gymnasium environment with the interface of `World`.
+
+    `reset(seed=, options={"scene": Route})` begins a drive, of that route or of one of `routes` that is drawn. `step`
+    takes what the toy town's world takes, and ends for its reasons and some more; a simulator that hangs or dies ends
+    the drive as `simulator_lost` (truncated, reward 0), with the sentence in `info["error"]`. Without `scenario` nobody
+    is on the road but those who are on the server already. There is no snapshot: CARLA cannot be put back.
+
+    Args:
+        routes: that `reset` draws from without a scene
+        host: of the simulator
+        port: its first one
+        seconds: that an answer, a tick or a picture may take
+        loading: seconds that loading a town may take
+        ends: "infraction": the first violation ends the drive, as in MindDrive's training and in the toy town;
+            "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
+        limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
+        patience: seconds that `reset` waits for a simulator that has answered before to come up again
+        pictures: folder of the pictures, which the scenes name: they stay there; None: a temporary one, gone after
+            `close`
+        scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
+            returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
+            words, such as ("scenario_timeouts", ...)
+        library: the module `carla`, or what stands for it
+        **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
+
+    Raises:
+        ValueError: an unknown word or camera
+    """
+
     def snapshot(self) -> dict[str, Any]:
         """Not possible here.
 
         Raises:
-            NotImplementedError: CARLA cannot save its state
+            RuntimeError: always, for CARLA cannot save its state
         """
-        raise NotImplementedError(
-            "CARLA cannot be put back to a state: only drivelit.rollout.world.World has snapshots"
-        )
+        raise RuntimeError("CARLA cannot be put back to a state: only drivelit.rollout.world.World has snapshots")
 
     def restore(self, snapshot: dict[str, Any]) -> tuple[dict, dict]:
         """Not possible here.
@@ -912,11 +917,9 @@ class CarlaWorld(_Drives):
             snapshot: of another world
 
         Raises:
-            NotImplementedError: CARLA cannot be put back
+            RuntimeError: always, for CARLA cannot be put back
         """
-        raise NotImplementedError(
-            "CARLA cannot be put back to a state: only drivelit.rollout.world.World has snapshots"
-        )
+        raise RuntimeError("CARLA cannot be put back to a state: only drivelit.rollout.world.World has snapshots")
 
     def record(self, number: int | None = None) -> dict[str, Any]:
         """The drive up to now in Bench2Drive's words.
@@ -936,7 +939,7 @@ class CarlaWorld(_Drives):
         return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town)
 
     def close(self) -> None:
-        """Take the car and its sensors away, let the server's clock run, and delete the pictures."""
+        """Take the car and its sensors away, let the server's clock run, and delete pictures that are temporary."""
         lost = self.state is not None and self.state.reason == "simulator_lost"
         world = self.ride.world if self.ride and not lost else None
         self._leave()
@@ -946,4 +949,5 @@ class CarlaWorld(_Drives):
                 settings.synchronous_mode, settings.fixed_delta_seconds = False, 0.0
                 world.apply_settings(settings)
         self.state = None
-        self.folder.cleanup()
+        if self.temporary:
+            self.temporary.cleanup()

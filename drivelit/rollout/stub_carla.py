@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VALUES', 'LANE', 'WHEELBASE', 'MOST_STEER', 'STANDS_FOR', 'road', 'Scripted', 'StubCarla']
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #cc0a26f9
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #11ff3354
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..scene.roads import Path, boxes_touch
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #5e47c74c
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #8e9ad748
 @dataclass
 class _Vector3D:
     x: float = 0.0
@@ -74,7 +74,7 @@ VALUES = SimpleNamespace(
     VehicleWheelLocation=SimpleNamespace(FL_Wheel=0),
 )
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #3acb9b3f
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #32ad3ab3
 LANE = 3.5
 
 
@@ -145,7 +145,7 @@ def road(
     """
     return lambda name: _Map(name, Path(np.asarray(line, float)), lanes, opposing, junction, values)
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #8cf4471e
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #da52ea2b
 @dataclass
 class Scripted:
     """A road user, a light or a sign of the stand-in.
@@ -216,7 +216,7 @@ class _TrafficSign(_Actor):
         v, (a, b) = self._server, self._script.reach
         return SimpleNamespace(location=v.Location(), extent=v.Vector3D(x=a, y=b, z=1.0))
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #8706d8ed
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #36fbb4de
 WHEELBASE, MOST_STEER = 2.86, 70.0  # metres; degrees at the front wheels
 
 
@@ -297,7 +297,7 @@ class _Sensor(_Actor):
         bgra[..., 2] = int(self._mount.rotation.yaw) % 256
         return SimpleNamespace(frame=frame, width=w, height=h, raw_data=bgra.tobytes())
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #b63e945f
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #5f7aaf29
 class _ActorBlueprint:
     "What is to be spawned."
 
@@ -405,7 +405,7 @@ class _Client:
         self._server._load(map_name)
         return _World(self._server)
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #978d3067
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #54b5fc79
 class StubCarla:
     """A stand-in for the module `carla` and for the server behind it: scripted answers, no engine.
 
@@ -506,7 +506,7 @@ class StubCarla:
             if not a.type_id.startswith("traffic.") and boxes_touch(box(ego), half(ego), box(a), half(a))
         ]
 
-# %% ../../nbs/30_rollout/24_stub_carla.ipynb #c7455012
+# %% ../../nbs/30_rollout/24_stub_carla.ipynb #b8a743ae
 STANDS_FOR = dict(
     Actor=_Actor,
     ActorBlueprint=_ActorBlueprint,
