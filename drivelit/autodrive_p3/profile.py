@@ -23,6 +23,7 @@ class P3Profile(Profile):
     system: ClassVar[str] = "autodrive_p3"
     picture: str = key("toy", "what a frame is made of", choices=tuple(PICTURES))
     frames: int = key(4, "of the video, 0.5 s apart", low=1)
+    frames_as: str = key("video", "how the frames are shown; a server is shown images", choices=("video", "images"))
     points: int = key(8, "way-points, 0.5 s apart", low=1)
     pdms: bool = key(True, "the scenes have what PDMS needs, and the plan is paid by it, too")
     teacher: str = key("scripted", "writes thoughts: 'scripted' or NAME@URL")
@@ -38,7 +39,7 @@ class P3Profile(Profile):
     @property
     def inputs(self) -> Inputs:
         "What the policy is shown and asked for."
-        return Inputs(self.picture, self.frames, self.points)
+        return Inputs(self.picture, self.frames, self.points, video=self.frames_as == "video")
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -50,8 +51,8 @@ class P3Profile(Profile):
         return 0, kind == "sft" and not self.freeze_vision
 
     def pictures(self) -> int:
-        "Pictures in a question."
-        return self.frames
+        "Pictures in a question, as many as its tokens are; two frames of a video are one."
+        return -(-self.frames // 2) if self.frames_as == "video" else self.frames
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
@@ -66,6 +67,8 @@ class P3Profile(Profile):
             )
         if self.pdms and self.points != 8:
             found.append(f"pdms: eight way-points are scored, and points is {self.points}")
+        if self.player != "here" and self.frames_as == "video":
+            found.append(f"frames_as: the server {self.player} is shown images; set frames_as = images")
         if not self.pdms and self.plan != "mix":
             found.append(f"plan: {self.plan!r} is paid by PDMS, and pdms is no")
         return found

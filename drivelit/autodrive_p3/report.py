@@ -35,6 +35,7 @@ from ..training.stages import load, load_scenes
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #271e1d51
 ROWS = dict(  # stage -> its name in the tables
     sft="SFT",
+    sft_images="SFT, frames as images",
     rl="P3-GRPO: all three rewards",
     rl_plan="GRPO: the plan's reward only",
     rl_small="P3-GRPO, half the group",
@@ -389,6 +390,11 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
                     (s, "detailed", "sampled"),
                 )
             )
+    films = f"{ROWS['sft']} > {ROWS['sft_images']}"
+    rows += [
+        ("a video, not images?", u, films, ("sft", *how), ("sft_images", *how))
+        for u in (SEES, FORESEES, FAR_OFF, SCORE)
+    ]
     stages = f"{ROWS['rl_stages']} > jointly"
     rows += [
         ("an advantage for each stage?", u, stages, ("rl_stages", *how), ("rl", *how))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from .formats import MODES, STAGES, Chain, parse_chain
-from .prompt import Inputs, policy_prompt, shown
+from .prompt import Inputs, policy_prompt, seen_parts
 from .rewards import SCHEMES, PLANS, Weights, by_stage, l2, parts_of, plan_reward, total, truth_of
 from ..metrics.pdm import score_scenes
 from ..policy.engines import Completion
@@ -59,7 +59,7 @@ class P3Task(Task):
         self.inputs, self.mode, self.weights, self.plan, self.pdms = inputs, mode, weights, plan, pdms
         self.openings = openings or {}
         width, height = inputs.frame.size
-        self.look = Recent(shown, int(2e8) // (3 * inputs.frames * width * height))  # bytes of memory
+        self.look = Recent(seen_parts, int(2e8) // (3 * inputs.frames * width * height))  # bytes of memory
 
     def mode_of(self, scene: Scene) -> str:
         """How a scene is answered: all episodes of a group in the same way.

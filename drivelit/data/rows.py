@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from ..policy.video import read_video
 from ..scene.core import Scene
 
 # %% ../../nbs/35_data/00_rows.ipynb #513d8ed0
@@ -48,15 +49,19 @@ def make_row(kind: str, scene: Scene, messages: Iterable[dict], **meta: Any) -> 
         **meta: plain JSON values; `loss`, what is learnt from, is "last" unless it is given
 
     Returns:
-        dict: messages, images (list of PIL images), kind, scene_id, meta
+        dict: messages, images (list of PIL images, of a video its frames), kind, scene_id, meta
     """
     parts = lambda m: [says(m["role"], m["content"])["content"][0]] if isinstance(m["content"], str) else m["content"]
     messages = [{"role": m["role"], "content": parts(m)} for m in messages]
-    images = [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
-    plain = [
-        {"role": m["role"], "content": [{"type": "image"} if p["type"] == "image" else p for p in m["content"]]}
-        for m in messages
-    ]
+    images, plain = [], []
+    for m in messages:
+        content = []
+        for p in m["content"]:
+            video = read_video(p) if p["type"] == "video" else None
+            images += video.frames if video else [p["image"]] if p["type"] == "image" else []
+            bare = dict(type="video", frames=len(video.frames), fps=1 / video.step) if video else dict(type="image")
+            content.append(p if p["type"] == "text" else bare)
+        plain.append({"role": m["role"], "content": content})
     turns = sum(m["role"] == "assistant" for m in messages)
     meta = dict(family=scene.family, turns=turns, loss="last") | meta
     return dict(messages=plain, images=images, kind=kind, scene_id=scene.id, meta=meta)
@@ -66,19 +71,22 @@ def chat(row: dict) -> list[dict]:
     """The conversation of a row as the policy reads it.
 
     Args:
-        row: with messages and images; an image part that already holds its image keeps it
+        row: with messages and images; an image part that already holds its image keeps it, and so does a video part
 
     Returns:
-        messages with their images in place, for `Policy.encode`
+        messages with their images in place, for `Policy.encode`; of a video part its frames
 
     Raises:
-        ValueError: the messages have more or fewer image parts than the row has images
+        ValueError: the messages have more or fewer places for images than the row has images
     """
     images = list(row.get("images") or [])
     left = iter(images)
-    fill = lambda p: p | {"image": next(left)} if p["type"] == "image" and "image" not in p else p
+    empty = lambda p: p["type"] in ("image", "video") and p["type"] not in p
+    wants = lambda p: p.get("frames", 0) if p["type"] == "video" else 1
+    see = lambda p: [next(left) for _ in range(wants(p))] if p["type"] == "video" else next(left)
+    fill = lambda p: p | {p["type"]: see(p)} if empty(p) else p
     parts = [p for m in row["messages"] if not isinstance(m["content"], str) for p in m["content"]]
-    places = sum(p["type"] == "image" and "image" not in p for p in parts)
+    places = sum(map(wants, filter(empty, parts)))
     if places != len(images):
         raise ValueError(f"scene {row.get('scene_id', '?')}: {places} image parts and {len(images)} images")
     return [

@@ -122,11 +122,12 @@ def positions(model: Any, batch: dict) -> torch.Tensor:
     inner = getattr(model, "base_model", model)
     while not hasattr(inner, "get_rope_index"):
         inner = inner.model
-    mask, grid = batch["attention_mask"], batch.get("image_grid_thw")
-    if grid is None:
+    mask, seen = batch["attention_mask"], ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+    seen = {k: batch[k] for k in seen if k in batch}
+    if not seen:
         return (mask.cumsum(-1) - 1).clamp(min=0)[None].expand(3, -1, -1)
     kinds = batch["mm_token_type_ids"]
-    return inner.get_rope_index(batch["input_ids"], kinds, image_grid_thw=grid, attention_mask=mask)[0]
+    return inner.get_rope_index(batch["input_ids"], kinds, attention_mask=mask, **seen)[0]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #7631e136
 def draw(
@@ -226,8 +227,9 @@ class _Rows:
         self.cache = Cache(layer_class_to_replicate=_Layer)
         kept = [_kept(read, c) for c in conversations] if read else []
         position = self._go_on(kept) if kept and all(n for n, _ in kept) else self._begin()
-        # An image's tokens share positions, so the next one is not the number of tokens before it.
-        self.last = position.amax((0, 2))
+        # An image's tokens share positions, so the next one is not the number of tokens before it. What is continued
+        # ends with text, and the seconds of a video before it may be further on than that.
+        self.last = position[:, :, -1].amax(0)
         self.start, self.position = self.mask.shape[1], self.last[None, :, None].expand(3, -1, -1)
 
     def _begin(self):
@@ -560,9 +562,14 @@ def as_openai(messages: list[dict]) -> list[dict]:
 
     Returns:
         plain JSON values; an image is a PNG in a data URL
+
+    Raises:
+        ValueError: a video
     """
 
     def part(p):
+        if p["type"] == "video":
+            raise ValueError("a server counts the seconds of a video in its own way: show it images")
         if p["type"] != "image":
             return {"type": "text", "text": p["text"]}
         data = io.BytesIO()

@@ -36,6 +36,8 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 from transformers.utils import logging
 
+from .video import Video, moments, read_video, video_batch
+
 # %% ../../nbs/20_policy/10_model.ipynb #qu1et002
 logging.disable_progress_bar()  # `transformers.utils.logging.enable_progress_bar()` brings them back
 enable_progress_bars()  # those of downloads, which the line above hid as well
@@ -108,7 +110,7 @@ def number_pieces() -> list[str]:
 # %% ../../nbs/20_policy/10_model.ipynb #9f11e5a6
 _NAMES = "endoftext im_start im_end vision_start vision_end vision_pad image_pad video_pad"
 SPECIAL = [f"<|{name}|>" for name in _NAMES.split()]
-_SHOWN = "<|vision_start|><|image_pad|><|vision_end|>"
+_SHOWN, _FILM = (f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video"))
 CHAT_TEMPLATE = (
     """\
 {%- macro body(content) -%}
@@ -116,6 +118,8 @@ CHAT_TEMPLATE = (
 {%- else -%}{%- for part in content -%}
 {%- if part['type'] == 'image' -%}"""
     + _SHOWN
+    + """{%- elif part['type'] == 'video' -%}"""
+    + _FILM
     + """{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}
 {%- endfor -%}{%- endif -%}
 {%- endmacro -%}
@@ -336,8 +340,8 @@ class Encoded:
     """A conversation as the model reads it.
 
     Attributes:
-        input_ids: token ids, image placeholders already repeated
-        images: media in the order of their placeholders: PIL images
+        input_ids: token ids, placeholders of images and videos already repeated
+        images: media in the order of their placeholders: PIL images and Videos
     """
 
     input_ids: list[int]
@@ -415,10 +419,11 @@ def _render_more(policy, messages, prompt):
 def _media(processor, messages):
     parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
     # A template leaves out what it does not know, and nobody would miss it.
-    if other := [p["type"] for p in parts if p["type"] not in ("image", "text")]:
-        raise ValueError(f"a message has a part of type {other[0]!r}; images and texts are read")
+    if other := [p["type"] for p in parts if p["type"] not in ("image", "video", "text")]:
+        raise ValueError(f"a message has a part of type {other[0]!r}; images, videos and texts are read")
     resize = getattr(processor, "resize", lambda i: i.convert("RGB"))
-    return [resize(p["image"]) for p in parts if p["type"] == "image"]
+    read = dict(image=lambda p: resize(p["image"]), video=lambda p: read_video(p).map(resize))
+    return [read[p["type"]](p) for p in parts if p["type"] in read]
 
 
 def _fits(processor, image):
@@ -441,8 +446,8 @@ def _patches(processor, image):
     high, wide = (n // side for n in pixels.shape[:2])
     colours = np.stack([table[:, c][pixels[..., c]] for c in range(3)])
     cut = colours.reshape(3, high // merge, merge, side, wide // merge, merge, side).transpose(1, 4, 2, 5, 0, 3, 6)
-    moments = np.broadcast_to(cut[..., None, :, :], (*cut.shape[:5], shown, side, side))
-    return torch.from_numpy(moments.reshape(high * wide, -1)), torch.tensor([1, high, wide])
+    still = np.broadcast_to(cut[..., None, :, :], (*cut.shape[:5], shown, side, side))  # every moment is the same
+    return torch.from_numpy(still.reshape(high * wide, -1)), torch.tensor([1, high, wide])
 
 
 def _prepared(processor, image):
@@ -453,33 +458,53 @@ def _prepared(processor, image):
     return out["pixel_values"], out["image_grid_thw"][0]
 
 
-def _pixels(processor, images, kept=None):
-    "What the vision tower reads of each image; each different one is prepared once, or looked up in what is kept."
+def _pixels(processor, media, kept=None):
+    "What the vision tower reads of images and videos; each different image or frame is prepared once, or found again."
     make = lambda image: _prepared(processor, image)
     get = make if kept is None else lambda image: kept.get(image, make)
+    videos = video_batch(get, [m for m in media if isinstance(m, Video)], processor.temporal_patch_size)
+    images = [m for m in media if not isinstance(m, Video)]
+    if not images:
+        return videos
     made = {key: get(image) for key, image in {id(i): i for i in images}.items()}
     patches, grids = zip(*(made[id(i)] for i in images), strict=True)
-    return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids))
+    return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids)) | videos
+
+
+def _kind(medium):
+    return "video" if isinstance(medium, Video) else "image"
 
 
 def _encoded(policy, text, messages):
     "Rendered text as ids, each image placeholder repeated for its image."
-    images = policy.media(messages)
-    ids, image = policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.image_token_id
-    if ids.count(image) != len(images):
-        raise ValueError(f"the text has {ids.count(image)} image placeholder(s), the messages {len(images)} image(s)")
-    counts = iter([policy.image_tokens(i) for i in images])
-    return Encoded([t for i in ids for t in ([i] * next(counts) if i == image else [i])], images)
+    media, ids = policy.media(messages), policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for kind, pad in policy.pads.items():
+        have, want = ids.count(pad), sum(_kind(m) == kind for m in media)
+        if have != want:
+            raise ValueError(f"the text has {have} {kind} placeholder(s), the messages {want} {kind}(s)")
+    counts = iter([policy.image_tokens(m) for m in media])
+    return Encoded([t for i in ids for t in ([i] * next(counts) if i in policy.pads.values() else [i])], media)
+
+
+def _tokens(processor, medium):
+    "How many tokens an image or a video is."
+    if isinstance(medium, Video):
+        return len(moments(medium, processor.temporal_patch_size)) * _tokens(processor, medium.frames[0])
+    return processor.get_number_of_image_patches(medium.height, medium.width, {}) // processor.merge_size**2
 
 
 def _check_media(policy, ids, images):
     "Each row's placeholders are those of its media."
     if len(images) != len(ids):
         raise ValueError(f"{len(ids)} rows of ids, {len(images)} rows of images")
-    for row, (i, im) in enumerate(zip(ids, images, strict=True)):
-        want, have = sum(map(policy.image_tokens, im)), i.count(policy.image_token_id)
-        if want != have:
-            raise ValueError(f"row {row}: {have} image placeholder tokens, but its {len(im)} image(s) make {want}")
+    for row, (i, shown) in enumerate(zip(ids, images, strict=True)):
+        for kind, pad in policy.pads.items():
+            some = [m for m in shown if _kind(m) == kind]
+            want, have = sum(map(policy.image_tokens, some)), i.count(pad)
+            if want != have:
+                raise ValueError(
+                    f"row {row}: {have} {kind} placeholder tokens, but its {len(some)} {kind}(s) make {want}"
+                )
 
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ab
 class Policy:
@@ -494,34 +519,34 @@ class Policy:
     def __init__(self, model: Any, processor: Any, note: str = "") -> None:
         self.model, self.processor, self.note = model, processor, note
         self.tokenizer, self.kept = processor.tokenizer, None  # kept: a TensorCache, while one is open
-        self.image_token_id = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        self.pads = {k: self.tokenizer.convert_tokens_to_ids(f"<|{k}_pad|>") for k in ("image", "video")}
+        self.image_token_id = self.pads["image"]
 
     @property
     def device(self) -> torch.device:
         "Where the weights are."
         return next(self.model.parameters()).device
 
-    def image_tokens(self, image: Image.Image) -> int:
-        "How many tokens the model reads an image as; the image as `encode` returns it."
-        ip = self.processor.image_processor
-        return ip.get_number_of_image_patches(image.height, image.width, {}) // ip.merge_size**2
+    def image_tokens(self, image: Any) -> int:
+        "How many tokens the model reads an image or a video as; as `encode` returns it."
+        return _tokens(self.processor.image_processor, image)
 
     def media(self, messages: list[dict]) -> list:
-        "The media of a conversation, in order and as the policy wants them: RGB images at its own size."
+        "The media of a conversation, in order and as the policy wants them: RGB images and frames at its own size."
         return _media(self.processor, messages)
 
     def encode(self, messages: list[dict], add_generation_prompt: bool = True) -> Encoded:
         """The token ids and media of a conversation.
 
         Args:
-            messages: {"role", "content"}; content a string or a list of {"type": "image" | "text", ...}
+            messages: {"role", "content"}; content a string or a list of {"type": "image" | "video" | "text", ...}
             add_generation_prompt: end with the opening of an assistant turn
 
         Returns:
             Encoded
 
         Raises:
-            ValueError: a text holds an image placeholder of its own, or a part is neither image nor text
+            ValueError: a text holds a placeholder of its own, or a part is neither image, video nor text
         """
         return _encoded(self, _render(self, messages, add_generation_prompt), messages)
 
@@ -559,7 +584,7 @@ class Policy:
         images = [[] for _ in ids] if images is None else images
         _check_media(self, ids, images)
         input_ids, mask = _pad(ids, self.tokenizer.pad_token_id, pad)
-        kinds = (input_ids == self.image_token_id).long()
+        kinds = sum(n * (input_ids == pad).long() for n, pad in enumerate(self.pads.values(), 1))
         batch = dict(input_ids=input_ids, attention_mask=mask, mm_token_type_ids=kinds)
         return {k: v.to(self.device) for k, v in (batch | self.pixels([i for row in images for i in row])).items()}
 
@@ -567,10 +592,11 @@ class Policy:
         """What the vision tower reads; an image that is used several times is prepared once.
 
         Args:
-            images: flat list of PIL images
+            images: flat list of PIL images and Videos
 
         Returns:
-            pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3); empty without images
+            pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3), and those of `video_batch`; empty without
+            images and videos
         """
         return _pixels(self.processor.image_processor, images, self.kept) if images else {}
 

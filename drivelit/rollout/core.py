@@ -17,6 +17,7 @@ import numpy as np
 
 from ..policy.engines import Completion, Conversation, EngineError
 from ..policy.model import Policy
+from ..policy.video import read_video
 from ..scene.core import SceneError
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #89397175
@@ -153,11 +154,12 @@ class PictureError(ValueError):
 def _open_pictures(messages, where):
     "Read the pictures of messages that come from files when they are first looked at."
     for part in (p for m in messages if not isinstance(m["content"], str) for p in m["content"]):
-        if part.get("type") == "image":
+        shown = [part["image"]] if part.get("type") == "image" else []
+        for image in read_video(part).frames if part.get("type") == "video" else shown:
             try:
-                part["image"].load()
+                image.load()
             except Exception as e:  # a damaged file makes the decoders raise many kinds
-                file = getattr(part["image"], "filename", "") or "a picture"
+                file = getattr(image, "filename", "") or "a picture"
                 raise PictureError(f"scene {where}: {file} cannot be read: {e}") from e
 
 

@@ -230,6 +230,11 @@ def estimate_length(policy: Policy, row: dict) -> int:
         for part in message["content"]:
             if part["type"] == "image":
                 length += policy.image_tokens(Size(*own_size) if own_size else part["image"])
+            elif part["type"] == "video":
+                frames = getattr(part["video"], "frames", part["video"])
+                length += policy.image_tokens(Size(*own_size) if own_size else frames[0]) * -(
+                    -len(frames) // 2
+                )  # two to a token
             else:
                 length += len(_PIECE.findall(part.get("text", "")))
     return length
