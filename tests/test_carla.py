@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# What stands for CarlaUE4.sh: it starts a child that listens, as the engine does, and dies or stays deaf as it is told.
+# What stands for CarlaUE4.sh: it starts a child that listens, as the engine does, and dies, hangs or stays deaf.
 STAND_IN = f"""#!{sys.executable}
 import os, socket, subprocess, sys, time
 port = int(next(a for a in sys.argv if a.startswith("-carla-rpc-port=")).split("=")[1])
@@ -36,6 +36,8 @@ if mode == "crashes":
     child.kill(); child.wait()
     sys.exit(139)
 child.wait()
+if mode == "hangs":
+    time.sleep(60)
 """
 
 
@@ -133,12 +135,14 @@ def test_one_that_never_listens_is_started_anew(serve, tmp_path):
     assert len(lines(tmp_path / "starts")) == 2
 
 
-def test_a_killed_engine_behind_its_script_is_noticed(serve, tmp_path):
+@pytest.mark.parametrize(("mode", "words"), [("stays", "it has died"), ("hangs", "it has not listened for 1 s")])
+def test_an_engine_that_is_gone_is_noticed(serve, tmp_path, mode, words):
     port = free(1)
-    serve(1, port, HANG_S="1")
+    serve(1, port, mode, HANG_S="1")
     until(lambda: listens(port))
     os.kill(int(lines(tmp_path / "children")[0]), signal.SIGKILL)
     until(lambda: len(lines(tmp_path / "children")) == 2 and listens(port))
+    assert words in (tmp_path / "out").read_text()
 
 
 @pytest.mark.parametrize("which", [0, 2])
