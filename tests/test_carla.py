@@ -139,7 +139,7 @@ def test_one_that_never_listens_is_started_anew(serve, tmp_path):
 def test_an_engine_that_is_gone_is_noticed(serve, tmp_path, mode, words):
     port = free(1)
     serve(1, port, mode, HANG_S="1")
-    until(lambda: listens(port))
+    until(lambda: f"listens on {port}" in (tmp_path / "out").read_text())  # the script has seen it, too
     os.kill(int(lines(tmp_path / "children")[0]), signal.SIGKILL)
     until(lambda: len(lines(tmp_path / "children")) == 2 and listens(port))
     assert words in (tmp_path / "out").read_text()
