@@ -281,6 +281,7 @@ def test_the_test_tools_are_no_run_time_need():
 
 
 EXTRAS = {
+    "carla": ["carla"],
     "images": ["diffusers"],
     "navsim": ["geopandas", "networkx", "pyogrio", "pyproj"],
     "nuscenes": ["cv2", "nuscenes"],
@@ -301,9 +302,10 @@ import numpy as np
 from drivelit.metrics.open_loop import draw
 from drivelit.policy.codec import new_codec
 from drivelit.policy.engines import OpenAIEngine
+from drivelit.rollout.carla import connect
 from drivelit.scene.navsim import gpd
 for use in (lambda: draw(np.zeros((1, 6, 3)), np.ones((1, 2)), np.ones((1, 6), bool)), lambda: gpd.GeoDataFrame,
-            lambda: OpenAIEngine("http://localhost:1/v1", "m"), new_codec):
+            lambda: OpenAIEngine("http://localhost:1/v1", "m"), new_codec, lambda: connect("localhost", 1, 1.0)):
     try: use()
     except ImportError as e: print(e)
     else: print("nothing was missing")
@@ -320,7 +322,7 @@ def test_every_module_imports_without_the_extras():
     code = IMPORT_ALL.replace("{blocked}", repr(blocked))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    for line, extra in zip(done.stdout.splitlines(), ("nuscenes", "navsim", "server", "images"), strict=True):
+    for line, extra in zip(done.stdout.splitlines(), ("nuscenes", "navsim", "server", "images", "carla"), strict=True):
         assert f'pip install "drivelit[{extra}]"' in line
 
 

@@ -118,6 +118,15 @@ def _strollers(rng: np.random.Generator, path: Path, goal: float) -> list[Agent]
     ]
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #cb2ef8a7
+def _stands(
+    rng: np.random.Generator, id: str, path: Path, at: float, d: float, *later: tuple[float, float]
+) -> tuple[Agent, dict[str, float]]:
+    "Somebody who stands until the ego has come up to him, and some seconds more: too long for any steady speed."
+    goes = rng.uniform(6, 7)
+    pace = paced((0, 0), *((goes + t, v) for t, v in later))
+    return _runs(id, str(rng.choice(["car", "van"])), path, at, pace), {id: at - 7 - mix(rng, 13, 10, d)}
+
+
 def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
     """Follow a road that bends; whoever is there keeps out of the way.
 
@@ -137,7 +146,7 @@ def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def curve(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A bend that asks for half the speed of the road before it.
+    """A bend that asks for half the speed of the road before it, and mostly somebody who stands behind it.
 
     Args:
         rng: the source of everything that is drawn
@@ -147,16 +156,28 @@ def curve(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng, 10.0, 12.0)
-    near, r = rng.uniform(60, 100), mix(rng, 17, 12, d)
+    near, r = rng.uniform(60, 100), mix(rng, 12, 8.5, d)
     path = _road((near, 0.0), (r * np.pi / 2, rng.choice([-1, 1]) / r), (250, 0.0))
     goal = near + 100.0 + rng.uniform(0, 40)
     wide = Area("wide", "roadblock", strip(path, near - 10, near + 45, -1.1 * LANE, 0.0))  # buses need it, too
-    others = _oncoming(rng, path, goal)
-    return RouteDraft(path, v, limit, goal, others, areas=[wide], waits=8, intent="slow down for the bend")
+    at = near + r * np.pi / 2 + rng.uniform(18, 30)
+    stopped, triggers = _stands(rng, "stopped", path, at, d, (0, 0), (4, 0.9 * limit))
+    there = rng.random() < 0.75
+    return RouteDraft(
+        path,
+        v,
+        limit,
+        goal,
+        [stopped] * there + _oncoming(rng, path, goal),
+        areas=[wide],
+        triggers=triggers if there else {},
+        waits=14,
+        intent="slow down for the bend, and for who stands behind it",
+    )
 
 
 def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Somebody ahead brakes to a stand, twice, and goes on.
+    """Somebody ahead brakes to a stand, twice, and goes on; or stands until the ego is there, and brakes once more.
 
     Args:
         rng: the source of everything that is drawn
@@ -172,15 +193,29 @@ def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
         brakes, stands = t + rng.uniform(3, 6), rng.uniform(2, 4)
         t = brakes + v / decel + stands + v / 2.0
         knots += [(brakes, v), (brakes + v / decel, 0.0), (t - v / 2.0, 0.0), (t, v)]
-    lead = _runs("lead", str(rng.choice(["car", "van"])), path, 9 + v * mix(rng, 2.0, 1.3, d), paced(*knots))
+    lead, triggers = (
+        _runs("lead", str(rng.choice(["car", "van"])), path, 9 + v * mix(rng, 2.0, 1.3, d), paced(*knots)),
+        {},
+    )
+    if rng.random() < 0.5:
+        brakes, stands = 4 + rng.uniform(3, 6), rng.uniform(2, 4)
+        again = ((0, 0), (4, v), (brakes, v), (brakes + v / decel, 0), (brakes + v / decel + stands, 0))
+        lead, triggers = _stands(rng, "lead", path, rng.uniform(40, 60), d, *again, (again[-1][0] + v / 2, v))
     goal = rng.uniform(170, 210)
     return RouteDraft(
-        path, v, limit, goal, [lead] + _oncoming(rng, path, goal), waits=18, intent="keep off the leader that brakes"
+        path,
+        v,
+        limit,
+        goal,
+        [lead] + _oncoming(rng, path, goal),
+        triggers=triggers,
+        waits=18,
+        intent="keep off the leader that brakes",
     )
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #0a01d67f
 def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A car in a row of parked ones pulls out in front of the ego, and stays slow for a while.
+    """A car in a row of parked ones pulls out in front of the ego, and crawls for a while.
 
     Args:
         rng: the source of everything that is drawn
@@ -191,9 +226,9 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
     """
     limit, v = _speeds(rng)
     path, at, kerb = _road((450, 0.0)), rng.uniform(80, 110), -LANE - 0.1
-    u, brave = rng.uniform(3.0, 4.5), rng.random() < 0.8
+    u, brave = rng.uniform(1.2, 2.2), rng.random() < 0.8
     lateral = lambda t: kerb * (1 - ease((np.asarray(t) - 0.4) / 2.6))
-    pulls = paced((0, 0), (2.0, u), (rng.uniform(6, 9), u), (14, limit))
+    pulls = paced((0, 0), (2.0, u), (rng.uniform(11, 14), u), (18, limit))
     agents = [mover(f"parked{i}", "car", path, at + s, None, kerb) for i, s in enumerate((-14.0, -7.5, 7.5, 14.0))]
     agents.append(
         _runs("cutter", "car", path, at, pulls, lateral) if brave else mover("cutter", "car", path, at, None, kerb)
@@ -208,7 +243,7 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
         agents + _oncoming(rng, path, goal),
         areas=areas,
         triggers=dict(cutter=at - 4 - v * mix(rng, 2.6, 1.9, d)),
-        waits=10,
+        waits=16,
         intent="make room for the car that pulls out",
     )
 
@@ -243,16 +278,49 @@ def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
     )
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #4128a19d
-def _walker(rng: np.random.Generator, path: Path, at: float, seconds: float, side: int) -> Agent:
+def _walker(rng: np.random.Generator, id: str, path: Path, at: float, seconds: float, side: int, walk: float) -> Agent:
     "Somebody at the kerb who begins to walk so that he is in the middle of the lane so many seconds after his trigger."
-    walk, kerb = rng.uniform(1.1, 1.5), LANE / 2 + 0.9 + (LANE if side > 0 else 0.0)
+    kerb = LANE / 2 + 0.9 + (LANE if side > 0 else 0.0)
     delay = max(seconds - (kerb + rng.uniform(-0.7, 0.7)) / walk, 0.0)
     lateral = lambda t: side * (kerb - walk * np.maximum(np.asarray(t) - delay, 0))
-    return _runs("person", "pedestrian", path, at, lambda t: 0 * np.asarray(t), lateral)
+    return _runs(id, "pedestrian", path, at, lambda t: 0 * np.asarray(t), lateral)
+
+
+def _people(
+    rng: np.random.Generator, path: Path, at: float, v: float, seconds: float, side: int, d: float
+) -> tuple[list[Agent], dict[str, float]]:
+    """Three people at a crossing, one for each pace: who drives on unseeing meets one of them.
+
+    Args:
+        rng: the source of everything that is drawn
+        path: of the ego
+        at: metres, where they walk
+        v: m/s, a driver at this speed meets the first
+        seconds: after the trigger, when the first is in the middle of the lane
+        side: of the first: 1 left, -1 right; the others come from the right
+        d: difficulty, 0 to 1
+
+    Returns:
+        tuple: the people; id -> metres of the ego at which each begins; nothing for those who only stand there
+    """
+    first = _walker(rng, "person", path, at, seconds, side, rng.uniform(1.1, 1.5))
+    # The nearer the ego is when somebody begins, the slower are those who meet him.
+    second = _walker(rng, "second", path, at + 0.7, 0.0, -1, rng.uniform(1.1, 1.4))
+    third = _walker(rng, "third", path, at - 0.7, 0.0, -1, rng.uniform(0.9, 1.1))
+    near = dict(second=mix(rng, 15, 12, d), third=mix(rng, 8.5, 7, d))  # metres before the ego's front
+    triggers = dict(person=at - 5.5 - v * seconds) | {k: at - 4 - x for k, x in near.items()}
+    if rng.random() < 0.25:
+        kerbs = (side * (LANE / 2 + 1.2 + (LANE if side > 0 else 0)), -LANE / 2 - 1.2, -LANE / 2 - 1.6)
+        stand = [
+            mover(a.id, "pedestrian", path, at + x, None, l)
+            for a, x, l in zip((first, second, third), (0.0, 0.7, -0.7), kerbs, strict=True)
+        ]
+        return stand, {}
+    return [first, second, third], triggers
 
 
 def pedestrian_crossing(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Somebody at a crossing walks when the ego comes near; sometimes he only stands there.
+    """People at a crossing walk one after the other when the ego comes near; sometimes they only stand there.
 
     Args:
         rng: the source of everything that is drawn
@@ -264,11 +332,7 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> RouteDraft:
     limit, v = _speeds(rng)
     path, at, side = _road((450, 0.0)), rng.uniform(80, 120), int(rng.choice([-1, 1]))
     seconds = mix(rng, 4.2, 3.2, d) + (1.5 if side > 0 else 0.0)
-    person = _walker(rng, path, at + 1.5, seconds, side)
-    if rng.random() < 0.25:
-        person = mover(
-            "person", "pedestrian", path, at + 1.5, None, side * (LANE / 2 + 1.2 + (LANE if side > 0 else 0))
-        )
+    people, triggers = _people(rng, path, at + 1.5, v, seconds, side, d)
     goal = at + rng.uniform(90, 120)
     zebra = crossing(path, at, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)
     return RouteDraft(
@@ -276,10 +340,10 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> RouteDraft:
         v,
         limit,
         goal,
-        [person] + _strollers(rng, path, goal),
+        people + _strollers(rng, path, goal),
         areas=[zebra],
-        triggers=dict(person=at - 4 - v * seconds),
-        waits=8,
+        triggers=triggers,
+        waits=13,
         intent="let people cross",
     )
 
@@ -411,7 +475,7 @@ def _turn(near: float, r: float, side: int) -> tuple[Path, Path, float, list[Are
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #49777865
 def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A turn to the left across those who come from ahead.
+    """A turn to the left across those who come from ahead, and mostly people who walk over the road behind it.
 
     Args:
         rng: the source of everything that is drawn
@@ -429,25 +493,26 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         _runs(f"oncoming{i}", "car", through, near + r + u * meet + 17 * i, paced((0, -u)), LANE)
         for i in range(int(rng.integers(1, 4)))
     ]
-    goal = end + rng.uniform(70, 100)
+    at, goal = end + rng.uniform(5, 8), end + rng.uniform(70, 100)
+    people, triggers = _people(rng, path, at + 1.5, v, mix(rng, 5.5, 4.5, d), int(rng.choice([-1, 1])), d)
     return RouteDraft(
         path,
         v,
         limit,
         goal,
-        cars,
+        cars + people,
         0,
         0,
-        areas,
-        triggers={a.id: begin for a in cars},
+        areas + [crossing(path, at, -2.5, 6.0)],
+        triggers={a.id: begin for a in cars} | triggers,
         commands=[(near - 35, end, "TURN LEFT")],
-        waits=16,
+        waits=20,
         intent="turn left when those ahead have passed",
     )
 
 
 def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A turn to the right, and mostly somebody who walks over the road behind it.
+    """A turn to the right, and mostly people who walk over the road behind it.
 
     Args:
         rng: the source of everything that is drawn
@@ -461,22 +526,20 @@ def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
     path, _, end, areas = _turn(near, r, -1)
     at = end + rng.uniform(5, 8)
     seconds = mix(rng, 5.5, 4.5, d)
-    person = _walker(rng, path, at + 1.5, seconds, int(rng.choice([-1, 1])))
-    if rng.random() < 0.25:
-        person = mover("person", "pedestrian", path, at + 1.5, None, -LANE / 2 - 1.2)
+    people, triggers = _people(rng, path, at + 1.5, v, seconds, int(rng.choice([-1, 1])), d)
     goal = end + rng.uniform(70, 100)
     return RouteDraft(
         path,
         v,
         limit,
         goal,
-        [person],
+        people,
         0,
         0,
         areas + [crossing(path, at, -2.5, 6.0)],
-        triggers=dict(person=at - 4 - v * seconds),
+        triggers=triggers,
         commands=[(near - 35, end, "TURN RIGHT")],
-        waits=14,
+        waits=17,
         intent="turn right, people may cross",
     )
 

@@ -1,0 +1,183 @@
+"""ci/serve_carla.sh: who crashes or hangs is started anew, a port that is taken is left alone, none is left behind."""
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What stands for CarlaUE4.sh: it starts a child that listens, as the engine does, and dies, hangs or stays deaf.
+STAND_IN = f"""#!{sys.executable}
+import os, socket, subprocess, sys, time
+port = int(next(a for a in sys.argv if a.startswith("-carla-rpc-port=")).split("=")[1])
+here = os.environ["HERE"]
+open(f"{{here}}/starts", "a").write(f"{{port}} {{' '.join(sys.argv[1:])}}\\n")
+mode = os.environ["MODE"]
+if mode == "deaf":
+    time.sleep(60)
+code = '''
+import socket, sys, time
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(16)
+time.sleep(60)
+'''
+child = subprocess.Popen([sys.executable, "-c", code, str(port)])
+open(f"{{here}}/children", "a").write(f"{{child.pid}}\\n")
+if mode == "crashes":
+    time.sleep(0.8)
+    child.kill(); child.wait()
+    sys.exit(139)
+child.wait()
+if mode == "hangs":
+    time.sleep(60)
+"""
+
+
+def free(count):
+    "The first of so many ports, ten apart, on none of which anybody listens."
+    for port in range(21000 + os.getpid() % 1000 * 10, 60000, 10):
+        try:
+            for k in range(0, 10 * count):
+                with closing(socket.socket()) as s:
+                    s.bind(("127.0.0.1", port + k))
+            return port
+        except OSError:
+            continue
+
+
+@pytest.fixture
+def serve(tmp_path):
+    "Starts the script with the stand-in; whatever the test does, the script is ended."
+    binary, running = tmp_path / "CarlaUE4.sh", []
+    binary.write_text(STAND_IN)
+    binary.chmod(0o755)
+
+    def start(n, port, mode="stays", **more):
+        out = open(tmp_path / "out", "w")
+        env = os.environ | dict(CARLA_BIN=str(binary), LOGS=str(tmp_path / "logs"), HERE=str(tmp_path), MODE=mode)
+        env |= dict(POLL_S="0.2", PORTS_FILE=str(tmp_path / "ports")) | more
+        command = ["bash", str(ROOT / "ci/serve_carla.sh"), str(n), str(port), "-quality-level=Low"]
+        running.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
+        return running[-1]
+
+    yield start
+    for p in running:
+        if p.poll() is None:
+            p.terminate()
+            p.wait(30)
+
+
+def until(fact, seconds=30.0):
+    "What a function gives as soon as that is true."
+    end = time.monotonic() + seconds
+    while not (out := fact()):
+        assert time.monotonic() < end, "it has not come about"
+        time.sleep(0.05)
+    return out
+
+
+def lines(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def listens(port):
+    with closing(socket.socket()) as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def dead(pid):
+    "Whether a process is gone, or only waits to be buried."
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_two_run_and_none_is_left(serve, tmp_path, ending):
+    port = free(2)
+    p = serve(2, port, GPUS="3 5")
+    until(lambda: listens(port) and listens(port + 10))
+    started = sorted(lines(tmp_path / "starts"))
+    assert [s.split()[0] for s in started] == [str(port), str(port + 10)]
+    assert "-graphicsadapter=3" in started[0] and "-graphicsadapter=5" in started[1]
+    assert "-RenderOffScreen" in started[0] and started[0].endswith("-quality-level=Low")
+    until(lambda: lines(tmp_path / "ports") == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 10}"])
+    children = [int(x) for x in lines(tmp_path / "children")]
+    p.send_signal(ending)
+    assert p.wait(30) == 128 + ending
+    until(lambda: all(dead(c) for c in children))
+    assert len(children) == 2 and not listens(port) and not (tmp_path / "ports").exists()
+
+
+def test_one_that_crashes_is_started_anew_and_in_the_end_given_up(serve, tmp_path):
+    port = free(1)
+    p = serve(1, port, "crashes", RESTARTS="2")
+    assert p.wait(60) == 1
+    said = (tmp_path / "out").read_text()
+    assert [s.split()[0] for s in lines(tmp_path / "starts")] == [str(port)] * 3, said
+    assert len(re.findall("it has died .*; it is started anew", said)) == 2 and "given up after 2 restarts" in said
+    assert "no simulator is left" in said and not listens(port)
+
+
+def test_one_that_never_listens_is_started_anew(serve, tmp_path):
+    p = serve(1, free(1), "deaf", START_S="1", RESTARTS="1")
+    assert p.wait(60) == 1
+    assert "it did not listen within 1 s; it is started anew" in (tmp_path / "out").read_text()
+    assert len(lines(tmp_path / "starts")) == 2
+
+
+@pytest.mark.parametrize(("mode", "words"), [("stays", "it has died"), ("hangs", "it has not listened for 1 s")])
+def test_an_engine_that_is_gone_is_noticed(serve, tmp_path, mode, words):
+    port = free(1)
+    serve(1, port, mode, HANG_S="1")
+    until(lambda: f"listens on {port}" in (tmp_path / "out").read_text())  # the script has seen it, too
+    os.kill(int(lines(tmp_path / "children")[0]), signal.SIGKILL)
+    until(lambda: len(lines(tmp_path / "children")) == 2 and listens(port))
+    assert words in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_port_of_somebody_else_is_left_to_him(serve, tmp_path, which):
+    port = free(2)
+    with closing(socket.socket()) as mine:
+        mine.bind(("127.0.0.1", port + which))
+        mine.listen()
+        serve(1, port)
+        until(lambda: listens(port + 10))
+        assert [s.split()[0] for s in lines(tmp_path / "starts")] == [str(port + 10)]
+        assert f"port {port} to {port + 2}: somebody listens there already; skipped" in (tmp_path / "out").read_text()
+        mine.getsockname()  # still ours
+
+
+@pytest.mark.parametrize(
+    ("n", "port", "words"),
+    [("none", "2000", "N: 'none'"), ("0", "2000", "N: '0'"), ("2", "80", "'80'"), ("9", "65500", "no room for 9")],
+)
+def test_wrong_numbers_are_refused(serve, tmp_path, n, port, words):
+    assert serve(n, port).wait(10) == 2
+    assert words in (tmp_path / "out").read_text()
+
+
+def test_no_carla_is_a_sentence(serve, tmp_path):
+    assert serve(1, 2000, CARLA_BIN="/nowhere/CarlaUE4.sh").wait(10) == 2
+    assert "no CARLA at /nowhere/CarlaUE4.sh: unpack CARLA 0.9.16" in (tmp_path / "out").read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("carla") is None, reason='needs pip install "drivelit[carla]"')
+def test_the_real_client_says_that_nobody_answers():
+    import carla
+
+    from drivelit.rollout.carla import NoSimulator, connect
+
+    port = free(1)
+    with pytest.raises(NoSimulator, match=rf"127.0.0.1:{port} within 0.5 s: start one with .bash ci/serve_carla.sh"):
+        connect("127.0.0.1", port, 0.5, carla)
