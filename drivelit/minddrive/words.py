@@ -226,7 +226,7 @@ VIEWS = dict(
 )
 COMMANDS = {"TURN LEFT": "turn left", "GO STRAIGHT": "go on", "TURN RIGHT": "turn right"}
 QUESTION = "What actions should the car be taking?"
-TARGETS = (10.0, 20.0)  # metres ahead
+TARGETS = (5.0, 10.0, 15.0, 20.0)  # metres ahead
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def state_of(scene: Scene) -> np.ndarray:
         scene: with a centre line
 
     Returns:
-        (5,) speed in m/s; x, y of the lane 10 m ahead; x, y of it 20 m ahead, metres
+        (9,) speed in m/s; x, y of the lane 5, 10, 15 and 20 m ahead, metres
     """
     ahead = along(scene.map.centerline, np.array(TARGETS))[:, :2]
     return np.r_[float(scene.ego.velocity[0]), ahead.ravel()]
@@ -293,8 +293,9 @@ def state_text(scene: Scene) -> str:
         three lines
     """
     v, *ahead = state_of(scene)
-    x, y, u, w = (f"{a + 0.0:+.1f}" for a in np.round(ahead, 1))
-    return f"Speed: {v:.1f} m/s\nCommand: {COMMANDS[scene.command]}\nLane: ({x}, {y}), ({u}, {w})\n"
+    points = np.round(np.reshape(ahead, (-1, 2)), 1) + 0.0
+    lane = ", ".join(f"({x:+.1f}, {y:+.1f})" for x, y in points)
+    return f"Speed: {v:.1f} m/s\nCommand: {COMMANDS[scene.command]}\nLane: {lane}\n"
 
 
 def question(images: Sequence[Image.Image], text: str, asked: str = QUESTION) -> list[dict]:
@@ -318,8 +319,8 @@ def kit_text() -> tuple[str, ...]:
     Returns:
         whole lines; the pieces of each become one token each
     """
-    lane = "Lane: (+1.0, +1.0), (+1.0, +1.0)\n"
-    return ("Speed: 1.0 m/s\n", *(f"Command: {c}\n" for c in COMMANDS.values()), lane, QUESTION)
+    commands = [f"Command: {c}\n" for c in COMMANDS.values()]
+    return ("Speed: 1.0 m/s\n", *commands, "Lane: (+1.0, +1.0), (+1.0, +1.0)\n", QUESTION)
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #247428b6
 @dataclass(frozen=True)
