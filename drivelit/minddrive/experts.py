@@ -197,7 +197,48 @@ def _lora(rank, alpha, tokens=None):
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LAYERS), exclude_modules=".*visual.*", **rows)
 
 
-class Experts(nn.Module):
+class _Adapters(nn.Module):
+    "Whose weights are whose, and one look through one role's; `Experts` sets model, policy, roles and tokens."
+
+    def adapter(self, name: str) -> dict[str, nn.Parameter]:
+        """The numbers of one adapter.
+
+        Args:
+            name: of the adapter: a value of `roles`
+
+        Returns:
+            dict: name of the layer -> parameter; the adapter's own name is left out
+        """
+        parts = {n: n.split(".") for n, _ in self.model.named_parameters()}
+        cut = {n: ".".join(x for x in p if x != name) for n, p in parts.items() if name in p}
+        return {cut[n]: p for n, p in self.model.named_parameters() if n in cut}
+
+    def trained(self, *roles: str) -> list[nn.Parameter]:
+        """The weights of roles.
+
+        Args:
+            *roles: "decision", "action", "value"
+
+        Returns:
+            list of parameters: adapters, and the decoders of the action expert or the head of the value
+        """
+        found = []
+        for role in roles:
+            own = list(self.adapter(self.roles[role]).values())
+            heads = dict(action=["speed_decoder", "path_decoder"], value=["value_head"]).get(role, [])
+            found += own + [p for h in heads for p in getattr(self, h).parameters()]
+        return list(dict.fromkeys(found))
+
+    def _read(self, role, ids, images, last=1):
+        "Logits of the thirteen words behind each row (N, 13), and the hidden states of its last tokens (N, last, H)."
+        self.model.set_adapter(self.roles[role])
+        batch = self.policy.collate(ids, images, pad="left")
+        how = dict(output_hidden_states=True, logits_to_keep=1, use_cache=False)
+        out = self.model(**batch, position_ids=positions(self.model, batch), **how)
+        return out.logits[:, -1, self.tokens].float(), out.hidden_states[-1][:, -last:].float()
+
+# %% ../../nbs/54_minddrive/05_experts.ipynb #cfb1bbf9
+class Experts(_Adapters):
     """Decision expert, action expert and their decoders on one policy.
 
     Args:
@@ -251,43 +292,6 @@ class Experts(nn.Module):
             Encoded
         """
         return self.policy.encode(question(images, text))
-
-    def adapter(self, name: str) -> dict[str, nn.Parameter]:
-        """The numbers of one adapter.
-
-        Args:
-            name: of the adapter: a value of `roles`
-
-        Returns:
-            dict: name of the layer -> parameter; the adapter's own name is left out
-        """
-        parts = {n: n.split(".") for n, _ in self.model.named_parameters()}
-        cut = {n: ".".join(x for x in p if x != name) for n, p in parts.items() if name in p}
-        return {cut[n]: p for n, p in self.model.named_parameters() if n in cut}
-
-    def trained(self, *roles: str) -> list[nn.Parameter]:
-        """The weights of roles.
-
-        Args:
-            *roles: "decision", "action", "value"
-
-        Returns:
-            list of parameters: adapters, and the decoders of the action expert or the head of the value
-        """
-        found = []
-        for role in roles:
-            own = list(self.adapter(self.roles[role]).values())
-            heads = dict(action=["speed_decoder", "path_decoder"], value=["value_head"]).get(role, [])
-            found += own + [p for h in heads for p in getattr(self, h).parameters()]
-        return list(dict.fromkeys(found))
-
-    def _read(self, role, ids, images, last=1):
-        "Logits of the thirteen words behind each row (N, 13), and the hidden states of its last tokens (N, last, H)."
-        self.model.set_adapter(self.roles[role])
-        batch = self.policy.collate(ids, images, pad="left")
-        how = dict(output_hidden_states=True, logits_to_keep=1, use_cache=False)
-        out = self.model(**batch, position_ids=positions(self.model, batch), **how)
-        return out.logits[:, -1, self.tokens].float(), out.hidden_states[-1][:, -last:].float()
 
     def words(self, prompts: Sequence[Encoded], role: str = "decision") -> tuple[torch.Tensor, torch.Tensor]:
         """What the decision expert would say.
