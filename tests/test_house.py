@@ -41,7 +41,8 @@ SHARED = {
     "data": {"scene", "metrics", "policy", "rollout"},
     "training": {"scene", "metrics", "policy", "rollout", "data"},
 }
-ROOMS_WITHOUT_RUN: dict[str, str] = {}  # folder: package of a system that has no section of its own yet
+# folder: package of a system that has no section of its own yet
+ROOMS_WITHOUT_RUN = {"54_minddrive": "minddrive"}
 # A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
 PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*ROOMS_WITHOUT_RUN.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}
