@@ -7,6 +7,7 @@
 #   GPUS (0)                  numbers of the GPUs, taken in turn: GPUS="0 1 2 3"
 #   START_S (120)             seconds until a simulator must listen; one that does not is started anew
 #   HANG_S (60)               seconds without listening after which one that did is started anew
+#   CALL_S (2)                seconds that a call to a port may take
 #   RESTARTS (20)             of each simulator; then it is given up
 #   PORTS_FILE (none)         host:port of each that is to run, one a line
 #   LOGS (runs/carla)         one log for each simulator
@@ -14,7 +15,7 @@
 # A simulator takes three ports: the one that is named, and the two after it (streams). Those of the next begin ten
 # later. A port that somebody else listens on is never taken: the next free place is, and that is said. Whatever ends
 # this script ends the simulators, with all their children. It ends with 1 when all of them were given up.
-# A port that listens says nothing about an engine that hangs: that is seen by the client, as `simulator_lost`.
+# An engine that hangs is seen here only when its queue of callers is full; the client sees it as `simulator_lost`.
 # CARLA listens on all addresses and lets whoever reaches it load anything: keep its ports behind a firewall.
 set -uo pipefail
 n=${1:?usage: serve_carla.sh N [FIRST_PORT] [FLAGS]}
@@ -32,7 +33,8 @@ say() { printf '%s %s\n' "$(date +%T)" "$*"; }
   echo "serve_carla.sh: no CARLA at $binary: unpack CARLA 0.9.16 and set CARLA_ROOT, or CARLA_BIN" >&2; exit 2; }
 mkdir -p "$logs" || exit 2
 
-listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+# An engine that hangs takes no more callers: its queue is full in the end, and a call would wait for minutes.
+listens() { timeout "${CALL_S:-2}" bash -c "exec 3<>/dev/tcp/127.0.0.1/$1" 2>/dev/null; }
 taken() { listens "$1" || listens $(($1 + 1)) || listens $(($1 + 2)); }
 alive() { kill -0 "$1" 2>/dev/null; }
 stop() {  # stop PID: it leads a process group of its own

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ if mode == "deaf":
 code = '''
 import socket, sys, time
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(16)
-time.sleep(60)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(0)
+end = time.time() + 60
+while time.time() < end:
+    s.accept()[0].close() if sys.argv[2] != "stuck" else time.sleep(1)
 '''
-child = subprocess.Popen([sys.executable, "-c", code, str(port)])
+child = subprocess.Popen([sys.executable, "-c", code, str(port), mode])
 open(f"{{here}}/children", "a").write(f"{{child.pid}}\\n")
 if mode == "crashes":
     time.sleep(0.8)
@@ -65,7 +68,9 @@ def serve(tmp_path):
         env = os.environ | dict(CARLA_BIN=str(binary), LOGS=str(tmp_path / "logs"), HERE=str(tmp_path), MODE=mode)
         env |= dict(POLL_S="0.2", PORTS_FILE=str(tmp_path / "ports")) | more
         command = ["bash", str(ROOT / "ci/serve_carla.sh"), str(n), str(port), "-quality-level=Low"]
-        running.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
+        # bash cannot trap what was ignored when it began, as SIGINT is behind a shell's "&"
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        running.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, preexec_fn=heed))
         return running[-1]
 
     yield start
@@ -143,6 +148,14 @@ def test_an_engine_that_is_gone_is_noticed(serve, tmp_path, mode, words):
     os.kill(int(lines(tmp_path / "children")[0]), signal.SIGKILL)
     until(lambda: len(lines(tmp_path / "children")) == 2 and listens(port))
     assert words in (tmp_path / "out").read_text()
+
+
+def test_an_engine_that_takes_no_callers_is_started_anew(serve, tmp_path):
+    p = serve(1, free(1), "stuck", HANG_S="1", CALL_S="0.5")
+    until(lambda: len(lines(tmp_path / "starts")) == 2)  # it listens; a call that waited would hold up the watch
+    assert "it has not listened for 1 s; it is started anew" in (tmp_path / "out").read_text()
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(30) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("which", [0, 2])
