@@ -116,11 +116,15 @@ CHAT_TEMPLATE = (
 {%- macro body(content) -%}
 {%- if content is string -%}{{ content }}
 {%- else -%}{%- for part in content -%}
-{%- if part['type'] == 'image' -%}"""
+{%- if part['type'] == 'image' -%}
+"""
     + _SHOWN
-    + """{%- elif part['type'] == 'video' -%}"""
+    + """
+{%- elif part['type'] == 'video' -%}
+"""
     + _FILM
-    + """{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}
+    + """
+{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}
 {%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- for message in messages -%}
