@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'plan_numbers', 'chain_of', 'summary', 'judged', 'most_frequent',
-           'drivers', 'task_for', 'play', 'seconds_of', 'openings_of', 'follows', 'swapped', 'evaluate',
+           'drivers', 'task_for', 'play', 'seconds_of', 'opening_of', 'openings_of', 'follows', 'swapped', 'evaluate',
            'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
@@ -30,6 +30,7 @@ from ..metrics.p3 import perception, prediction
 from ..metrics.pdm import prepare, score_scenes
 from ..policy.engines import Completion, Conversation, TransformersEngine
 from ..policy.model import Policy
+from ..policy.text import ParseError
 from ..rollout.core import Episode, TurnState, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
@@ -266,7 +267,13 @@ def task_for(
 
 
 def play(
-    policy: Policy, scenes: Sequence[Scene], task: P3Task, profile: P3Profile, temperature: float = 0.0, seed: int = 0
+    policy: Policy,
+    scenes: Sequence[Scene],
+    task: P3Task,
+    profile: P3Profile,
+    temperature: float = 0.0,
+    seed: int = 0,
+    engine: Any = None,
 ) -> list[Episode]:
     """Let a policy answer; the processes of a stage share the scenes.
 
@@ -277,13 +284,14 @@ def play(
         profile: its tokens
         temperature: 0: the most likely tokens
         seed: of sampling
+        engine: who answers; default: the policy
 
     Returns:
         one Episode for each scene
     """
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
-    engine = TransformersEngine(policy, profile.together)
+    engine = engine or TransformersEngine(policy, profile.together)
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
     return in_shards(part, policy, profile, scenes, seed)
 
@@ -309,6 +317,38 @@ def seconds_of(policy: Policy, scenes: Sequence[Scene], task: P3Task, profile: P
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #fa6d6a1a
 SWAPS = ("own", "true", "another scene's", "nothing")
+
+
+def opening_of(
+    chain: Chain, mode: str, boxes: Sequence, labels: Sequence[str], actions: Sequence[str] | None = None
+) -> str:
+    """The first words of an answer with other boxes in it, and perhaps other actions.
+
+    Args:
+        chain: of the policy; its own thoughts are kept
+        mode: key of MODES
+        boxes: N of (x1, y1, x2, y2), pixels
+        labels: N
+        actions: N of ACTIONS: the prediction is given, too; None: it is the policy's
+
+    Returns:
+        text up to the end of the perception, or of the prediction
+
+    Raises:
+        ValueError: a thought that cannot be read
+    """
+    out = []
+    for stage, words in dict(perception=labels, prediction=actions).items():
+        if words is None:
+            continue
+        thought = chain.thoughts[stage] if "think" in spans_of(mode) else ""
+        if isinstance(thought, ParseError):
+            raise ValueError(f"the thought of the {stage} cannot be read: {thought.reason}")
+        inside = (
+            f"<think>{thought}</think>" if thought else ""
+        ) + f"<answer>{write_boxes(stage, boxes, words)}</answer>"
+        out.append(f"<{stage}>{inside}</{stage}>\n")
+    return "".join(out)
 
 
 def openings_of(
@@ -342,9 +382,7 @@ def openings_of(
         "another scene's": lambda: own[1:] + own[:1],
         "nothing": lambda: [([], [])] * len(own),
     }[how]()
-    thought = lambda c: f"<think>{c.thoughts['perception']}</think>" if "think" in spans_of(mode) else ""
-    said = lambda c, v: f"<perception>{thought(c)}<answer>{write_boxes('perception', *v)}</answer></perception>\n"
-    return {s.id: said(c, v) for (s, c), v in zip(pairs, seen, strict=True)}
+    return {s.id: opening_of(c, mode, *v) for (s, c), v in zip(pairs, seen, strict=True)}
 
 
 def follows(chain: Chain) -> bool | None:
@@ -361,7 +399,7 @@ def follows(chain: Chain) -> bool | None:
         return None
     return bool(np.array_equal(seen.boxes, told.boxes))
 
-
+# %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #89222df1
 def swapped(
     policy: Policy, scenes: Sequence[Scene], profile: P3Profile, mode: str, episodes: Sequence[Episode]
 ) -> dict[str, dict[str, Any]]:
