@@ -57,8 +57,8 @@ def plan_numbers(
 
     Returns:
         dict: n; unreadable (share); l2 and hits by protocol; ade (metres, over all points), pdms, epdms and
-            epdms_filtered: means over readable plans, None where there is none; scene_ade and scene_pdms, None where
-            there is no plan
+            epdms_filtered: means over readable plans, None where there is none; scene_ade, scene_pdms and scene_hits
+            (ST-P3's mean), None where there is no plan
     """
     there = [i for i, p in enumerate(plans) if p is not None]
     truth = [s.expert.poses for s in scenes]
@@ -68,7 +68,8 @@ def plan_numbers(
         if hits
         else [None, None]
     )
-    found = protocols(errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1]))
+    each = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
+    found = protocols(each)
     values = dict(ade={i: float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in there}, pdms={})
     if pdms and there:
         ready = [prepare(scenes[i]) for i in there]
@@ -84,9 +85,12 @@ def plan_numbers(
     out = dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **found) | {
         k: mean(v) for k, v in values.items()
     }
+    if hits:  # not a mean over plans: that stands in `found`, by protocol
+        values["hits"] = {i: float(np.mean([each["hit_vad"][i, :n].mean() for n in (2, 4, 6)])) for i in there}
     lists = {
         f"scene_{k}": [None if i not in values[k] else round(values[k][i], 4) for i in range(len(scenes))]
-        for k in ("ade", "pdms")
+        for k in ("ade", "pdms", "hits")
+        if k in values
     }
     return out | lists
 
@@ -137,7 +141,7 @@ def summary(
     found = plan_numbers([scenes[i] for i in some], plans, pdms)
     has = [bool(key_objects(scenes[i], inputs.frame)) for i in some]
     whole = lambda v: [dict(zip(some, v, strict=True)).get(i) for i in range(len(scenes))]
-    for k in ("scene_ade", "scene_pdms"):  # a place for each scene, whoever was refused
+    for k in ("scene_ade", "scene_pdms", "scene_hits"):  # a place for each scene, whoever was refused
         found[k] = whole(found[k])
     for k in KEYS:
         v = [round(r[k], 4) for r in earned]
