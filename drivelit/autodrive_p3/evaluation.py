@@ -464,7 +464,8 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
         for how, temperature in profile.plays.items():
             episodes[mode, how] = play(policy, scenes, task, profile, temperature, seed)
             found[mode][how] = summary(episodes[mode, how], scenes, inputs, mode, profile.pdms)
-        found[mode]["seconds"] = seconds_of(policy, scenes[: profile.timed], task, profile)
+        shown = [s for s, e in zip(scenes, episodes[mode, how], strict=True) if not e.failed]
+        found[mode]["seconds"] = seconds_of(policy, shown[: profile.timed], task, profile)
     how, temperature = next(iter(profile.plays.items()))
     blind = play(policy, scenes, task_for(profile, profile.modes[0], "grey"), profile, temperature, seed)
     found["grey"] = summary(blind, scenes, inputs, profile.modes[0], profile.pdms)
