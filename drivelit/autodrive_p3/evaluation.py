@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'plan_numbers', 'chain_of', 'summary', 'judged', 'most_frequent',
-           'drivers', 'task_for', 'play', 'seconds_of', 'openings_of', 'follows', 'swapped', 'evaluate',
+           'drivers', 'task_for', 'play', 'seconds_of', 'opening_of', 'openings_of', 'follows', 'swapped', 'evaluate',
            'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
@@ -30,6 +30,7 @@ from ..metrics.p3 import perception, prediction
 from ..metrics.pdm import prepare, score_scenes
 from ..policy.engines import Completion, Conversation, TransformersEngine
 from ..policy.model import Policy
+from ..policy.text import ParseError
 from ..rollout.core import Episode, TurnState, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
@@ -56,8 +57,8 @@ def plan_numbers(
 
     Returns:
         dict: n; unreadable (share); l2 and hits by protocol; ade (metres, over all points), pdms, epdms and
-            epdms_filtered: means over readable plans, None where there is none; scene_ade and scene_pdms, None where
-            there is no plan
+            epdms_filtered: means over readable plans, None where there is none; scene_ade, scene_pdms and scene_hits
+            (ST-P3's mean), None where there is no plan
     """
     there = [i for i, p in enumerate(plans) if p is not None]
     truth = [s.expert.poses for s in scenes]
@@ -67,7 +68,8 @@ def plan_numbers(
         if hits
         else [None, None]
     )
-    found = protocols(errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1]))
+    each = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
+    found = protocols(each)
     values = dict(ade={i: float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in there}, pdms={})
     if pdms and there:
         ready = [prepare(scenes[i]) for i in there]
@@ -83,9 +85,12 @@ def plan_numbers(
     out = dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **found) | {
         k: mean(v) for k, v in values.items()
     }
+    if hits:  # not a mean over plans: that stands in `found`, by protocol
+        values["hits"] = {i: float(np.mean([each["hit_vad"][i, :n].mean() for n in (2, 4, 6)])) for i in there}
     lists = {
         f"scene_{k}": [None if i not in values[k] else round(values[k][i], 4) for i in range(len(scenes))]
-        for k in ("ade", "pdms")
+        for k in ("ade", "pdms", "hits")
+        if k in values
     }
     return out | lists
 
@@ -136,7 +141,7 @@ def summary(
     found = plan_numbers([scenes[i] for i in some], plans, pdms)
     has = [bool(key_objects(scenes[i], inputs.frame)) for i in some]
     whole = lambda v: [dict(zip(some, v, strict=True)).get(i) for i in range(len(scenes))]
-    for k in ("scene_ade", "scene_pdms"):  # a place for each scene, whoever was refused
+    for k in ("scene_ade", "scene_pdms", "scene_hits"):  # a place for each scene, whoever was refused
         found[k] = whole(found[k])
     for k in KEYS:
         v = [round(r[k], 4) for r in earned]
@@ -266,7 +271,13 @@ def task_for(
 
 
 def play(
-    policy: Policy, scenes: Sequence[Scene], task: P3Task, profile: P3Profile, temperature: float = 0.0, seed: int = 0
+    policy: Policy,
+    scenes: Sequence[Scene],
+    task: P3Task,
+    profile: P3Profile,
+    temperature: float = 0.0,
+    seed: int = 0,
+    engine: Any = None,
 ) -> list[Episode]:
     """Let a policy answer; the processes of a stage share the scenes.
 
@@ -277,13 +288,14 @@ def play(
         profile: its tokens
         temperature: 0: the most likely tokens
         seed: of sampling
+        engine: who answers; default: the policy
 
     Returns:
         one Episode for each scene
     """
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
-    engine = TransformersEngine(policy, profile.together)
+    engine = engine or TransformersEngine(policy, profile.together)
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
     return in_shards(part, policy, profile, scenes, seed)
 
@@ -309,6 +321,38 @@ def seconds_of(policy: Policy, scenes: Sequence[Scene], task: P3Task, profile: P
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #fa6d6a1a
 SWAPS = ("own", "true", "another scene's", "nothing")
+
+
+def opening_of(
+    chain: Chain, mode: str, boxes: Sequence, labels: Sequence[str], actions: Sequence[str] | None = None
+) -> str:
+    """The first words of an answer with other boxes in it, and perhaps other actions.
+
+    Args:
+        chain: of the policy; its own thoughts are kept
+        mode: key of MODES
+        boxes: N of (x1, y1, x2, y2), pixels
+        labels: N
+        actions: N of ACTIONS: the prediction is given, too; None: it is the policy's
+
+    Returns:
+        text up to the end of the perception, or of the prediction
+
+    Raises:
+        ValueError: a thought that cannot be read
+    """
+    out = []
+    for stage, words in dict(perception=labels, prediction=actions).items():
+        if words is None:
+            continue
+        thought = chain.thoughts[stage] if "think" in spans_of(mode) else ""
+        if isinstance(thought, ParseError):
+            raise ValueError(f"the thought of the {stage} cannot be read: {thought.reason}")
+        inside = (
+            f"<think>{thought}</think>" if thought else ""
+        ) + f"<answer>{write_boxes(stage, boxes, words)}</answer>"
+        out.append(f"<{stage}>{inside}</{stage}>\n")
+    return "".join(out)
 
 
 def openings_of(
@@ -342,9 +386,7 @@ def openings_of(
         "another scene's": lambda: own[1:] + own[:1],
         "nothing": lambda: [([], [])] * len(own),
     }[how]()
-    thought = lambda c: f"<think>{c.thoughts['perception']}</think>" if "think" in spans_of(mode) else ""
-    said = lambda c, v: f"<perception>{thought(c)}<answer>{write_boxes('perception', *v)}</answer></perception>\n"
-    return {s.id: said(c, v) for (s, c), v in zip(pairs, seen, strict=True)}
+    return {s.id: opening_of(c, mode, *v) for (s, c), v in zip(pairs, seen, strict=True)}
 
 
 def follows(chain: Chain) -> bool | None:
@@ -361,7 +403,7 @@ def follows(chain: Chain) -> bool | None:
         return None
     return bool(np.array_equal(seen.boxes, told.boxes))
 
-
+# %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #89222df1
 def swapped(
     policy: Policy, scenes: Sequence[Scene], profile: P3Profile, mode: str, episodes: Sequence[Episode]
 ) -> dict[str, dict[str, Any]]:
@@ -422,7 +464,8 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
         for how, temperature in profile.plays.items():
             episodes[mode, how] = play(policy, scenes, task, profile, temperature, seed)
             found[mode][how] = summary(episodes[mode, how], scenes, inputs, mode, profile.pdms)
-        found[mode]["seconds"] = seconds_of(policy, scenes[: profile.timed], task, profile)
+        shown = [s for s, e in zip(scenes, episodes[mode, how], strict=True) if not e.failed]
+        found[mode]["seconds"] = seconds_of(policy, shown[: profile.timed], task, profile)
     how, temperature = next(iter(profile.plays.items()))
     blind = play(policy, scenes, task_for(profile, profile.modes[0], "grey"), profile, temperature, seed)
     found["grey"] = summary(blind, scenes, inputs, profile.modes[0], profile.pdms)

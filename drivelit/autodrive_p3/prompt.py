@@ -121,13 +121,14 @@ def question(inputs: Inputs, mode: str) -> str:
         ValueError: an unknown mode
     """
     views = "the front view" if len(inputs.frame.cameras) == 1 else f"{len(inputs.frame.cameras)} views side by side"
+    frames = "one frame" if inputs.frames == 1 else f"{inputs.frames} frames"
     width, height = inputs.frame.size
     thinks = "think" in spans_of(mode)
     how = f"{'think in <think></think>, then answer' if thinks else 'answer at once'} in <answer></answer>"
     tags = ", ".join(f"<{s}>" for s in STAGES)
     return (
         f"You drive. You see the last {inputs.frames * STEP:g} s of {views}, "
-        f"{inputs.frames} frames of {width} x {height} pixels. Go through {tags}; in each, {how}. "
+        f"{frames} of {width} x {height} pixels. Go through {tags}; in each, {how}. "
         "Perception: the key objects in the last frame, each with bbox_2d and label. "
         f"Prediction: the same boxes, each with its future_position: {', '.join(ACTIONS)}. "
         f"Planning: {inputs.points} way-points, {STEP:g} s apart, each with label and x_y_radian."

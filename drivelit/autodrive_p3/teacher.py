@@ -23,7 +23,7 @@ from .objects import ACTIONS, LABELS, LANE, WHYS, KeyObject, key_objects, way_po
 from .prompt import Inputs, ego_text, shown
 from ..data.served import Refusal, connect, replies
 from ..policy.text import ParseError, span_between
-from ..scene.core import Scene
+from ..scene.core import Scene, SceneError
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #17167dc9
 SPEEDS, DIRECTIONS = ("stop", "slow down", "keep the speed", "speed up"), ("straight", "left", "right")
@@ -300,7 +300,14 @@ class Kept:
 
 
 def _one(scene, teacher, inputs, rounds):
-    "(thoughts or None, Counter) of a scene."
+    "(thoughts or None, Counter) of a scene; one that lacks something, such as an early frame, is left out."
+    try:
+        return _asked(scene, teacher, inputs, rounds)
+    except SceneError as e:
+        return None, Counter({"left out: " + str(e).split(": ", 1)[-1][:100]: 1})
+
+
+def _asked(scene, teacher, inputs, rounds):
     count, labels = Counter(), labels_of(scene, inputs)
     for attempt in range(rounds):
         reply = teacher.think(scene, attempt)
@@ -331,10 +338,10 @@ def annotate(
         at_once: scenes that are asked about at the same time
 
     Returns:
-        (thoughts that were kept, in the order of the scenes; Counter of what was asked, kept, stopped and given up)
+        (thoughts that were kept, in the order of the scenes; Counter of what was asked, kept, stopped and given up, and
+        of scenes left out, which lack an expert, a camera or an early frame)
 
     Raises:
-        SceneError: a scene without an expert or a camera
         EngineError: the teacher's server is down
     """
     kept, count = [], Counter(scenes=len(scenes))
