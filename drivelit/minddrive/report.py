@@ -22,7 +22,7 @@ from .controls import Drive, Player, by_experts, by_words, play
 from .evaluation import DRIVERS, EXPERT, expert_words
 from .experts import load_experts
 from .online import where
-from .pipeline import BEFORE, OPTIONAL, REINFORCED, STAGES, TRAINED
+from .pipeline import OPTIONAL, REINFORCED, STAGES, TRAINED
 from .profile import PAPER, MindDriveProfile
 from .words import SPEEDS, Inputs
 from ..policy.text import ParseError
