@@ -364,7 +364,7 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
     return compared(results, rows)
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42eb32b9
-INKS = dict(zip(SPEEDS, ("#1971c2", "#e03131", "#66a80f", "#0ca678", "#f59f00", "#7048e8", "#e8590c"), strict=True))
+INKS = dict(zip(SPEEDS, ("#1971c2", "#e03131", "#66a80f", "#0ca678", "#f59f00", "#7048e8", "#845000"), strict=True))
 NEAR = 15.0  # metres
 
 
