@@ -86,7 +86,7 @@ def beside(results: dict[str, Any]) -> dict[str, str]:
     best = max((f"always {w}" for w in SPEEDS), key=lambda n: found[n]["driving_score"])
     rows = {n: f"no eyes: {n}" for n in DRIVERS if n not in KNOWS}
     rows[best] = f"no eyes: {best} (the best word here)"
-    rows[usual] = f"no eyes: {usual} (the most frequent word)"
+    rows[usual] = f"no eyes: {usual} (the most frequent word{', the best here' if usual == best else ''})"
     return rows | {n: n for n in KNOWS}
 
 
