@@ -42,7 +42,7 @@ SHARED = {
     "training": {"scene", "metrics", "policy", "rollout", "data"},
 }
 # folder: package of a system that has no section of its own yet
-ROOMS_WITHOUT_RUN = {"54_minddrive": "minddrive"}
+ROOMS_WITHOUT_RUN: dict[str, str] = {}
 # A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
 PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*ROOMS_WITHOUT_RUN.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}

@@ -217,7 +217,8 @@ def imitate(
         tuple: the experts, and for each update its loss by part
     """
     log, first, optimizer = [], 0, None
-    found = latest_point(out) if out is not None else None
+    here = dict(device=experts.policy.device, dtype=experts.policy.model.dtype)
+    found = latest_point(out, **here) if out is not None else None
     if found:
         experts, told = found
         first, log = told["step"], told["log"]

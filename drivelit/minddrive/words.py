@@ -172,8 +172,10 @@ def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
     stage, now = world.stage, world.state
     at = now.along + np.asarray(metres, float)
     beside = float(stage.route.project(now.ego[:2])[1]) - float(aside(stage, now.along))
-    side = aside(stage, at) + beside * np.exp(-(at - now.along) / 8)
-    return to_frame(stage.route.at(at, side), now.ego[:3])
+    side = lambda s: aside(stage, s) + beside * np.exp(-(s - now.along) / 8)
+    poses = stage.route.at(at, side(at))
+    poses[:, 2] += np.arctan((side(at + 0.1) - side(at - 0.1)) / 0.2)  # a tracker steers by headings, too
+    return to_frame(poses, now.ego[:3])
 
 
 def named(world: World, plan: np.ndarray) -> Moment:

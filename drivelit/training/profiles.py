@@ -142,9 +142,21 @@ class Profile:
         "Pictures in an episode, at most; a system says its own."
         return 1
 
+    def questions(self) -> int:
+        "Questions in an episode that are read anew, each of `tokens` at most; a system says its own."
+        return 1
+
     def trains(self, kind: str) -> tuple[int, bool]:
         "What an 'sft' or 'rl' stage trains: rank of its adapters, 0: all weights; whether the vision encoder learns."
         return 0, True
+
+    def batch(self) -> tuple[int, int, int]:
+        "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
+        return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
+
+    def in_a_pass(self, kind: str) -> int:
+        "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
+        return self.micro_batch
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
@@ -523,12 +535,13 @@ def steps(profile: Profile) -> dict[str, float]:
     """
     p = profile
     sft = p.sft_steps or math.ceil(p.samples() * p.sft_epochs / p.sft_batch)
+    scenes, episodes, updates = p.batch()
     return dict(
         sft_updates=sft,
         sft_samples=sft * p.sft_batch,
-        rl_episodes=p.rl_steps * p.rl_batch * p.group,
-        rl_updates=p.rl_steps * p.rl_batch // p.rl_mini_batch * p.num_iterations,
-        rl_epochs=p.rl_steps * p.rl_batch / p.rl_scenes,
+        rl_episodes=p.rl_steps * episodes,
+        rl_updates=p.rl_steps * updates,
+        rl_epochs=p.rl_steps * scenes / p.rl_scenes,
     )
 
 # %% ../../nbs/40_training/00_profiles.ipynb #f501ee38
@@ -712,13 +725,14 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     shares = gpus if p.sharding else 1
     state = stage != "evaluation"
     # four patches of 14 x 14 pixels are merged into one token
-    tokens, patches = p.micro_batch * p.tokens, p.micro_batch * p.pictures() * image_tokens(p.image_size) * 4
+    n_pass = p.in_a_pass("sft" if stage == "sft" else "rl")
+    tokens, patches = n_pass * p.tokens, n_pass * p.pictures() * image_tokens(p.image_size) * 4
     layer = (n - eyes) // text.num_hidden_layers
     whole = n if stage == "play" else 2 * layer  # what is gathered at a time: all, or a layer and the next one
     # linear layers as autocast would round them; what embeds words is not rounded
     copy = 4 * trained if rank else each * trained + (4 - each) * text.vocab_size * text.hidden_size
     penalty = state and stage != "sft" and p.kl
-    at_once = min(p.together, math.ceil(p.rl_batch * p.group / gpus) if stage == "play" else p.eval_scenes)
+    at_once = min(p.together, math.ceil(p.batch()[1] / gpus) if stage == "play" else p.eval_scenes)
     heads = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
     parts = dict(
         weights=(4 * trained + each * frozen) / shares if state else each * n,
@@ -862,8 +876,10 @@ def remedy(profile: Profile, stage: str) -> str:
     changes = [dict(sharding=True), dict(checkpointing=True), dict(precision="bf16"), dict(micro_batch=1)]
     changes += [dict(together=n) for n in (64, 16, 4) if n < p.together]
     changes += [{gpus: getattr(p, gpus) * k} for k in (2, 4) if getattr(p, gpus)]
-    changes += [dict(lora_rank=32)] if "lora_rank" in p.keys() else []
+    changes += [dict(lora_rank=32)]
     for change in changes:
+        if not set(change) <= set(p.keys()):  # a system without this key
+            continue
         need = sum(memory(replace(p, **change), stage, config).values())
         if need <= p.gpu_memory:
             [(key, value)] = change.items()
@@ -932,11 +948,11 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
     page += [
         "",
         f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
-        f"  reinforcement: {p.rl_steps:,} steps of {p.rl_batch * p.group:,} episodes, {n['rl_updates']:,} updates, "
+        f"  reinforcement: {p.rl_steps:,} steps of {p.batch()[1]:,} episodes, {n['rl_updates']:,} updates, "
         f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {p.rl_scenes:,} scenes",
         f"  tokens: {image_tokens(p.image_size):,} a picture, {p.pictures()} at most, "
-        f"+ {p.answers()} x {p.new_tokens} of answers, at most {p.tokens:,} an episode "
-        f"and {n['rl_episodes'] * p.tokens / 1e6:,.1f} million in reinforcement",
+        f"+ {p.answers()} x {p.new_tokens} of answers, at most {p.tokens * p.questions():,} an episode "
+        f"and {n['rl_episodes'] * p.tokens * p.questions() / 1e6:,.1f} million in reinforcement",
     ]
     config = model_config(p.model)
     plays = ["play"] if p.player == "here" else []
@@ -946,7 +962,8 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
             f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
             + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v)
         )
-    page.append(f"  memory of prepared pictures, rl: {_told(prepared_pictures(p), p)}")
+    if "picture_cache" in p.keys():
+        page.append(f"  memory of prepared pictures, rl: {_told(prepared_pictures(p), p)}")
     page += ["", *(f"  $ {c}" for c in [*serve_commands(p), *launch(p, parameters, kinds)])]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 
