@@ -39,13 +39,22 @@ def description():
     return ", ".join([*ROOMS, *(s.notebooks for s in systems().values()), "5x_yours"])
 
 
-def box(ax, left, bottom, width, height, title, text, color, style="-"):
+def box(ax, left, bottom, width, height, title, text, color, style="-", small=False):
     "A rounded box with a bold title over its text."
     shape = FancyBboxPatch((left, bottom), width, height, boxstyle="round,pad=0,rounding_size=1.2", lw=1.3, ls=style)
     shape.set(facecolor=color, edgecolor="#495057")
     ax.add_patch(shape)
-    ax.text(left + width / 2, bottom + height - 1.1, title, ha="center", va="top", fontsize=12, weight="bold")
-    ax.text(left + width / 2, bottom + 1.2, text, ha="center", va="bottom", fontsize=10.5, linespacing=1.15)
+    ax.text(
+        left + width / 2,
+        bottom + height - 1.1,
+        title,
+        ha="center",
+        va="top",
+        fontsize=9 if small else 12,
+        weight="bold",
+    )
+    size = 7.8 if small else 10.5
+    ax.text(left + width / 2, bottom + 1.2, text, ha="center", va="bottom", fontsize=size, linespacing=1.15)
 
 
 def arrow(ax, start, end, **style):
@@ -64,11 +73,11 @@ def draw():
         ax.text(x + 1, y + 2, what, **flow)
     table = list(systems().values())
     width = (76 - 2 * len(table)) / (len(table) + 1)
-    inside = "overview, formats, task,\nprofile, data, pipeline,\nevaluation, report,\nrun, explorer"
+    inside = "overview, formats,\ntask, profile, data,\npipeline, report,\nrun, explorer"
     for i, s in enumerate(table):
-        box(ax, i * (width + 2), 68, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM)
-    yours = "a new system:\na folder, a section and\nthree profiles;\nno other room changes"
-    box(ax, len(table) * (width + 2), 68, width, 13, "5x_yours", yours, NEW, "--")
+        box(ax, i * (width + 2), 68, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM, small=True)
+    yours = "a new system: a\nfolder, a section,\nthree profiles;\nno other room\nchanges"
+    box(ax, len(table) * (width + 2), 68, width, 13, "5x_yours", yours, NEW, "--", small=True)
     rows = "\n".join([*(f"[{s.name}]" for s in table), "[yours]"])
     profiles = "[yours.smoke]\n[yours.laptop]\n[yours.paper]"
     text = f"the table of systems\n\n{rows}\n\nprofiles of each\n\n{profiles}\n"
