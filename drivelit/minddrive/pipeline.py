@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', 'SHARED', 'KINDS', 'STAGES', 'FUNCTIONS',
-           'make_routes', 'scored', 'run_scenes', 'run_data', 'driven', 'judged', 'run_il', 'chosen', 'by_round',
-           'run_rl']
+           'make_routes', 'scored', 'run_scenes', 'run_data', 'driven', 'judged', 'run_warm', 'model_of', 'run_il',
+           'chosen', 'by_round', 'run_rl']
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #8420a65a
 import json
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import Subset
 
 from ..data.rows import read_rows
 from ..metrics.closed_loop import composed, efficiency, success
 from .evaluation import PLAYS, evaluate, open_loop, without_policy
-from .experts import Experts, load_experts, save_experts
-from .imitation import imitate, lessons
+from .experts import Experts, load_experts, save_experts, start_policy
+from .imitation import chances, imitate, lessons
 from .online import reinforce, where
 from .profile import MindDriveProfile
 from .rows import make_rows, save_rows
@@ -30,6 +31,8 @@ from .words import SPEEDS
 from ..scene.core import Scene
 from ..scene.town_routes import PART, routes
 from ..training.processes import RunError, write_json
+from ..training.profiles import sft_options
+from ..training.sft import train_sft
 from ..training.stages import Stages, load_scenes, save_scenes, write_scenes
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #404df2e1
@@ -50,11 +53,12 @@ OPTIONAL = tuple(s for s in TRAINED if s not in ("il", "rl"))
 NEEDS = dict(
     scenes=(),
     data=("scenes",),
-    **{s: ("data",) for s in IMITATED},
+    warm=("data",),
+    **{s: ("warm",) for s in IMITATED},
     **{s: (b, "rl") if s == "rl_grpo" else (b,) for s, b in BEFORE.items()},
 )
-SHARED = ("scenes", "data")  # the same for all seeds
-KINDS = {s: "sft" if s in IMITATED else "rl" if s in REINFORCED else "" for s in NEEDS}
+SHARED = ("scenes", "data", "warm")  # the same for all seeds
+KINDS = {s: "sft" if s in ("warm", *IMITATED) else "rl" if s in REINFORCED else "" for s in NEEDS}
 STAGES = Stages("drivelit.minddrive", NEEDS, SHARED, KINDS, OPTIONAL)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #62774e3b
@@ -211,6 +215,41 @@ def judged(experts: Experts, stage: str, out: str | Path, profile: MindDriveProf
     return found | dict(open_loop=_kept(here / "open_loop.json", asked))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #dd3550b0
+def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
+    """Stage `warm`: all weights learn the rows, words and answers alike, before there are experts.
+
+    Args:
+        out: the run's folder
+        profile: of MindDrive; with `warm_steps = 0` nothing is done
+        seed: of new weights, of the draws and of their order
+
+    Returns:
+        dict: what `train_sft` returns, or nothing
+    """
+    if not profile.warm_steps:
+        return {}
+    rows = read_rows(STAGES.folder(out, "data") / "train.parquet")
+    words = [m.get("speed", "") for m in rows.column("meta")]  # questions are a word of their own
+    rng, n = np.random.default_rng([59, seed]), profile.warm_steps * profile.sft_batch
+    drawn = rng.choice(len(words), size=n, p=chances(words, profile.balance))
+    policy = start_policy(profile.model, seed, profile.image_size, **where(profile))
+    how = sft_options(profile, steps=profile.warm_steps)
+    return train_sft(policy, Subset(rows, drawn.tolist()), STAGES.folder(out, "warm"), seed=seed, **how)
+
+
+def model_of(out: str | Path, profile: MindDriveProfile) -> str:
+    """What the experts are put on.
+
+    Args:
+        out: the run's folder
+        profile: warm_steps, model
+
+    Returns:
+        the folder that stage `warm` has made, or the profile's model
+    """
+    return str(STAGES.trained(out, "warm").resolve()) if profile.warm_steps else profile.model
+
+
 def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
     """Stages `il` and `il_single`: learn from the expert's rows, then drive.
 
@@ -228,11 +267,11 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     """
     profile, here = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
-    experts = Experts(profile.model, *numbers, **where(profile))
+    experts = Experts(model_of(out, profile), *numbers, **where(profile))
     known = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"))
     if (most := max(len(p.input_ids) for p in known.prompts)) > profile.tokens:
         raise RunError(f"tokens: a question has {most} tokens, and tokens is {profile.tokens}")
-    how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every
+    how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
     experts, log = imitate(experts, known, *how)
     save_experts(experts, STAGES.trained(out, stage, seed))
     last = log[-max(len(log) // 10, 1) :]
@@ -313,6 +352,7 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
 FUNCTIONS = dict(
     scenes=run_scenes,
     data=run_data,
+    warm=run_warm,
     **{s: partial(run_il, s) for s in IMITATED},
     **{s: partial(run_rl, s) for s in REINFORCED},
 )

@@ -36,6 +36,8 @@ class MindDriveProfile(Profile):
     latent: int = key(32, "numbers of the decoders' z", low=1)
     single: bool = key(False, "one adapter decides and steers: the ablation")
     look: int = key(2, "every so many moments a row of what to look out for; 0: none", low=0)
+    warm_steps: int = key(0, "updates of all weights on the rows, before the experts are put on; 0: none", low=0)
+    balance: float = key(0.0, "0: moments are drawn as they come, 1: each speed word as often", low=0, high=1)
     wrong: float = key(0.25, "share of wrong decisions in every second drive of the expert", low=0, high=1)
     rl_scenes: int = key(44, "routes to reinforce on, the families in turn", low=1)
     rl_steps: int = key(1, "rounds of collecting and updating", low=0)

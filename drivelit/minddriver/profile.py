@@ -32,7 +32,7 @@ class MindDriverProfile(Profile):
     data_rows: int = key(0, "samples of supervised tuning; 0: as many as the scenes give", low=0)
     freeze_vision: bool = key(True, "the vision encoder is not trained")
     start: str = key("train", "what all arms begin with: 'train': start_steps updates first; 'packed', or a folder")
-    start_steps: int = key(0, "updates on points and pictures, before all arms; 0: none", low=0)
+    start_steps: int = key(0, "updates on every form of table 4, before all arms; 0: none", low=0)
     w_text: float = key(1.0, "weight of a thought's tokens in supervised tuning", low=0)
     w_dream: float = key(1.0, "weight of a picture's tokens", low=0)
     w_answer: float = key(1.0, "weight of the points' tokens", low=0)
