@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'UNITS', 'SEES', 'FINDS', 'FORESEES', 'FORETELLS',
            'FAR_OFF', 'HITS', 'SCORE', 'MOVES', 'ORDERINGS', 'MARKS', 'collect', 'first_play', 'shown',
-           'best_without_eyes', 'skill_shown', 'arms', 'table_rewards', 'table_plans', 'table_modes', 'table_chain',
+           'best_without_eyes', 'skill_shown', 'table_rewards', 'table_plans', 'table_modes', 'table_chain',
            'difference', 'compared', 'orderings', 'questions', 'plot_answers', 'example_figure', 'plot_run',
            'real_rows']
 
@@ -151,23 +151,11 @@ def skill_shown(results: dict[str, Any], who: str, play: Sequence[str], metric: 
     return skill_cell(SIGN[metric] * v, blind, expert, lost)
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #53192058
-def arms(results: dict[str, Any]) -> list[str]:
-    """The stages that have a row: all but the optional ones, and these where they ran.
-
-    Args:
-        results: from `collect`
-
-    Returns:
-        stages
-    """
-    return [s for s in TRAINED if s not in OPTIONAL or any(s in d for d in results["seeds"].values())]
-
-
 def _rows(results, first, cells, who=None):
     "A table: the drivers, then the arms; `cells` is a function of a name and its play."
     label = lambda n: n if n == EXPERT else f"no eyes: {n}"
     rows = [{first: label(n)} | cells(n, ()) for n in results["drivers"]] if who is None else []
-    rows += [{first: ROWS[s]} | cells(s, first_play(results)) for s in (who or arms(results))]
+    rows += [{first: ROWS[s]} | cells(s, first_play(results)) for s in (who or report.arms(results, TRAINED, OPTIONAL))]
     return pd.DataFrame(rows).astype(object).fillna("")
 
 
@@ -246,7 +234,7 @@ def table_modes(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame: a row for each arm and mode
     """
     rows, play = [], first_play(results)[1]
-    for s in arms(results):
+    for s in report.arms(results, TRAINED, OPTIONAL):
         for mode in ("detailed", "fast"):
             at = lambda *path, s=s, mode=mode, **how: shown(results, s, (mode, play), *path, **how)
             seconds = report.values(results, s, mode, "seconds")
@@ -272,7 +260,7 @@ def table_chain(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame: a row for each arm and each of SWAPS
     """
     rows = []
-    for s in arms(results):
+    for s in report.arms(results, TRAINED, OPTIONAL):
         for how in SWAPS if any("chain" in d.get(s, {}) for d in results["seeds"].values()) else ():
             play = ("chain", how)
             at = lambda *path, s=s, play=play, **more: shown(results, s, play, *path, **more)

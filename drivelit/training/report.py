@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WHERE_ONLY', 'COMPARED', 'WORD_COLORS', 'pack', 'unpack', 'with_packed_scenes', 'collect', 'read_results', 'joined',
-           'found_at', 'values', 'numbers', 'spread', 'scene_scores', 'cell', 'skill_cell', 'failed_cell', 'parts',
-           'half_width', 'bootstrap', 'Paired', 'seeds_needed', 'paired', 'paired_row', 'compare', 'plot_compared',
-           'real_table']
+           'arms', 'found_at', 'values', 'numbers', 'spread', 'scene_scores', 'cell', 'skill_cell', 'failed_cell',
+           'parts', 'half_width', 'bootstrap', 'Paired', 'seeds_needed', 'paired', 'paired_row', 'compare',
+           'plot_compared', 'real_table']
 
 # %% ../../nbs/40_training/50_report.ipynb #921971c3
 import base64
@@ -165,6 +165,20 @@ def joined(*found: dict[str, Any]) -> dict[str, Any]:
     return first | dict(seeds=dict(sorted(seeds.items(), key=lambda s: int(s[0]))))
 
 # %% ../../nbs/40_training/50_report.ipynb #953a7020
+def arms(results: dict[str, Any], trained: Iterable[str], optional: Sequence[str] = ()) -> list[str]:
+    """The stages that have a row: all but the optional ones, and these where they ran.
+
+    Args:
+        results: from `collect`
+        trained: stages, in the order of the rows
+        optional: those of them that run when they are named
+
+    Returns:
+        stages
+    """
+    return [s for s in trained if s not in optional or any(s in d for d in results["seeds"].values())]
+
+
 def found_at(found: Any, path: Iterable[str | int]) -> Any:
     """What stands behind a path in nested results.
 
