@@ -22,9 +22,17 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "35_data": ("rows and pictures on disk, teachers and judges", 0, 35, 76, 7),
     "40_training": ("supervised tuning, GRPO family, sharding, profiles, stages, report", 0, 46, 76, 7),
     "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 57, 76, 7),
+    "60_road": ("the policies of all systems on the same routes", 0, 85, 76, 7),
 }
 FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
-FLOWS += [(38, 42, "rows"), (38, 53, "trainers"), (12, 64, "trainers, stages, weights"), (38, 64, ""), (64, 64, "")]
+FLOWS += [
+    (38, 42, "rows"),
+    (38, 53, "trainers"),
+    (12, 64, "trainers, stages, weights"),
+    (38, 64, ""),
+    (64, 64, ""),
+    (38, 81, "planners"),
+]
 READERS = {
     2: "python -m drivelit",
     9: "the rules of imports",
@@ -64,7 +72,7 @@ def arrow(ax, start, end, **style):
 
 def draw():
     "The figure."
-    fig, ax = plt.subplots(figsize=(11, 8.4), layout="constrained")
+    fig, ax = plt.subplots(figsize=(11, 9.4), layout="constrained")
     flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
     for folder, (text, *place) in ROOMS.items():
         box(ax, *place, folder, text, SHARED)
@@ -86,7 +94,7 @@ def draw():
     ax.text(93, 37, "is read by", **flow)
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
-    ax.set(xlim=(-1, 103), ylim=(-1, 82))
+    ax.set(xlim=(-1, 103), ylim=(-1, 93))
     rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
     ax.set_title(rule, fontsize=12)
     ax.axis("off")

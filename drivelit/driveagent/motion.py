@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'INPUTS', 'one_hot', 'ego_state', 'visual_tokens', 'features', 'way_points', 'MotionHead', 'tensors',
-           'predict', 'train_head', 'save_head', 'load_head', 'Grids', 'score', 'evaluate_head']
+           'predict', 'train_head', 'save_head', 'load_head', 'Grids', 'score', 'evaluate_head', 'from_lidar',
+           'planner']
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #f507e011
 import json
@@ -19,12 +20,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from .formats import read as read_answer
+from .variants import task_for
 from ..metrics.kinematics import constant_velocity
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES, encode
-from ..metrics.open_loop import STEPS as POINTS, errors, obstacles, table, to_lidar
+from ..metrics.open_loop import LIDAR_AHEAD, STEPS as POINTS, errors, obstacles, table, to_lidar
 from ..policy.model import Policy
+from ..policy.text import ParseError
+from ..rollout.core import Episode
+from ..rollout.road import Planner, by_policy
 from ..scene.cameras import get_image
 from ..scene.core import Scene, wrap_angle
+from ..training.profiles import Profile
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #e98f9184
 def one_hot(sequences: Sequence[Sequence[tuple[str, str]] | None]) -> np.ndarray:
@@ -418,3 +425,66 @@ def evaluate_head(
     unreadable = features["actions"][:, -1] > 0
     plans = [None if drop_unreadable and u else p for p, u in zip(predict(head, features), unreadable, strict=True)]
     return score(plans, scenes, unreadable)
+
+# %% ../../nbs/51_driveagent/65_motion.ipynb #dd7aeb93
+def from_lidar(points: np.ndarray) -> np.ndarray:
+    """A way of the lidar as poses of the rear axle.
+
+    Args:
+        points: (6, 2) metres, x right, y forward, as `metrics.open_loop.to_lidar` gives them
+
+    Returns:
+        (6, 3) x, y, heading in the ego frame: metres, radians; between two points the turn is taken to be small
+    """
+    rear, out = np.zeros(2), []
+    for x, y in np.asarray(points, float):
+        lidar = np.array([y + LIDAR_AHEAD, -x])
+        ahead = lidar - rear
+        ahead /= np.hypot(*ahead)
+        rear = lidar - LIDAR_AHEAD * ahead
+        out.append([*rear, np.arctan2(ahead[1], ahead[0])])
+    return np.array(out)
+
+
+def planner(
+    policy: Policy,
+    head: MotionHead,
+    profile: Profile,
+    mode: str = "adaptive",
+    temperature: float = 0.0,
+    seed: int = 0,
+    engine: Any = None,
+    pictures: str = "own",
+) -> Planner:
+    """DriveAgent-R1 in closed loop, its words carried out by the head.
+
+    Args:
+        policy: writes, and its visual tokens are the head's
+        head: of `train_head`
+        profile: its tokens and tools
+        mode: "text", "tool" or "adaptive"
+        temperature: 0: the most likely tokens
+        seed: of sampling
+        engine: who answers; default: the policy
+        pictures: "own" or "grey": what the policy and the head are shown
+
+    Returns:
+        Planner of six poses; an answer that cannot be read is a reason, and the head does not plan without it
+    """
+    task, size = task_for(profile, "full", mode, pictures=pictures), tuple(profile.image_size)
+    how = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    policy.model.eval()
+
+    def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
+        said = [read_answer(e.texts, task.words).actions for e in episodes]
+        there = [i for i, a in enumerate(said) if not isinstance(a, ParseError)]
+        if there:
+            some = [moments[i] for i in there]
+            grey = Image.new("RGB", size, (128, 128, 128))
+            shown = [get_image(s, "CAM_FRONT", size) if pictures == "own" else grey for s in some]
+            given = features(None, some, [said[i] for i in there]) | dict(visual=visual_tokens(policy, shown))
+            for i, way in zip(there, predict(head, given), strict=True):
+                said[i] = from_lidar(way)
+        return said
+
+    return by_policy(policy, task, read, seed, engine, profile.together, temperature=temperature, **how)

@@ -66,7 +66,13 @@ PLAYS = ("greedy", "sampled", "grey")
 
 
 def evaluate(
-    experts: Experts, scenes: Sequence[Scene], inputs: Inputs, seed: int = 0, plays: Sequence[str] = PLAYS
+    experts: Experts,
+    scenes: Sequence[Scene],
+    inputs: Inputs,
+    seed: int = 0,
+    plays: Sequence[str] = PLAYS,
+    both: bool = False,
+    together: int = 64,
 ) -> dict[str, dict[str, Any]]:
     """Let a policy drive.
 
@@ -76,6 +82,8 @@ def evaluate(
         inputs: what it is shown
         seed: of sampled words
         plays: of PLAYS
+        both: sampled, the path words are drawn as well
+        together: moments in a forward pass
 
     Returns:
         dict: play -> dict: records in the order of the routes, driving_score and success in percent, ends by reason,
@@ -90,7 +98,7 @@ def evaluate(
             raise ValueError(f"plays: {name!r} is not one of {', '.join(PLAYS)}")
         generator = torch.Generator().manual_seed(seed) if name == "sampled" else None
         look = replace(inputs, pictures="grey") if name == "grey" else inputs
-        drives = play(by_experts(experts, generator), [Drive(s) for s in scenes], look, keep=False)
+        drives = play(by_experts(experts, generator, both, together), [Drive(s) for s in scenes], look, keep=False)
         said = Counter(c.decision.speed for d in drives for c in d.choices)
         records = [d.record for d in drives]
         found[name] = dict(

@@ -178,7 +178,8 @@ def driven(
     """
 
     def make() -> dict:
-        found = evaluate(experts, scenes, profile.inputs, seed, (play,))[play]
+        asked = (play,), profile.actions == "both", profile.together
+        found = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
         return dict(_checkpoint=dict(records=found.pop("records"))) | found
 
     found = _kept(path, make)

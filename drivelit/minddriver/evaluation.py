@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_SPEED', 'USUAL', 'SWAPS', 'carried_on', 'judged', 'drivers', 'engine_for', 'task_for', 'play', 'openings_of',
-           'summary_of_thoughts', 'summary', 'evaluate', 'evaluate_real']
+           'summary_of_thoughts', 'summary', 'evaluate', 'planner', 'evaluate_real']
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0002
 import os
@@ -34,6 +34,7 @@ from ..policy.image_tokens import DreamRule, image_text
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
+from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
@@ -436,6 +437,42 @@ def _swapped(policy, scenes, profile, task, episodes, how):
     found = judged(scenes, [plans.get(s.id) for s in scenes], collisions=False)
     kept = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
     return dict(n=len(some)) | {k: found[k] for k in kept}
+
+# %% ../../nbs/53_minddriver/55_evaluation.ipynb #7db8c2d7
+def planner(
+    policy: Policy,
+    profile: MindDriverProfile,
+    codec: Any,
+    pictures: str = "own",
+    temperature: float = 0.0,
+    seed: int = 0,
+    engine: Any = None,
+    **asked: Any,
+) -> Planner:
+    """MindDriver in closed loop.
+
+    Args:
+        policy: writes
+        profile: its tokens
+        codec: of the pictures
+        pictures: "own", "grey" or "none"
+        temperature: 0: the most likely tokens
+        seed: of sampling
+        engine: who answers; default: the policy under the rule of the dream
+        **asked: form, seconds, ego_state of `task_for`, where they are not the profile's
+
+    Returns:
+        Planner of six poses
+    """
+    task = task_for(profile, codec, pictures=pictures, **asked)
+    how = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    policy.model.eval()
+
+    def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
+        found = [parse_answer(e.texts[0], task.form, codec.n, codec.codes).answer for e in episodes]
+        return [poses_of(a) if isinstance(a, np.ndarray) else a for a in found]
+
+    return by_policy(policy, Unjudged(task), read, seed, engine or engine_for(policy, codec, profile.together), **how)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #2585a4ad
 def evaluate_real(
