@@ -17,7 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from .formats import KEYS, STAGES, Boxes, Chain, parse_chain, spans_of, write_boxes, write_chain
+from drivelit.autodrive_p3.formats import (
+    KEYS,
+    STAGES,
+    Boxes,
+    Chain,
+    counted,
+    parse_chain,
+    spans_of,
+    write_boxes,
+    write_chain,
+)
 from .objects import key_objects
 from .profile import P3Profile
 from .prompt import Inputs, policy_prompt
@@ -86,7 +96,9 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
     lidar = [None if p is None else to_lidar(p[:6]) for p in plans]
     grids = [[obstacles(s) for s in scenes], [obstacles(s, ("vehicle", "bicycle"), False) for s in scenes]]
     each = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
-    values = dict(ade=[float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in there]) | dict.fromkeys(SCORES, [])
+    values = dict(ade=[float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in there]) | dict.fromkeys(
+        SCORES, []
+    )
     if pdms and there:
         values |= _scores([scenes[i] for i in there], [plans[i] for i in there])
     found = dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **protocols(each))
@@ -97,7 +109,6 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
     of = {k: dict(zip(there, v, strict=True)) if v else {} for k, v in values.items()}
     in_place = lambda v: [round(float(v[i]), 4) if i in v else None for i in range(len(scenes))]
     return found | {f"scene_{k}": in_place(v) for k, v in of.items()}
-
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #3a2aaf7b
 PARTS = ("format", *STAGES)
@@ -132,15 +143,15 @@ def summary(
     Returns:
         dict: that of `plan_numbers`; failed (share); reward and its four parts, means; perception_some and
             prediction_some, over the scenes with key objects; empty (share of lists without a box among those that can
-            be read); reasons (part -> share of answers); tokens (mean of an answer); scene_perception,
-            scene_prediction and scene_tokens; None where a conversation was refused
+            be read); reasons ("part: kind" of `counted` -> share of answers); tokens (mean of an answer);
+            scene_perception, scene_prediction and scene_tokens; None where a conversation was refused
 
     Raises:
         EngineError: all conversations were refused
     """
     answered(episodes)
     some = [i for i, e in enumerate(episodes) if not e.failed]
-    info, earned = [episodes[i].infos[0] for i in some], [episodes[i].rewards[0] for i in some]
+    earned = [episodes[i].rewards[0] for i in some]
     chains = [chain_of(episodes[i], inputs, mode) for i in some]
     plans = [c.planning if isinstance(c.planning, np.ndarray) else None for c in chains]
     found = plan_numbers([scenes[i] for i in some], plans, pdms)
@@ -154,13 +165,12 @@ def summary(
         found[f"{k}_some"] = float(np.mean(seen)) if seen else None
     found |= {k: whole(v) for k, v in lists.items()}  # a place for each scene, whoever was refused
     named_boxes = [c.perception.boxes for c in chains if isinstance(c.perception, Boxes)]
-    named = sorted({k for d in info for k in d["reasons"]})
     return found | dict(
         n=len(scenes),
         failed=1 - len(some) / len(scenes),
         **{k: float(np.mean([r[k] for r in earned])) for k in ("reward", *PARTS)},
         empty=float(np.mean([not len(b) for b in named_boxes])) if named_boxes else None,
-        reasons={k: float(np.mean([k in d["reasons"] for d in info])) for k in named},
+        reasons={k: n / len(some) for k, n in sorted(counted(chains).items())},
         tokens=float(np.mean(lists["scene_tokens"])),
     )
 
@@ -438,9 +448,9 @@ def swapped(
         look: as for `task_for`
 
     Returns:
-        dict: how -> n (scenes whose own boxes could be read); unreadable, ade, pdms and hits of `plan_numbers`; moved
-            (metres, mean over the way-points, from the plan behind its own boxes) and follows (share); and all lists of
-            `plan_numbers`, scene_moved and scene_follows, with a place for each scene
+        dict: how -> n (scenes whose own boxes could be read); unreadable, ade, pdms and ST-P3's hits of `plan_numbers`;
+            moved (metres, mean over the way-points, from the plan behind its own boxes) and follows (share); and all
+            lists of `plan_numbers`, scene_moved and scene_follows, with a place for each scene
     """
     found, own, place = {}, {}, {s.id: i for i, s in enumerate(scenes)}
     said = {}  # (scene id, first words) -> what came
@@ -464,11 +474,11 @@ def swapped(
         lists["scene_moved"] = {k: float(l2(plans[k], own[k]).mean()) for k in plans if k in own}
         lists["scene_follows"] = {k: v for k, c in chains.items() if (v := follows(c)) is not None}
         mean = lambda v: float(np.mean(list(v.values()))) if v else None
-        found[how] = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms", "hits")}
+        found[how] = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms")}
+        found[how] |= dict(hits=dict(stp3=numbers["hits"]["stp3"]))
         found[how] |= dict(moved=mean(lists["scene_moved"]), follows=mean(lists["scene_follows"]))
         found[how] |= {k: [v.get(s.id) for s in scenes] for k, v in lists.items()}
     return found
-
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #189acce8
 def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: int = 0) -> dict[str, Any]:
@@ -477,17 +487,19 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
     Args:
         policy: writes
         scenes: held-out ones
-        profile: its `eval_play` says whether greedy, sampled or both
+        profile: its `eval_play` says whether greedy, sampled or both; both are for the first mode
         seed: of sampling
 
     Returns:
         dict: mode -> "greedy", "sampled" -> `summary`, seconds (of an answer) and scene_seconds (of the first `timed`
-            scenes that can be shown); "grey": `summary` of the first mode and play with grey pictures; "chain": of `swapped`, in the last mode
+            scenes that can be shown); "grey": `summary` of the first mode and play with grey pictures; "chain": of
+            `swapped`, in the last mode
     """
     found, episodes, inputs, look = {}, {}, profile.inputs, task_for(profile).look  # each picture is painted once
     for mode in profile.modes:
         task, found[mode] = task_for(profile, mode, look=look), {}
-        for how, temperature in profile.plays.items():
+        plays = list(profile.plays.items())
+        for how, temperature in plays if mode == profile.modes[0] else plays[:1]:
             episodes[mode, how] = play(policy, scenes, task, profile, temperature, seed)
             found[mode][how] = summary(episodes[mode, how], scenes, inputs, mode, profile.pdms)
         shown = [s for s, e in zip(scenes, episodes[mode, how], strict=True) if not e.failed]

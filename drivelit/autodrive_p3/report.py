@@ -7,11 +7,12 @@ __all__ = ['ROWS', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'SCORED', 'UNITS', 'S
            'L2', 'L2_THERE', 'HITS', 'HITS_THERE', 'SCORE', 'SCORE2', 'FILTERED', 'MOVES', 'FOLLOWS', 'TOKENS', 'TIME',
            'DRIVES', 'SEEN', 'ORDERINGS', 'ASKED', 'COMPARISONS', 'FAR', 'STEPS', 'KEPT', 'MARKS', 'first_play',
            'shown', 'best_without_eyes', 'skill_shown', 'table_rewards', 'table_plans', 'table_modes', 'table_chain',
-           'difference', 'compared', 'orderings', 'questions', 'modes_compared', 'chain_compared', 'collect',
-           'plot_answers', 'example_figure', 'plot_run', 'real_rows']
+           'table_faults', 'difference', 'compared', 'orderings', 'questions', 'modes_compared', 'chain_compared',
+           'collect', 'plot_answers', 'example_figure', 'plot_run', 'real_rows']
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7095a5e8
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,6 @@ ROWS = dict(  # stage -> its name in the tables
     rl_walk="released code, walk",
     rl_run="released code, then run",
 )
-
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #406a91a6
 EXPERT = "expert"
@@ -250,6 +250,30 @@ def table_chain(results: dict[str, Any]) -> pd.DataFrame:
             rows.append(row | {"the prediction follows %": at("follows", percent=True, digits=0, all_count=True)})
     return pd.DataFrame(rows, columns=["arm", "boxes"] if not rows else None).astype(object).fillna("")
 
+# %% ../../nbs/52_autodrive_p3/64_report.ipynb #7e0326fc
+def table_faults(results: dict[str, Any]) -> pd.DataFrame:
+    """What is wrong with answers.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        DataFrame: a row for each arm, mode and play with a fault, a column for each kind, % of the answers; the most
+            frequent kind first
+    """
+    ways = [(m, p) for m in ("detailed", "fast") for p in ("greedy", "sampled")]
+    kinds, rows = Counter(), []
+    for s in report.arms(results, TRAINED, OPTIONAL):
+        for way in ways:
+            seeds = [report.found_at(d.get(s), (*way, "reasons")) for d in results["seeds"].values()]
+            seeds = [d for d in seeds if d is not None]
+            shares = {k: [d.get(k, 0.0) for d in seeds] for k in sorted({k for d in seeds for k in d})}
+            kinds.update({k: sum(v) for k, v in shares.items()})
+            if shares:
+                rows.append(dict(arm=ROWS[s], mode=way[0], play=way[1]) | {k: cell(v) for k, v in shares.items()})
+    columns = ["arm", "mode", "play", *(k for k, _ in kinds.most_common())]
+    return pd.DataFrame(rows, columns=columns).astype(object).fillna("")
+
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #6ab80679
 UNITS = {  # what is compared -> the list of single scenes, times what (below 0: less is better), what counts as small
     "perception, points": ("scene_perception", 100, 3.0),
@@ -381,7 +405,6 @@ def _chain_rows(results):
 
 COMPARISONS = (_ordering_rows, _question_rows, _mode_rows, _chain_rows)  # what `collect` keeps lists for
 
-
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #034c377f
 def orderings(results: dict[str, Any]) -> pd.DataFrame:
     """The paper's comparisons.
@@ -436,7 +459,7 @@ STEPS = dict(cm=0.05, points=0.02)  # how finely single scenes are kept: metres,
 KEPT = {name: FAR if unit.endswith("cm") else np.inf for unit, (name, *_) in UNITS.items()}
 
 
-def _read_only(found, read, unread=(), path=()):
+def _read_only(found, read, path=()):
     "Nested results without what no table reads; lists of single scenes in steps."
     step = {name: STEPS.get(unit.split()[-1]) for unit, (name, *_) in UNITS.items()}
     coarse = lambda v, by: [None if x is None else round(round(x / by) * by, 4) for x in v] if by else v
@@ -445,10 +468,10 @@ def _read_only(found, read, unread=(), path=()):
         at = (*path, k)
         if k.startswith("scene_"):
             out |= {k: coarse(v, step[k])} if at in read else {}
-        elif isinstance(v, dict):
-            out |= {} if at[1:] in unread or k == "reasons" else {k: _read_only(v, read, unread, at)}
-        elif path[1:] != ("grey",):
-            out[k] = v
+        elif path[1:] == ("grey",) or (path[2:] == ("sampled",) and k in ("l2", "hits")):
+            continue
+        else:
+            out[k] = _read_only(v, read, at) if isinstance(v, dict) else v
     return out
 
 
@@ -471,11 +494,9 @@ def collect(out: str | Path, seeds: Iterable[int]) -> dict[str, Any]:
     rows = [r for make in COMPARISONS for r in make(told)]
     read = {(*path, UNITS[unit][0]) for _, unit, _, *pair in rows for path in pair}
     read.add(("drivers", EMPTY, "scene_perception"))  # which scenes have key objects
-    more["drivers"] = _read_only(more["drivers"], read, (), ("drivers",))
-    unread = [("fast", "sampled")] if first_play(told) == ("detailed", "greedy") else []
-    small = lambda out, stage, seed: _read_only(STAGES.result(out, stage, seed), read, unread, (stage,))
+    more["drivers"] = _read_only(more["drivers"], read, ("drivers",))
+    small = lambda out, stage, seed: _read_only(STAGES.result(out, stage, seed), read, (stage,))
     return report.collect(SimpleNamespace(is_done=STAGES.is_done, result=small), out, seeds, TRAINED, keep=KEPT, **more)
-
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #d5187417
 MARKS = dict(stop="stop", straight="↑", left="←", right="→")
