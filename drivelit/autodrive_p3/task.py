@@ -36,6 +36,7 @@ class P3Task(Task):
         plan: one of PLANS: what the plan is paid by
         pdms: the scenes have what PDMS needs, and the plan is paid by it: NAVSIM and the town
         openings: scene id -> first words of the answer, which are given and not drawn
+        look: gets the frames' parts, as for `policy_prompt`; default: anew, and keeps those that were asked for last
 
     Raises:
         ValueError: an unknown mode or plan, a plan that needs PDMS without it, or PDMS of other than eight way-points
@@ -49,6 +50,7 @@ class P3Task(Task):
         plan: str = "mix",
         pdms: bool = True,
         openings: Mapping[str, str] | None = None,
+        look: Callable[[Scene, Inputs], list] | None = None,
     ) -> None:
         if mode not in (*MODES, "both"):
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}, both")
@@ -59,7 +61,7 @@ class P3Task(Task):
         self.inputs, self.mode, self.weights, self.plan, self.pdms = inputs, mode, weights, plan, pdms
         self.openings = openings or {}
         width, height = inputs.frame.size
-        self.look = Recent(seen_parts, int(2e8) // (3 * inputs.frames * width * height))  # bytes of memory
+        self.look = look or Recent(seen_parts, int(2e8) // (3 * inputs.frames * width * height))  # bytes of memory
 
     def mode_of(self, scene: Scene) -> str:
         """How a scene is answered: all episodes of a group in the same way.
