@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORES', 'MEANS', 'PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'plan_numbers', 'chain_of', 'summary', 'judged',
            'most_frequent', 'drivers', 'task_for', 'play', 'seconds_of', 'opening_of', 'openings_of', 'follows',
-           'swapped', 'evaluate', 'evaluate_real']
+           'swapped', 'evaluate', 'planner', 'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
 import os
@@ -43,6 +43,7 @@ from ..policy.engines import Completion, Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, TurnState, answered, rollout
+from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
 from ..training.shards import in_shards
@@ -512,6 +513,40 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
     greedy = episodes.get((last, "greedy")) or play(policy, scenes, task_for(profile, last, look=look), profile)
     found["chain"] = swapped(policy, scenes, profile, last, greedy, look)
     return found
+
+# %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #a26b1471
+def planner(
+    policy: Policy,
+    profile: P3Profile,
+    mode: str = "",
+    sight: str = "own",
+    temperature: float = 0.0,
+    seed: int = 0,
+    engine: Any = None,
+) -> Planner:
+    """AutoDrive-P3 in closed loop.
+
+    Args:
+        policy: writes
+        profile: its tokens
+        mode: key of MODES; "": the first that is learnt
+        sight: one of SIGHTS
+        temperature: 0: the most likely tokens
+        seed: of sampling
+        engine: who answers; default: the policy
+
+    Returns:
+        Planner of as many poses as the profile has points
+    """
+    mode = mode or profile.modes[0]
+    task = task_for(profile, mode, sight)
+    how = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    policy.model.eval()
+
+    def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
+        return [chain_of(e, task.inputs, mode).planning for e in episodes]
+
+    return by_policy(policy, Unjudged(task), read, seed, engine, profile.together, **how)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #8b7e69cf
 def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None = None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['POINTS', 'OPENED', 'take_wheel']
 
-# %% ../../nbs/60_road/00_wheel.ipynb #b8cfacc2
+# %% ../../nbs/60_road/00_wheel.ipynb #1bedaca3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from ..training.processes import RunError
 from ..training.profiles import find_system
 from ..training.stages import load, run_profile
 
-# %% ../../nbs/60_road/00_wheel.ipynb #e860845c
+# %% ../../nbs/60_road/00_wheel.ipynb #04a2988a
 POINTS = dict(mtdrive=8, driveagent=6, autodrive_p3=8, minddriver=6, minddrive=6)  # poses of a plan
 
 
@@ -86,7 +86,7 @@ OPENED = dict(
     mtdrive=_mtdrive, driveagent=_driveagent, autodrive_p3=_autodrive_p3, minddriver=_minddriver, minddrive=_minddrive
 )
 
-# %% ../../nbs/60_road/00_wheel.ipynb #5575c75f
+# %% ../../nbs/60_road/00_wheel.ipynb #cc4a29d6
 def take_wheel(
     system: str,
     out: str | Path,
@@ -114,14 +114,17 @@ def take_wheel(
 
     Raises:
         ProfileError: no such system; names the nearest
-        RunError: the folder holds no run, one of another system, or one whose stage has not run
+        RunError: the folder holds no run, one of another system, or one whose stage has not run; a system without a wheel
         ValueError: other pictures
     """
     find_system(system)
+    if system not in OPENED:
+        raise RunError(f"{system} has no wheel: a function in drivelit.road.wheel.OPENED puts a system behind it")
     profile = run_profile(out)
     if profile.system != system:
         raise RunError(f"{out}: a run of {profile.system}, not of {system}")
     if pictures not in ("own", "grey"):
         raise ValueError(f"pictures: {pictures!r} is not 'own' or 'grey'")
     heat = profile.play_temperature if temperature is None else temperature
-    return OPENED[system](out, stage, seed, pictures, heat, engine, **how), POINTS[system]
+    points = profile.points if system == "autodrive_p3" else POINTS[system]  # nuScenes has six, NAVSIM eight
+    return OPENED[system](out, stage, seed, pictures, heat, engine, **how), points
