@@ -114,7 +114,7 @@ def take_wheel(
 
     Raises:
         ProfileError: no such system; names the nearest
-        RunError: the folder holds no run, one of another system, or one whose stage has not run; a system without a wheel
+        RunError: a system without a wheel; no run in the folder, one of another system, or a stage that has not run
         ValueError: other pictures
     """
     find_system(system)
