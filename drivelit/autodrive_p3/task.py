@@ -10,6 +10,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -168,13 +169,14 @@ class StageTrainer(TurnGRPOTrainer):
     Its parameters are those of TurnGRPOTrainer; the task is a P3Task.
     """
 
-    def play(self, scenes: list) -> list[Episode]:
+    def play(self, scenes: list, on_group: Callable[[int, list[Episode]], Any] | None = None) -> list[Episode]:
         """Play each scene once.
 
         Args:
             scenes: of this process; a group's copies of a scene stand one after another
+            on_group: as `TurnGRPOTrainer.play`; gets the episodes before they are cut
 
         Returns:
             episodes whose turns are the stages
         """
-        return [stages_as_turns(e, self.policy.tokenizer.decode) for e in super().play(scenes)]
+        return [stages_as_turns(e, self.policy.tokenizer.decode) for e in super().play(scenes, on_group)]

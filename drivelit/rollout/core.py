@@ -286,21 +286,21 @@ class RolloutError(EngineError):
     """The server went down in the middle of a rollout.
 
     Args:
-        error: of the engine
-        episodes: all of the rollout, in order
-        missing: places of those that are not over
+        error: of the engine, or of the processes that play
+        over: place -> Episode that is over
+        missing: place -> name of the scene of one that is not
 
     Attributes:
-        over: place -> Episode that is over, for `rollout(known=...)`
+        over: as given, for `rollout(known=...)`
     """
 
-    def __init__(self, error: EngineError, episodes: Sequence[Episode], missing: Sequence[int]) -> None:
-        self.over = {i: e for i, e in enumerate(episodes) if i not in set(missing)}
-        some = ", ".join(f"{i} (scene {episodes[i].scene_id})" for i in missing[:5])
+    def __init__(self, error: Exception, over: Mapping[int, Episode], missing: Mapping[int, str]) -> None:
+        self.over, n = dict(over), len(over) + len(missing)
+        some = ", ".join(f"{i} (scene {missing[i]})" for i in sorted(missing)[:5])
         super().__init__(
-            f"{error}; {len(missing)} of {len(episodes)} episodes are missing: {some}{', ...' * (len(missing) > 5)}",
-            error.index,
-            error.refused,
+            f"{error}; {len(missing)} of {n} episodes are missing: {some}{', ...' * (len(missing) > 5)}",
+            getattr(error, "index", -1),
+            getattr(error, "refused", False),
         )
 
 
@@ -499,7 +499,8 @@ def rollout(
         try:
             play(engine, table, sampling)
         except EngineError as e:
-            raise RolloutError(e, episodes, sorted(table.open)) from e
+            over = {i: episode for i, episode in enumerate(episodes) if i not in table.open}
+            raise RolloutError(e, over, {i: episodes[i].scene_id for i in table.open}) from e
     return episodes
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #15eceba2

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -30,7 +30,7 @@ from PIL import Image
 
 from ..data.rows import Picture, picture_name
 from ..policy.model import Policy
-from ..rollout.core import Episode, rollout, seed_of
+from ..rollout.core import Episode, RolloutError, rollout, seed_of
 from .processes import follow_parent
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
@@ -368,10 +368,14 @@ def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
     Args:
         make: () -> engine, policy, task; can be imported by name, and is called once in a process
         job: scenes, and what else `rollout` takes, as a dict
-        hand_over: gets the group's episodes
+        hand_over: gets place -> Episode: of a whole group; if the engine fails, of what is over
     """
     scenes, how = job
-    rollout(*_made(make), scenes, **how, on_group=lambda first, whole: hand_over((first, whole)))
+    try:
+        rollout(*_made(make), scenes, **how, on_group=lambda first, whole: hand_over(dict(enumerate(whole, first))))
+    except RolloutError as e:
+        hand_over(e.over)
+        raise
 
 
 def rollout_elsewhere(
@@ -381,6 +385,7 @@ def rollout_elsewhere(
     places: Sequence[tuple[int, int]],
     seed: int | None = None,
     on_group: Callable[[int, list[Episode]], Any] | None = None,
+    known: Mapping[int, Episode] | None = None,
     **how: Any,
 ) -> list[Episode]:
     """Play every scene to its end in other processes, one group a job.
@@ -391,23 +396,33 @@ def rollout_elsewhere(
         places: (place in its group, size of the group) of each, a group one after another
         seed: each group has one of its own, `seed_of(seed, number of its first episode, 0)`
         on_group: called with (index of the first, episodes) as soon as a group is here
+        known: index -> Episode that was played before; it is not played again
         **how: more of what `rollout` takes: limits, temperature
 
     Returns:
         one Episode for each scene, in order
 
     Raises:
-        PlayerError: a player died or its engine failed; the finished groups have been handed to `on_group` before
+        RolloutError: a player died or its engine failed; carries what is over, and tells what is missing
     """
     starts = [i for i, (place, _) in enumerate(places) if place == 0 or i == 0]
-    ends, episodes = [*starts[1:], len(scenes)], [None] * len(scenes)
-    cut = lambda a, b: (list(scenes[a:b]), dict(how, places=list(places[a:b]), seed=seed_of(seed, a, 0)))
-    for number, (first, whole) in players.stream(map(cut, starts, ends)):
-        first += starts[number]
-        episodes[first : first + len(whole)] = whole
-        if on_group:
-            on_group(first, whole)
-    return episodes
+    episodes, groups = dict(known or {}), zip(starts, [*starts[1:], len(scenes)], strict=True)
+    groups = [(a, b) for a, b in groups if not all(i in episodes for i in range(a, b))]
+
+    def job(a, b):
+        there = {i - a: episodes[i] for i in range(a, b) if i in episodes}
+        return list(scenes[a:b]), dict(how, places=list(places[a:b]), seed=seed_of(seed, a, 0), known=there)
+
+    try:
+        for number, found in players.stream([job(a, b) for a, b in groups]):
+            a, b = groups[number]
+            episodes |= {a + i: e for i, e in found.items()}
+            if on_group and len(found) == b - a:
+                on_group(a, [episodes[i] for i in range(a, b)])
+    except PlayerError as e:
+        missing = [i for i in range(len(scenes)) if i not in episodes]
+        raise RolloutError(e, episodes, {i: str(getattr(scenes[i], "id", scenes[i])) for i in missing}) from e
+    return [episodes[i] for i in range(len(scenes))]
 
 
 class StreamsEpisodes:
@@ -429,9 +444,12 @@ class StreamsEpisodes:
         Returns:
             episodes, in the order of the scenes
         """
+        tell = how.pop("on_group", None)
 
         def arrived(first, whole):
             for image in (i for e in whole for i in e.images):
                 self.policy.pixels([image])
+            if tell:
+                tell(first, whole)
 
         return rollout_elsewhere(self.players, scenes, on_group=arrived, **how)

@@ -12,6 +12,7 @@ __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'b
 import math
 import os
 import pickle
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -392,45 +393,50 @@ def turn_log(played: Sequence[dict]) -> dict[str, float]:
     return {key: float(np.mean(values)) for key, values in log.items() if len(values)}
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #23931384
-def write_played(path: str | Path, asked: str, episodes: Mapping[int, Episode]) -> None:
-    """Keep what was played of a rollout that was cut off.
+def write_played(folder: str | Path, asked: str, episodes: Mapping[int, Episode]) -> None:
+    """Keep what was played of a rollout that may be cut off.
 
     Args:
-        path: file of this process and step
+        folder: of this process and step; the file is named by the first place
         asked: what the words depend on
         episodes: place -> Episode that is over
     """
-    new = Path(f"{path}.new")
-    new.parent.mkdir(exist_ok=True)
-    new.write_bytes(pickle.dumps((asked, dict(episodes))))
-    os.replace(new, path)
+    if not episodes:
+        return
+    path = Path(folder) / f"{min(episodes)}.pickle"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_bytes(pickle.dumps((asked, dict(episodes))))
+    os.replace(path.with_suffix(".new"), path)
 
 
-def read_played(path: str | Path, asked: str) -> dict[int, Episode]:
+def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
     """What was played of a rollout before it was cut off.
 
     Args:
-        path: file of this process and step
+        folder: of this process and step
         asked: what the words would depend on now
 
     Returns:
-        place -> Episode; empty if they were asked for otherwise, or if the file is damaged, which is told
+        place -> Episode; without those that were asked for otherwise, and without a damaged file's, which is told
     """
-    try:
-        before, episodes = pickle.loads(Path(path).read_bytes())
-    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
-        warnings.warn(f"{path} is damaged and not used ({e}): the whole rollout is played again", stacklevel=2)
-        return {}
-    return episodes if before == asked else {}
+    known = {}
+    for path in sorted(Path(folder).glob("*.pickle")):
+        try:
+            before, episodes = pickle.loads(path.read_bytes())
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
+            warnings.warn(f"{path} is damaged and not used ({e}): its episodes are played again", stacklevel=2)
+            continue
+        known |= episodes if before == asked else {}
+    return known
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #9df8d0f4
 class KeepsPlayed:
-    "The part of the trainer that loses nothing of what was played when a server goes down."
+    "The part of the trainer that loses nothing of what was played if a server or the process goes down."
 
     _known = {}  # place -> Episode of the next rollout that was played before it was cut off
 
     def play_to_the_end(self, scenes: list, done: int) -> list[Episode]:
-        """Play each scene once; if a server goes down on the way, what was played is kept for the run that goes on.
+        """Play each scene once; each group that is over is kept until all are, for the run that goes on after a fault.
 
         Args:
             scenes: of this process
@@ -442,23 +448,24 @@ class KeepsPlayed:
         Raises:
             EngineError: a server is down; what all processes have played lies beside a checkpoint of this moment
         """
-        folder, step = Path(self.args.output_dir), self.state.global_step
-        path = folder / "played" / f"{step}-{self.accelerator.process_index}.pickle"
-        error = None
+        out, step = Path(self.args.output_dir), self.state.global_step
+        folder = out / "played" / f"{step}-{self.accelerator.process_index}"
+        asked, error = self._asked(scenes), None
+        keep = lambda first, group: write_played(folder, asked, dict(enumerate(group, first)))
+        self._known = read_played(folder, asked)
         try:
-            self._known = read_played(path, self._asked(scenes)) if path.exists() else {}
-            episodes = self.play(scenes)
+            episodes = self.play(scenes, keep)
         except RolloutError as e:
             error = e
+            write_played(folder, asked, e.over)  # those of groups that are not whole, too
         down = [e for e in self._from_all([error and (str(error), error.index, error.refused)]) if e]
         if not down:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
             return episodes
-        write_played(path, self._asked(scenes), error.over if error else self._whole)
-        if done and not (folder / f"checkpoint-{step}").exists():
+        if done and not (out / f"checkpoint-{step}").exists():
             self._save_checkpoint(self.model, None)
             self.callback_handler.on_save(self.args, self.state, self.control)
-        again = f"the others of rollout {done + 1} are kept in {path.parent}, and the same command goes on from them"
+        again = f"the others of rollout {done + 1} are kept in {out / 'played'}, and the same command goes on from them"
         raise EngineError(f"{down[0][0]}; {again}", *down[0][1:]) from error
 
     def _asked(self, scenes):
@@ -496,11 +503,12 @@ class PlaysEpisodes:
             self.log_difference(batches)
         return batches
 
-    def play(self, scenes: list) -> list[Episode]:
+    def play(self, scenes: list, on_group: Callable[[int, list[Episode]], Any] | None = None) -> list[Episode]:
         """Play each scene once. The seed depends on the step alone: a resumed run plays what it would have played.
 
         Args:
             scenes: of this process; a group's copies of a scene stand one after another
+            on_group: called with (place of the first, episodes) as soon as a group is over
 
         Returns:
             episodes, in the order of the scenes
@@ -514,9 +522,8 @@ class PlaysEpisodes:
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
-            episodes = self.rollout(scenes, places=places, **sampling, **self.limits, **known)
+            episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **known)
         self.model.train(was_training)
-        self._whole = dict(enumerate(episodes))  # as they were played
         return episodes
 
     def rollout(self, scenes: list, **how: object) -> list[Episode]:
@@ -524,7 +531,7 @@ class PlaysEpisodes:
 
         Args:
             scenes: of this process
-            **how: places, seed, temperature, limits, perhaps known, as `drivelit.rollout.core.rollout` takes them
+            **how: places, seed, temperature, limits, on_group, perhaps known, for `drivelit.rollout.core.rollout`
 
         Returns:
             episodes, in the order of the scenes
