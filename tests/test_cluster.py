@@ -17,8 +17,9 @@ ray = pytest.importorskip("ray", reason='needs pip install "drivelit[cluster]"')
 
 import drivelit  # noqa: E402
 from drivelit.training import cluster as clusters  # noqa: E402
+from drivelit.training.checkpoints import read_metrics  # noqa: E402
 from drivelit.training.processes import RunError  # noqa: E402
-from drivelit.training.profiles import find_system, load_profile  # noqa: E402
+from drivelit.training.profiles import find_system, launch, load_profile  # noqa: E402
 from drivelit.training.stages import start  # noqa: E402
 
 PIPELINE = """
@@ -83,7 +84,7 @@ def nodes(tmp_path_factory):
     os.environ |= dict(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1", DRIVELIT_PAUSE="0")
     # as few processes as go; and a machine that is busy with other things may take its time
     os.environ |= dict(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0", RAY_DISABLE_METRICS="1")
-    os.environ |= dict(RAY_health_check_timeout_ms="60000")
+    os.environ |= dict(RAY_health_check_timeout_ms="60000", RAY_health_check_period_ms="1000")  # one that is gone shows
     sys.path.insert(0, str(package))
     head = small(0, include_dashboard=False, no_monitor=True)
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -192,6 +193,30 @@ def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
     assert weights[0] == weights[1]
     rows = [sorted((p.name, p.read_bytes()) for p in o.rglob("*.parquet")) for o in (alone, out)]
     assert rows[0] == rows[1] and len(rows[0]) == 3
+
+
+def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_path):
+    "MindDriver's first stage by torchrun as `plan` says it, and on a cluster that loses one of its two machines."
+    stages = find_system("minddriver").stages
+    profile = load_profile("minddriver", "smoke", model="base", start="packed", rl_gpus=2, rl_steps=3, save_every=1)
+    printed, out = start(tmp_path / "printed", profile), tmp_path / "run"
+    stages.run(printed, stages=["sft"], workers=1)
+    shutil.copytree(printed, out)
+    lines = launch(profile, dict(out=str(printed)), dict(rft_image="rl"))
+    [line] = [c for c in lines if c.startswith("torchrun ")]
+    subprocess.run(line, shell=True, check=True, capture_output=True, timeout=HANG)
+    arm = stages.folder(out, "rft_image")
+    with machines(nodes, 3):  # one to spare
+        seen, thread = lose(nodes, arm, lambda: sorted(arm.glob("checkpoint-*/complete")))
+        stages.run(out, stages=["rft_image"], workers=1, cluster=nodes.address)
+        thread.join(HANG)
+    assert seen["then"] and stages.is_done(out, "rft_image", 0)
+    ours, theirs = (read_metrics(stages.folder(o, "rft_image")) for o in (out, printed))
+    told = ("loss", "reward", "kl", "grad_norm", "tokens")
+    assert [r["step"] for r in theirs] == [1, 2, 3] and len({r["reward"] for r in theirs}) > 1
+    assert [[r[k] for k in told] for r in ours] == [[r[k] for k in told] for r in theirs]
+    weights = [(stages.folder(o, "rft_image") / "final" / "model.safetensors").read_bytes() for o in (out, printed)]
+    assert weights[0] == weights[1] != (stages.folder(out, "sft") / "final" / "model.safetensors").read_bytes()
 
 
 def test_a_stage_that_stops_says_why(nodes, tmp_path):

@@ -829,8 +829,9 @@ def serve_commands(profile: Profile) -> list[str]:
 def launch(
     profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None
 ) -> list[str]:
-    """How the run is started: by its notebook, which takes a Ray cluster if the profile names several GPUs; without Ray
-    stage by stage with torchrun, and on several machines as one job of SLURM.
+    """How the run is started: by its notebook, or by the command if keys were given that no notebook takes, on a Ray
+    cluster if the profile names several GPUs; without Ray stage by stage with torchrun, on several machines as one job
+    of SLURM.
 
     Args:
         profile: Profile
@@ -851,6 +852,11 @@ def launch(
     report = f"runs/{p.system}-{p.name}.ipynb"
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
     out = [f"mkdir -p runs; {shlex.join(start)} -p out {folder}"]
+    again = given_again(p)
+    if {w.partition("=")[0] for w in again[1::2]} - {"model", "source"}:  # keys that no run notebook takes
+        start = ["python", "-m", "drivelit", "run", f"{p.system}.{p.name}"]
+        more = [w for k in ("seeds", "workers", "cluster") if k in given for w in (f"--{k}", str(given[k]))]
+        out = [f"{shlex.join(start)} --out {folder} {shlex.join([*more, *again])}"]
     gpus = {stage: stage_gpus(p, kind) for stage, kind in (kinds or {}).items()} if p.sft_gpus + p.rl_gpus else {}
     out += [_stage_command(p, folder, stage, n) for stage, n in gpus.items()]
     if (nodes := math.ceil(max(gpus.values(), default=0) / gpus_per_node())) > 1:

@@ -1034,6 +1034,7 @@ def train_rl(
     )
     trainer.remove_callback(PrinterCallback)  # the file has it all
     trainer.train(resume_from_checkpoint=str(start) if start else None)
+    shutil.rmtree(out / "played", ignore_errors=True)  # empty
     finish(policy, trainer, out)
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])
     rewards = [r["reward"] for r in read_metrics(out) if "reward" in r]
