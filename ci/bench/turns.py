@@ -74,9 +74,8 @@ def main():
     print(f"{len(some)} episodes of {np.mean([e.turns for e in kept]):.1f} turns, pictures {args.pictures}")
     print(f"words drawn: {sum(sum(t >= 0 for t in e.turn) for e in anew):,}; fell on an edge: {edges}")
     print(f"prompts of {asked:,} tokens: {few / asked:.1%} of them read with memory, {all_read / asked:.1%} without")
-    print(
-        f"CPU {fast:.1f} s with memory, {slow:.1f} s without: {slow / fast:.2f} times; log-probabilities {apart:.1e} apart"
-    )
+    print(f"CPU {fast:.1f} s with memory, {slow:.1f} s without: {slow / fast:.2f} times")
+    print(f"log-probabilities at most {apart:.1e} apart")
 
 
 if __name__ == "__main__":
