@@ -426,7 +426,7 @@ def plot_drives(player: Player, scenes: Sequence[Scene], inputs: Inputs, title: 
     figure.suptitle(title, fontsize=11)
     return figure
 
-
+# %% ../../nbs/54_minddrive/64_report.ipynb #42eb32ba
 def example_figure() -> Figure:
     """What the expert's words make of two routes.
 
