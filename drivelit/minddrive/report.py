@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..metrics.kinematics import VX
-from .controls import Drive, Player, by_experts, by_words, play
+from .controls import LOST, Drive, Player, by_experts, by_words, play
 from .evaluation import DRIVERS, EXPERT, KNOWS, expert_words
 from .experts import load_experts
 from .online import where
@@ -134,7 +134,9 @@ def table_driving(results: dict[str, Any]) -> pd.DataFrame:
         row |= dict(skill=_skill(v, blind, expert))
         for p in ("sampled", "grey"):
             row |= {f"{p}: {names[k]}": _shown(results, s, (p,), k) for k in ("driving_score", "success")}
-        rows.append(row | {"unreadable %": cell(numbers(results, s, (FIRST,), "unreadable"))})
+        row |= {"unreadable %": cell(numbers(results, s, (FIRST,), "unreadable"))}
+        lost = _shown(results, s, (FIRST,), "ends", LOST, digits=0)  # of simulators; they count as they were left
+        rows.append(row | ({"lost drives": lost} if lost else {}))
     for name, (score, won) in PAPER.items():
         paper = f"MindDrive on Bench2Drive: {name}"
         rows.append({"driver": paper, "driving score": f"{score:.2f}", "success %": f"{won:.2f}"})
@@ -443,8 +445,7 @@ def example_figure() -> Figure:
 def plot_run(
     out: str | Path, seed: int, profile: MindDriveProfile, shown_arms: Sequence[str] = ("rl", "il"), count: int = 3
 ) -> Figure:
-    """Held-out routes as a trained policy drives them: a bad one, the middle, a good one. Of a run on simulators the
-    first held-out scenes, in the kit's world: no server is needed to draw.
+    """Held-out routes as a trained policy drives them: a bad one, the middle, a good one.
 
     Args:
         out: the run's folder
@@ -457,15 +458,17 @@ def plot_run(
         Figure as `plot_drives`
 
     Raises:
-        ValueError: none of the arms is done
+        ValueError: none of the arms is done, or the run drove on simulators
     """
     stage = next((a for a in shown_arms if STAGES.is_done(out, a, seed)), None)
     if stage is None:
         raise ValueError(f"{out}: none of the stages {', '.join(shown_arms)} is done for seed {seed}")
-    scenes, here = load_scenes(out, "heldout"), profile.simulators == NONE
-    picked = spread(STAGES.result(out, stage, seed)[FIRST]["scene_score"], count) if here else range(count)
-    picked = [k for k in picked if k < len(scenes)]
+    if profile.simulators != NONE:
+        raise ValueError(
+            f"{out}: this run drove in CARLA, which would have to drive again; its records are in heldout/"
+        )
+    picked = spread(STAGES.result(out, stage, seed)[FIRST]["scene_score"], count)
+    scenes = load_scenes(out, "heldout")
     experts = load_experts(STAGES.trained(out, stage, seed), **where(profile)).eval()
-    how = "spread over the order of their scores" if here else "in the kit's world, and not in CARLA as the tables"
-    title = f"{ROWS[stage]}, greedy: {len(picked)} of {len(scenes)} routes, {how}"
+    title = f"{ROWS[stage]}, greedy: {len(picked)} of {len(scenes)} routes, spread over the order of their scores"
     return plot_drives(by_experts(experts), [scenes[k] for k in picked], profile.inputs, title)
