@@ -1,6 +1,9 @@
-"""ci/serve_carla.sh: who crashes or hangs is started anew, a port that is taken is left alone, none is left behind."""
+"""ci/serve_carla.sh: who crashes or hangs is started anew, a port that is taken is left alone, none is left behind.
+
+A stage that drives in two simulators, a process for each, one of which dies."""
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -8,11 +11,19 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
+
+from drivelit.minddrive.experts import Experts, save_experts
+from drivelit.minddrive.pipeline import STAGES
+from drivelit.minddrive.rows import make_rows, save_rows
+from drivelit.scene.town_routes import make_route
+from drivelit.training.profiles import load_profile
+from drivelit.training.stages import start
 
 ROOT = Path(__file__).parents[1]
 # What stands for CarlaUE4.sh: it starts a child that listens, as the engine does, and dies, hangs or stays deaf.
@@ -194,3 +205,97 @@ def test_the_real_client_says_that_nobody_answers():
     port = free(1)
     with pytest.raises(NoSimulator, match=rf"127.0.0.1:{port} within 0.5 s: start one with .bash ci/serve_carla.sh"):
         connect("127.0.0.1", port, 0.5, carla)
+
+
+# What stands for the client in processes that are spawned: a server for each port; whoever dies does so once, whichever
+# process it is in: a file says that it has happened. Pictures cost nothing, and a car that stands for 3 s is blocked.
+CLIENT = """
+import os
+from pathlib import Path
+
+from drivelit.rollout import carla as ours
+from drivelit.rollout import stub_carla as stub
+
+globals().update(vars(stub.VALUES))
+ours.BLOCKED, here, black = 3.0, Path(os.environ["HERE"]), {}
+
+
+def picture(self, frame):
+    w, h = (int(self._blueprint._given[k]) for k in ("image_size_x", "image_size_y"))
+    image = stub.SimpleNamespace(frame=frame, width=w, height=h)
+    image.raw_data = black.setdefault((w, h), bytes(4 * w * h))
+    return image
+
+
+stub._Sensor._picture = picture
+servers = {}
+
+
+def Client(host, port):
+    if port not in servers:
+        dying = here / f"dies-{port}"
+        dies = int(dying.read_text()) if dying.exists() else None
+        cone = stub.Scripted("static.prop.trafficcone01", lambda t: (25.0, 0.0, 0.0), (0.2, 0.2, 0.4))
+        servers[port] = stub.StubCarla(dict(Town01=stub.road([[0, 0], [300, 0]])), [cone], dies=dies, back=1)
+        dying.unlink(missing_ok=True)
+    with open(here / "asked", "a") as f:
+        f.write(f"{os.getpid()} {port}\\n")
+    return servers[port].Client(host, port)
+"""
+WAY = """<route id="{}" town="Town01"><waypoints><position x="10.0" y="0.0" z="0.0"/>
+<position x="{}" y="0.0" z="0.0"/></waypoints></route>"""
+
+
+def reinforced(out, client, simulators, routes, collectors):
+    "The stage `rl` of a tiny run, in a process of its own, from experts that have learnt nothing; what it has found."
+    # rl_lr = 0: what is compared is the driving, not what is learnt from it
+    keys = dict(simulators=simulators, routes=str(routes), collectors=collectors, rollouts=2, rl_lr=0.0, workers=1)
+    profile = load_profile("minddrive", "smoke", eval_scenes=2, eval_rounds=1, **keys)
+    start(out, profile)
+    short = make_route("cruise", 1)
+    save_rows(out / "data" / "heldout.parquet", make_rows([short], profile.inputs, look=0))
+    for place in ("scenes", "data", "warm", "seed-0/il"):
+        (out / place).mkdir(parents=True, exist_ok=True)
+        (out / place / "done.json").write_text("{}")
+    save_experts(Experts("toy", image_size=profile.image_size), STAGES.trained(out, "il"))
+    paths = os.pathsep.join([str(client), str(ROOT)])
+    env = os.environ | dict(PYTHONPATH=paths, HERE=str(client), OMP_NUM_THREADS="1")
+    stage = [sys.executable, "-m", "drivelit", "stage", "minddrive", str(out), "rl"]
+    ended = subprocess.run(stage, env=env, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    asked = [tuple(line.split()) for line in (client / "asked").read_text().splitlines()]
+    (client / "asked").unlink()
+    return STAGES.result(out, "rl"), asked
+
+
+def test_a_stage_on_two_simulators_of_which_one_dies_is_that_on_one(tmp_path):
+    client, routes = tmp_path / "client", tmp_path / "routes"
+    for folder in (client, routes):
+        folder.mkdir()
+    (client / "carla.py").write_text(CLIENT)
+    for split, numbers in dict(train=(1, 2), heldout=(3, 4)).items():
+        text = "".join(WAY.format(k, 26 + k) for k in numbers)
+        (routes / f"{split}.xml").write_text(f"<routes>{text}</routes>")
+    one, alone = reinforced(tmp_path / "one", client, "here:2000", routes, 0)
+    assert len({pid for pid, _ in alone}) == 1
+    assert len(alone) == 4 + 1 + 3 * 2  # two routes twice; imitation's policy on one; three plays of two
+    assert one["rounds"]["0"]["scene_score"] == one["rounds"]["1"]["scene_score"]  # nothing was learnt
+    kept = "seed-0/il/heldout/greedy.json"
+    (tmp_path / "two" / kept).parent.mkdir(parents=True)
+    (tmp_path / "two" / kept).write_text((tmp_path / "one" / kept).read_text())
+    (client / "dies-2010").write_text("25")  # 0.75 s into its first drive
+    two, asked = reinforced(tmp_path / "two", client, "here:2000,here:2010", routes, 2)
+    assert not (client / "dies-2010").exists()
+    by_process = Counter(asked)
+    assert [len({pid for pid, port in asked if port == p}) for p in ("2000", "2010")] == [
+        4,
+        4,
+    ]  # one each round or play
+    assert sorted(by_process.values()) == [1] * 6 + [2, 3]  # in collecting two each, and one was driven anew
+    assert [n for (_, port), n in by_process.items() if port == "2010"][0] == 3
+    assert two["log"][0]["collectors"] == {"kept": 0, "started again": 0, "lost drives": 0}
+    assert (one["log"][0]["drives"], two["log"][0]["drives"]) == (4, 4)
+    for play in ("greedy", "sampled", "grey"):
+        assert sum(two[play]["ends"].values()) == 2
+        assert json.dumps(two[play]) == json.dumps(one[play])  # as text: NaN is not equal to itself
+    assert two["rounds"] == one["rounds"]

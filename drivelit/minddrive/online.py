@@ -4,15 +4,18 @@
 
 # %% auto #0
 __all__ = ['ARRAYS', 'PLAIN', 'VALUE', 'Played', 'played', 'write_played', 'read_played', 'where', 'collect', 'collect_groups',
-           'collect_round', 'joint', 'group_advantages', 'optimizer_of', 'improve', 'reinforce']
+           'simulator', 'routes_of', 'side_by_side', 'collect_round', 'joint', 'group_advantages', 'optimizer_of',
+           'improve', 'reinforce']
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #661d7b53
 import json
 import multiprocessing
 import os
+import pkgutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +24,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .controls import Drive, by_experts, play
+from .controls import LOST, Drive, by_experts, new_carla, play
 from .experts import Experts, add_reference, add_value, load_experts, value
 from .imitation import latest_point, save_point
-from .profile import MindDriveProfile
-from .words import PATHS
+from .profile import NONE, MindDriveProfile
+from .words import PATHS, Inputs
 from ..policy.model import Encoded
+from ..rollout.carla import CarlaWorld, NoSimulator
 from ..scene.core import Scene
+from ..scene.routes import Route, read_routes
 from ..training.checkpoints import last_checkpoint, write_whole
 from ..training.ppo import gae, normalised, ppo_loss
-from ..training.processes import RunError, follow_parent, hold
+from ..training.processes import RunError, follow_parent, hold, write_json
 from ..training.stages import device_of, read_scenes, save_scenes
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #ea938e2c
@@ -156,22 +161,35 @@ def where(profile: MindDriveProfile) -> dict[str, str]:
     return dict(device=device_of(profile), dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
 
 
-def collect(experts: Experts, scenes: Sequence[Scene], profile: MindDriveProfile, seed: int) -> list[Played]:
+def collect(
+    experts: Experts,
+    scenes: Sequence[Scene | Route],
+    profile: MindDriveProfile,
+    seed: int,
+    world: CarlaWorld | None = None,
+) -> list[Played]:
     """Drives for PPO.
 
     Args:
         experts: decide, their words are drawn
         scenes: routes
-        profile: rollouts, actions, inputs
+        profile: rollouts, actions, inputs; tries, for a drive whose simulator is lost
         seed: of the words
+        world: a simulator; None: the kit's world
 
     Returns:
-        list of Played, rollouts of a route one after the other
+        list of Played, rollouts of a route one after the other; those whose simulator was lost are left out
+
+    Raises:
+        NoSimulator: all drives were lost
     """
     generator = torch.Generator().manual_seed(seed)
     player = by_experts(experts, generator, profile.actions == "both", profile.together)
     drives = [Drive(s) for s in scenes for _ in range(profile.rollouts)]
-    return [played(d) for d in play(player, drives, profile.inputs)]
+    kept = [d for d in play(player, drives, profile.inputs, world=world, tries=profile.tries) if d.reason != LOST]
+    if drives and not kept:
+        raise NoSimulator(f"the simulator at {world.host}:{world.port} was lost in each of {len(drives)} drives")
+    return [played(d) for d in kept]
 
 
 def collect_groups(
@@ -202,6 +220,58 @@ def collect_groups(
         k += 1
     return found
 
+# %% ../../nbs/54_minddrive/40_online.ipynb #c1d2e3f5
+@contextmanager
+def simulator(
+    profile: MindDriveProfile, k: int, ends: str = "infraction", inputs: Inputs | None = None
+) -> Iterator[CarlaWorld | None]:
+    """The world of collector k, closed in the end.
+
+    Args:
+        profile: simulators, scenario
+        k: number of the collector
+        ends: "infraction": the first violation ends a drive; "leaderboard": it is counted
+        inputs: what is shown; default: the profile's
+
+    Yields:
+        CarlaWorld; None: the kit's world
+
+    Raises:
+        RunError: there are fewer simulators
+    """
+    if profile.simulators == NONE:
+        yield None
+        return
+    if k >= len(there := profile.addresses()):
+        raise RunError(f"simulators: collector {k} has none, there are {len(there)}; collectors = {len(there)} at most")
+    scenario = None if profile.scenario == NONE else pkgutil.resolve_name(profile.scenario)
+    with closing(new_carla(*there[k], inputs or profile.inputs, ends, scenario)) as world:
+        yield world
+
+
+def routes_of(profile: MindDriveProfile, split: str) -> list[Route]:
+    """The routes that simulators drive.
+
+    Args:
+        profile: routes; train_scenes or eval_scenes
+        split: "train" or "heldout"
+
+    Returns:
+        list of Route, in the order of the file
+
+    Raises:
+        RunError: the folder is not known here, or has too few routes for a round
+        SceneError: the file cannot be read
+    """
+    path = Path(os.path.expandvars(profile.routes)) / f"{split}.xml"
+    if not path.is_file():
+        raise RunError(f"routes: there is no {path}; routes is a folder with train.xml and heldout.xml")
+    found = read_routes(path)
+    few, n = ("rl_scenes", profile.rl_scenes) if split == "train" else ("eval_rounds", profile.eval_rounds)
+    if len(found) < n:
+        raise RunError(f"{path}: {len(found)} routes, and {few} asks for {n}")
+    return found[: profile.train_scenes if split == "train" else profile.eval_scenes]
+
 # %% ../../nbs/54_minddrive/40_online.ipynb #cc821218
 def _told(profile, number, seed, k, budget=0):
     "What the file of a collector belongs to."
@@ -212,23 +282,36 @@ def _told(profile, number, seed, k, budget=0):
 
 
 def _routes(out, scenes):
-    "Keep the routes beside the run; a collector reads them there."
-    path = Path(out) / "routes.npz"
+    "Keep the routes beside the run, those of a simulator by their names; a collector reads them there."
+    names, afar = [s.id for s in scenes], isinstance(scenes[0], Route)
+    path = Path(out) / f"routes.{'json' if afar else 'npz'}"
     if not path.exists():
-        save_scenes(scenes, path)
-    elif (known := [s.id for s in read_scenes(path)]) != [s.id for s in scenes]:
+        write_json(path, names) if afar else save_scenes(scenes, path)
+    elif (known := json.loads(path.read_text()) if afar else [s.id for s in read_scenes(path)]) != names:
         raise RunError(f"{path}: the run in this folder has {len(known)} other routes; choose another folder")
+
+
+def _scenes(out, profile):
+    "The routes of a run."
+    if profile.simulators == NONE:
+        return read_scenes(Path(out) / "routes.npz")
+    path, known = Path(out) / "routes.json", {r.id: r for r in routes_of(profile, "train")}
+    names = json.loads(path.read_text())
+    if lost := [n for n in names if n not in known]:
+        raise RunError(f"{path}: route {lost[0]} is no longer in train.xml of {profile.routes}; put it back")
+    return [known[n] for n in names]
 
 
 def _share(out, profile, number, seed, k, budget=0):
     "Collect the share of collector k, and write it."
-    scenes = read_scenes(Path(out) / "routes.npz")
+    scenes = _scenes(out, profile)
     experts = load_experts(Path(out) / f"checkpoint-{number}", **where(profile)).eval()
     n = max(profile.collectors, 1)
     draw = int(np.random.default_rng([56, seed, number, k]).integers(2**31))
     mine = scenes[k::n]
     if profile.algorithm == "ppo":
-        found = collect(experts, mine, profile, draw)
+        with simulator(profile, k) as world:
+            found = collect(experts, mine, profile, draw, world)
     else:
         found = collect_groups(experts, mine, profile, draw, -(-budget // n))
         for p in found:  # a group's number is its own in the whole round
@@ -239,21 +322,70 @@ def _share(out, profile, number, seed, k, budget=0):
 def _place(out, number, k):
     return Path(out) / f"round-{number}" / f"collector-{k}.npz"
 
-
-def _process(parent, *job):
+# %% ../../nbs/54_minddrive/40_online.ipynb #c1d2e3f8
+def _process(parent, work, told, job):
     "A collector's process. Its job is small: Python waits for ever if a child dies before it has read a large one."
-    out, _, number, _, k, _ = job
     try:
         follow_parent(parent)
         torch.set_num_threads(1)
-        _share(*job)
+        work(*job)
     except Exception as e:
-        write_whole(_place(out, number, k).with_suffix(".error"), f"{type(e).__name__}: {e}")
+        write_whole(told, f"{type(e).__name__}: {e}")
         raise
 
 
+def side_by_side(
+    work: Callable[..., None],
+    jobs: dict[int, tuple],
+    missing: Callable[[int], str],
+    told: Callable[[int], Path],
+    profile: MindDriveProfile,
+) -> Counter:
+    """Let a process for each collector do what is missing, and start those again that died.
+
+    Args:
+        work: function of a module, called with a job
+        jobs: number of the collector -> what it is called with
+        missing: why what the collector k makes is not there; "" if it is
+        told: file in which the collector k says what it died of
+        profile: collectors (0: they work in this process, one after another), tries
+
+    Returns:
+        Counter: kept (they had nothing to do), started again
+
+    Raises:
+        RuntimeError: something is missing after all tries; what the others made stays
+    """
+    context, counted = multiprocessing.get_context("spawn"), Counter()
+    counted["kept"] = sum(not missing(k) for k in jobs)
+    for attempt in range(profile.tries):
+        left = [k for k in jobs if missing(k)]
+        if not left:
+            break
+        counted["started again"] += len(left) if attempt else 0
+        if profile.collectors < 1:
+            for k in left:
+                work(*jobs[k])
+            continue
+        running = [context.Process(target=_process, args=(os.getpid(), work, told(k), jobs[k])) for k in left]
+        told(0).parent.mkdir(parents=True, exist_ok=True)
+        for process in running:
+            process.start()
+        for process in running:
+            process.join()
+    if lost := [k for k in jobs if missing(k)]:
+        why = told(lost[0]).read_text()[:300] if told(lost[0]).exists() else missing(lost[0])
+        raise RuntimeError(f"{told(0).parent}: collectors {lost} left no drives in {profile.tries} tries ({why})")
+    return counted
+
+# %% ../../nbs/54_minddrive/40_online.ipynb #c1d2e3f9
 def collect_round(
-    out: str | Path, scenes: Sequence[Scene], profile: MindDriveProfile, number: int, seed: int = 0, budget: int = 0
+    out: str | Path,
+    scenes: Sequence[Scene | Route],
+    profile: MindDriveProfile,
+    number: int,
+    seed: int = 0,
+    budget: int = 0,
 ) -> tuple[list[Played], Counter]:
     """The drives of a round, by all collectors.
 
@@ -266,38 +398,23 @@ def collect_round(
         budget: for GRPO: steps of 0.1 s of all collectors together
 
     Returns:
-        tuple: the drives in the order of the collectors, and a count of what happened to collectors
+        tuple: the drives in the order of the collectors, and a count of what happened to collectors; on simulators
+            with "lost drives", which are left out
 
     Raises:
         RuntimeError: a collector left no file in any of its tries; the files of the others stay
         RunError: the run in this folder has other routes
     """
     _routes(out, scenes)
-    context, counted = multiprocessing.get_context("spawn"), Counter()
-    jobs = {k: _told(profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
-    there = lambda k: read_played(_place(out, number, k), jobs[k])[0]
-    counted["kept"] = sum(there(k) is not None for k in jobs)
-    for attempt in range(profile.tries):
-        missing = [k for k in jobs if there(k) is None]
-        if not missing:
-            break
-        counted["started again"] += len(missing) if attempt else 0
-        job = lambda k: (out, profile, number, seed, k, budget)
-        if profile.collectors < 1:
-            _share(*job(0))
-            continue
-        running = [context.Process(target=_process, args=(os.getpid(), *job(k))) for k in missing]
-        _place(out, number, 0).parent.mkdir(parents=True, exist_ok=True)
-        for process in running:
-            process.start()
-        for process in running:
-            process.join()
-    found = {k: there(k) for k in jobs}
-    if lost := [k for k, drives in found.items() if drives is None]:
-        told = _place(out, number, lost[0]).with_suffix(".error")
-        why = told.read_text()[:300] if told.exists() else read_played(_place(out, number, lost[0]), jobs[lost[0]])[1]
-        raise RuntimeError(f"{out}/round-{number}: collectors {lost} left no drives in {profile.tries} tries ({why})")
-    return [p for k in jobs for p in found[k]], counted
+    files = {k: _told(profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
+    jobs = {k: (out, profile, number, seed, k, budget) for k in files}
+    there = lambda k: read_played(_place(out, number, k), files[k])
+    error = lambda k: _place(out, number, k).with_suffix(".error")
+    counted = side_by_side(_share, jobs, lambda k: there(k)[1], error, profile)
+    found = [p for k in jobs for p in there(k)[0]]
+    if profile.simulators != NONE:
+        counted["lost drives"] = len(scenes) * profile.rollouts - len(found)
+    return found, counted
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #23d15542
 def joint(speed: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
@@ -453,7 +570,7 @@ def _first(start, out, profile):
 def reinforce(
     start: str | Path,
     out: str | Path,
-    scenes: Sequence[Scene],
+    scenes: Sequence[Scene | Route],
     profile: MindDriveProfile,
     seed: int = 0,
     budget: int = 0,
@@ -473,11 +590,13 @@ def reinforce(
 
     Raises:
         ValueError: GRPO without a budget
-        RunError: another process works in this folder
+        RunError: another process works in this folder, or groups are asked of simulators
         RuntimeError: a collector left no drives
     """
     if profile.algorithm == "grpo" and budget < 1:
         raise ValueError("budget: groups are collected up to a number of simulated steps, and none is given")
+    if profile.algorithm == "grpo" and profile.simulators != NONE:
+        raise RunError("algorithm: a group starts from one state, and CARLA cannot be put back; simulators = none")
     out = Path(out)
     with hold(out, f"the run in {out}"):
         _routes(out, scenes)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', 'SHARED', 'KINDS', 'STAGES', 'FUNCTIONS',
-           'make_routes', 'scored', 'run_scenes', 'run_data', 'driven', 'judged', 'run_warm', 'model_of', 'run_il',
-           'chosen', 'by_round', 'run_rl']
+           'make_routes', 'scored', 'roads', 'run_scenes', 'run_data', 'driven', 'judged', 'run_warm', 'model_of',
+           'run_il', 'chosen', 'by_round', 'run_rl']
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #8420a65a
 import json
@@ -21,14 +21,23 @@ from torch.utils.data import Subset
 
 from ..data.rows import read_rows
 from ..metrics.closed_loop import composed, efficiency, success
-from .evaluation import PLAYS, evaluate, open_loop, without_policy
+from drivelit.minddrive.evaluation import (
+    KNOWS,
+    PLAYS,
+    blind_on_simulators,
+    evaluate,
+    on_simulators,
+    open_loop,
+    without_policy,
+)
 from .experts import Experts, load_experts, save_experts, start_policy
 from .imitation import chances, imitate, lessons
-from .online import reinforce, where
-from .profile import MindDriveProfile
+from .online import reinforce, routes_of, where
+from .profile import NONE, MindDriveProfile
 from .rows import make_rows, save_rows
 from .words import SPEEDS
 from ..scene.core import Scene
+from ..scene.routes import Route
 from ..scene.town_routes import PART, routes
 from ..training.processes import RunError, write_json
 from ..training.profiles import sft_options
@@ -95,6 +104,36 @@ def scored(records: Sequence[dict]) -> dict[str, Any]:
     return found | dict(scene_score=scores, scene_success=won)
 
 
+def roads(out: str | Path, profile: MindDriveProfile, split: str) -> Sequence[Scene | Route]:
+    """What a policy is reinforced or judged on.
+
+    Args:
+        out: the run's folder
+        profile: of MindDrive
+        split: "train" or "heldout"
+
+    Returns:
+        routes of the kit's world, as stage `scenes` wrote them; with simulators those of the profile's files
+
+    Raises:
+        RunError: the stage has not run, or a file of routes is not there
+    """
+    return load_scenes(out, split) if profile.simulators == NONE else routes_of(profile, split)
+
+
+def _without_policy(out, profile, heldout):
+    "The drivers without a policy, and those who cannot drive there."
+    if profile.simulators == NONE:
+        return without_policy(heldout), []
+    way = lambda r: (r.town, r.waypoints.tobytes())
+    known = {way(r): r.id for r in routes_of(profile, "train")}
+    if both := [(r.id, known[way(r)]) for r in heldout if way(r) in known]:
+        raise RunError(
+            f"routes: {both[0][0]} of heldout.xml is {both[0][1]} of train.xml; nobody is judged on what was learnt"
+        )
+    return blind_on_simulators(heldout, profile, STAGES.folder(out, "scenes") / "drivers"), list(KNOWS)
+
+
 def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
     """Stage `scenes`.
 
@@ -104,7 +143,11 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
         seed: unused: all seeds share the routes
 
     Returns:
-        dict: train, heldout (counts), families (of the held-out routes), drivers (name -> `scored`)
+        dict: train, heldout (counts), families (of the held-out routes), drivers (name -> `scored`), left_out (names
+            of drivers who cannot drive on simulators)
+
+    Raises:
+        RunError: a route of a simulator is in both files
     """
     if profile.source == "toy":
         made = make_routes(profile)
@@ -112,9 +155,10 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
             save_scenes(scenes, STAGES.folder(out, "scenes") / f"{split}.npz")
     else:
         made = write_scenes(out, profile)
-    ends = {name: scored(records) for name, records in without_policy(made["heldout"]).items()}
-    families = [s.family for s in made["heldout"]]
-    return dict(train=len(made["train"]), heldout=len(families), families=families, drivers=ends)
+    judge = made["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
+    found, left_out = _without_policy(out, profile, judge)
+    ends, families = {name: scored(records) for name, records in found.items()}, [s.family for s in judge]
+    return dict(train=len(made["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #1b3bfed9
 def _words_of(rows: Iterable[dict], words: Counter) -> Iterator[dict]:
@@ -158,7 +202,13 @@ def _kept(path: Path, make: Callable[[], dict]) -> dict:
 
 
 def driven(
-    experts: Experts, scenes: Sequence[Scene], profile: MindDriveProfile, seed: int, play: str, path: Path
+    experts: Experts,
+    scenes: Sequence[Scene | Route],
+    profile: MindDriveProfile,
+    seed: int,
+    play: str,
+    path: Path,
+    weights: str | Path = "",
 ) -> dict:
     """Let a policy drive, once.
 
@@ -168,7 +218,9 @@ def driven(
         profile: of MindDrive
         seed: of sampled words
         play: of PLAYS
-        path: file of the records and of what else `evaluate` tells; if it is there, it is read
+        path: file of the records and of what else `evaluate` tells; if it is there, it is read. With simulators a
+            folder beside it has a file for each route that is done
+        weights: folder of the experts; collectors that drive in simulators read it
 
     Returns:
         dict: of `evaluate`, without the records, and _checkpoint, in which they are
@@ -179,7 +231,10 @@ def driven(
 
     def make() -> dict:
         asked = (play,), profile.actions == "both", profile.together
-        found = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
+        if profile.simulators == NONE:
+            found = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
+        else:
+            found = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
         return dict(_checkpoint=dict(records=found.pop("records"))) | found
 
     found = _kept(path, make)
@@ -201,9 +256,10 @@ def judged(experts: Experts, stage: str, out: str | Path, profile: MindDriveProf
     Returns:
         dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop
     """
-    here, scenes, found = STAGES.folder(out, stage, seed) / "heldout", load_scenes(out, "heldout"), {}
+    here, scenes, found = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
     for play in PLAYS:
-        told = driven(experts, scenes, profile, seed, play, here / f"{play}.json")
+        weights = STAGES.trained(out, stage, seed)
+        told = driven(experts, scenes, profile, seed, play, here / f"{play}.json", weights)
         records = told.pop("_checkpoint")["records"]
         n = sum(r["decisions"] for r in records)
         lost = sum(told["unreadable"].values()) / max(n, 1)
@@ -281,7 +337,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     return told | judged(experts, stage, out, profile, seed)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #9316c8e6
-def chosen(scenes: Sequence[Scene], n: int, seed: int) -> list[Scene]:
+def chosen(scenes: Sequence[Scene | Route], n: int, seed: int) -> list[Scene | Route]:
     """Routes to reinforce on.
 
     Args:
@@ -290,7 +346,7 @@ def chosen(scenes: Sequence[Scene], n: int, seed: int) -> list[Scene]:
         seed: of the draw
 
     Returns:
-        list of Scene, the families in turn; a family that has no more is passed over
+        list of them, the families in turn; a family that has no more is passed over
     """
     seen, place = Counter(), {}
     for k in np.random.default_rng([58, seed]).permutation(len(scenes)):
@@ -311,15 +367,16 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
     Returns:
         dict: number of the round, 0 for imitation -> `scored`
     """
-    here, scenes = STAGES.folder(out, stage, seed), load_scenes(out, "heldout")[: profile.eval_rounds]
+    here, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
     greedy = lambda s: STAGES.folder(out, s, seed) / "heldout" / "greedy.json"
     whole = {0: greedy(BEFORE[stage]), profile.rl_steps: greedy(stage)}  # they have driven all routes
     found = {}
     for k in range(profile.rl_steps + 1):
         path = whole.get(k, here / "heldout" / f"round-{k}.json")
         if not path.exists():
-            experts = load_experts(here / "rounds" / f"checkpoint-{k}", **where(profile)).eval()
-            driven(experts, scenes, profile, seed, "greedy", path)
+            weights = here / "rounds" / f"checkpoint-{k}"
+            experts = load_experts(weights, **where(profile)).eval()
+            driven(experts, scenes, profile, seed, "greedy", path, weights)
         records = json.loads(path.read_text())["_checkpoint"]["records"]
         found[str(k)] = scored(records[: len(scenes)])
     return found
@@ -337,11 +394,14 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     Returns:
         dict: log (a dict for each round), simulated (steps of 0.1 s), rounds (of `by_round`), and what `judged`
             returns
+
+    Raises:
+        RunError: groups from one state are asked of simulators
     """
     profile, here, budget = replace(profile, **REINFORCED[stage]), STAGES.folder(out, stage, seed), 0
     if profile.algorithm == "grpo":
         budget = -(-STAGES.result(out, "rl", seed)["simulated"] // max(profile.rl_steps, 1))
-    scenes = chosen(load_scenes(out, "train"), profile.rl_scenes, seed)
+    scenes = chosen(roads(out, profile, "train"), profile.rl_scenes, seed)
     begin = STAGES.trained(out, BEFORE[stage], seed)
     experts, log = reinforce(begin, here / "rounds", scenes, profile, seed, budget)
     save_experts(experts, STAGES.trained(out, stage, seed))

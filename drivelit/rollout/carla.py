@@ -743,7 +743,6 @@ class _Server(World):
         start, line = self.ride.start, route.path.at(np.arange(-20.0, route.length + 121))
         areas, commands = areas_of(town, route, start, self.library)
         limit = float(self.ride.ego.get_speed_limit()) / 3.6
-        kinds = [s.type for s in route.scenarios]
         times = 0.5 * np.arange(-10, 1)
         meta = dict(
             goal=0.99 * route.length, seconds=self.limit, commands=commands, seed=int(re.sub(r"\D", "", route.id) or 0)
@@ -755,7 +754,7 @@ class _Server(World):
             "GO STRAIGHT",
             (),
             Map(areas, to_frame(line, start), limit if 0 < limit < 100 else 15.0),
-            family=kinds[0] if kinds else "",
+            family=route.family,
             meta=meta,
         )
 
@@ -831,6 +830,9 @@ class _Drives(_Server):
             raise ValueError(f"route {route.id}: {len(route.waypoints)} way-points, so it has no start to drive from")
         self._leave()
         self.state, self.drives = None, self.drives + 1
+        if self.temporary:  # six cameras leave a gigabyte in two minutes, and nobody asks for that drive any more
+            for file in self.pictures.iterdir():
+                file.unlink()
         # One that has died may be on its way up again (ci/serve_carla.sh); one that never was there is a mistake.
         until = time.monotonic() + (self.patience if self.client is not None else 0.0)
         while (error := self._try(route)) is not None:
@@ -890,8 +892,8 @@ class CarlaWorld(_Drives):
             "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
         limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
         patience: seconds that `reset` waits for a simulator that has answered before to come up again
-        pictures: folder of the pictures, which the scenes name: they stay there; None: a temporary one, gone after
-            `close`
+        pictures: folder of the pictures, which the scenes name: they stay there; None: a temporary one, emptied by
+            `reset` and gone after `close`
         scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
             returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
             words, such as ("scenario_timeouts", ...)

@@ -54,6 +54,11 @@ class Route:
     weather: tuple[dict[str, float], ...]
 
     @property
+    def family(self) -> str:
+        "The type of its first scenario; empty without one."
+        return self.scenarios[0].type if self.scenarios else ""
+
+    @property
     def path(self) -> Path:
         "The way-points with their arc length."
         return Path(self.waypoints)

@@ -166,6 +166,10 @@ class Profile:
         "What is wrong with a system's own keys taken together."
         return []
 
+    def servers(self) -> tuple[list[str], list[str]]:
+        "Command lines that start what a system's own keys name, and what this machine lacks for these keys."
+        return [], []
+
 
 described(Profile);
 
@@ -808,13 +812,14 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
 
 
 def serve_commands(profile: Profile) -> list[str]:
-    """How the servers that play are started, one line each; run each on its machine, before the run.
+    """How the servers that play, and those that a system's own keys name, are started, one line each; run each on its
+    machine, before the run.
 
     Args:
         profile: Profile
 
     Returns:
-        list of command lines, from the root of the repository; none if the trainer plays itself
+        list of command lines, from the root of the repository; none if the run needs no server
     """
     p, out = profile, []
     rank, _ = p.trains("rl")
@@ -823,7 +828,7 @@ def serve_commands(profile: Profile) -> list[str]:
         settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
         given = " ".join(f"{k}={v}" for k, v in settings.items())
         out.append(f"{given} bash ci/serve_vllm.sh {shlex.quote(p.model)} {port}")
-    return out
+    return out + p.servers()[0]
 
 
 def launch(
@@ -919,6 +924,7 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         out.append(
             "player: the servers read new weights from the run's folder, so they must see it under the same name"
         )
+    out += p.servers()[1]
     for stage, parts in gb.items():
         if p.gpu_memory and sum(parts.values()) > p.gpu_memory:
             out.append(
