@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPEEDS', 'PATHS', 'TOKENS', 'SPEED_POINTS', 'SPEED_DT', 'PATH_POINTS', 'PATH_STEP', 'BANDS', 'STILL', 'GENTLE',
-           'HARD', 'TURN', 'SHIFT', 'VIEWS', 'COMMANDS', 'QUESTION', 'TARGETS', 'asked', 'speed_way', 'speed_word',
-           'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown', 'state_of', 'state_text',
-           'question', 'kit_text', 'Decision', 'parse_decision']
+           'HARD', 'TURN', 'SHIFT', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'TARGETS', 'asked', 'speed_way',
+           'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown', 'state_of',
+           'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #2fa290c2
 from collections.abc import Sequence
@@ -194,6 +194,9 @@ def named(world: World, plan: np.ndarray) -> Moment:
     return Moment(world.scene, points, way, speed_word(float(world.state.ego[VX]), v3), path_word(way, world.scene))
 
 
+HELD = 6  # decisions: a wrong word is held for three seconds at most, long enough to stand where nothing is
+
+
 def moments(
     scene: Scene, driver: Driver = true_idm, wrong: float = 0.0, seed: int = 0, world: World | None = None
 ) -> tuple[list[Moment], str]:
@@ -202,7 +205,7 @@ def moments(
     Args:
         scene: a route
         driver: the expert
-        wrong: share of decisions that carry out a speed word drawn at random
+        wrong: share of decisions that carry out a speed word drawn at random, up to HELD in a row the same
         seed: of those
         world: takes plans of eight poses; default: a new one
 
@@ -211,12 +214,15 @@ def moments(
     """
     world, rng = world or World(), np.random.default_rng([53, seed])
     world.reset(options=dict(scene=scene))
-    found, limit = [], scene.map.speed_limit
+    found, limit, held, mean = [], scene.map.speed_limit, 0, (1 + HELD) / 2
+    begins = wrong / (mean - wrong * (mean - 1))  # chance that a right decision is followed by wrong ones
     while not world.state.reason:
         plan = driver(world)
         found.append(named(world, plan))
-        if rng.random() < wrong:
-            word = SPEEDS[int(rng.integers(len(SPEEDS)))]
+        if not held and rng.random() < begins:
+            word, held = SPEEDS[int(rng.integers(len(SPEEDS)))], int(rng.integers(1, HELD + 1))
+        if held:
+            held -= 1
             plan = lane_ahead(world, speed_way(word, float(world.state.ego[VX]), limit, 0.5 * np.arange(1, 9)))
         world.step(plan)
     return found, world.state.reason
