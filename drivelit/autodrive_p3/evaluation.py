@@ -318,24 +318,30 @@ def play(
     return in_shards(part, policy, profile, scenes, seed)
 
 
-def seconds_of(policy: Policy, scenes: Sequence[Scene], task: P3Task, profile: P3Profile) -> list[float]:
+def seconds_of(
+    policy: Policy, scenes: Sequence[Scene], tasks: dict[str, P3Task], profile: P3Profile
+) -> dict[str, list[float]]:
     """How long each answer takes, greedy, one scene at a time; the pictures are there already.
+
+    The modes take turns scene by scene, so that whatever else runs on this machine slows them alike.
 
     Args:
         policy: writes
         scenes: to answer
-        task: what is asked
+        tasks: mode -> what is asked
         profile: its tokens
 
     Returns:
-        seconds: of this machine, with whatever else runs on it
+        dict: mode -> seconds of each scene
     """
     policy.model.eval()
-    engine, asked, found = TransformersEngine(policy, 1), [Conversation(task.prompt(s)) for s in scenes], []
-    for conversation in asked:
-        begin = time.perf_counter()
-        engine.generate([conversation], profile.new_tokens, temperature=0)
-        found.append(round(time.perf_counter() - begin, 4))
+    engine, found = TransformersEngine(policy, 1), {mode: [] for mode in tasks}
+    for scene in scenes:
+        for mode, task in tasks.items():
+            conversation = Conversation(task.prompt(scene))
+            begin = time.perf_counter()
+            engine.generate([conversation], profile.new_tokens, temperature=0)
+            found[mode].append(round(time.perf_counter() - begin, 4))
     return found
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #fa6d6a1a
@@ -503,8 +509,9 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
         for how, temperature in plays if mode == profile.modes[0] else plays[:1]:
             episodes[mode, how] = play(policy, scenes, task, profile, temperature, seed)
             found[mode][how] = summary(episodes[mode, how], scenes, inputs, mode, profile.pdms)
-        shown = [s for s, e in zip(scenes, episodes[mode, how], strict=True) if not e.failed]
-        seconds = seconds_of(policy, shown[: profile.timed], task, profile)
+    shown = [s for s, *each in zip(scenes, *episodes.values(), strict=True) if not any(e.failed for e in each)]
+    asked = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
+    for mode, seconds in seconds_of(policy, shown[: profile.timed], asked, profile).items():
         found[mode] |= dict(seconds=float(np.mean(seconds)), scene_seconds=seconds)
     how, temperature = next(iter(profile.plays.items()))
     blind = play(policy, scenes, task_for(profile, profile.modes[0], "grey", look=look), profile, temperature, seed)
