@@ -111,7 +111,7 @@ def parts(experts: Experts, known: Lessons, which: Sequence[int], latent: float 
     """
     prompts, device = [known.prompts[k] for k in which], experts.policy.device
     of = lambda name: known.tensor(name, which, device)
-    speed, path = of("speed"), of("path")
+    speed, path, done = of("speed"), of("path"), of("done")
 
     def decision():
         a, b = experts.words(prompts)
@@ -121,8 +121,8 @@ def parts(experts: Experts, known: Lessons, which: Sequence[int], latent: float 
 
     def action():
         truth = of("speed_points"), of("path_points")
-        fast, where, kl = experts.ways(prompts, speed, path, of("state"), truth)
-        found = dict(speed_way=way_loss(fast, truth[0], speed), path_way=way_loss(where, truth[1], path), kl=kl.mean())
+        fast, where, kl = experts.ways(prompts, done, path, of("state"), truth)
+        found = dict(speed_way=way_loss(fast, truth[0], done), path_way=way_loss(where, truth[1], path), kl=kl.mean())
         return found["speed_way"] + found["path_way"] + latent * found["kl"], found
 
     return dict(decision=decision, action=action)

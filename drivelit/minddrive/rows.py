@@ -78,7 +78,7 @@ def _plan_row(m, inputs):
     ways = dict(state=mm(state_of(m.scene)), speed_points=mm(m.speed_points), path_points=mm(m.path_points))
     answer = says("assistant", Decision(m.speed, m.path).text)
     messages = [*question(shown(m.scene, inputs), state_text(m.scene)), answer]
-    return make_row("plan", m.scene, messages, speed=m.speed, path=m.path, **ways)
+    return make_row("plan", m.scene, messages, speed=m.speed, path=m.path, done=m.done, **ways)
 
 
 def _look_row(m, inputs):
@@ -190,8 +190,9 @@ class Plan:
         state: (9,) of `state_of`
         speed_points: (6, 2) metres
         path_points: (20, 2) metres
-        speed: number of the speed word
+        speed: number of the speed word that is right
         path: number of the path word
+        done: number of the speed word whose way `speed_points` is
     """
 
     images: list[Image.Image]
@@ -201,6 +202,7 @@ class Plan:
     path_points: np.ndarray
     speed: int
     path: int
+    done: int
 
 
 def read_plan(row: dict) -> Plan:
@@ -226,7 +228,10 @@ def read_plan(row: dict) -> Plan:
         if a.shape != shape or not np.isfinite(a).all():
             raise ValueError(f"{where}: {name} has shape {a.shape} or holds NaN, expected {shape} numbers")
         arrays[name] = a
+    if (done := meta.get("done")) not in SPEEDS:
+        raise ValueError(f"{where}: done: {done!r} is not one of {', '.join(SPEEDS)}")
     parts = asked["content"]
     text = parts[-1]["text"].rpartition("\n")
     images = [p["image"] for p in parts if p["type"] == "image"]
-    return Plan(images, text[0] + "\n", **arrays, speed=SPEEDS.index(decision.speed), path=PATHS.index(decision.path))
+    words = dict(speed=SPEEDS.index(decision.speed), path=PATHS.index(decision.path), done=SPEEDS.index(done))
+    return Plan(images, text[0] + "\n", **arrays, **words)

@@ -10,7 +10,7 @@ __all__ = ['SPEEDS', 'PATHS', 'TOKENS', 'SPEED_POINTS', 'SPEED_DT', 'PATH_POINTS
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #2fa290c2
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import shapely
@@ -142,14 +142,15 @@ def path_word(points: np.ndarray, scene: Scene) -> str:
 # %% ../../nbs/54_minddrive/02_words.ipynb #cf7e0ff3
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A moment of a drive, and what the expert does in it.
+    """A moment of a drive: what the expert says in it, and what is done.
 
     Attributes:
         scene: of the moment
-        speed_points: (6, 2) metres, every 0.5 s
+        speed_points: (6, 2) metres, every 0.5 s, where the car is brought
         path_points: (20, 2) metres, every metre of the way
-        speed: of SPEEDS
-        path: of PATHS
+        speed: of SPEEDS, the expert's
+        path: of PATHS, the expert's
+        done: of SPEEDS, the word that is carried out: the expert's own, or a wrong one
     """
 
     scene: Scene
@@ -157,6 +158,7 @@ class Moment:
     path_points: np.ndarray
     speed: str
     path: str
+    done: str
 
 
 def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
@@ -191,7 +193,8 @@ def named(world: World, plan: np.ndarray) -> Moment:
     way = lane_ahead(world, PATH_STEP * np.arange(1, PATH_POINTS + 1))[:, :2]
     points = np.asarray(plan, float)[:SPEED_POINTS, :2]
     v3 = float(np.hypot(*(points[-1] - points[-2]))) / SPEED_DT
-    return Moment(world.scene, points, way, speed_word(float(world.state.ego[VX]), v3), path_word(way, world.scene))
+    speed = speed_word(float(world.state.ego[VX]), v3)
+    return Moment(world.scene, points, way, speed, path_word(way, world.scene), speed)
 
 
 HELD = 6  # decisions: a wrong word is held for three seconds at most, long enough to stand where nothing is
@@ -224,6 +227,7 @@ def moments(
         if held:
             held -= 1
             plan = lane_ahead(world, speed_way(word, float(world.state.ego[VX]), limit, 0.5 * np.arange(1, 9)))
+            found[-1] = replace(found[-1], speed_points=plan[:SPEED_POINTS, :2], done=word)
         world.step(plan)
     return found, world.state.reason
 
