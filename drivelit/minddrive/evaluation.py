@@ -19,7 +19,17 @@ import numpy as np
 import torch
 
 from ..metrics.closed_loop import composed, success
-from .controls import LOST, Choice, Drive, Player, by_experts, by_words, play, unreadable
+from drivelit.minddrive.controls import (
+    LOST,
+    Choice,
+    Drive,
+    Player,
+    by_experts,
+    by_words,
+    play,
+    to_the_letter,
+    unreadable,
+)
 from .experts import Experts, load_experts
 from .imitation import Lessons
 from .online import routes_of, side_by_side, simulator, where
@@ -71,7 +81,7 @@ def without_policy(scenes: Sequence[Scene], words: Sequence[str] = SPEEDS) -> di
     return found | {EXPERT: drive(expert_words)}
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #4b316aee
-PLAYS = ("greedy", "sampled", "grey")
+PLAYS = ("greedy", "sampled", "grey", "ruled")  # ruled: the greedy words, carried out by rule
 
 
 def _told(drive):
@@ -134,7 +144,9 @@ def evaluate(
             raise ValueError(f"plays: {name!r} is not one of {', '.join(PLAYS)}")
         generator = torch.Generator().manual_seed(seed) if name == "sampled" else None
         look = replace(inputs, pictures="grey") if name == "grey" else inputs
-        drives = play(by_experts(experts, generator, both, together), [Drive(s) for s in scenes], look, keep=False)
+        player = by_experts(experts, generator, both, together)
+        player = to_the_letter(player) if name == "ruled" else player
+        drives = play(player, [Drive(s) for s in scenes], look, keep=False)
         found[name] = summed([_told(d) for d in drives])
     return found
 
@@ -162,7 +174,8 @@ def player_of(who: str, experts: Experts | None, profile: MindDriveProfile, seed
     if who in PLAYS:
         draw = int(np.random.default_rng([60, seed, number]).integers(2**31))
         generator = torch.Generator().manual_seed(draw) if who == "sampled" else None
-        return by_experts(experts, generator, profile.actions == "both", profile.together)
+        player = by_experts(experts, generator, profile.actions == "both", profile.together)
+        return to_the_letter(player) if who == "ruled" else player
     if who not in BLIND:
         raise ValueError(f"who: {who!r} is not one of {', '.join((*PLAYS, *BLIND))}")
     if who in DRIVERS:
@@ -180,7 +193,7 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
     known = {r.id: r for r in routes_of(profile, "heldout")}
     if who in PLAYS and experts is None:
         experts = load_experts(weights, **where(profile)).eval()
-    look = profile.inputs if who in ("greedy", "sampled") else replace(profile.inputs, pictures="grey")
+    look = profile.inputs if who in PLAYS and who != "grey" else replace(profile.inputs, pictures="grey")
     with simulator(profile, k, "leaderboard", look) as world:
         for i, name in mine:
             if _file(folder, name).exists():

@@ -120,7 +120,7 @@ def table_driving(results: dict[str, Any]) -> pd.DataFrame:
         results: from `collect`
 
     Returns:
-        DataFrame: drivers without a policy, arms (greedy; sampled and grey beside it), the paper
+        DataFrame: drivers without a policy, arms (greedy; sampled, grey and ruled beside it), the paper
     """
     names = dict(driving_score="driving score", success="success %", efficiency="efficiency %", comfort="comfort %")
     expert, rows = results["drivers"].get(EXPERT, {}).get("driving_score", np.nan), []
@@ -132,7 +132,7 @@ def table_driving(results: dict[str, Any]) -> pd.DataFrame:
         row = dict(driver=ROWS[s]) | {name: _shown(results, s, (FIRST,), k) for k, name in names.items()}
         v = numbers(results, s, (FIRST,), "driving_score")
         row |= dict(skill=_skill(v, blind, expert))
-        for p in ("sampled", "grey"):
+        for p in ("sampled", "grey", "ruled"):
             row |= {f"{p}: {names[k]}": _shown(results, s, (p,), k) for k in ("driving_score", "success")}
         row |= {"unreadable %": cell(numbers(results, s, (FIRST,), "unreadable"))}
         lost = _shown(results, s, (FIRST,), "ends", LOST, digits=0)  # of simulators; they count as they were left
@@ -354,6 +354,7 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
         if EXPERT in results["drivers"]:
             rows += [("what is there to gain?", f"{EXPERT} > {ROWS[s]}", ("drivers", EXPERT), own)]
         rows += [("what does sampling cost?", f"{ROWS[s]}: greedy > sampled", own, (s, "sampled"))]
+        rows += [("what does the decoder cost?", f"{ROWS[s]}: words by rule > by decoder", (s, "ruled"), own)]
     rows += [("sampled, as it was trained", f"{ROWS['rl']} > {ROWS['il']}", ("rl", "sampled"), ("il", "sampled"))]
     rows += [("groups from one state?", f"{ROWS['rl_grpo']} > PPO", ("rl_grpo", FIRST), ("rl", FIRST))]
     rows += [("path words, too?", f"{ROWS['rl_both']} > speed words", ("rl_both", FIRST), ("rl", FIRST))]
