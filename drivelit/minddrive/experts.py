@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['LATENT', 'SPEED_STEP', 'SIDE_STEP', 'STATES', 'TEN', 'LAYERS', 'gaussian_kl', 'carried_on', 'WayDecoder', 'way_loss',
-           'add_words', 'start_policy', 'Experts', 'decide', 'add_value', 'add_reference', 'value', 'save_experts',
-           'load_experts']
+           'add_words', 'start_policy', 'Look', 'Experts', 'decide', 'add_value', 'add_reference', 'value',
+           'save_experts', 'load_experts']
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #b5b59d3a
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from drivelit.minddrive.words import (
     PATH_POINTS,
@@ -197,6 +198,18 @@ def _lora(rank, alpha, tokens=None):
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LAYERS), exclude_modules=".*visual.*", **rows)
 
 
+class Look(NamedTuple):
+    """What the vision encoder makes of the pictures of a prompt.
+
+    Attributes:
+        tokens: of each picture (T, hidden)
+        grids: (pictures, 3) patches in time, height and width
+    """
+
+    tokens: tuple[torch.Tensor, ...]
+    grids: torch.Tensor
+
+
 class _Adapters(nn.Module):
     "Whose weights are whose, and one look through one role's; `Experts` sets model, policy, roles and tokens."
 
@@ -229,12 +242,36 @@ class _Adapters(nn.Module):
             found += own + [p for h in heads for p in getattr(self, h).parameters()]
         return list(dict.fromkeys(found))
 
-    def _read(self, role, ids, images, last=1):
-        "Logits of the thirteen words behind each row (N, 13), and the hidden states of its last tokens (N, last, H)."
+    @torch.no_grad()
+    def look(self, prompts: Sequence[Encoded]) -> list[Look]:
+        """What the vision encoder makes of pictures. It is frozen, so one look serves all roles and every update.
+
+        Args:
+            prompts: N of `encode`
+
+        Returns:
+            list of N Looks
+        """
+        shown = self.policy.pixels([i for p in prompts for i in p.images])
+        shown = {k: v.to(self.policy.device) for k, v in shown.items()}
+        found = self.model.get_base_model().get_image_features(**shown, return_dict=True).pooler_output
+        ends = np.cumsum([len(p.images) for p in prompts])
+        return [
+            Look(found[b - len(p.images) : b], shown["image_grid_thw"][b - len(p.images) : b])
+            for p, b in zip(prompts, ends.tolist(), strict=True)
+        ]
+
+    def _read(self, role, prompts, looks=None, said=None):
+        "Logits of the thirteen words behind each prompt and what was said (N, 13), hidden states of the last tokens."
         self.model.set_adapter(self.roles[role])
-        batch = self.policy.collate(ids, images, pad="left")
-        how = dict(output_hidden_states=True, logits_to_keep=1, use_cache=False)
+        looks, said = looks or self.look(prompts), said or [[] for _ in prompts]
+        ids = [[*p.input_ids, *s] for p, s in zip(prompts, said, strict=True)]
+        batch = self.policy.collate(ids, [p.images for p in prompts], pad="left", prepare=False)
+        batch["image_grid_thw"] = torch.cat([look.grids for look in looks]).to(self.policy.device)
+        seen = BaseModelOutputWithPooling(pooler_output=tuple(t for look in looks for t in look.tokens))
+        how = dict(output_hidden_states=True, logits_to_keep=1, use_cache=False, mm_encoder_outputs=dict(image=seen))
         out = self.model(**batch, position_ids=positions(self.model, batch), **how)
+        last = max(len(said[0]), 1)
         return out.logits[:, -1, self.tokens].float(), out.hidden_states[-1][:, -last:].float()
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #cfb1bbf9
@@ -293,17 +330,20 @@ class Experts(_Adapters):
         """
         return self.policy.encode(question(images, text))
 
-    def words(self, prompts: Sequence[Encoded], role: str = "decision") -> tuple[torch.Tensor, torch.Tensor]:
+    def words(
+        self, prompts: Sequence[Encoded], role: str = "decision", looks: Sequence[Look] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the decision expert would say.
 
         Args:
             prompts: N of `encode`
             role: "decision", or "reference" for the expert as it was
+            looks: of `look`, if there are any
 
         Returns:
             tuple: (N, 7) log-probabilities of SPEEDS, (N, 6) of PATHS
         """
-        logits, _ = self._read(role, [p.input_ids for p in prompts], [p.images for p in prompts])
+        logits, _ = self._read(role, prompts, looks)
         speed, path = logits.split([len(SPEEDS), len(PATHS)], 1)
         return speed.log_softmax(1), path.log_softmax(1)
 
@@ -314,6 +354,7 @@ class Experts(_Adapters):
         path: torch.Tensor,
         state: torch.Tensor,
         truth: tuple[torch.Tensor, torch.Tensor] | None = None,
+        looks: Sequence[Look] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Where the action expert would drive, in every mode.
 
@@ -323,14 +364,14 @@ class Experts(_Adapters):
             path: (N,) the path words, in [0, 6)
             state: (N, 9) of `words.state_of`
             truth: (N, 6, 2) and (N, 20, 2) true way-points, to learn from
+            looks: of `look`, if there are any
 
         Returns:
             tuple: (N, 7, 6, 2) and (N, 6, 20, 2) metres in the ego frame, and (N,) KL of both decoders
         """
         said = zip(speed.tolist(), path.tolist(), strict=True)
         said = [[self.tokens[a], self.tokens[len(SPEEDS) + b]] for a, b in said]
-        ids = [[*p.input_ids, *s] for p, s in zip(prompts, said, strict=True)]
-        _, hidden = self._read("action", ids, [p.images for p in prompts], last=2)
+        _, hidden = self._read("action", prompts, looks, said)
         ways, start = truth or (None, None), carried_on(state)
         fast, kl = self.speed_decoder(hidden[:, 0], state, start[0], ways[0])
         where, more = self.path_decoder(hidden[:, 1], state, start[1], ways[1])
@@ -358,14 +399,15 @@ def decide(
         dict: speed, path (N,) words; speed_logp (N, 7), path_logp (N, 6); speed_points (N, 6, 2), path_points
             (N, 20, 2) metres
     """
-    logps = experts.words(prompts)
+    looks = experts.look(prompts)
+    logps = experts.words(prompts, looks=looks)
     pick = lambda logp, free: (
         torch.multinomial(logp.exp().cpu(), 1, generator=generator)[:, 0] if free else logp.argmax(1).cpu()
     )
     drawn = generator is not None
     speed, path = pick(logps[0], drawn), pick(logps[1], drawn and both)
     state = torch.as_tensor(states, dtype=torch.float32, device=experts.policy.device)
-    fast, where, _ = experts.ways(prompts, speed, path, state)
+    fast, where, _ = experts.ways(prompts, speed, path, state, looks=looks)
     n = torch.arange(len(prompts))
     out = dict(speed=speed, path=path, speed_logp=logps[0], path_logp=logps[1])
     out |= dict(speed_points=fast[n, speed], path_points=where[n, path])
@@ -415,17 +457,18 @@ def add_reference(experts: Experts) -> None:
     experts.roles["reference"] = "reference"
 
 
-def value(experts: Experts, prompts: Sequence[Encoded]) -> torch.Tensor:
+def value(experts: Experts, prompts: Sequence[Encoded], looks: Sequence[Look] | None = None) -> torch.Tensor:
     """What is expected from moments on.
 
     Args:
         experts: with a value
         prompts: N of `Experts.encode`
+        looks: of `Experts.look`, if there are any
 
     Returns:
         torch.Tensor: (N,)
     """
-    _, hidden = experts._read("value", [p.input_ids for p in prompts], [p.images for p in prompts])
+    _, hidden = experts._read("value", prompts, looks)
     return experts.value_head(hidden[:, -1])[:, 0]
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #e21fac90

@@ -111,17 +111,17 @@ def parts(experts: Experts, known: Lessons, which: Sequence[int], latent: float 
     """
     prompts, device = [known.prompts[k] for k in which], experts.policy.device
     of = lambda name: known.tensor(name, which, device)
-    speed, path, done = of("speed"), of("path"), of("done")
+    speed, path, done, looks = of("speed"), of("path"), of("done"), experts.look(prompts)
 
     def decision():
-        a, b = experts.words(prompts)
+        a, b = experts.words(prompts, looks=looks)
         loss = F.nll_loss(a, speed) + F.nll_loss(b, path)
         right = dict(speed_right=(a.argmax(1) == speed).float().mean(), path_right=(b.argmax(1) == path).float().mean())
         return loss, dict(words=loss) | right
 
     def action():
         truth = of("speed_points"), of("path_points")
-        fast, where, kl = experts.ways(prompts, done, path, of("state"), truth)
+        fast, where, kl = experts.ways(prompts, done, path, of("state"), truth, looks)
         found = dict(speed_way=way_loss(fast, truth[0], done), path_way=way_loss(where, truth[1], path), kl=kl.mean())
         return found["speed_way"] + found["path_way"] + latent * found["kl"], found
 

@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 
 from .controls import LOST, Drive, by_experts, new_carla, play
-from .experts import Experts, add_reference, add_value, load_experts, value
+from .experts import Experts, Look, add_reference, add_value, load_experts, value
 from .imitation import latest_point, save_point
 from .profile import NONE, MindDriveProfile
 from .words import PATHS, Inputs
@@ -476,16 +476,23 @@ def _prompts(experts, drives) -> list[Encoded]:
     return [experts.encode([Image.fromarray(x) for x in images], str(text)) for images, text in pairs]
 
 
+def _looks(experts, prompts, profile):
+    "What the vision encoder makes of all decisions, once a round; in the main memory, since a round is long."
+    cut = range(0, len(prompts), profile.together)
+    found = [look for k in cut for look in experts.look(prompts[k : k + profile.together])]
+    return [Look(tuple(t.cpu() for t in look.tokens), look.grids.cpu()) for look in found]
+
+
 @torch.no_grad()
-def _before(experts, prompts, drives, profile):
+def _before(experts, prompts, looks, drives, profile):
     "What the update compares with: reference (N, K), advantages and returns (N,)."
     cut = [slice(k, k + profile.together) for k in range(0, len(prompts), profile.together)]
-    reference = [experts.words(prompts[c], "reference") for c in cut]
+    reference = [experts.words(prompts[c], "reference", looks[c]) for c in cut]
     reference = torch.cat([joint(a, b) if profile.actions == "both" else a for a, b in reference])
     if profile.algorithm == "grpo":
         advantages = np.concatenate(group_advantages(drives))
         return reference, torch.tensor(advantages, dtype=torch.float32), torch.zeros(len(prompts)), {}
-    expected = torch.cat([value(experts, prompts[c]) for c in cut]).cpu().numpy()
+    expected = torch.cat([value(experts, prompts[c], looks[c]) for c in cut]).cpu().numpy()
     expected = np.split(expected, np.cumsum([len(d.rewards) for d in drives])[:-1])
     found = gae([d.rewards for d in drives], expected, profile.gamma, profile.lam)
     advantages, returns = (np.concatenate(x) for x in found)
@@ -511,7 +518,8 @@ def improve(
             of the returns' variance that the value had expected
     """
     prompts, rng = _prompts(experts, drives), np.random.default_rng([57, seed])
-    reference, advantages, returns, log = _before(experts, prompts, drives, profile)
+    looks = _looks(experts, prompts, profile)
+    reference, advantages, returns, log = _before(experts, prompts, looks, drives, profile)
     of = lambda name: torch.tensor(np.concatenate([getattr(d, name) for d in drives]))
     both, ppo = profile.actions == "both", profile.algorithm == "ppo"
     old = joint(of("speed_logp"), of("path_logp")) if both else of("speed_logp")
@@ -526,16 +534,17 @@ def improve(
             optimizer.zero_grad()
             told = Counter()
             for part in np.array_split(np.arange(len(which)), -(-len(which) // profile.micro_batch)):
-                some, k = [prompts[i] for i in which[part]], torch.as_tensor(which[part])
-                expected = value(experts, some).cpu() if ppo else torch.zeros(len(k))
-                speed, path = experts.words(some)
+                k = torch.as_tensor(which[part])
+                some, seen = [prompts[i] for i in k], [looks[i] for i in k]
+                expected = value(experts, some, seen).cpu() if ppo else torch.zeros(len(k))
+                speed, path = experts.words(some, looks=seen)
                 new = (joint(speed, path) if both else speed).cpu()
                 rest = expected, returns[k]
-                loss, seen = ppo_loss(new, old[k], reference[k].cpu(), actions[k], push[part], *rest, **rules)
+                loss, logged = ppo_loss(new, old[k], reference[k].cpu(), actions[k], push[part], *rest, **rules)
                 for p in weights:
                     p.requires_grad_(True)
                 (len(part) / len(which) * loss).backward()
-                told.update({n: len(part) / len(which) * x for n, x in seen.items()})
+                told.update({n: len(part) / len(which) * x for n, x in logged.items()})
             told["norm"] = float(torch.nn.utils.clip_grad_norm_(weights, profile.max_norm))
             optimizer.step()
             logs.append(told)
