@@ -82,10 +82,11 @@ def beside(results: dict[str, Any]) -> dict[str, str]:
     """
     found, words = results["drivers"], results["data"]["words"]
     usual = f"always {max(words, key=words.get)}"
-    best = max((f"always {w}" for w in SPEEDS), key=lambda n: found[n]["driving_score"])
+    said = {usual: ["the most frequent word"]}
+    for metric, what in (("driving_score", "the best score of a word here"), ("success", "the best success")):
+        said.setdefault(max((f"always {w}" for w in SPEEDS), key=lambda n, m=metric: found[n][m]), []).append(what)
     rows = {n: f"no eyes: {n}" for n in DRIVERS if n not in KNOWS}
-    rows[best] = f"no eyes: {best} (the best word here)"
-    rows[usual] = f"no eyes: {usual} (the most frequent word{', the best here' if usual == best else ''})"
+    rows |= {n: f"no eyes: {n} ({', '.join(what)})" for n, what in said.items()}
     return rows | {n: n for n in KNOWS if n in found}  # no simulator tells them what others will do
 
 
@@ -345,10 +346,15 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame as `compared`
     """
     words, rows = results["data"]["words"], []
-    usual, blind = f"always {max(words, key=words.get)}", best_without_eyes(results)
+    usual, blind = f"always {max(words, key=words.get)}", {}
+    for metric, what in (("driving_score", "best score"), ("success", "best success")):
+        blind.setdefault(best_without_eyes(results, metric), []).append(what)
     for s in ("il", "rl"):
         own = (s, FIRST)
-        rows += [("beats drivers without eyes?", f"{ROWS[s]} > {blind} (the best)", own, ("drivers", blind))]
+        for play in (FIRST, "sampled"):
+            for name, what in blind.items():
+                said = f"{ROWS[s]}, {play} > {name} ({', '.join(what)})"
+                rows += [("beats drivers without eyes?", said, (s, play), ("drivers", name))]
         rows += [("beats the most frequent word?", f"{ROWS[s]} > {usual}", own, ("drivers", usual))]
         rows += [("looks at its pictures?", f"{ROWS[s]} > with grey pictures", own, (s, "grey"))]
         if EXPERT in results["drivers"]:
