@@ -144,13 +144,16 @@ def table_driving(results: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows).astype(object).fillna("")
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #40112bef
-def family_means(results: dict[str, Any], who: str, key: str = "scene_score") -> dict[str, np.ndarray]:
+def family_means(
+    results: dict[str, Any], who: str, key: str = "scene_score", play: str = FIRST
+) -> dict[str, np.ndarray]:
     """Scores by family.
 
     Args:
         results: from `collect`
         who: a stage or a driver
         key: of KEPT
+        play: of a stage
 
     Returns:
         dict: family -> (seeds,) means over its routes; one number for a driver
@@ -160,16 +163,17 @@ def family_means(results: dict[str, Any], who: str, key: str = "scene_score") ->
         found = results["drivers"][who][key]
         scores = [report.unpack(found) if isinstance(found, dict) else np.array(found, float)]
     else:
-        scores = list(report.scene_scores(results, who, FIRST, key).values())
+        scores = list(report.scene_scores(results, who, play, key).values())
     return {f: np.array([v[families == f].mean() for v in scores]) for f in dict.fromkeys(results["families"])}
 
 
-def table_families(results: dict[str, Any], shown: Sequence[str] = ("il", "rl")) -> pd.DataFrame:
+def table_families(results: dict[str, Any], shown: Sequence[str] = ("il", "rl"), play: str = FIRST) -> pd.DataFrame:
     """Driving score and success of each family.
 
     Args:
         results: from `collect`
         shown: stages
+        play: of the stages
 
     Returns:
         DataFrame: a row for each family
@@ -178,7 +182,7 @@ def table_families(results: dict[str, Any], shown: Sequence[str] = ("il", "rl"))
     who = {best_without_eyes(results): "best without eyes", EXPERT: EXPERT} | {s: ROWS[s] for s in shown}
     who = {w: label for w, label in who.items() if w != EXPERT or w in results["drivers"]}
     found = {
-        f"{name}: {label}": {f: cell(scale * v, False) for f, v in family_means(results, w, key).items()}
+        f"{name}: {label}": {f: cell(scale * v, False) for f, v in family_means(results, w, key, play).items()}
         for key, (name, scale) in names.items()
         for w, label in who.items()
     }
