@@ -569,7 +569,7 @@ class Policy:
         return Encoded(more.input_ids[1:], more.images) if closed else more
 
     def collate(
-        self, ids: list[list[int]], images: list[list] | None = None, pad: str = "left", prepare: bool = True
+        self, ids: list[list[int]], images: list | None = None, pad: str = "left", prepare: bool = True
     ) -> dict:
         """Pad rows to one length and prepare their media.
 
@@ -603,8 +603,7 @@ class Policy:
             images: flat list of PIL images and Videos
 
         Returns:
-            pixel_values (patches, 3·2·14·14) and image_grid_thw (images, 3), and those of `video_batch`; empty without
-            images and videos
+            pixel_values (patches, 3·2·14·14), image_grid_thw (images, 3), and those of `video_batch`; empty without any
         """
         return _pixels(self.processor.image_processor, images, self.kept) if images else {}
 
