@@ -266,7 +266,7 @@ class _Adapters(nn.Module):
         self.model.set_adapter(self.roles[role])
         looks, said = looks or self.look(prompts), said or [[] for _ in prompts]
         ids = [[*p.input_ids, *s] for p, s in zip(prompts, said, strict=True)]
-        batch = self.policy.collate(ids, [p.images for p in prompts], pad="left", prepare=False)
+        batch = self.policy.collate(ids, [p.images for p in prompts], pad="left", media=False)
         batch["image_grid_thw"] = torch.cat([look.grids for look in looks]).to(self.policy.device)
         seen = BaseModelOutputWithPooling(pooler_output=tuple(t for look in looks for t in look.tokens))
         how = dict(output_hidden_states=True, logits_to_keep=1, use_cache=False, mm_encoder_outputs=dict(image=seen))

@@ -568,16 +568,14 @@ class Policy:
         more = _encoded(self, _render_more(self, messages, add_generation_prompt), messages)
         return Encoded(more.input_ids[1:], more.images) if closed else more
 
-    def collate(
-        self, ids: list[list[int]], images: list | None = None, pad: str = "left", prepare: bool = True
-    ) -> dict:
+    def collate(self, ids: list[list[int]], images: list | None = None, pad: str = "left", media: bool = True) -> dict:
         """Pad rows to one length and prepare their media.
 
         Args:
             ids: N rows of token ids
             images: N lists of media, one list per row
             pad: "left" to generate, "right" to train
-            prepare: the media, too; False: the caller has what the vision tower made of them
+            media: prepare them, too; False: the caller has what the vision tower made of them
 
         Returns:
             all tensors of `model(**batch)`, on the policy's device: (N, T) input_ids, attention_mask,
@@ -593,7 +591,7 @@ class Policy:
         input_ids, mask = _pad(ids, self.tokenizer.pad_token_id, pad)
         kinds = sum(n * (input_ids == pad).long() for n, pad in enumerate(self.pads.values(), 1))
         batch = dict(input_ids=input_ids, attention_mask=mask, mm_token_type_ids=kinds)
-        batch |= self.pixels([i for row in images for i in row]) if prepare else {}
+        batch |= self.pixels([i for row in images for i in row]) if media else {}
         return {k: v.to(self.device) for k, v in batch.items()}
 
     def pixels(self, images: list) -> dict:
