@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from drivelit.minddrive.evaluation import PLAYS
 from drivelit.minddrive.experts import Experts, save_experts
 from drivelit.minddrive.pipeline import STAGES
 from drivelit.minddrive.rows import make_rows, save_rows
@@ -278,7 +279,7 @@ def test_a_stage_on_two_simulators_of_which_one_dies_is_that_on_one(tmp_path):
         (routes / f"{split}.xml").write_text(f"<routes>{text}</routes>")
     one, alone = reinforced(tmp_path / "one", client, "here:2000", routes, 0)
     assert len({pid for pid, _ in alone}) == 1
-    assert len(alone) == 4 + 1 + 3 * 2  # two routes twice; imitation's policy on one; three plays of two
+    assert len(alone) == 4 + 1 + 4 * 2  # two routes twice; imitation's policy on one; four plays of two
     assert one["rounds"]["0"]["scene_score"] == one["rounds"]["1"]["scene_score"]  # nothing was learnt
     kept = "seed-0/il/heldout/greedy.json"
     (tmp_path / "two" / kept).parent.mkdir(parents=True)
@@ -288,12 +289,12 @@ def test_a_stage_on_two_simulators_of_which_one_dies_is_that_on_one(tmp_path):
     assert not (client / "dies-2010").exists()
     by_process = Counter(asked)
     processes = lambda p: len({pid for pid, port in asked if port == p})
-    assert (processes("2000"), processes("2010")) == (4, 4)  # one each round or play
-    assert sorted(by_process.values()) == [1] * 6 + [2, 3]  # in collecting two each, and one was driven anew
+    assert (processes("2000"), processes("2010")) == (5, 5)  # one each round or play
+    assert sorted(by_process.values()) == [1] * 8 + [2, 3]  # in collecting two each, and one was driven anew
     assert [n for (_, port), n in by_process.items() if port == "2010"][0] == 3
     assert two["log"][0]["collectors"] == {"kept": 0, "started again": 0, "lost drives": 0}
     assert (one["log"][0]["drives"], two["log"][0]["drives"]) == (4, 4)
-    for play in ("greedy", "sampled", "grey"):
+    for play in PLAYS:
         assert sum(two[play]["ends"].values()) == 2
         assert json.dumps(two[play]) == json.dumps(one[play])  # as text: NaN is not equal to itself
     assert two["rounds"] == one["rounds"]
