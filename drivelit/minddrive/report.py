@@ -355,10 +355,10 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
         blind.setdefault(best_without_eyes(results, metric), []).append(what)
     for s in ("il", "rl"):
         own = (s, FIRST)
-        for play in (FIRST, "sampled"):
+        for how in (FIRST, "sampled"):
             for name, what in blind.items():
-                said = f"{ROWS[s]}, {play} > {name} ({', '.join(what)})"
-                rows += [("beats drivers without eyes?", said, (s, play), ("drivers", name))]
+                said = f"{ROWS[s]}, {how} > {name} ({', '.join(what)})"
+                rows += [("beats drivers without eyes?", said, (s, how), ("drivers", name))]
         rows += [("beats the most frequent word?", f"{ROWS[s]} > {usual}", own, ("drivers", usual))]
         rows += [("looks at its pictures?", f"{ROWS[s]} > with grey pictures", own, (s, "grey"))]
         if EXPERT in results["drivers"]:
