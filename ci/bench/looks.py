@@ -58,23 +58,30 @@ def fastest(work, once, repeats):
     return min(spent), found
 
 
-parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-for name, n in (("routes", 2), ("passes", 2), ("repeats", 3)):
-    parser.add_argument(f"--{name}", type=int, default=n)
-given = parser.parse_args()
-torch.set_num_threads(1)
-experts, inputs = Experts("base").eval(), Inputs("front")
-add_value(experts)
-seen = [m.scene for scene in routes(given.routes, "tuning") for m in moments(scene)[0]]
-prompts = [experts.encode(shown(s, inputs), state_text(s)) for s in seen]
-states = np.stack([state_of(s) for s in seen])
-print(f"{len(prompts)} moments; the fastest of {given.repeats} repeats, milliseconds of the processor for a moment")
-for job, work in (
-    ("decide", lambda once: decided(experts, prompts, states, once)),
-    (f"update, {given.passes} passes", lambda once: updated(experts, prompts, given.passes, once)),
-):
-    (b, naive), (a, ours) = (fastest(work, once, given.repeats) for once in (False, True))
-    for k in naive:
-        np.testing.assert_allclose(ours[k], naive[k], rtol=1e-3, atol=1e-3 * np.abs(naive[k]).max(), err_msg=k)
-    ms = 1000 / len(prompts)
-    print(f"{job:20} one look {a * ms:6.1f}, a look each time {b * ms:6.1f}, ratio {b / a:.2f}")
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, n in (("routes", 2), ("passes", 2), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=n)
+    given = parser.parse_args()
+    if min(given.routes, given.passes, given.repeats) < 1:
+        parser.error("--routes, --passes and --repeats are at least 1")
+    torch.set_num_threads(1)
+    experts, inputs = Experts("base").eval(), Inputs("front")
+    add_value(experts)
+    seen = [m.scene for scene in routes(given.routes, "tuning") for m in moments(scene)[0]]
+    prompts = [experts.encode(shown(s, inputs), state_text(s)) for s in seen]
+    states = np.stack([state_of(s) for s in seen])
+    print(f"{len(prompts)} moments; the fastest of {given.repeats} repeats, milliseconds of the processor for a moment")
+    for job, work in (
+        ("decide", lambda once: decided(experts, prompts, states, once)),
+        (f"update, {given.passes} passes", lambda once: updated(experts, prompts, given.passes, once)),
+    ):
+        (b, naive), (a, ours) = (fastest(work, once, given.repeats) for once in (False, True))
+        for k in naive:
+            np.testing.assert_allclose(ours[k], naive[k], rtol=1e-3, atol=1e-3 * np.abs(naive[k]).max(), err_msg=k)
+        ms = 1000 / len(prompts)
+        print(f"{job:20} one look {a * ms:6.1f}, a look each time {b * ms:6.1f}, ratio {b / a:.2f}")
+
+
+if __name__ == "__main__":
+    main()
