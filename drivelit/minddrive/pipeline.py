@@ -254,10 +254,11 @@ def judged(experts: Experts, stage: str, out: str | Path, profile: MindDriveProf
         seed: of the run
 
     Returns:
-        dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop
+        dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop.
+            What the decoder is worth (ruled) is asked of `il` and `rl`
     """
     here, scenes, found = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
-    for play in PLAYS:
+    for play in (p for p in PLAYS if p != "ruled" or stage not in OPTIONAL):
         weights = STAGES.trained(out, stage, seed)
         told = driven(experts, scenes, profile, seed, play, here / f"{play}.json", weights)
         records = told.pop("_checkpoint")["records"]
@@ -365,13 +366,13 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
         seed: of the run
 
     Returns:
-        dict: number of the round, 0 for imitation -> `scored`
+        dict: number of the round, 0 for imitation -> `scored`; of an OPTIONAL arm the first and the last
     """
     here, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
     greedy = lambda s: STAGES.folder(out, s, seed) / "heldout" / "greedy.json"
     whole = {0: greedy(BEFORE[stage]), profile.rl_steps: greedy(stage)}  # they have driven all routes
     found = {}
-    for k in range(profile.rl_steps + 1):
+    for k in whole if stage in OPTIONAL else range(profile.rl_steps + 1):
         path = whole.get(k, here / "heldout" / f"round-{k}.json")
         if not path.exists():
             weights = here / "rounds" / f"checkpoint-{k}"

@@ -202,7 +202,7 @@ def table_rounds(results: dict[str, Any]) -> pd.DataFrame:
     rows = []
     for s in (s for s in report.arms(results, TRAINED, OPTIONAL) if s in REINFORCED):
         stages = [d[s] for d in results["seeds"].values() if s in d]
-        for k in range(max((len(d["rounds"]) for d in stages), default=0)):
+        for k in sorted({int(k) for d in stages for k in d["rounds"]}):
             at = lambda *path, s=s, digits=1: _shown(results, s, (), *path, digits=digits)
             row = {"arm": ROWS[s], "round": k, "driving score": at("rounds", str(k), "driving_score")}
             row |= {"success %": at("rounds", str(k), "success")}
@@ -230,10 +230,10 @@ def plot_rounds(results: dict[str, Any], ax: plt.Axes | None = None) -> plt.Axes
     """
     ax = ax or plt.subplots(figsize=(8, 3.6), layout="constrained")[1]
     for s in (s for s in report.arms(results, TRAINED, OPTIONAL) if s in REINFORCED):
-        runs = [[r["driving_score"] for r in d[s]["rounds"].values()] for d in results["seeds"].values() if s in d]
-        if not runs:
+        found = [d[s]["rounds"] for d in results["seeds"].values() if s in d]
+        if not found:
             continue
-        v, at = np.array(runs), np.arange(len(runs[0]))
+        v, at = np.array([[r["driving_score"] for r in rounds.values()] for rounds in found]), [*map(int, found[0])]
         (line,) = ax.plot(at, v.mean(0), "o-", ms=4, label=ROWS[s])
         if len(v) > 1:
             ax.fill_between(at, v.min(0), v.max(0), color=line.get_color(), alpha=0.15, lw=0)
