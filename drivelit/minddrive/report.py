@@ -328,7 +328,7 @@ ORDERINGS = (  # where, the paper's better one, the other
 
 
 def orderings(results: dict[str, Any]) -> pd.DataFrame:
-    """The paper's comparisons, greedy.
+    """The paper's comparisons: greedy, and with words drawn as in training.
 
     Args:
         results: from `collect`
@@ -336,7 +336,9 @@ def orderings(results: dict[str, Any]) -> pd.DataFrame:
     Returns:
         DataFrame as `compared`
     """
-    rows = [(w, f"{ROWS[a]} > {ROWS[b]}", (a, FIRST), (b, FIRST)) for w, a, b in ORDERINGS]
+    rows = [
+        (w, f"{ROWS[a]} > {ROWS[b]}, {p}", (a, p), (b, p)) for w, a, b in ORDERINGS for p in (FIRST, "sampled")
+    ]
     return compared(results, rows)
 
 
@@ -365,9 +367,9 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
             rows += [("what is there to gain?", f"{EXPERT} > {ROWS[s]}", ("drivers", EXPERT), own)]
         rows += [("what does sampling cost?", f"{ROWS[s]}: greedy > sampled", own, (s, "sampled"))]
         rows += [("what does the decoder cost?", f"{ROWS[s]}: words by rule > by decoder", (s, "ruled"), own)]
-    rows += [("sampled, as it was trained", f"{ROWS['rl']} > {ROWS['il']}", ("rl", "sampled"), ("il", "sampled"))]
-    rows += [("groups from one state?", f"{ROWS['rl_grpo']} > PPO", ("rl_grpo", FIRST), ("rl", FIRST))]
-    rows += [("path words, too?", f"{ROWS['rl_both']} > speed words", ("rl_both", FIRST), ("rl", FIRST))]
+    for p in (FIRST, "sampled"):
+        rows += [("groups from one state?", f"{ROWS['rl_grpo']} > PPO, {p}", ("rl_grpo", p), ("rl", p))]
+        rows += [("path words, too?", f"{ROWS['rl_both']} > speed words, {p}", ("rl_both", p), ("rl", p))]
     return compared(results, rows)
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42eb32b9
