@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ..metrics.closed_loop import composed, success
+from ..minddrive.evaluation import always
 from .wheel import take_wheel
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_idm
 from ..rollout.road import drive_routes
@@ -138,12 +139,17 @@ def driven(
     return found["told"]
 
 
-BLIND: dict[str, Driver] = {
-    "always slow_down": slow_down,
+BLIND: dict[str, Driver] = {  # and each of MindDrive's speed words for ever
+    "slow_down": slow_down,
     "the first speed": same_speed,
     **{f"{v} m/s": steady(float(v)) for v in range(2, 11)},
 }
 SEES = "IDM, true state"
+
+
+def _drivers(scenes):
+    "The records of who drives without a policy."
+    return rate(BLIND, scenes) | always(scenes) | rate({SEES: true_idm}, scenes)
 
 
 def drive_all(
@@ -160,7 +166,7 @@ def drive_all(
     Returns:
         dict: routes, families, drivers: name -> `told`; rows: name of an entry -> seed -> play -> `told`
     """
-    drivers = {n: told(v) for n, v in rate(BLIND | {SEES: true_idm}, scenes).items()}
+    drivers = {n: told(v) for n, v in _drivers(scenes).items()}
     rows = {e.name: {str(s): {p: driven(e, s, p, scenes, folder) for p in plays} for s in e.seeds} for e in entries}
     found = dict(routes=[s.id for s in scenes], families=[s.family for s in scenes], drivers=drivers, rows=rows)
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -195,9 +201,9 @@ def best_blind(results: dict[str, Any], what: str = "score") -> str:
         what: "score" or "success"
 
     Returns:
-        a name in BLIND
+        a name in results["drivers"]
     """
-    return max(BLIND, key=lambda n: of(results, n, what=what).mean())
+    return max((n for n in results["drivers"] if n != SEES), key=lambda n: of(results, n, what=what).mean())
 
 
 def _number(v, scale=1.0):
@@ -228,6 +234,7 @@ def _row(results, who):
     row = {"driving score": _number(of(results, who)), "success %": _number(of(results, who, what="success"), 100)}
     for play in ("sampled", "grey") if who in results["rows"] else ():
         row[f"{play}: score"] = _number(of(results, who, play))
+        row[f"{play}: success %"] = _number(of(results, who, play, "success"), 100)
     if who in results["rows"]:
         lost = [100 * s["greedy"]["unreadable"] for s in results["rows"][who].values() if "greedy" in s]
         row["unreadable %"] = cell(lost, False)
