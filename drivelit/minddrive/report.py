@@ -336,9 +336,7 @@ def orderings(results: dict[str, Any]) -> pd.DataFrame:
     Returns:
         DataFrame as `compared`
     """
-    rows = [
-        (w, f"{ROWS[a]} > {ROWS[b]}, {p}", (a, p), (b, p)) for w, a, b in ORDERINGS for p in (FIRST, "sampled")
-    ]
+    rows = [(w, f"{ROWS[a]} > {ROWS[b]}, {p}", (a, p), (b, p)) for w, a, b in ORDERINGS for p in (FIRST, "sampled")]
     return compared(results, rows)
 
 

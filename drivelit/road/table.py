@@ -9,7 +9,7 @@ __all__ = ['PLAYS', 'BLIND', 'SEES', 'Entry', 'read_entries', 'told', 'driven', 
 # %% ../../nbs/60_road/10_table.ipynb #24fabcbe
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,17 @@ def told(records: Sequence[dict]) -> dict[str, Any]:
     )
 
 
+def _kept(path: Path, scenes: Sequence[Scene], make: Callable[[], dict]) -> dict:
+    "What a file holds of these routes; it is made if it is not there."
+    ids = [s.id for s in scenes]
+    if not path.exists():
+        write_json(path, dict(routes=ids, told=make()), indent=None)
+    found = json.loads(path.read_text())
+    if found["routes"] != ids:
+        raise RunError(f"{path}: drives of {len(found['routes'])} other routes; choose another folder")
+    return found["told"]
+
+
 def driven(
     entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: str | Path, **how: Any
 ) -> dict[str, Any]:
@@ -125,18 +136,13 @@ def driven(
     Raises:
         RunError: the file that is there has other routes
     """
-    path = Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json"
-    ids = [s.id for s in scenes]
-    if not path.exists():
+
+    def drive() -> dict:
         pictures, heat = PLAYS[play]
         planner, points = take_wheel(entry.system, entry.out, entry.stage, seed, pictures, heat, **how)
-        records = drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict(routes=ids, told=told(records)), indent=None)
-    found = json.loads(path.read_text())
-    if found["routes"] != ids:
-        raise RunError(f"{path}: drives of {len(found['routes'])} other routes; choose another folder")
-    return found["told"]
+        return told(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))
+
+    return _kept(Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json", scenes, drive)
 
 
 BLIND: dict[str, Driver] = {  # and each of MindDrive's speed words for ever
@@ -148,8 +154,9 @@ SEES = "IDM, true state"
 
 
 def _drivers(scenes):
-    "The records of who drives without a policy."
-    return rate(BLIND, scenes) | always(scenes) | rate({SEES: true_idm}, scenes)
+    "What is kept of who drives without a policy."
+    records = rate(BLIND, scenes) | always(scenes) | rate({SEES: true_idm}, scenes)
+    return {n: told(v) for n, v in records.items()}
 
 
 def drive_all(
@@ -166,10 +173,9 @@ def drive_all(
     Returns:
         dict: routes, families, drivers: name -> `told`; rows: name of an entry -> seed -> play -> `told`
     """
-    drivers = {n: told(v) for n, v in _drivers(scenes).items()}
+    drivers = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))
     rows = {e.name: {str(s): {p: driven(e, s, p, scenes, folder) for p in plays} for s in e.seeds} for e in entries}
     found = dict(routes=[s.id for s in scenes], families=[s.family for s in scenes], drivers=drivers, rows=rows)
-    Path(folder).mkdir(parents=True, exist_ok=True)
     write_json(Path(folder) / "results.json", found, indent=None)
     return found
 
