@@ -367,6 +367,7 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
         rows += [("what does the decoder cost?", f"{ROWS[s]}: words by rule > by decoder", (s, "ruled"), own)]
     for p in (FIRST, "sampled"):
         rows += [("groups from one state?", f"{ROWS['rl_grpo']} > PPO, {p}", ("rl_grpo", p), ("rl", p))]
+        rows += [("groups from one state?", f"{ROWS['rl_grpo']} > {ROWS['il']}, {p}", ("rl_grpo", p), ("il", p))]
         rows += [("path words, too?", f"{ROWS['rl_both']} > speed words, {p}", ("rl_both", p), ("rl", p))]
     return compared(results, rows)
 
