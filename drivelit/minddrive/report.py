@@ -22,7 +22,7 @@ from .controls import LOST, Drive, Player, by_experts, by_words, play
 from .evaluation import DRIVERS, EXPERT, KNOWS, expert_words
 from .experts import load_experts
 from .online import where
-from .pipeline import OPTIONAL, REINFORCED, STAGES, TRAINED
+from .pipeline import BEFORE, OPTIONAL, REINFORCED, STAGES, TRAINED
 from .profile import NONE, PAPER, MindDriveProfile
 from .words import SPEEDS, Inputs
 from ..policy.text import ParseError
@@ -367,8 +367,10 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
         rows += [("what does the decoder cost?", f"{ROWS[s]}: words by rule > by decoder", (s, "ruled"), own)]
     for p in (FIRST, "sampled"):
         rows += [("groups from one state?", f"{ROWS['rl_grpo']} > PPO, {p}", ("rl_grpo", p), ("rl", p))]
-        rows += [("groups from one state?", f"{ROWS['rl_grpo']} > {ROWS['il']}, {p}", ("rl_grpo", p), ("il", p))]
         rows += [("path words, too?", f"{ROWS['rl_both']} > speed words, {p}", ("rl_both", p), ("rl", p))]
+    gain = "does it gain, driven as it learnt?"
+    for s, b in BEFORE.items():
+        rows += [(gain, f"{ROWS[s]} > {ROWS[b]}, sampled", (s, "sampled"), (b, "sampled"))] if s != "rl" else []
     return compared(results, rows)
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42eb32b9
