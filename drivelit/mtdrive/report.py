@@ -508,9 +508,7 @@ def draw_turn(
             if np.hypot(*plan[:, :2].T).max() < STANDS:  # all its points lie on the ego
                 ax.plot(0, 0, "o", ms=5 * size, mfc="none", mec=color, mew=2.5, zorder=8)
                 if plan is poses:
-                    ax.annotate(
-                        "stands", (0, 0), (0, 14), textcoords="offset points", color=color, ha="center", weight="bold"
-                    )
+                    ax.text(0, 2, "stands", color=color, ha="center", va="bottom", weight="bold", zorder=11)
     for i in issues:
         ax.plot(*i.pose[:2], "x", color=WRONG_COLOR, ms=11, mew=3, zorder=10)
         if i.box:  # where the object is when the car is at that point, which is later than now
