@@ -8,6 +8,7 @@ __all__ = ['ARRAYS', 'PLAIN', 'VALUE', 'Played', 'played', 'write_played', 'read
            'improve', 'reinforce']
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #661d7b53
+import hashlib
 import json
 import multiprocessing
 import os
@@ -142,7 +143,7 @@ def read_played(path: str | Path, told: dict[str, Any]) -> tuple[list[Played] | 
     except Exception as e:  # a cut-off archive raises half a dozen kinds of errors
         return None, f"damaged ({type(e).__name__})"
     if head["told"] != told:
-        return None, "of another round, collector or profile"
+        return None, "of another round, collector, profile or weights"
     ends = np.cumsum([d["n"] for d in head["drives"]])
     cut = {k: np.split(a, ends[:-1]) for k, a in arrays.items()}
     plain = [{k: d[k] for k in PLAIN} for d in head["drives"]]
@@ -273,11 +274,13 @@ def routes_of(profile: MindDriveProfile, split: str) -> list[Route]:
     return found[: profile.train_scenes if split == "train" else profile.eval_scenes]
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #cc821218
-def _told(profile, number, seed, k, budget=0):
+def _told(out, profile, number, seed, k, budget=0):
     "What the file of a collector belongs to."
-    keys = ("views", "image_size", "rl_scenes", "rollouts", "collectors", "algorithm", "actions", "group")
-    return dict(round=number, seed=seed, collector=k, budget=budget) | {
-        name: list(v) if isinstance(v := getattr(profile, name), tuple) else v for name in keys
+    keys = ("views", "image_size", "rl_scenes", "rollouts", "collectors", "algorithm", "actions", "group", "simulators")
+    files = sorted((Path(out) / f"checkpoint-{number}").glob("*.safetensors"))
+    weights = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:16]
+    return dict(round=number, seed=seed, collector=k, budget=budget, weights=weights) | {
+        name: list(v) if isinstance(v := getattr(profile, name), tuple) else v for name in (*keys, "scenario", "routes")
     }
 
 
@@ -316,7 +319,7 @@ def _share(out, profile, number, seed, k, budget=0):
         found = collect_groups(experts, mine, profile, draw, -(-budget // n))
         for p in found:  # a group's number is its own in the whole round
             p.group = p.group * n + k
-    write_played(_place(out, number, k), found, _told(profile, number, seed, k, budget))
+    write_played(_place(out, number, k), found, _told(out, profile, number, seed, k, budget))
 
 
 def _place(out, number, k):
@@ -406,7 +409,7 @@ def collect_round(
         RunError: the run in this folder has other routes
     """
     _routes(out, scenes)
-    files = {k: _told(profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
+    files = {k: _told(out, profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
     jobs = {k: (out, profile, number, seed, k, budget) for k in files}
     there = lambda k: read_played(_place(out, number, k), files[k])
     error = lambda k: _place(out, number, k).with_suffix(".error")
