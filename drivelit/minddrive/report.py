@@ -368,9 +368,8 @@ def questions(results: dict[str, Any]) -> pd.DataFrame:
     for p in (FIRST, "sampled"):
         rows += [("groups from one state?", f"{ROWS['rl_grpo']} > PPO, {p}", ("rl_grpo", p), ("rl", p))]
         rows += [("path words, too?", f"{ROWS['rl_both']} > speed words, {p}", ("rl_both", p), ("rl", p))]
-    gain = "does it gain, driven as it learnt?"
-    for s, b in BEFORE.items():
-        rows += [(gain, f"{ROWS[s]} > {ROWS[b]}, sampled", (s, "sampled"), (b, "sampled"))] if s != "rl" else []
+    for p, gain in ((FIRST, "does it gain, driven greedy?"), ("sampled", "does it gain, driven as it learnt?")):
+        rows += [(gain, f"{ROWS[s]} > {ROWS[b]}, {p}", (s, p), (b, p)) for s, b in BEFORE.items() if s != "rl"]
     return compared(results, rows)
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42eb32b9

@@ -7,6 +7,7 @@ __all__ = ['PLAYS', 'BLIND', 'SEES', 'Entry', 'read_entries', 'told', 'driven', 
            'compared', 'families']
 
 # %% ../../nbs/60_road/10_table.ipynb #24fabcbe
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -106,15 +107,25 @@ def told(records: Sequence[dict]) -> dict[str, Any]:
     )
 
 
-def _kept(path: Path, scenes: Sequence[Scene], make: Callable[[], dict]) -> dict:
-    "What a file holds of these routes; it is made if it is not there."
+def _kept(path: Path, scenes: Sequence[Scene], make: Callable[[], dict], run: dict | None = None) -> dict:
+    "What a file holds of these routes, and of a policy of this run; it is made if it is not there."
     ids = [s.id for s in scenes]
     if not path.exists():
-        write_json(path, dict(routes=ids, told=make()), indent=None)
+        write_json(path, dict(routes=ids, run=run, told=make()), indent=None)
     found = json.loads(path.read_text())
     if found["routes"] != ids:
         raise RunError(f"{path}: drives of {len(found['routes'])} other routes; choose another folder")
+    if found.get("run") != run:
+        raise RunError(f"{path}: drives of another policy ({found.get('run')}, not {run}); choose another folder")
     return found["told"]
+
+
+def _run(entry: Entry, seed: int) -> dict[str, Any]:
+    "Which policy drives: the folder of its run, and when its stage was done (it is done anew after a new training)."
+    folder = Path(entry.out).resolve()
+    done = find_system(entry.system).stages.folder(folder, entry.stage, seed) / "done.json"
+    digest = hashlib.sha256(done.read_bytes()).hexdigest()[:16] if done.exists() else ""
+    return dict(folder=str(folder), done=digest)
 
 
 def driven(
@@ -134,7 +145,7 @@ def driven(
         dict: of `told`
 
     Raises:
-        RunError: the file that is there has other routes
+        RunError: the file that is there has other routes, or is of another policy
     """
 
     def drive() -> dict:
@@ -142,7 +153,8 @@ def driven(
         planner, points = take_wheel(entry.system, entry.out, entry.stage, seed, pictures, heat, **how)
         return told(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))
 
-    return _kept(Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json", scenes, drive)
+    path = Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json"
+    return _kept(path, scenes, drive, _run(entry, seed))
 
 
 BLIND: dict[str, Driver] = {  # and each of MindDrive's speed words for ever
@@ -172,7 +184,12 @@ def drive_all(
 
     Returns:
         dict: routes, families, drivers: name -> `told`; rows: name of an entry -> seed -> play -> `told`
+
+    Raises:
+        RunError: two entries of one name; a file that is there belongs to other routes or another policy
     """
+    if twice := [n for n, k in Counter(e.name for e in entries).items() if k > 1]:
+        raise RunError(f"{twice[0]}: two runs of one stage in one table; give each a table (and a folder) of its own")
     drivers = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))
     rows = {e.name: {str(s): {p: driven(e, s, p, scenes, folder) for p in plays} for s in e.seeds} for e in entries}
     found = dict(routes=[s.id for s in scenes], families=[s.family for s in scenes], drivers=drivers, rows=rows)
@@ -247,6 +264,12 @@ def _row(results, who):
     return row
 
 
+def _as_many(a, b):
+    "As many rows of both: seeds of different runs are no pairs, so those of the longer are averaged in equal shares."
+    least = min(len(a), len(b))
+    return tuple(np.stack([part.mean(0) for part in np.array_split(v, least)]) for v in (a, b))
+
+
 def compared(results: dict[str, Any], what: str = "score") -> pd.DataFrame:
     """Each entry against the best driver without eyes and against itself with grey pictures; each two entries.
 
@@ -262,8 +285,7 @@ def compared(results: dict[str, Any], what: str = "score") -> pd.DataFrame:
     pairs += [(f"{n} > with grey pictures", of(results, n, what=what), of(results, n, "grey", what)) for n in names]
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
-            least = min(len(results["rows"][n]) for n in (a, b))  # seeds of different runs have no order of their own
-            pairs += [(f"{a} > {b}", of(results, a, what=what)[:least], of(results, b, what=what)[:least])]
+            pairs += [(f"{a} > {b}", *_as_many(of(results, a, what=what), of(results, b, what=what)))]
     rows = [paired_row(words, paired(a, b, scale)) for words, a, b in pairs]
     return pd.DataFrame(rows, columns=COMPARED).astype(object).fillna("")
 

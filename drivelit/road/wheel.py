@@ -21,7 +21,7 @@ from ..driveagent.pipeline import STAGES as AGENT_STAGES
 from ..minddrive.controls import by_experts
 from ..minddrive.experts import load_experts
 from ..minddrive.online import where
-from ..minddrive.pipeline import STAGES as EXPERT_STAGES
+from ..minddrive.pipeline import REINFORCED, STAGES as EXPERT_STAGES
 from ..minddrive.words import shown, state_text
 from ..minddriver import evaluation as minddriver
 from ..minddriver.pipeline import STAGES as DREAM_STAGES, arm_of, codec_of
@@ -66,11 +66,10 @@ def _minddriver(out, stage, seed, pictures, temperature, engine):
 
 
 def _minddrive(out, stage, seed, pictures, temperature, engine):
-    profile = run_profile(out)
+    profile = replace(run_profile(out), **REINFORCED.get(stage, {}))  # an arm may draw path words, too
     experts = load_experts(EXPERT_STAGES.trained(out, stage, seed), **where(profile)).eval()
-    player = by_experts(
-        experts, torch.Generator().manual_seed(seed) if temperature else None, together=profile.together
-    )
+    generator = torch.Generator().manual_seed(seed) if temperature else None
+    player = by_experts(experts, generator, profile.actions == "both", profile.together)
     inputs = replace(profile.inputs, pictures=pictures)
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:

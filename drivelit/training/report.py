@@ -420,7 +420,7 @@ class Paired:
             return "shown" if self.low > 0 else "reversed"
         largest = max(abs(self.low), abs(self.high))
         if largest <= self.margin:
-            return f"smaller than {np.ceil(10 * largest) / 10:.1f}"
+            return f"smaller than {max(np.ceil(10 * largest) / 10, 0.1):.1f}"
         many = f"{self.needed:.0f} seeds" if self.needed <= 100 else "over 100 seeds"
         return f"not settled ({'more scenes' if np.isinf(self.needed) else many})"
 
