@@ -156,7 +156,7 @@ def driven(
     path = Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json"
     return _kept(path, scenes, drive, _run(entry, seed))
 
-
+# %% ../../nbs/60_road/10_table.ipynb #d3aa933f
 BLIND: dict[str, Driver] = {  # and each of MindDrive's speed words for ever
     "slow_down": slow_down,
     "the first speed": same_speed,
