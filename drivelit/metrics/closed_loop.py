@@ -203,9 +203,10 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
     score, won = sum(map(composed, records)), sum(map(success, records))
     speed = [v for v in map(efficiency, records) if v is not None]
     n = len(records)
+    there = lambda total: total / n if n else np.nan
     rows = {
-        "driving score": (score / n, score / routes),
-        "success rate %": (100 * won / n, 100 * won / routes),
+        "driving score": (there(score), score / routes),
+        "success rate %": (there(100 * won), 100 * won / routes),
         "efficiency %": (np.mean(speed) if speed else np.nan, np.nan),
         "routes": (n, routes),
         "missing": (0, routes - n),

@@ -9,6 +9,7 @@ __all__ = ['SPEEDS', 'PATHS', 'TOKENS', 'SPEED_POINTS', 'SPEED_DT', 'PATH_POINTS
            'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #2fa290c2
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -367,8 +368,7 @@ def parse_decision(text: object) -> Decision | ParseError:
     text = text.strip()
     if not (text.startswith("<") and text.endswith(">")):
         return ParseError("no words in <>")
-    words = [w.strip() for w in text[1:-1].split("><" if "><" in text else ">")]
-    words = [w.removeprefix("<").strip() for w in words]
+    words = [w.strip() for w in re.split(r">\s*<", text[1:-1])]
     if len(words) != 2:
         return ParseError(f"{len(words)} words, expected a speed word and a path word")
     for word, known, what in zip(words, (SPEEDS, PATHS), ("speed", "path"), strict=True):

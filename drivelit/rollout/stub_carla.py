@@ -176,7 +176,7 @@ class _Actor:
         self.bounding_box = SimpleNamespace(
             extent=v(x=half[0], y=half[1], z=half[2]), location=server.Location(x=0.0, y=0.0, z=half[2])
         )
-        self.is_alive, self._callback = True, None
+        self.is_alive, self._callback, self.attributes = True, None, {}
 
     def _place(self) -> tuple[float, float, float]:
         return self._script.at(self._server._time)
@@ -367,6 +367,7 @@ class _World:
             if kind is _Sensor
             else _Vehicle(s, s._next, blueprint.id, transform)
         )
+        made.attributes = dict(blueprint._given)
         s._spawned[s._next], s._next = made, s._next + 1
         return made
 
