@@ -97,7 +97,7 @@ def execute(path, out, slow):
 
 
 def run(path, limit, slow):
-    "One notebook in a process of its own: (path, seconds, error text or '')."
+    "One notebook in a process of its own: (path, seconds, whether it failed)."
     start = time.time()
     with tempfile.TemporaryDirectory() as out:
         process = FORK.Process(target=execute, args=(path, Path(out), slow))
@@ -112,8 +112,9 @@ def run(path, limit, slow):
         said = (Path(out) / "log.txt").read_text(errors="replace")
     error = (f"more than {limit} seconds\n" if late else "") + said if process.exitcode else ""
     seconds = time.time() - start
-    print(f"{'FAILED' if error else 'ok':<7}{seconds:7.1f} s  {path}", flush=True)
-    return path, seconds, error[-6000:]
+    # The end of what it said stands beside its name, also if the whole run is cut short.
+    print(f"{'FAILED' if error else 'ok':<7}{seconds:7.1f} s  {path}\n{error[-6000:]}".rstrip(), flush=True)
+    return path, seconds, bool(error)
 
 
 def main():
@@ -131,14 +132,14 @@ def main():
         importlib.import_module(name)
     with ThreadPoolExecutor(given.workers) as pool:
         done = list(pool.map(partial(run, limit=given.limit, slow=given.slow), paths))
-    failed = [d for d in done if d[2]]
-    for path, _, log in failed:
-        print(f"\n----- {path}\n{log}")
+    failed = [str(path) for path, _, bad in done if bad]
     if given.save_times:
-        new = {**old, **{str(p): round(s) for p, s, log in done if not log}}
+        new = {**old, **{str(p): round(s) for p, s, bad in done if not bad}}
         TIMES.write_text(json.dumps({k: v for k, v in sorted(new.items()) if (ROOT / k).exists()}, indent=1) + "\n")
     longest = max([d[1] for d in done], default=0)
-    print(f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {longest:.0f} s")
+    print(
+        f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {longest:.0f} s", *failed, sep="\n"
+    )
     return 1 if failed else 0
 
 
