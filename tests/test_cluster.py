@@ -1,6 +1,8 @@
 """On a Ray cluster of several nodes in this machine: the laptop's numbers, a node killed, machines that are refused."""
 
 import contextlib
+import importlib
+import itertools
 import json
 import os
 import shutil
@@ -55,18 +57,45 @@ def drive(out, profile, seed):
 
 FUNCTIONS = dict(scenes=lambda out, profile, seed: dict(n=9), drive=drive, wrong=lambda out, profile, seed: 1 / 0)
 """
+PATIENT = """
+"The pipeline of {package}; behind its first checkpoint a stage stands still until its machine was killed."
+
+import dataclasses
+import time
+from pathlib import Path
+
+from {package}.pipeline import FUNCTIONS, STAGES
+from drivelit.training.checkpoints import SafeCheckpoints
+
+STAGES = dataclasses.replace(STAGES, package="patient.{name}")
+usual = SafeCheckpoints.on_save
+
+
+def on_save(self, *args, **how):
+    usual(self, *args, **how)
+    while not (Path(self.out).parents[1] / "killed").exists():
+        time.sleep(0.05)
+
+
+SafeCheckpoints.on_save = on_save
+"""
 HANG = 600  # seconds; ends a test that hangs, and nothing else
 
 
 PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
 
 
+NEXT = itertools.count(11_000 + os.getpid() % 800 * 10)  # below those that a system hands out by itself
+
+
+def is_free(port):
+    with contextlib.suppress(OSError), socket.create_server(("", port)):
+        return True
+
+
 def small(cpus=1, **more):
     "A machine with one CPU. It is told its agents' ports: else it waits for them, but not for long, and gives up."
-    sockets = [socket.create_server(("", 0)) for _ in PORTS]
-    ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
-    for s in sockets:
-        s.close()
+    ports = {name: next(p for p in NEXT if is_free(p)) for name in PORTS}
     return dict(num_cpus=cpus, object_store_memory=100_000_000, **ports, **more)
 
 
@@ -79,6 +108,10 @@ def nodes(tmp_path_factory):
     (package / "far").mkdir()
     (package / "far" / "__init__.py").touch()
     (package / "far" / "pipeline.py").write_text(PIPELINE)
+    for system in ("mtdrive", "minddriver"):
+        (package / "patient" / system).mkdir(parents=True)
+        text = PATIENT.format(package=find_system(system).package, name=system)
+        (package / "patient" / system / "pipeline.py").write_text(text)
     old = dict(os.environ)
     paths = [str(package), str(Path(drivelit.__file__).parents[1]), old.get("PYTHONPATH", "")]
     os.environ |= dict(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1", DRIVELIT_PAUSE="0")
@@ -128,6 +161,7 @@ def lose(cluster, folder, when):
         seen["node"] = home(cluster, folder)
         seen["then"] = found
         cluster.remove_node(seen["node"], allow_graceful=False)
+        (folder.parents[1] / "killed").touch()
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -144,15 +178,20 @@ def far():
     return STAGES
 
 
+def patient(system):
+    return importlib.import_module(f"patient.{system}.pipeline").STAGES
+
+
 def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
     profile = load_profile("mtdrive", "smoke", rl_gpus=2, together=1)
     alone = far().run(start(tmp_path / "alone", profile), workers=0)
     monkeypatch.setenv("DRIVELIT_PAUSE", "1.5")
     out = start(tmp_path / "run", profile)
-    shards = far().folder(out, "drive") / "shards" / "0"
+    drive = far().folder(out, "drive")
+    shards = drive / "shards" / "0"
     finished = lambda: {p: p.stat().st_mtime_ns for p in shards.glob("*.json.gz")}
     with machines(nodes, 3):  # one to spare
-        seen, thread = lose(nodes, far().folder(out, "drive"), lambda: len(f := finished()) >= 2 and f)
+        seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
         found = far().run(out, workers=1, cluster=nodes.address)
         thread.join(HANG)
     assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
@@ -184,7 +223,7 @@ def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
     tuned = stages.folder(out, "sft_single")
     with machines(nodes, 2):  # one to spare
         seen, thread = lose(nodes, tuned, lambda: sorted(tuned.glob("checkpoint-*/complete")))
-        stages.run(out, stages=["data_two"], workers=1, cluster=nodes.address)
+        patient("mtdrive").run(out, stages=["data_two"], workers=1, cluster=nodes.address)
         thread.join(HANG)
     assert len(seen["then"]) == 1 and not (tuned / "checkpoint-1").exists()  # killed behind the first, went on from it
     for stage in ("scenes", "data_single", "sft_single", "data_two"):
@@ -208,7 +247,7 @@ def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_pa
     arm = stages.folder(out, "rft_image")
     with machines(nodes, 3):  # one to spare
         seen, thread = lose(nodes, arm, lambda: sorted(arm.glob("checkpoint-*/complete")))
-        stages.run(out, stages=["rft_image"], workers=1, cluster=nodes.address)
+        patient("minddriver").run(out, stages=["rft_image"], workers=1, cluster=nodes.address)
         thread.join(HANG)
     assert seen["then"] and stages.is_done(out, "rft_image", 0)
     ours, theirs = (read_metrics(stages.folder(o, "rft_image")) for o in (out, printed))

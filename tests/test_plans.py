@@ -18,7 +18,14 @@ def run(system, out, **parameters):
     "What the executed notebook prints."
     path = ROOT / SYSTEMS[system].notebook
     papermill.execute_notebook(
-        path, out, parameters, kernel_name="python3", cwd=path.parent, progress_bar=False, execution_timeout=1800
+        path,
+        out,
+        parameters,
+        kernel_name="python3",
+        cwd=path.parent,
+        progress_bar=False,
+        start_timeout=600,
+        execution_timeout=1800,
     )
     outputs = [o for c in nbformat.read(out, 4).cells if c.cell_type == "code" for o in c.outputs]
     return "\n".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in outputs)

@@ -57,6 +57,12 @@ FUNCTIONS = dict(
 )
 """
 RUN = "import sys; from killed.pipeline import STAGES; STAGES.run(sys.argv[1])"
+# What every python of a run imports first: a worker stands still before it imports anything while the gate is shut.
+GATE = """
+import os, sys, time
+while "spawn_main" in " ".join(sys.orig_argv) and os.path.exists(os.path.join(os.path.dirname(__file__), "shut")):
+    time.sleep(0.01)
+"""
 LEFT, RIGHT = ([dict(step=k, value=(7 * k + n) % 11) for k in range(40)] for n in (len("left"), len("right")))
 HANG = 300  # seconds; ends a test that hangs, and nothing else
 
@@ -67,6 +73,7 @@ def run(tmp_path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "__init__.py").touch()
     (tmp_path / "killed" / "pipeline.py").write_text(PIPELINE)
+    (tmp_path / "sitecustomize.py").write_text(GATE)
     out, started = stages.start(tmp_path / "run", load_profile("mtdrive", "smoke")), []
 
     def begin(pause):
@@ -123,11 +130,13 @@ def written(out, stage):
 def test_killed_and_started_again(run, monkeypatch, tmp_path):
     out, begin = run
 
-    # the main process dies while its first worker still imports
+    # the main process dies before its first worker has imported anything
+    (tmp_path / "shut").touch()
     process = begin(1)
     children = until(lambda: workers(process), process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
+    (tmp_path / "shut").unlink()
     until(lambda: all(map(gone, children)))
     assert not (out / "scenes" / "log.txt").exists()  # it left before it had begun to work
 

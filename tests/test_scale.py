@@ -158,21 +158,24 @@ print("peak", lines["VmHWM"].split()[0])
     not os.path.exists("/proc/self/clear_refs"), reason="the peak of a process is read as Linux tells it"
 )
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    "Ten times the rows: their pictures would be 380 MB more, their unpacked words 15 MB."
+    "Ten times the rows: their pictures would be 380 MB more, their unpacked words 30 MB."
     peaks = {}
     for count in (1000, 10_000):
         write_rows(rows_with_pictures(count), tmp_path / f"{count}.parquet")
         done = subprocess.run(
-            [sys.executable, "-c", PEAK, str(tmp_path), f"{count}.parquet"], capture_output=True, text=True
+            [sys.executable, "-c", PEAK, str(tmp_path), f"{count}.parquet"],
+            env=os.environ | dict(OMP_NUM_THREADS="1"),  # each thread has memory of its own
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         peaks[count] = int(done.stdout.split("peak")[-1]) / 1000
     print(json.dumps(peaks), "MB")
-    assert peaks[10_000] - peaks[1000] < 12, peaks
+    assert peaks[10_000] - peaks[1000] < 25, peaks  # found: 2 to 13; with all words unpacked 40 to 46
 
 
 OTHER_NUMBER = """
-import json, multiprocessing, os, shutil, socket, sys
+import json, multiprocessing, os, shutil, sys, time
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -276,9 +279,9 @@ def full_disk(rank):
     torch.save = write
 
 
-def member(out, stop, rank, world, port):
+def member(out, stop, rank, world, meet):
     os.environ |= dict(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE=f"{world}", LOCAL_WORLD_SIZE=f"{world}")
-    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     if out.name == "full disk":
         full_disk(rank)
         try:
@@ -293,10 +296,9 @@ def member(out, stop, rank, world, port):
 
 def processes(world, out, stop=False):
     "As torchrun starts them; forks, since an import takes longer than a run. Their exit codes."
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    meet = here / f"meet-{time.time_ns()}"  # a file: a port that was free a moment ago may be taken
     fork = multiprocessing.get_context("fork").Process
-    group = [fork(target=member, args=(here / out, stop, k, world, port), daemon=True) for k in range(world)]
+    group = [fork(target=member, args=(here / out, stop, k, world, meet), daemon=True) for k in range(world)]
     for p in group:
         p.start()
     while alive := [p for p in group if p.is_alive()]:

@@ -178,19 +178,30 @@ def test_a_full_disk(runs, written, tmp_path, monkeypatch):
     assert metrics(out) == metrics(folder / "whole") and (out / "final" / "model.safetensors").exists()
 
 
+class Waits(TrainerCallback):
+    "Stands still behind a step, for whoever comes to kill the process."
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        while state.global_step == self.step:
+            time.sleep(1)
+
+
 SCRIPT = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_survive import train
-train(sys.argv[1], Path(sys.argv[2]))
+from test_survive import Waits, train
+train(sys.argv[1], Path(sys.argv[2]), callbacks=[Waits(int(sys.argv[3]))])
 """
 
 
-def start(what, out):
+def start(what, out, until=0):
     env = os.environ | dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, what, str(out)],
+        [sys.executable, "-c", SCRIPT, what, str(out), str(until)],
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -210,7 +221,7 @@ def complete(out):
 def test_sigkill(runs, tmp_path):
     what, folder = runs
     killed = tmp_path / "killed"
-    process = start(what, killed)
+    process = start(what, killed, dict(sft=25, rl=5)[what])
     begin = time.time()
     while not complete(killed) and process.poll() is None and time.time() - begin < 1200:
         time.sleep(0.01)
