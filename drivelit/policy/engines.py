@@ -477,11 +477,14 @@ def _client_class():
         most = MOST_BYTES
 
         def send(self, request, **how):
-            seconds = (request.extensions.get("timeout") or {}).get("read") or 120.0
+            limits = request.extensions.get("timeout") or {}
+            seconds = limits.get("read") or 120.0
             how["stream"] = True
             request.headers["connection"] = "close"  # a connection of its own, so that the watch sees it
             with _Watch(seconds) as watch:
-                request.extensions = dict(request.extensions, trace=watch.trace)
+                # Only the watch decides about reading and writing: of two clocks of one length either may win.
+                limits = dict(limits, read=None, write=None)
+                request.extensions = dict(request.extensions, trace=watch.trace, timeout=limits)
                 error = whole = None
                 try:
                     whole = self._whole(super().send(request, **how))
