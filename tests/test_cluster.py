@@ -274,21 +274,24 @@ def can_unshare():
 
 
 @contextlib.contextmanager
-def machine_that_sees(cluster, mount):
-    "A machine with a file system of its own: what it mounts is seen by its processes alone."
+def machine_that_sees(cluster, mount, log):
+    "A machine with a file system of its own: what it mounts is seen by its processes alone. `log`: what it prints."
     given = small()
     flags = [f"--num-cpus={given['num_cpus']}", f"--object-store-memory={given['object_store_memory']}"]
     flags += [f"--dashboard-agent-grpc-port={given['metrics_agent_port']}"]
     flags += [f"--{p.replace('_', '-')}={given[p]}" for p in PORTS[1:]]
+    flags += ["--min-worker-port=0", "--max-worker-port=0"]  # else it keeps 10002 to 19999, where the others' ports lie
     join = f"exec {sys.executable} -m ray.scripts.scripts start --block --address={cluster.address} {' '.join(flags)}"
     with clusters.connected(cluster.address):
         known = {n["NodeID"] for n in ray.nodes()}
     hidden = ["unshare", "-m", "bash", "-c", f"mount {mount} && {join}"]
-    far_off = subprocess.Popen(hidden, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with open(log, "w") as f:
+        far_off = subprocess.Popen(hidden, stdout=f, stderr=f)
     try:
         end = time.monotonic() + HANG
         with clusters.connected(cluster.address):
-            while not [n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in known] and time.monotonic() < end:
+            while not [n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in known]:
+                assert far_off.poll() is None and time.monotonic() < end, f"no machine came: {log.read_text()[-2000:]}"
                 time.sleep(0.5)
         yield
     finally:
@@ -306,7 +309,7 @@ def test_another_drivelit_is_refused(nodes, tmp_path):
     with (tmp_path / "drivelit" / "scene" / "core.py").open("a") as f:
         f.write("# another version\n")
     out = start(tmp_path / "run", load_profile("mtdrive", "smoke"))
-    with machine_that_sees(nodes, f"--bind {tmp_path / 'drivelit'} {room}"):
+    with machine_that_sees(nodes, f"--bind {tmp_path / 'drivelit'} {room}", tmp_path / "machine.log"):
         with pytest.raises(RunError, match="has another drivelit: .* install the same on all"):
             far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
     assert sorted(p.name for p in out.iterdir()) == ["run.json"]  # nothing was begun, and nothing is left over
@@ -316,7 +319,7 @@ def test_another_drivelit_is_refused(nodes, tmp_path):
 def test_a_folder_that_a_machine_does_not_see_is_refused(nodes, tmp_path):
     (tmp_path / "local").mkdir()
     out = start(tmp_path / "local" / "run", load_profile("mtdrive", "smoke"))
-    with machine_that_sees(nodes, f"-t tmpfs none {tmp_path / 'local'}"):
+    with machine_that_sees(nodes, f"-t tmpfs none {tmp_path / 'local'}", tmp_path / "machine.log"):
         with pytest.raises(RunError, match=f"cannot read and write {out} .* on a shared file system"):
             far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
     assert sorted(p.name for p in out.iterdir()) == ["run.json"]
