@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from ..metrics.closed_loop import composed, success
 from drivelit.minddrive.controls import (
@@ -210,7 +211,7 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
         experts = load_experts(weights, **where(profile)).eval()
     look = profile.inputs if who in PLAYS and who != "grey" else replace(profile.inputs, pictures="grey")
     with simulator(profile, k, "leaderboard", look) as world:
-        for i, name in mine:
+        for i, name in tqdm(mine, f"routes at {world.port}", mininterval=5):
             if _file(folder, name).exists():
                 continue
             player = player_of(who, experts, profile, seed, i)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MARK', 'write_whole', 'seal', 'damage', 'first_process', 'checkpoints', 'last_checkpoint', 'resume_point',
-           'read_metrics', 'plot_metrics', 'told_if_full', 'wait_for_all', 'SafeCheckpoints', 'save_final',
-           'pack_weights']
+           'read_metrics', 'cut_metrics', 'add_metrics', 'plot_metrics', 'told_if_full', 'wait_for_all',
+           'remove_checkpoint', 'SafeCheckpoints', 'save_final', 'pack_weights']
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #3e170dd5
 import hashlib
@@ -181,6 +181,30 @@ def read_metrics(out: str | Path) -> list[dict]:
         rows.append(row)
     return rows
 
+
+def cut_metrics(out: str | Path, step: int) -> None:
+    """Take away the lines behind the step that a run goes on from: it will write them again.
+
+    Args:
+        out: folder of the run
+        step: the last that stays
+    """
+    kept = [r for r in read_metrics(out) if r["step"] <= step]
+    write_whole(Path(out) / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
+
+
+def add_metrics(out: str | Path, row: dict[str, Any]) -> None:
+    """Append a line and bring it to the disk.
+
+    Args:
+        out: folder of the run
+        row: "step", and numbers; what is no number is left out
+    """
+    with (Path(out) / "metrics.jsonl").open("a", encoding="utf-8") as f:
+        f.write(json.dumps({k: v for k, v in row.items() if isinstance(v, (int, float))}) + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+
 # %% ../../nbs/40_training/05_checkpoints.ipynb #293ac612
 def plot_metrics(out: str | Path, keys: Sequence[str], path: str | Path | None = None) -> Path:
     """The curves of a run as a picture.
@@ -237,6 +261,16 @@ def wait_for_all() -> None:
         torch.distributed.barrier()
 
 
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint.
+
+    Args:
+        folder: of the checkpoint
+    """
+    (folder / MARK).unlink(missing_ok=True)  # first: half of a removed checkpoint must not look whole
+    shutil.rmtree(folder)
+
+
 class SafeCheckpoints(TrainerCallback):
     """Metrics in a file, a mark on each whole checkpoint, and the newest two are kept.
 
@@ -248,7 +282,6 @@ class SafeCheckpoints(TrainerCallback):
 
     def __init__(self, out: str | Path, start: Path | None = None, keep: int = 2):
         self.out, self.keep = Path(out), keep
-        self.metrics = self.out / "metrics.jsonl"
         self.out.mkdir(parents=True, exist_ok=True)
         if first_process():
             self._cut_back(int(start.name.split("-")[1]) if start else 0)
@@ -257,13 +290,8 @@ class SafeCheckpoints(TrainerCallback):
         "Nothing of what comes after `step` stays: the run will write it again."
         for later, folder in checkpoints(self.out):
             if later > step:
-                self._remove(folder)
-        kept = [r for r in read_metrics(self.out) if r["step"] <= step]
-        write_whole(self.metrics, "".join(json.dumps(r) + "\n" for r in kept))
-
-    def _remove(self, folder):
-        (folder / MARK).unlink(missing_ok=True)  # first: half of a removed checkpoint must not look whole
-        shutil.rmtree(folder)
+                remove_checkpoint(folder)
+        cut_metrics(self.out, step)
 
     def on_log(
         self,
@@ -276,11 +304,7 @@ class SafeCheckpoints(TrainerCallback):
         "Append the numbers of this step and bring them to the disk."
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
-        row = dict(step=state.global_step) | {k: v for k, v in logs.items() if isinstance(v, (int, float))}
-        with self.metrics.open("a") as f:
-            f.write(json.dumps(row) + "\n")
-            f.flush()
-            os.fsync(f.fileno())
+        add_metrics(self.out, dict(step=state.global_step) | logs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         "Mark the checkpoint that was just written; then away with all but the newest."
@@ -292,7 +316,7 @@ class SafeCheckpoints(TrainerCallback):
             (here / "README.md").unlink(missing_ok=True)  # a stock card that knows nothing of this policy
             seal(here)
         for _, folder in checkpoints(self.out)[: -self.keep]:
-            self._remove(folder)
+            remove_checkpoint(folder)
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #07ea3c80
 def save_final(policy: Policy, out: str | Path, weights: dict[str, torch.Tensor] | None = None) -> Path:
