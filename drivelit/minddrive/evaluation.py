@@ -246,7 +246,7 @@ def on_simulators(
 
     Returns:
         dict of `summed`; a drive whose simulator was lost every time counts with what was driven until then, and as
-            `simulator_lost` in `ends`
+            `simulator_lost` in `ends`; one that could not begin counts with nothing, and as `no_start`
 
     Raises:
         RuntimeError: a collector did not come to its end in any of its tries

@@ -398,9 +398,14 @@ def decide(
     Returns:
         dict: speed, path (N,) words; speed_logp (N, 7), path_logp (N, 6); speed_points (N, 6, 2), path_points
             (N, 20, 2) metres
+
+    Raises:
+        ValueError: the likelihoods of words are no numbers: these weights are no policy
     """
     looks = experts.look(prompts)
     logps = experts.words(prompts, looks=looks)
+    if not all(torch.isfinite(p).all() for p in logps):  # the first word would be the most likely of seven NaN
+        raise ValueError("the likelihoods of the words are no numbers: the decision expert's weights have exploded")
     pick = lambda logp, free: (
         torch.multinomial(logp.exp().cpu(), 1, generator=generator)[:, 0] if free else logp.argmax(1).cpu()
     )

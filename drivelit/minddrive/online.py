@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from .controls import LOST, Drive, by_experts, new_carla, play
+from .controls import LOST, NO_START, Drive, by_experts, new_carla, play
 from .experts import Experts, Look, add_reference, add_value, load_experts, value
 from .imitation import descend, latest_point, save_point
 from .profile import NONE, MindDriveProfile
@@ -141,16 +141,26 @@ def read_played(path: str | Path, told: dict[str, Any]) -> tuple[list[Played] | 
         with np.load(path, allow_pickle=False) as found:
             head = json.loads(str(found["told"]))
             arrays = {k: found[k] for k in ARRAYS}
+        if head["told"] != told:
+            return None, "of another round, collector, profile or weights"
+        return _cut(arrays, head["drives"]), ""
     except FileNotFoundError:
         return None, "not there"
     except Exception as e:  # a cut-off archive raises half a dozen kinds of errors
-        return None, f"damaged ({type(e).__name__})"
-    if head["told"] != told:
-        return None, "of another round, collector, profile or weights"
-    ends = np.cumsum([d["n"] for d in head["drives"]])
-    cut = {k: np.split(a, ends[:-1]) for k, a in arrays.items()}
-    plain = [{k: d[k] for k in PLAIN} for d in head["drives"]]
-    return [Played(**{k: cut[k][i] for k in ARRAYS}, **p) for i, p in enumerate(plain)], ""
+        return None, f"damaged ({type(e).__name__}: {str(e)[:80]})"
+
+
+def _cut(arrays, drives):
+    "The drives of a file, if they are whole."
+    lengths, n = {k: len(a) for k, a in arrays.items()}, sum(d["n"] for d in drives)
+    if not drives or set(lengths.values()) != {n} or min(d["n"] for d in drives) < 1:
+        raise ValueError(f"{len(drives)} drives of {n} decisions, and {lengths}")
+    numbers = [arrays[k] for k in ("speed_logp", "path_logp", "rewards")]
+    words = [(arrays[k].min() >= 0) & (arrays[k].max() < arrays[f"{k}_logp"].shape[1]) for k in ("speed", "path")]
+    if not all(np.isfinite(a).all() for a in numbers) or not all(words):
+        raise ValueError("numbers that are none, or words that there are not")
+    cut = {k: np.split(a, np.cumsum([d["n"] for d in drives])[:-1]) for k, a in arrays.items()}
+    return [Played(**{k: cut[k][i] for k in ARRAYS}, **{k: d[k] for k in PLAIN}) for i, d in enumerate(drives)]
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #b6a08adb
 def where(profile: MindDriveProfile) -> dict[str, str]:
@@ -185,10 +195,12 @@ def collect(
             that are there are not driven again
 
     Returns:
-        list of Played, rollouts of a route one after the other; those whose simulator was lost are left out
+        list of Played, rollouts of a route one after the other; those whose simulator was lost, and those that could
+            not begin, are left out
 
     Raises:
         NoSimulator: all drives were lost
+        ValueError: none could begin
     """
     player = lambda k: by_experts(
         experts, torch.Generator().manual_seed(seed + k), profile.actions == "both", profile.together
@@ -201,11 +213,13 @@ def collect(
         there = read_played(path, told)[0] if keep else None
         if there is None:
             play(player(k), [drive], profile.inputs, world=world, tries=profile.tries)
-            there = [played(drive)] if drive.reason != LOST else []
+            there = [played(drive)] if drive.reason not in (LOST, NO_START) else []
             if there and keep:
                 write_played(path, there, told)
         found += there
     if drives and not found:
+        if drives[0].reason == NO_START:
+            raise ValueError(f"none of {len(drives)} drives could begin; the first: {drives[0].error}")
         raise NoSimulator(f"the simulator at {world.host}:{world.port} was lost in each of {len(drives)} drives")
     return found
 

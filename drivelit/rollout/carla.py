@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,19 @@ from PIL import Image
 
 from ..metrics import kinematics as kin
 from ..metrics.kinematics import AX, STEER, VEHICLE, VX
-from .world import NEAR, PEDALS, Stage, World, WorldState, _first, _record, moment, reference, wanted
+from drivelit.rollout.world import (
+    NEAR,
+    PEDALS,
+    RECORDED,
+    Stage,
+    World,
+    WorldState,
+    _first,
+    _record,
+    moment,
+    reference,
+    wanted,
+)
 from ..scene.bench2drive import REAR, camera_pose, kind_of
 from ..scene.core import Agent, Area, Camera, Ego, Light, Map, Scene, from_frame, to_frame, wrap_angle
 from ..scene.extras import Extra
@@ -539,6 +552,27 @@ def _see(ride: Ride, library: Any) -> dict:
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #e846547a
 STILL, AGAIN, ASTRAY, BLOCKED, OFF = 0.1, 5.0, 30.0, 60.0, 1.0  # m/s, s, m, s, m
+
+
+def _of_scenario(function, *how):
+    "What a scenario gives; its own mistake ends the drive like a simulator that is lost, and not the run."
+    try:
+        return function(*how)
+    except RuntimeError:  # CARLA's own word for a server that is gone
+        raise
+    except Exception as e:
+        raise RuntimeError(f"the scenario has failed with {type(e).__name__}: {e}") from e
+
+
+def _reported(ride):
+    "What the scenario has to report before a tick, in words that the record knows."
+    found = [tuple(x) for x in _of_scenario(ride.play)]
+    if wrong := [kind for kind, _ in found if kind not in RECORDED]:
+        near = "".join(f"; the nearest is {k!r}" for k in get_close_matches(wrong[0], RECORDED, 1))
+        raise RuntimeError(f"the scenario has reported {wrong[0]!r}, which is no infraction of the leaderboard{near}")
+    return found
+
+
 FIRST = (  # what ends a drive of MindDrive's training with -1, beside the deviation; a scenario's own reports do not
     *("collisions_pedestrian", "collisions_vehicle", "collisions_layout"),
     *("red_light", "stop_infraction", "outside_route_lanes"),
@@ -732,7 +766,7 @@ class _Server(World):
         self.state = replace(first, ego=row, log=((row, np.zeros((0, 3)), np.zeros(0)),))
         self._photograph(0, frame)
         if self.scenario:
-            self.ride.play = self.scenario(self.client, world, route, ego)
+            self.ride.play = _of_scenario(self.scenario, self.client, world, route, ego)
 
     def _try(self, route: Route) -> NoSimulator | None:
         "Set the route up, or say why nobody answers."
@@ -867,7 +901,7 @@ class _Drives(_Server):
                 ride.ego.apply_control(_control(ride, self.library, accel, rate, now.ego))
                 found = []
                 for _ in range(round(HZ * kin.DT)):
-                    found += ride.play()
+                    found += _reported(ride)
                     frame = ride.world.tick(self.seconds)
                 before, now = now, after(ride, self.stage, now, found, self.ends == "infraction", self.library)
                 gained = (now.ego[VX] - before.ego[VX]) / kin.DT
@@ -908,7 +942,8 @@ class CarlaWorld(_Drives):
             `reset` and gone after `close`
         scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
             returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
-            words, such as ("scenario_timeouts", ...)
+            words, such as ("scenario_timeouts", ...); if it raises, or reports another kind, the drive ends as
+            `simulator_lost`, and `info["error"]` says why
         library: the module `carla`, or what stands for it
         **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
 
