@@ -6,8 +6,12 @@
 #   CARLA_BIN ($CARLA_ROOT/CarlaUE4.sh)   what is started
 #   GPUS (0)                  numbers of the GPUs, taken in turn: GPUS="0 1 2 3"
 #   START_S (120)             seconds until a simulator must listen; one that does not is started anew
-#   HANG_S (60)               seconds without listening after which one that did is started anew
+#   HANG_S (60)               seconds without an answer after which one that did answer is started anew
 #   CALL_S (2)                seconds that a call to a port may take
+#   PROBE (none)              what else a simulator must do: a command that is given its port and fails if it does not.
+#                             An engine that hangs may still take calls; this one it does not answer:
+#                             PROBE='python -c "import carla, sys; c = carla.Client(\"127.0.0.1\", int(sys.argv[1]));
+#                             c.set_timeout(15); c.get_world()"'   (on one line; CALL_S=20 HANG_S=300: towns load slowly)
 #   RESTARTS (20)             of each simulator; then it is given up
 #   PORTS_FILE (none)         host:port of each that is to run, one a line
 #   LOGS (runs/carla)         one log for each simulator
@@ -15,7 +19,7 @@
 # A simulator takes three ports: the one that is named, and the two after it (streams). Those of the next begin ten
 # later. A port that somebody else listens on is never taken: the next free place is, and that is said. Whatever ends
 # this script ends the simulators, with all their children. It ends with 1 when all of them were given up.
-# An engine that hangs is seen here only when its queue of callers is full; the client sees it as `simulator_lost`.
+# Without PROBE an engine that hangs is seen only when its queue of callers is full; the client sees `simulator_lost`.
 # CARLA listens on all addresses and lets whoever reaches it load anything: keep its ports behind a firewall.
 set -uo pipefail
 n=${1:?usage: serve_carla.sh N [FIRST_PORT] [FLAGS]}
@@ -35,6 +39,7 @@ mkdir -p "$logs" || exit 2
 
 # An engine that hangs takes no more callers: its queue is full in the end, and a call would wait for minutes.
 listens() { timeout "${CALL_S:-2}" bash -c "exec 3<>/dev/tcp/127.0.0.1/$1" 2>/dev/null; }
+answers() { listens "$1" && { [ -z "${PROBE:-}" ] || timeout "${CALL_S:-2}" bash -c "$PROBE \"\$@\"" probe "$1" >/dev/null 2>&1; }; }
 taken() { listens "$1" || listens $(($1 + 1)) || listens $(($1 + 2)); }
 alive() { kill -0 "$1" 2>/dev/null; }
 stop() {  # stop PID: it leads a process group of its own
@@ -87,11 +92,11 @@ while :; do
     left=$((left + 1)) why=""
     if [ "${pids[i]}" = 0 ]; then why="its port was taken"
     elif ! alive "${pids[i]}"; then why="it has died (see $logs/${ports[i]}.log)"
-    elif listens "${ports[i]}"; then
+    elif answers "${ports[i]}"; then
       ((heard[i] >= 0)) || say "simulator $i: listens on ${ports[i]} after $((SECONDS - begun[i])) s"
       heard[i]=$SECONDS
     elif ((heard[i] < 0 && SECONDS - begun[i] > start_s)); then why="it did not listen within $start_s s"
-    elif ((heard[i] >= 0 && SECONDS - heard[i] > hang_s)); then why="it has not listened for $hang_s s"
+    elif ((heard[i] >= 0 && SECONDS - heard[i] > hang_s)); then why="it has not answered for $hang_s s"
     fi
     [ -n "$why" ] || continue
     [ "${pids[i]}" = 0 ] || stop "${pids[i]}"

@@ -154,7 +154,7 @@ def test_one_that_never_listens_is_started_anew(serve, tmp_path):
     assert re.findall(r", start (\d)$", said, re.M) == ["1", "2"]
 
 
-@pytest.mark.parametrize(("mode", "words"), [("stays", "it has died"), ("hangs", "it has not listened for 1 s")])
+@pytest.mark.parametrize(("mode", "words"), [("stays", "it has died"), ("hangs", "it has not answered for 1 s")])
 def test_an_engine_that_is_gone_is_noticed(serve, tmp_path, mode, words):
     port = free(1)
     serve(1, port, mode, HANG_S="1" if mode == "hangs" else "60")  # the dead one may take a while to go
@@ -167,7 +167,20 @@ def test_an_engine_that_is_gone_is_noticed(serve, tmp_path, mode, words):
 def test_an_engine_that_takes_no_callers_is_started_anew(serve, tmp_path):
     p = serve(1, free(1), "stuck", HANG_S="1")
     until(lambda: len(lines(tmp_path / "starts")) == 2)  # it listens; a call that waited would hold up the watch
-    assert "it has not listened for 1 s; it is started anew" in (tmp_path / "out").read_text()
+    assert "it has not answered for 1 s; it is started anew" in (tmp_path / "out").read_text()
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(30) == 128 + signal.SIGTERM
+
+
+def test_one_that_takes_calls_and_answers_none_is_started_anew(serve, tmp_path):
+    asked, there = tmp_path / "asked", tmp_path / "there"
+    there.touch()
+    p = serve(1, free(1), HANG_S="1", PROBE=f"test -e {there} && echo >>{asked}")
+    until(lambda: len(lines(asked)) > 2)  # it answers, so it stays
+    assert len(lines(tmp_path / "starts")) == 1
+    there.unlink()
+    until(lambda: len(lines(tmp_path / "starts")) == 2)
+    assert "it has not answered for 1 s; it is started anew" in (tmp_path / "out").read_text()
     p.send_signal(signal.SIGTERM)
     assert p.wait(30) == 128 + signal.SIGTERM
 

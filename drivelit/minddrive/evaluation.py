@@ -33,7 +33,7 @@ from drivelit.minddrive.controls import (
 )
 from .experts import Experts, load_experts
 from .imitation import Lessons
-from .online import routes_of, side_by_side, simulator, where
+from .online import routes_of, side_by_side, simulator, still_here, where
 from .profile import MindDriveProfile
 from .words import SPEED_POINTS, SPEEDS, Decision, Inputs, named
 from ..rollout.carla import NoSimulator
@@ -215,7 +215,8 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
             if _file(folder, name).exists():
                 continue
             player = player_of(who, experts, profile, seed, i)
-            (drive,) = play(player, [Drive(known[name])], look, keep=False, world=world, tries=profile.tries)
+            how = dict(keep=False, seen=still_here, world=world, tries=profile.tries)
+            (drive,) = play(player, [Drive(known[name])], look, **how)
             write_json(_file(folder, name), _told(drive), indent=None)
         files = [_file(folder, name) for _, name in mine]
         if all(json.loads(f.read_text())["reason"] == LOST for f in files):  # this is no simulator

@@ -143,6 +143,7 @@ class MindDriveProfile(Profile):
     rollouts: int = key(2, "drives of a route in a round", low=1)
     collectors: int = key(24, "processes that drive side by side; 0: this one", low=0)
     tries: int = key(3, "how often a collector that died is started, at most", low=1)
+    silence: int = key(900, "seconds without a decision after which a collector is ended; 0: never", low=0)
     algorithm: str = key("ppo", "'grpo' starts its groups from one state", choices=("ppo", "grpo"))
     actions: str = key("speed", "words that are drawn and reinforced", choices=("speed", "both"))
     group: int = key(8, "drives from one state, for grpo", low=2)

@@ -854,7 +854,7 @@ class _Drives(_Server):
             raise ValueError(f"cameras: {unknown[0]!r} is not one of {', '.join(MOUNTS)}")
         self.routes, self.host, self.port, self.library = tuple(routes), host, port, library
         self.seconds, self.loading, self.ends, self.limit, self.scenario = seconds, loading, ends, limit, scenario
-        self.patience = patience
+        self.patience, self.in_vain = patience, 0
         self.client, self.ride, self.drives = None, None, 0
         self.temporary = None if pictures else tempfile.TemporaryDirectory(prefix="drivelit-carla-")
         self.pictures, self.token = Path(pictures or self.temporary.name), uuid.uuid4().hex[:8]
@@ -880,11 +880,14 @@ class _Drives(_Server):
             for file in self.pictures.iterdir():
                 file.unlink()
         # One that has died may be on its way up again (ci/serve_carla.sh); one that never was there is a mistake.
-        until = time.monotonic() + (self.patience if self.client is not None else 0.0)
+        # Who has waited in vain three times running only asks from then on: a share of routes would take hours.
+        until = time.monotonic() + (self.patience if self.client is not None and self.in_vain < 3 else 0.0)
         while (error := self._try(route)) is not None:
             if time.monotonic() >= until:
+                self.in_vain += 1
                 raise error from None
             time.sleep(min(1.0, self.patience / 4))
+        self.in_vain = 0
         return self._told()
 
     def _moment(self) -> Scene:
@@ -937,7 +940,8 @@ class CarlaWorld(_Drives):
         ends: "infraction": the first violation ends the drive, as in MindDrive's training and in the toy town;
             "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
         limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
-        patience: seconds that `reset` waits for a simulator that has answered before to come up again
+        patience: seconds that `reset` waits for a simulator that has answered before to come up again; after three in vain, one
+            after the other, it asks only once
         pictures: folder of the pictures, which the scenes name: they stay there; None: a temporary one, emptied by
             `reset` and gone after `close`
         scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
