@@ -22,7 +22,8 @@
 # Without PROBE an engine that hangs is seen only when its queue of callers is full; the client sees `simulator_lost`.
 # CARLA listens on all addresses and lets whoever reaches it load anything: keep its ports behind a firewall.
 set -uo pipefail
-n=${1:?usage: serve_carla.sh N [FIRST_PORT] [FLAGS]}
+n=${1:-}
+[ -n "$n" ] || { echo "usage: serve_carla.sh N [FIRST_PORT] [FLAGS]" >&2; exit 2; }
 first=${2:-2000}
 shift $(($# < 2 ? $# : 2))
 binary=${CARLA_BIN:-${CARLA_ROOT:-/opt/carla}/CarlaUE4.sh}

@@ -6,13 +6,15 @@ is the first system's): "system profile run-notebook", or the nearest right one 
 
 import sys
 
-from drivelit.training.profiles import ProfileError, find_system, systems
+from drivelit.training.profiles import ProfileError, find_system, load_profile, systems
 
 
 def resolve(section):
     "(system, profile, run notebook) of a section's name."
     name, _, profile = section.rpartition(".")
     system = find_system(name) if name else next(iter(systems().values()))
+    if profile:
+        load_profile(system.name, profile)  # a profile that is none is told here, and not by a notebook's traceback
     return system.name, profile, system.notebook
 
 

@@ -67,9 +67,11 @@ def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
 # %% ../nbs/40_training/60_command.ipynb #c38f7d31
 def _systems(given):
     "systems: the table of systems and their profiles."
-    for s in systems().values():
-        profiles = ", ".join(n.partition(".")[2] for n in profile_names(s.name))
-        print(f"{s.name:<12}{s.title:<16}{s.notebook:<36}{profiles}")
+    profiles = lambda s: ", ".join(n.partition(".")[2] for n in profile_names(s.name))
+    rows = [(s.name, s.title, str(s.notebook), profiles(s)) for s in systems().values()]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{x:<{w}}" for x, w in zip(row, wide, strict=True)).rstrip())
 
 
 def _plan(given):
@@ -78,15 +80,22 @@ def _plan(given):
     print(preview(profile, dict(out=given.out) if given.out else None, find_system(profile.system).stages.planned))
 
 
+def _unset(profile):
+    "Keys whose values name a variable that the environment does not have."
+    return [(k, v) for k, v in vars(profile).items() if isinstance(v, str) and "$" in os.path.expandvars(v)]
+
+
 def _run(given):
     "run: all stages side by side, then the results in one file."
     profile = profile_of(given.profile, given.set, seeds=given.seeds, workers=given.workers)
     cluster = checked_cluster(given.cluster)
     from drivelit.training.stages import start  # torch only when something is run
 
-    system = find_system(profile.system)
+    system, stages = find_system(profile.system), given.stages.split(",") if given.stages else None
+    system.stages.order(stages or ())  # before the folder is claimed: a name that is none
+    if unset := [f"{k}: {v} is not set in the environment" for k, v in _unset(profile)]:
+        raise ProfileError("; ".join(unset))
     out = start(given.out or f"runs/{profile.system}-{profile.name}", profile)
-    stages = given.stages.split(",") if given.stages else None
     system.stages.run(out, profile.seeds, stages, profile.workers, cluster)
     if importlib.util.find_spec(f"{system.package}.report") and not given.stages:
         importlib.import_module(f"{system.package}.report").collect(out, profile.seeds)

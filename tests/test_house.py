@@ -439,3 +439,17 @@ def test_the_papers_of_the_house_are_there():
     assert f"[{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
     workflow = (ROOT / ".github/workflows/test.yml").read_text()
     assert re.findall(r"^```\n(.+)\n```", README, re.M)[1] in re.findall(r"- run: (.+)", workflow)
+
+
+def test_the_package_is_found_beside_its_clone(tmp_path):
+    """A clone has the package's name: where it lies, Python takes it for a package without a file of its own."""
+    (tmp_path / "drivelit").symlink_to(ROOT)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [
+        sys.executable,
+        "-c",
+        "import drivelit.training.profiles as p, drivelit.policy.model as m; print(p.SETTINGS, m.BASE)",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(Path(x).exists() for x in done.stdout.split())

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROUTES', 'PENALTY', 'SLOW', 'OUTSIDE', 'SPEED', 'PIECE', 'WINDOW', 'penalty', 'composed', 'success', 'efficiency',
-           'smooth_pieces', 'read_results', 'route_number', 'summary']
+           'smooth_pieces', 'read_results', 'write_results', 'route_number', 'summary']
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #e0bcb90e
 import json
@@ -160,16 +160,41 @@ def read_results(path: str | Path) -> list[dict]:
     records = data.get("_checkpoint", {}).get("records") if isinstance(data, dict) else None
     if not isinstance(records, list):
         raise ValueError(f"{path}: _checkpoint.records: missing")
+    return _checked(records, f"{path}: ")
+
+
+def _checked(records, where=""):
+    "The records, if each has what is scored and none stands twice."
     for i, r in enumerate(records):
         for key in ("route_id", "status", "scores", "infractions"):
             if not isinstance(r, dict) or key not in r:
-                raise ValueError(f"{path}: record {i}: {key}: missing")
-        if "score_route" not in r["scores"]:
-            raise ValueError(f"{path}: record {i} ({r['route_id']}): scores.score_route: missing")
+                raise ValueError(f"{where}record {i}: {key}: missing")
+        score = r["scores"].get("score_route") if isinstance(r["scores"], dict) else None
+        if not isinstance(score, (int, float)):
+            why = "missing" if score is None else f"{score!r} is no number"
+            raise ValueError(f"{where}record {i} ({r['route_id']}): scores.score_route: {why}")
     ids = [r["route_id"] for r in records]
     if len(set(ids)) < len(ids):
-        raise ValueError(f"{path}: route {max(ids, key=ids.count)} stands twice: merge the runs first")
+        raise ValueError(f"{where}route {max(ids, key=ids.count)} stands twice: merge the runs first")
     return records
+
+
+def write_results(path: str | Path, records: list[dict]) -> Path:
+    """Write records as the leaderboard does, so that `read_results` and the benchmark's own tools read them.
+
+    Args:
+        path: JSON file
+        records: of `World.record`, one a route
+
+    Returns:
+        the path
+
+    Raises:
+        ValueError: a record lacks a field, or a route stands twice
+    """
+    path, whole = Path(path), dict(_checkpoint=dict(records=_checked(records), progress=[len(records)] * 2))
+    path.write_text(json.dumps(whole, indent=1))
+    return path
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30c004
 def route_number(record: dict) -> int:
@@ -196,9 +221,9 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
         DataFrame: driving score, success rate, ... over the routes that are there, and over all
 
     Raises:
-        ValueError: for more records than routes
+        ValueError: for more records than routes, a record that lacks a field, or a route that stands twice
     """
-    if len(records) > routes:
+    if len(_checked(records)) > routes:
         raise ValueError(f"{len(records)} records for {routes} routes")
     score, won = sum(map(composed, records)), sum(map(success, records))
     speed = [v for v in map(efficiency, records) if v is not None]

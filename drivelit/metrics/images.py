@@ -252,7 +252,7 @@ def clip_score(model: torch.nn.Module, images: Sequence, tokens: dict[str, torch
     return (100 * (embed_images(model, images) * embed_texts(model, tokens)).sum(-1)).clamp_min(0).numpy()
 
 # %% ../../nbs/10_metrics/70_images.ipynb #dcfcb69c
-ENCODER = Path(importlib.util.find_spec("drivelit").origin).parent / "base" / "encoder_weights"
+ENCODER = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1] / "base" / "encoder_weights"
 
 
 def load_encoder(name: str | Path = "base") -> CLIPModel:

@@ -296,12 +296,11 @@ def _alone(player, drive, world, inputs, keep, seen, tries):
             told.clear()
         try:
             _begin(drive, world)
-        except NoSimulator as e:
-            if world.client is None:  # it has never answered: an address is wrong, and waiting would not help
+        except (NoSimulator, ValueError) as e:
+            if getattr(world, "client", None) is None:  # it has never answered: an address or a version is wrong
                 raise
-            return _not_driven(drive, LOST, e)  # `reset` has waited in vain
-        except ValueError as e:  # no such town, or off its lanes: another try would not help, the other routes go on
-            return _not_driven(drive, NO_START, e)
+            # `reset` has waited in vain; or there is no such town or lane, and the other routes go on
+            return _not_driven(drive, LOST if isinstance(e, NoSimulator) else NO_START, e)
         _to_the_end(player, [drive], [world], inputs, keep, seen)
         if drive.reason != LOST:
             return

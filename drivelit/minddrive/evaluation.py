@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ..metrics.closed_loop import composed, success
 from drivelit.minddrive.controls import (
     LOST,
+    NO_START,
     Choice,
     Drive,
     Player,
@@ -210,6 +211,7 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
     if who in PLAYS and experts is None:
         experts = load_experts(weights, **where(profile)).eval()
     look = profile.inputs if who in PLAYS and who != "grey" else replace(profile.inputs, pictures="grey")
+    error = "as their files said"
     with simulator(profile, k, "leaderboard", look) as world:
         for i, name in tqdm(mine, f"routes at {world.port}", mininterval=5):
             if _file(folder, name).exists():
@@ -218,11 +220,13 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
             how = dict(keep=False, seen=still_here, world=world, tries=profile.tries)
             (drive,) = play(player, [Drive(known[name])], look, **how)
             write_json(_file(folder, name), _told(drive), indent=None)
+            error = drive.error or error
         files = [_file(folder, name) for _, name in mine]
-        if all(json.loads(f.read_text())["reason"] == LOST for f in files):  # this is no simulator
+        if all(json.loads(f.read_text())["reason"] in (LOST, NO_START) for f in files):  # this is no simulator
             for f in files:
                 f.unlink()
-            raise NoSimulator(f"the simulator at {world.host}:{world.port} was lost on each of {len(files)} routes")
+            at = f"the simulator at {world.host}:{world.port}"
+            raise NoSimulator(f"{at} was lost on each of {len(files)} routes, or could not begin them ({error})")
 
 
 def on_simulators(
@@ -246,7 +250,7 @@ def on_simulators(
         seed: of sampled words
 
     Returns:
-        dict of `summed`; a drive whose simulator was lost every time counts with what was driven until then, and as
+        dict of `summed`; a drive whose simulator was lost every time counts with what its last try has driven, and as
             `simulator_lost` in `ends`; one that could not begin counts with nothing, and as `no_start`
 
     Raises:

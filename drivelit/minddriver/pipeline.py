@@ -304,7 +304,7 @@ def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
     )
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #244d83ef
-PACKED = Path(importlib.util.find_spec("drivelit").origin).parent / "minddriver" / "start_weights"
+PACKED = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1] / "minddriver" / "start_weights"
 
 
 def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:

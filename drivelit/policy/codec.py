@@ -345,7 +345,7 @@ def from_movqgan(state: dict[str, torch.Tensor]) -> Any:
     return model
 
 # %% ../../nbs/20_policy/30_codec.ipynb #7da7173b
-EMBEDDED = Path(importlib.util.find_spec("drivelit").origin).parent / "base" / "codec_weights"
+EMBEDDED = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1] / "base" / "codec_weights"
 CHECKPOINTS = (".ckpt", ".pt", ".pth", ".safetensors")
 
 

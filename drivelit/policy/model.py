@@ -762,7 +762,7 @@ def _checkpoint(name, dtype, pixels, attention):
     return Policy(model, processor, note)
 
 # %% ../../nbs/20_policy/10_model.ipynb #ab4fec93
-BASE = Path(importlib.util.find_spec("drivelit").origin).parent / "base" / "weights"
+BASE = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1] / "base" / "weights"
 
 
 def _base(dtype, image_size, attention):

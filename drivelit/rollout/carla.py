@@ -69,11 +69,13 @@ def connect(host: str, port: int, seconds: float, library: Any = carla) -> Any:
 
     Raises:
         NoSimulator: nobody answers; the sentence says what to start
-        ValueError: server and client are of different versions
+        ValueError: server and client are of different versions, or the port is none
     """
-    client = library.Client(host, port)
-    client.set_timeout(seconds)
+    if not isinstance(port, int) or not 0 < port < 65536:
+        raise ValueError(f"port: {port!r} is not a number from 1 to 65535")
     try:
+        client = library.Client(host, port)
+        client.set_timeout(seconds)
         server = client.get_server_version()
     except RuntimeError as e:
         raise NoSimulator(

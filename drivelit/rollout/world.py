@@ -698,7 +698,11 @@ class _Loop(gym.Env):
         ):
             if value not in known:
                 raise ValueError(f"{name}: {value!r} is not one of {known}")
-        self.hold = round(hold / kin.DT)
+        if isinstance(cameras, str):
+            raise ValueError(f"cameras: {cameras!r} is one name, expected several: ({cameras!r},)")
+        if np.shape(size) != (2,) or min(size) < 1:
+            raise ValueError(f"size: {size!r} is not (width, height) in pixels")
+        self.hold = round(hold / kin.DT) if np.isfinite(hold) else 0
         if self.hold < 1 or abs(self.hold * kin.DT - hold) > 1e-6 or (actions == "plan" and hold > points * dt):
             raise ValueError(f"hold: {hold} s is not a multiple of {kin.DT} s within a plan of {points * dt} s")
         self.actions, self.dt, self.part = actions, dt, part
@@ -861,3 +865,7 @@ class World(_Loop):
         right = np.stack([ahead[:, 1], -ahead[:, 0]], 1)
         accel = ego[:, kin.AX, None] * ahead - (ego[:, VX] * ego[:, YAW_RATE])[:, None] * right
         return smooth_pieces(accel, ego[:, YAW_RATE], ahead, right)
+
+
+if "drivelit/World-v0" not in gym.registry:
+    gym.register("drivelit/World-v0", entry_point="drivelit.rollout.world:World")

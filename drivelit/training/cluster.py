@@ -48,9 +48,13 @@ def _question():
         import socket
         from pathlib import Path
 
-        spec, has = importlib.util.find_spec("drivelit"), {"python": platform.python_version().rpartition(".")[0]}
+        there = importlib.util.find_spec("drivelit")
+        spec, has = (
+            there and importlib.util.find_spec("drivelit.scene"),
+            {"python": platform.python_version().rpartition(".")[0]},
+        )
         if spec is not None:
-            files = sorted(Path(spec.origin).parent.rglob("*.py"))
+            files = sorted(Path(spec.origin).parents[1].rglob("*.py"))
             has["drivelit"] = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
         for library in libraries:
             try:

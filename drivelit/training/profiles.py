@@ -290,7 +290,9 @@ def checked(name: str, value: Any, place: str, cls: type = Profile) -> Any:
     return typed(name, value, cls.keys()[name], place)
 
 # %% ../../nbs/40_training/00_profiles.ipynb #ebc65a99
-SETTINGS = Path(importlib.util.find_spec("drivelit").origin).parent / "settings.ini"  # an installed wheel has it, too
+SETTINGS = (
+    Path(importlib.util.find_spec("drivelit.scene").origin).parents[1] / "settings.ini"
+)  # an installed wheel has it, too
 
 
 def read_sections(path: str | Path) -> dict[str, dict[str, tuple[str, str]]]:
@@ -1018,7 +1020,8 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) 
     for name in given:
         if not str(name).startswith("_") and name not in allowed:
             raise ProfileError(
-                f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)})"
+                f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)}); a key "
+                "of a profile is set by --set of `python -m drivelit run`, or in settings.ini"
             )
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3b7766c6

@@ -233,7 +233,7 @@ def read_scenes(path: str | Path) -> list[Scene]:
 @cache
 def _makers():
     "A hash of the code that makes scenes and references."
-    room = Path(importlib.util.find_spec("drivelit").origin).parent
+    room = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1]
     files = [
         *(room / "scene").glob("*.py"),
         *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed")),
@@ -466,6 +466,19 @@ class StageGraph:
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
 
 # %% ../../nbs/40_training/40_stages.ipynb #461b73d3
+@contextlib.contextmanager
+def _few_threads(profile):
+    "In this process: a tiny model is fastest with one thread, several times so beside other processes."
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1 if profile.model in ("base", "toy") else usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
 class _Works(StageGraph):
     "One stage at a time."
 
@@ -559,7 +572,8 @@ class Stages(_Works):
 
             return run_on_cluster(self, out, jobs, max(workers, 1), cluster)
         if not workers:
-            return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages")}
+            with _few_threads(profile):
+                return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages")}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
         # spawn, not fork: a forked copy of a process that has used torch's threads can hang
         spawn = multiprocessing.get_context("spawn")
