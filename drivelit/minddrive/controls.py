@@ -114,7 +114,7 @@ def by_experts(
         together: moments in a forward pass
 
     Returns:
-        Player; `told` has what `decide` gives, and the state
+        Player; `told` has what `decide` gives
     """
 
     def play(worlds, images, texts):
@@ -124,7 +124,7 @@ def by_experts(
             some = slice(k, k + together)
             made = decide(experts, prompts[some], states[some], generator, both)
             for i in range(len(prompts[some])):
-                told = {name: x[i] for name, x in made.items()} | dict(state=states[k + i])
+                told = {name: x[i] for name, x in made.items()}
                 words = Decision(SPEEDS[told["speed"]], PATHS[told["path"]])
                 out.append(Choice(words, plan_of(told["speed_points"], told["path_points"]), told))
         return out

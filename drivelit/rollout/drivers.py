@@ -79,7 +79,7 @@ def slow_down(world: World) -> np.ndarray:
     v = float(world.state.ego[VX])
     low = max(v - 3.0, 1.5)
     t = np.minimum(POINTS, max(v - low, 0.0))
-    return _along_lane(world, way(v, -1.0, t) + max(low, min(v, 1.5)) * (POINTS - t))
+    return _along_lane(world, way(v, -1.0, t) + low * (POINTS - t))
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #2b19df18
 SIDEWAYS, BRAKE = 1.8, 1.5  # m/s² in a bend, m/s² before it
