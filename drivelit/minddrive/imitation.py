@@ -215,8 +215,8 @@ def descend(optimizer: torch.optim.Optimizer, most: float, told: Mapping[str, fl
     if not np.isfinite(norm):
         parts = ", ".join(f"{k} {v:.4g}" for k, v in told.items())
         raise RunError(
-            f"the gradients of this update are no numbers ({parts}): it is not taken, and the same command goes on from "
-            "the last checkpoint; with a smaller learning rate or max_norm, begin in another folder"
+            f"the gradients of this update are no numbers ({parts}): it is not taken, and the same command goes on "
+            "from the last checkpoint; with a smaller learning rate or max_norm, begin in another folder"
         )
     optimizer.step()
     return norm

@@ -942,8 +942,8 @@ class CarlaWorld(_Drives):
         ends: "infraction": the first violation ends the drive, as in MindDrive's training and in the toy town;
             "leaderboard": violations are counted and the drive goes on, as Bench2Drive scores it
         limit: seconds of a route; 200 are Bench2Drive's 4000 ticks
-        patience: seconds that `reset` waits for a simulator that has answered before to come up again; after three in vain, one
-            after the other, it asks only once
+        patience: seconds that `reset` waits for a simulator that has answered before to come up again;
+            after three in vain, one after the other, it asks only once
         pictures: folder of the pictures, which the scenes name: they stay there; None: a temporary one, emptied by
             `reset` and gone after `close`
         scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it

@@ -1020,8 +1020,8 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) 
     for name in given:
         if not str(name).startswith("_") and name not in allowed:
             raise ProfileError(
-                f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)}); a key "
-                "of a profile is set by --set of `python -m drivelit run`, or in settings.ini"
+                f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)}); a "
+                "profile's key is set by --set of `python -m drivelit run`, or in settings.ini"
             )
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3b7766c6
