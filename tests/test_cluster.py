@@ -99,6 +99,16 @@ def small(cpus=1, **more):
     return dict(num_cpus=cpus, object_store_memory=100_000_000, **ports, **more)
 
 
+def patiently(begin, tries=6):
+    "What Ray begins: it gives a machine thirty seconds to come, which one that is busy with other things may not keep."
+    for left in reversed(range(tries)):
+        try:
+            return begin()
+        except Exception as e:
+            if "timed out during startup" not in str(e) or not left:
+                raise
+
+
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     "A head without room for work, and no machine yet; the package `far` can be imported by all."
@@ -120,7 +130,7 @@ def nodes(tmp_path_factory):
     os.environ |= dict(RAY_health_check_timeout_ms="60000", RAY_health_check_period_ms="1000")  # one that is gone shows
     sys.path.insert(0, str(package))
     head = small(0, include_dashboard=False, no_monitor=True)
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     yield cluster
     cluster.shutdown()
     sys.path.remove(str(package))
@@ -132,7 +142,7 @@ def nodes(tmp_path_factory):
 def machines(cluster, n):
     "n machines of one CPU each; afterwards there is none."
     for _ in range(n):
-        cluster.add_node(**small())
+        patiently(lambda: cluster.add_node(**small()))
     try:
         yield
     finally:

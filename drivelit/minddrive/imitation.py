@@ -236,7 +236,7 @@ def _step(experts, known, optimizer, which, asked):
         log["questions"] = float(loss.detach())
     return log | dict(norm=descend(optimizer, 1.0, log))
 
-
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
     """How likely a moment is drawn, by its speed word.
 

@@ -167,8 +167,13 @@ def _cut(arrays, drives):
 _watch = None  # in a collector's process: the file in which is told where it hangs, and seconds
 
 
-def still_here(*_: Any) -> None:
-    "A collector decides something, so it does not hang; in any other process nothing happens."
+def still_here(k: int = 0, world: Any = None) -> None:
+    """A collector decides something, so it does not hang; in any other process nothing happens.
+
+    Args:
+        k: number of the drive, as `play` tells it
+        world: that it is in
+    """
     if _watch:
         faulthandler.dump_traceback_later(_watch[1], exit=True, file=_watch[0])
 
