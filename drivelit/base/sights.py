@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIZE', 'WHOLE', 'WORDS', 'PIXELS', 'BEAM', 'REACH', 'SPAN', 'FRONT_EDGE', 'EDGE', 'EARLIER', 'OTHERS', 'CLEAR',
            'solid', 'to_pixels', 'outline', 'Thing', 'seen', 'part_around', 'crop', 'depth_sight', 'boxes_sight',
-           'free_ahead', 'look']
+           'free_ahead', 'motion', 'look']
 
 # %% ../../nbs/45_base/00_sights.ipynb #ff003866
 from dataclasses import asdict, dataclass
@@ -324,9 +324,9 @@ def _lane_at(scene, y):
 
 
 def _road(scene):
-    "Bend, lanes beside, a crossing ahead."
+    "Bend, lanes beside, a crossing ahead, metres to the left of our lane's middle."
     path = Path(scene.map.centerline)
-    s0 = float(path.project(np.zeros((1, 2)))[0][0])
+    s0, aside = (float(v[0]) for v in path.project(np.zeros((1, 2))))
     turn = float(wrap_angle(path.at(s0 + 22.0)[2] - path.at(s0)[2]))
     crossings = [a.polygon.centroid.x for a in scene.map.of("crossing")]
     return dict(
@@ -334,11 +334,19 @@ def _road(scene):
         left_lane=_lane_at(scene, 3.5),
         right_lane=_lane_at(scene, -3.5),
         crossing=any(4 < x < 40 for x in crossings),
+        aside=round(aside, 2),
     )
 
 
-def _motion(scene):
-    "The ego's past, now and future."
+def motion(scene: Scene) -> dict[str, Any]:
+    """The ego's past, now and future, as a question about its motion needs them.
+
+    Args:
+        scene: of the toy town
+
+    Returns:
+        dict: past (four poses), speed (m/s), command, limit (m/s), future (poses, half a second apart)
+    """
     e, times = scene.ego, np.arange(-3, 1) * 0.5
     past = np.stack([np.interp(times, e.times, v) for v in (*e.poses[:, :2].T, np.unwrap(e.poses[:, 2]))], 1)
     future = np.array(scene.meta["future"]) if "future" in scene.meta else scene.expert.poses
@@ -398,7 +406,7 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
         later=_later(scene, front),
         free=free_ahead(scene, {t.id for t in front}),
         facing=bool(scene.lights),
-        **_motion(scene),
+        **motion(scene),
         **_road(scene),
     )
     sights = dict(front=front, early=early, other=view, crop=seen(scene, part=part), boxes=framed)

@@ -381,6 +381,8 @@ class TransformersEngine:
             ValueError: a setting out of bounds, or a conversation that cannot be read
         """
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        if temperature and getattr(self.rule, "greedy_only", False):
+            raise ValueError(f"{type(self.rule).__name__} is for temperature 0, not {temperature}")
         generator = torch.Generator(self.policy.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         out = [fill_ids(self.policy, n, c, on_error) for n, c in enumerate(conversations)]

@@ -10,7 +10,7 @@ __all__ = ['TIMES', 'SIZES', 'TYPES', 'MAKERS', 'FAMILIES', 'SHARES', 'MIX', 'GO
            'pull_out_cyclist', 'queue_moves', 'light_turns_green', 'wait_at_red', 'give_way', 'side_road', 'lane_ends',
            'fast_obstacle', 'fast_cyclist', 'fast_oncoming', 'fast_free', 'night', 'spread', 'speed_plans', 'moves',
            'driven', 'Plans', 'candidates', 'meets', 'danger', 'safe_plans', 'road_of', 'solve', 'carry_on',
-           'far_sighted', 'finish', 'make_scene', 'scenes']
+           'far_sighted', 'beside', 'finish', 'make_scene', 'scenes']
 
 # %% ../../nbs/00_scene/21_town.ipynb #1c5f9288
 from collections.abc import Callable, Iterable, Iterator
@@ -1335,8 +1335,39 @@ def far_sighted(draft: Draft, plans: Plans, safe: Iterable[tuple[int, int]], roa
     return found
 
 # %% ../../nbs/00_scene/21_town.ipynb #finishf1
+def beside(poses: np.ndarray, s: np.ndarray, start: tuple[float, float], reach: float) -> np.ndarray:
+    """Poses that leave their line before s = 0 and come back to it behind.
+
+    The way l(s) to the left of the line is a polynomial of degree 5 that ends at `reach` with slope and curvature zero;
+    before 0 one of degree 3 that begins at -`reach`, likewise.
+
+    Args:
+        poses: (N, 3) on the line; metres, radians
+        s: (N,) metres along it, 0 now
+        start: metres to the left of the line and radians of the heading beside it, at 0
+        reach: metres
+
+    Returns:
+        (N, 3)
+    """
+    l0, m = start[0], np.tan(start[1]) * reach  # slope times reach: u = s / reach
+    u, v = np.clip(s / reach, 0, 1), np.clip(s / reach + 1, 0, 1)
+    ahead = np.polynomial.Polynomial([l0, m, 0, -10 * l0 - 6 * m, 15 * l0 + 8 * m, -6 * l0 - 3 * m])
+    behind = np.polynomial.Polynomial([0, 0, 3 * l0 - m, m - 2 * l0])
+    l, slope = (np.where(s >= 0, f(u), g(v)) for f, g in ((ahead, behind), (ahead.deriv(), behind.deriv())))
+    normal = np.stack([-np.sin(poses[:, 2]), np.cos(poses[:, 2])], 1)
+    return np.column_stack([poses[:, :2] + normal * l[:, None], poses[:, 2] + np.arctan(slope / reach)])
+
+
 def finish(
-    draft: Draft, areas: list[Area], expert: np.ndarray, future: np.ndarray, id: str, family: str, meta: dict
+    draft: Draft,
+    areas: list[Area],
+    expert: np.ndarray,
+    future: np.ndarray,
+    id: str,
+    family: str,
+    meta: dict,
+    aside: tuple[float, float] = (0.0, 0.0),
 ) -> Scene:
     """The draft in the ego's frame.
 
@@ -1348,6 +1379,7 @@ def finish(
         id: of the scene
         family: its family
         meta: what goes into Scene.meta beside intent and future
+        aside: metres to the left of the lane's middle and radians of heading beside it, now; the expert comes back
 
     Returns:
         Scene
@@ -1355,7 +1387,16 @@ def finish(
     origin = draft.path.at(0.0)
     t = TIMES[TIMES <= 0]
     a = min(draft.a0, draft.v0 / 5)  # it was moving forward five seconds ago, too
-    past = to_frame(draft.path.at(draft.v0 * t + a * t**2 / 2), origin)
+    gone = draft.v0 * t + a * t**2 / 2
+    past = draft.path.at(gone)
+    if aside != (0.0, 0.0):
+        reach = float(np.clip(2.5 * draft.v0, 12, 45))
+        past = beside(past, gone, aside, reach)
+        ways = [np.r_[0, np.cumsum(np.hypot(*np.diff(x[:, :2], axis=0).T))] for x in (expert, future)]
+        expert, future = (beside(x, s, aside, reach) for x, s in zip((expert, future), ways, strict=True))
+        origin = past[-1]
+        meta = meta | dict(aside=[float(x) for x in aside])
+    past = to_frame(past, origin)
     c, s = np.cos(origin[2]), np.sin(origin[2])
     turn = lambda v: v @ np.array([[c, -s], [s, c]])
     agents = [
@@ -1403,13 +1444,15 @@ def finish(
     )
 
 # %% ../../nbs/00_scene/21_town.ipynb #makesce1
-def make_scene(family: str, seed: int, difficulty: float = 0.5) -> Scene:
+def make_scene(family: str, seed: int, difficulty: float = 0.5, aside: tuple[float, float] = (0.0, 0.0)) -> Scene:
     """One situation; the same arguments always give the same scene.
 
     Args:
         family: one of FAMILIES
         seed: any integer, not negative
         difficulty: 0 leaves time and room, 1 does not
+        aside: where the ego stands now: metres to the left of its lane's middle, radians of heading beside the lane;
+            the expert comes back. Whether that way is free is not looked at
 
     Returns:
         Scene
@@ -1430,7 +1473,7 @@ def make_scene(family: str, seed: int, difficulty: float = 0.5) -> Scene:
         solved = solve(draft, areas)
         if solved is not None:
             meta = dict(seed=int(seed), difficulty=float(difficulty), attempt=attempt)
-            return finish(draft, areas, *solved, f"{family}-{int(seed):07d}", family, meta)
+            return finish(draft, areas, *solved, f"{family}-{int(seed):07d}", family, meta, aside)
     raise RuntimeError(f"{family}, seed {seed}, difficulty {difficulty}: no solvable scene in 50 draws")
 
 # %% ../../nbs/00_scene/21_town.ipynb #scenesto

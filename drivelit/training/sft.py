@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
            'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
-           'freeze_vision', 'SafeTrainer', 'OrderedSFTTrainer', 'check_policy', 'trl_config', 'memory_settings',
-           'finish', 'sft_config', 'train_sft']
+           'freeze_vision', 'SafeTrainer', 'states_of', 'OrderedSFTTrainer', 'check_policy', 'trl_config',
+           'memory_settings', 'finish', 'sft_config', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
 import inspect
@@ -15,7 +15,7 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,8 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from ..data.rows import Rows, chat
 from ..policy.model import Policy, load_policy
+from ..policy.numerals import Numerals
+from ..policy.text import harmless, spoken_control
 from drivelit.training.checkpoints import (
     SafeCheckpoints,
     plot_metrics,
@@ -58,13 +60,15 @@ def check_row(row: dict) -> list[dict]:
         messages with their images in place
 
     Raises:
-        ValueError: no answer to learn from, not a row, or other images than places for them
+        ValueError: no answer to learn from, one with a control word, not a row, or other images than places for them
     """
     if not isinstance(row, dict) or not isinstance(row.get("messages"), (list, tuple)):
         raise ValueError(f'a row is {{"messages": [...], "images": [...]}}, not {str(row)[:60]!r}')
     messages = chat(row)
     if not any(m["role"] == "assistant" for m in messages):
         raise ValueError("no message by the assistant: there is nothing to learn from")
+    if word := spoken_control(messages):
+        raise ValueError(f"the answer holds the control word {harmless(word, 40)}")
     return messages
 
 # %% ../../nbs/40_training/10_sft.ipynb #a1c38d2d
@@ -77,20 +81,23 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
         last_turn_only: learn from the last answer only
 
     Returns:
-        ids (T), labels (T) with -100 where nothing is learnt, images
+        ids (T) up to the end of the last answer, labels (T) with -100 where nothing is learnt, images
 
     Raises:
         ValueError: no answer to learn from, not a row, or other images than places for them
     """
-    messages, ids, labels, shown = check_row(row), [], [], []
+    messages, ids, labels, shown, asked = check_row(row), [], [], [], []
     for k, message in enumerate(messages):
-        answer = message["role"] == "assistant"
-        so_far = policy.encode(messages[: k + 1], add_generation_prompt=not answer)
-        new = so_far.input_ids[len(ids) :]
-        if answer:  # the template ends a turn with a line break, which nobody has to say
-            new = new[: new.index(policy.tokenizer.eos_token_id) + 1]
-        learn = answer and (not last_turn_only or k + 1 == len(messages))
-        ids, labels, shown = ids + new, labels + (new if learn else [IGNORE] * len(new)), so_far.images
+        if message["role"] != "assistant":
+            asked.append(message)
+            continue
+        # The opening of a turn is read, the answer is said: as in play, no token spans the border between them.
+        prompt, content = policy.encode_more(asked) if ids else policy.encode(asked), message["content"]
+        text = content if isinstance(content, str) else "".join(p["text"] for p in content)
+        said = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
+        learn = not last_turn_only or k + 1 == len(messages)
+        labels += [IGNORE] * len(prompt.input_ids) + (said if learn else [IGNORE] * len(said))
+        ids, shown, asked = ids + prompt.input_ids + said, shown + prompt.images, []
     return ids, labels, shown
 
 # %% ../../nbs/40_training/10_sft.ipynb #7f755672
@@ -447,10 +454,29 @@ class SafeTrainer:
         "Nothing: `Policy.save` writes what the policy is, and TRL's text would say something else."
 
 # %% ../../nbs/40_training/10_sft.ipynb #c78148d9
+@contextmanager
+def states_of(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """While it is open, the last hidden states of each forward pass are kept.
+
+    Args:
+        model: of transformers, perhaps with adapters
+
+    Returns:
+        context manager that gives a list of (B, T, H)
+    """
+    model, kept = getattr(model, "get_base_model", lambda: model)(), []
+    hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: kept.append(out.last_hidden_state))
+    try:
+        yield kept
+    finally:
+        hook.remove()
+
+
 class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
     "SFTTrainer that takes the rows in the given order, scores the words that count and counts what it reads."
 
     spans: Spans | None = None
+    numerals: Numerals | None = None
 
     def _get_train_sampler(self, *_):
         return SequentialSampler(self.train_dataset)  # their order was drawn before the run began
@@ -473,10 +499,20 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
         run = model if numbers is None else self._weighing(model, numbers[:, 1:])
         # TRL counts the tokens of all devices, from nothing at each start; the state outlives a kill
         self._total_train_tokens = self.state.num_input_tokens_seen
-        with labelled_only():
+        own = self.accelerator.unwrap_model(model)
+        with labelled_only(), states_of(own) if self.numerals else nullcontext() as states:
             loss = super().compute_loss(run, inputs, *args, **kwargs)
         self.state.num_input_tokens_seen = self._total_train_tokens
-        return loss
+        return loss + self._distance(own, states[0], inputs["labels"], **kwargs) if self.numerals else loss
+
+    def _distance(self, model, states, labels, num_items_in_batch=None, **_):
+        "How far the numerals are from the right ones, for a token of all that are learnt."
+        learnt = labels[:, 1:] != IGNORE
+        head = model.get_output_embeddings().weight
+        far = self.numerals.distance(states[:, :-1][learnt], head, labels[:, 1:][learnt])
+        far = far / (learnt.sum() if num_items_in_batch is None else num_items_in_batch)
+        self._far = [*getattr(self, "_far", []), far.item()]
+        return far
 
     def _weighing(self, model, numbers):
         "The model, its log-probabilities weighed by their spans; what they were is noted."
@@ -502,6 +538,8 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
             *args: TRL's
             **kwargs: TRL's
         """
+        if far := self.__dict__.pop("_far", None):
+            logs["loss/distance"] = sum(far) / len(far) * self.args.gradient_accumulation_steps  # of an update
         if (noted := getattr(self, "_noted", None)) is not None and "loss" in logs:
             logs |= {f"loss/{n}": (s / c).item() for n, s, c in zip(self.spans.weights, *noted, strict=True) if c}
             del self._noted
@@ -697,6 +735,7 @@ def train_sft(
     encoded: Sequence[tuple[list[int], list[int]]] | None = None,
     spans: Callable[[Sequence[int]], Sequence[str]] | None = None,
     weights: dict[str, float] | None = None,
+    numerals: Numerals | None = None,
     **settings: object,
 ) -> dict:
     """Supervised tuning; the policy in `out/final` can be loaded again.
@@ -719,6 +758,7 @@ def train_sft(
         encoded: (ids, labels) of each row, if somebody else makes them, such as rows that are drawn on the fly
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
+        numerals: their distance from the right number is added to the loss, and logged as loss/distance
         **settings: of sft_config (lr, warmup, schedule, micro_batch, save_steps, checkpointing), and TRL's own
 
     Returns:
@@ -749,7 +789,7 @@ def train_sft(
         peft_config=peft_config,
         callbacks=[SafeCheckpoints(out, start), *callbacks],
     )
-    trainer.spans = parts
+    trainer.spans, trainer.numerals = parts, numerals
     if not hasattr(head := trainer.model.get_output_embeddings(), "bias"):
         head.bias = None  # TRL asks for it, and peft's wrapper of a head with trained rows does not answer
     trainer.remove_callback(PrinterCallback)  # the file has it all
