@@ -20,7 +20,15 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ..scene.extras import Extra
-from ..scene.weights import WeightsError, check_folder, load_pretrained, load_tensors, not_finite, refuse_tensors
+from drivelit.scene.weights import (
+    WeightsError,
+    check_folder,
+    load_pretrained,
+    load_tensors,
+    not_finite,
+    refuse_tensors,
+    seal,
+)
 
 # %% ../../nbs/20_policy/30_codec.ipynb #0f2a50a1
 _diffusers = Extra("diffusers", "images")
@@ -168,7 +176,7 @@ class Codec:
         return [Image.fromarray(a) for a in out]
 
     def save(self, folder: str | Path) -> Path:
-        """Write the codec, so that `load_codec(folder)` gives the same one.
+        """Write the codec, so that `load_codec(folder)` gives the same one, with the mark of a whole folder.
 
         Args:
             folder: created if needed: config.json and the weights as diffusers has them, codec.json with size and fold
@@ -182,7 +190,8 @@ class Codec:
         config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")  # the folder it came from is dropped
         told = json.dumps(dict(size=self.size, fold=self.fold))
         (Path(folder) / "codec.json").write_text(told, encoding="utf-8")
-        return Path(folder)
+        weights = [p.name for p in Path(folder).glob("diffusion_pytorch_model*")]
+        return seal(folder, [*weights, "config.json", "codec.json"])
 
 # %% ../../nbs/20_policy/30_codec.ipynb #a8403b71
 def new_codec(

@@ -10,6 +10,7 @@ __all__ = ['MARK', 'CARD', 'PICKLES', 'write_whole', 'seal', 'damage', 'WeightsE
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,12 @@ def _sha256(path, sync=False):
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def seal(folder: str | Path) -> Path:
+def seal(folder: str | Path, names: Iterable[str] | None = None) -> Path:
     """Write the mark of a checkpoint or a finished policy: name, size in bytes and SHA-256 of each of its files.
 
     Args:
         folder: written to its end
+        names: of the files in it that the mark is about; default: all but the card
 
     Returns:
         the folder
@@ -66,8 +68,8 @@ def seal(folder: str | Path) -> Path:
         OSError: a full disk; the folder stays without its mark
     """
     folder = Path(folder)
-    own = (folder / MARK, folder / CARD)
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p not in own)
+    files = [folder / name for name in names] if names is not None else folder.rglob("*")
+    files = sorted(p for p in files if p.is_file() and p not in (folder / MARK, folder / CARD))
     rows = {p.relative_to(folder).as_posix(): [p.stat().st_size, _sha256(p, sync=True)] for p in files}
     write_whole(folder / MARK, json.dumps(rows, indent=1))
     return folder
@@ -180,6 +182,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 def check_folder(folder: str | Path, pickles: bool = False) -> None:
     """Refuse a folder that differs from its mark, if it has one, or whose weights are a pickle alone.
 
+    A `final` without a mark, which an earlier version has left, is read with a warning.
+
     Args:
         folder: with weights; a name that is no folder here passes
         pickles: they may be a pickle, which is then read as weights only
@@ -193,6 +197,12 @@ def check_folder(folder: str | Path, pickles: bool = False) -> None:
     folder = Path(folder)
     if (folder / MARK).exists() and (wrong := damage(folder)):
         raise WeightsError(f"{folder}: {wrong}; if that was done on purpose, remove {MARK}, and nothing is compared")
+    if folder.name == "final" and folder.is_dir() and not (folder / MARK).exists():
+        warnings.warn(
+            f"{folder} has no mark ({MARK}): an earlier version has written it. Its tensors are checked by names, "
+            "shapes and numbers; whether its bytes are those that were written, nobody can tell",
+            stacklevel=3,
+        )
     files = sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
     found = [p.name for p in files if p.suffix in PICKLES and "model" in p.name and not pickles]
     if found and not any(p.suffix == ".safetensors" for p in files):
