@@ -331,7 +331,7 @@ def train_head(
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #51b30928
 def save_head(head: MotionHead, folder: str | Path) -> Path:
-    """Write the weights to head.safetensors and the configuration to head.json.
+    """Write the weights to head.safetensors and the configuration to head.json, and a mark of both.
 
     Args:
         head: what is saved
