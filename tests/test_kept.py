@@ -274,7 +274,7 @@ def test_nothing_that_is_read_is_run():
     "Between processes of one trainer, episodes are pickled: `throughput.get` reads what its own children have written."
     found = {f"{p.relative_to(ROOT)}: {name}" for p in PACKAGE for name in runs_code(p.read_text())}
     assert found == {"drivelit/training/throughput.py: pickle.loads"}
-    bad = "torch.load(p)\nnp.load(p, allow_pickle=x)\npickle.load(f)\npickle.Unpickler(f)\ntorch.load(p, weights_only=False)"
+    bad = "torch.load(p)\nnp.load(p, allow_pickle=x)\npickle.load(f)\ndill.loads(b)\ntorch.load(p, weights_only=x)"
     assert len(list(runs_code(bad))) == 5
     assert list(runs_code("torch.load(p, weights_only=True)\nnp.load(p, allow_pickle=False)")) == []
 

@@ -256,7 +256,7 @@ def _cause(process):
     by = f"killed by signal {-code}, perhaps for want of memory" if code < 0 else f"it left with code {code}"
     return f"its player died ({by})"
 
-# %% ../../nbs/40_training/32_throughput.ipynb #1ea8e6c6
+# %% ../../nbs/40_training/32_throughput.ipynb #sm000003
 SHELF = "drivelit-shelf-"
 
 
@@ -289,7 +289,7 @@ def _shelf(place):
         except OSError:  # a file system without locks: nobody will take it away
             return shelf, None
 
-
+# %% ../../nbs/40_training/32_throughput.ipynb #1ea8e6c6
 class Players:
     """Processes that play: `with Players(play) as players: ...` (MTDrive section 3.4, IPSS).
 
