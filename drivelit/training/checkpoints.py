@@ -283,6 +283,7 @@ def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable
     new = folder.with_name(folder.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     save(new)
+    (new / MARK).unlink(missing_ok=True)  # what is packed has its hash on the card
     [weights] = new.glob("*.safetensors")
     digest = hashlib.file_digest(open(weights, "rb"), "sha256").hexdigest()
     (new / "README.md").write_text(card(digest), encoding="utf-8")
