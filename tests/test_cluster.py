@@ -52,10 +52,15 @@ def drive(out, profile, seed):
 
     torch.manual_seed(0)
     policy = SimpleNamespace(model=torch.nn.Linear(2, 2))
-    return dict(pdms=[e.rewards[0]["pdms"] for e in in_shards(play, policy, profile, range(9), seed)])
+    told = dict(token=os.environ.get("HF_TOKEN"))
+    return told | dict(pdms=[e.rewards[0]["pdms"] for e in in_shards(play, policy, profile, range(9), seed)])
 
 
-FUNCTIONS = dict(scenes=lambda out, profile, seed: dict(n=9), drive=drive, wrong=lambda out, profile, seed: 1 / 0)
+FUNCTIONS = dict(
+    scenes=lambda out, profile, seed: dict(n=9, token=os.environ.get("HF_TOKEN")),
+    drive=drive,
+    wrong=lambda out, profile, seed: 1 / 0,
+)
 """
 PATIENT = """
 "The pipeline of {package}; behind its first checkpoint a stage stands still until its machine was killed."
@@ -222,6 +227,20 @@ def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
     assert (shards / "4.json.gz").read_bytes() == whole
     more = (far().folder(out, "drive") / "begun.txt").read_text().split()[len(begun) :]
     assert len(more) == 1
+
+
+def test_a_token_reaches_the_workers_and_nothing_that_ray_shows(nodes, tmp_path, monkeypatch):
+    "A stage in a task and one of two workers get it; what Ray has written about its workers shows other variables."
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody_may_read_this")
+    monkeypatch.setenv("DRIVELIT_SHOWN", "everybody_may_read_this")
+    out = start(tmp_path / "run", load_profile("mtdrive", "smoke", rl_gpus=2, together=5))
+    with machines(nodes, 2):
+        found = far().run(out, workers=1, cluster=nodes.address)
+    assert [found[stage, 0]["token"] for stage in ("scenes", "drive")] == [os.environ["HF_TOKEN"]] * 2
+    session = Path(nodes.head_node.get_session_dir_path())
+    files = [f.read_bytes() for f in session.rglob("*") if f.is_file()]
+    assert any(os.environ["DRIVELIT_SHOWN"].encode() in f for f in files)
+    assert not any(os.environ["HF_TOKEN"].encode() in f for f in files)
 
 
 def test_the_smoke_run_loses_its_machine(nodes, tmp_path):

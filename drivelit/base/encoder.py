@@ -33,6 +33,7 @@ from ..policy.codec import Codec, load_codec
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..scene.town import scenes
+from ..scene.weights import seal
 from ..training.processes import RunError, hold, write_json
 
 # %% ../../nbs/45_base/70_encoder.ipynb #dc1b3ab4
@@ -513,6 +514,7 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
             os.replace(out / "state.new", out / "state.pt")
             write_json(out / "metrics.json", rows)
     run.model.half().save_pretrained(out / "final.new")  # what is examined is what is packed
+    seal(out / "final.new")
     os.replace(out / "final.new", out / "final")
     return load_encoder(out / "final")
 

@@ -40,6 +40,32 @@ class Refusal(ParseError):
 FIRST_REFUSALS = 8  # so many refusals without one answer are a wrong setting
 
 
+def _digest(entry: dict) -> str:
+    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()
+
+
+def _line(entry: dict) -> bytes:
+    "An entry as a line with its digest."
+    entry = json.loads(json.dumps(entry))  # as it will be read: a number that is a key becomes a text
+    return json.dumps(entry | dict(sha256=_digest(entry))).encode() + b"\n"
+
+
+def _entry(line: bytes, where: str) -> dict:
+    "The entry of a line; one of an earlier version has no digest."
+    try:
+        entry = json.loads(line)
+        digest = entry.pop("sha256", None)
+        if set(entry) not in ({"key", "value"}, {"key", "refused"}) or not isinstance(entry["key"], str):
+            raise ValueError("expected a key, one of value, refused, and sha256")
+        if digest not in (None, _digest(entry)):
+            raise ValueError("other words than were written: the SHA-256 is another one")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(
+            f"{where}: not an entry of a journal ({type(e).__name__}: {e}); take the line out, and it is asked again"
+        ) from None
+    return entry
+
+
 def _entries(path: Path, file: Any) -> dict[str, int]:
     "Where the line of each key begins. Half a line at the end, of a process that was killed, is cut off."
     found, start = {}, 0
@@ -47,13 +73,7 @@ def _entries(path: Path, file: Any) -> dict[str, int]:
         if not line.endswith(b"\n"):
             file.truncate(start)
             break
-        try:
-            entry = json.loads(line)
-            if not isinstance(entry["key"], str) or len({"value", "refused"} & set(entry)) != 1:
-                raise ValueError("expected a key and one of value, refused")
-        except (ValueError, KeyError, TypeError, RecursionError) as e:
-            raise ValueError(f"{path}, line {n}: not an entry of a journal ({type(e).__name__}: {e})") from None
-        found[entry["key"]] = start
+        found[_entry(line, f"{path}, line {n}")["key"]] = start
         start += len(line)
     return found
 
@@ -81,7 +101,7 @@ class Journal:
         counts: of this session: "asked", "from the journal", "refused"
 
     Raises:
-        ValueError: a line that is no entry, or another process has the file open
+        ValueError: a line that is no entry or differs from its digest, or another process has the file open
     """
 
     def __init__(self, path: str | Path | None = None):
@@ -127,13 +147,13 @@ class Journal:
 
     def _read(self, start):
         self._file.seek(start)
-        return json.loads(self._file.readline())
+        return _entry(self._file.readline(), str(self.path))
 
     def _write(self, key, entry):
         if self._file is None:
             self._new[key] = entry
             return
-        self._at[key] = _append(self._file, json.dumps(dict(key=key) | entry).encode() + b"\n")
+        self._at[key] = _append(self._file, _line(dict(key=key) | entry))
 
     def answer(self, key: str, value: Any) -> None:
         """Keep an answer.

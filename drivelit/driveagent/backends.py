@@ -26,6 +26,7 @@ from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProce
 from .toolkit import Box, ToolError, full_view, object_parts, object_type
 from ..policy.text import ParseError, harmless, parse_json
 from ..scene.core import Camera, Scene
+from ..scene.weights import load_pretrained
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #93f90f59
 class DepthAnything:
@@ -39,7 +40,7 @@ class DepthAnything:
     def __init__(
         self, name_or_folder: str = "depth-anything/Depth-Anything-V2-Metric-Outdoor-Small-hf", device: str = "cpu"
     ) -> None:
-        self.model = AutoModelForDepthEstimation.from_pretrained(name_or_folder).to(device).eval()
+        self.model = load_pretrained(AutoModelForDepthEstimation, name_or_folder).to(device).eval()
         self.processor = DPTImageProcessorPil.from_pretrained(name_or_folder)
         self.metric = self.model.config.depth_estimation_type == "metric"
 
@@ -133,7 +134,7 @@ class OpenVocabularyDetector:
         if not depth.metric:
             raise ValueError("depth: boxes in metres need a metric depth, this one is relative")
         self.back, self.threshold = depth, threshold
-        self.model = AutoModelForZeroShotObjectDetection.from_pretrained(name_or_folder).to(device).eval()
+        self.model = load_pretrained(AutoModelForZeroShotObjectDetection, name_or_folder).to(device).eval()
         self.tokenizer, self.processor = (
             AutoTokenizer.from_pretrained(name_or_folder),
             Owlv2ImageProcessorPil.from_pretrained(name_or_folder),

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from .formats import read as read_answer
@@ -31,6 +31,7 @@ from ..rollout.core import Episode
 from ..rollout.road import Planner, by_policy
 from ..scene.cameras import get_image
 from ..scene.core import Scene, wrap_angle
+from ..scene.weights import check_folder, check_tensors, load_tensors, seal
 from ..training.profiles import Profile
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #e98f9184
@@ -330,7 +331,7 @@ def train_head(
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #51b30928
 def save_head(head: MotionHead, folder: str | Path) -> Path:
-    """Write the weights to head.safetensors and the configuration to head.json.
+    """Write the weights to head.safetensors and the configuration to head.json, and a mark of both.
 
     Args:
         head: what is saved
@@ -343,7 +344,7 @@ def save_head(head: MotionHead, folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(head.state_dict(), folder / "head.safetensors")
     (folder / "head.json").write_text(json.dumps(head.config, indent=1))
-    return folder
+    return seal(folder, ("head.safetensors", "head.json"))
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #6eda14af
 def load_head(folder: str | Path) -> MotionHead:
@@ -357,13 +358,18 @@ def load_head(folder: str | Path) -> MotionHead:
 
     Raises:
         FileNotFoundError: for a folder without a head
-        ValueError: for a configuration with an unknown key; it names the file and the key
+        ValueError: for a configuration with an unknown key, another folder than its mark says, or tensors that are
+            missing, unexpected, of another shape or not finite; it names the file and the key or tensors
     """
+    check_folder(folder)
     config = json.loads((Path(folder) / "head.json").read_text())
     if unknown := set(config) - set(MotionHead().config):
         raise ValueError(f"{folder}/head.json: unknown key {min(unknown)!r}")
     head = MotionHead(**config)
-    head.load_state_dict(load_file(Path(folder) / "head.safetensors"))
+    file = Path(folder) / "head.safetensors"
+    tensors = load_tensors(file)
+    check_tensors(file, head.state_dict(), tensors)
+    head.load_state_dict(tensors)
     return head.eval()
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #c7cc961b

@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike
 from scipy.linalg import sqrtm
 from transformers import AutoConfig, CLIPModel
 
+from ..scene.weights import load_pretrained
+
 # %% ../../nbs/10_metrics/70_images.ipynb #93a2b997
 class Moments:
     "Mean and covariance of features, batch by batch."
@@ -265,7 +267,8 @@ def load_encoder(name: str | Path = "base") -> CLIPModel:
         CLIPModel
 
     Raises:
-        ValueError: no such folder, another model in it, or a file that is damaged or incomplete
+        ValueError: no such folder, another model in it, a file that is damaged, a folder that differs from its mark, or
+            tensors that are missing, unexpected, of another shape or not finite, which are named
     """
     folder = ENCODER if str(name) == "base" else Path(name)
     if not (folder / "config.json").is_file():
@@ -274,11 +277,6 @@ def load_encoder(name: str | Path = "base") -> CLIPModel:
         kind = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
         if kind != "clip":
             raise ValueError(f"holds a model of the type {kind!r}, expected 'clip'")
-        model, told = CLIPModel.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
-        )
-        if missing := sorted(told["missing_keys"]):
-            raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
     except Exception as e:  # a damaged file makes transformers raise many kinds
         raise ValueError(f"{folder}: cannot be read ({(str(e).splitlines() or [type(e).__name__])[0][:160]})") from None
-    return model.eval()
+    return load_pretrained(CLIPModel, folder, local_files_only=True, dtype=torch.float32).eval()

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import AddedToken
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -38,6 +37,7 @@ from drivelit.minddrive.words import (
 )
 from ..policy.engines import positions
 from ..policy.model import Encoded, Policy, load_policy
+from ..scene.weights import check_folder, check_tensors, load_tensors
 from ..training.processes import write_json
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #31c65882
@@ -425,11 +425,10 @@ def _tensors(experts, name):
 
 
 @torch.no_grad()
-def _fill(experts, name, tensors):
+def _fill(experts, name, tensors, where):
     "Put numbers into an adapter."
     own = experts.adapter(name)
-    if set(own) != set(tensors) or any(own[k].shape != tensors[k].shape for k in own):
-        raise ValueError(f"adapter {name}: {len(tensors)} tensors that are not those of this adapter ({len(own)})")
+    check_tensors(where, own, tensors)
     for k, p in own.items():
         p.copy_(tensors[k])
 
@@ -458,7 +457,7 @@ def add_reference(experts: Experts) -> None:
         experts: changed in place
     """
     experts.model.add_adapter("reference", _lora(experts.how["rank"], experts.how["alpha"], experts.tokens))
-    _fill(experts, "reference", _tensors(experts, experts.roles["decision"]))
+    _fill(experts, "reference", _tensors(experts, experts.roles["decision"]), "the decision expert")
     experts.roles["reference"] = "reference"
 
 
@@ -477,6 +476,11 @@ def value(experts: Experts, prompts: Sequence[Encoded], looks: Sequence[Look] | 
     return experts.value_head(hidden[:, -1])[:, 0]
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #e21fac90
+def _heads(experts):
+    "What the experts have beside the model, by name."
+    return {n: p for n, p in experts.named_parameters() if not n.startswith("model.")}
+
+
 def save_experts(experts: Experts, folder: str | Path) -> Path:
     """Write adapters and heads, so that `load_experts(folder)` gives the same experts.
 
@@ -491,17 +495,8 @@ def save_experts(experts: Experts, folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(experts.roles.values()):
         save_file(_tensors(experts, name), folder / f"{name}.safetensors")
-    heads = {n: p.detach().cpu().contiguous() for n, p in experts.named_parameters() if not n.startswith("model.")}
-    save_file(heads, folder / "heads.safetensors")
+    save_file({n: p.detach().cpu().contiguous() for n, p in _heads(experts).items()}, folder / "heads.safetensors")
     return write_json(folder / "experts.json", dict(roles=experts.roles, **experts.how)).parent
-
-
-def _file(folder, name):
-    "Tensors of a file of a folder."
-    try:
-        return load_file(folder / f"{name}.safetensors")
-    except (OSError, SafetensorError) as e:
-        raise ValueError(f"{folder / name}.safetensors: cannot be read ({str(e)[:160]})") from None
 
 
 def load_experts(folder: str | Path, **how: Any) -> Experts:
@@ -516,9 +511,11 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
 
     Raises:
         FileNotFoundError: no experts here
-        ValueError: a file that is damaged or of other experts
+        ValueError: a file that is damaged or of other experts, a folder that differs from its mark, or tensors that are
+            missing, unexpected, of another shape or not finite, which are named
     """
     folder = Path(folder)
+    check_folder(folder)
     try:
         told = json.loads((folder / "experts.json").read_text())
         roles = dict(told.pop("roles"))
@@ -533,8 +530,9 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
     if "value" in roles:
         add_value(experts)
     for name in dict.fromkeys(roles.values()):
-        _fill(experts, name, _file(folder, name))
-    lost, other = experts.load_state_dict(_file(folder, "heads"), strict=False)
-    if other or [n for n in lost if not n.startswith("model.")]:
-        raise ValueError(f"{folder}/heads.safetensors: not of these experts ({(other or lost)[0]})")
+        file = folder / f"{name}.safetensors"
+        _fill(experts, name, load_tensors(file), file)
+    heads = load_tensors(folder / "heads.safetensors")
+    check_tensors(folder / "heads.safetensors", _heads(experts), heads)
+    experts.load_state_dict(heads, strict=False)
     return experts

@@ -22,6 +22,7 @@ from .experts import Experts, load_experts, save_experts, way_loss
 from .rows import Plan, read_plan
 from ..policy.engines import positions
 from ..policy.model import Encoded
+from ..scene.weights import seal
 from drivelit.training.checkpoints import (
     add_metrics,
     checkpoints,
@@ -29,7 +30,6 @@ from drivelit.training.checkpoints import (
     last_checkpoint,
     plot_metrics,
     remove_checkpoint,
-    seal,
     told_if_full,
 )
 from ..training.processes import RunError

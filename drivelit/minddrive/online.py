@@ -38,7 +38,8 @@ from ..policy.model import Encoded
 from ..rollout.carla import CarlaWorld, NoSimulator
 from ..scene.core import Scene
 from ..scene.routes import Route, read_routes
-from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics, write_whole
+from ..scene.weights import write_whole
+from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics
 from ..training.ppo import gae, normalised, ppo_loss
 from ..training.processes import RunError, follow_parent, hold, write_json
 from ..training.stages import device_of, read_scenes, save_scenes

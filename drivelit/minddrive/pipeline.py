@@ -39,6 +39,7 @@ from .words import SPEEDS
 from ..scene.core import Scene
 from ..scene.routes import Route
 from ..scene.town_routes import PART, routes
+from ..scene.weights import seal
 from ..training.processes import RunError, write_json
 from ..training.profiles import sft_options
 from ..training.sft import train_sft
@@ -331,7 +332,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
         raise RunError(f"tokens: a question has {most} tokens, and tokens is {profile.tokens}")
     how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
     experts, log = imitate(experts, known, *how)
-    save_experts(experts, STAGES.trained(out, stage, seed))
+    seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     last = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in last])) for k in last[0]}
     told = dict(steps=len(log), rows=len(known.plans), asked=len(known.asked), loss=loss)
@@ -405,7 +406,7 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     scenes = chosen(roads(out, profile, "train"), profile.rl_scenes, seed)
     begin = STAGES.trained(out, BEFORE[stage], seed)
     experts, log = reinforce(begin, here / "rounds", scenes, profile, seed, budget)
-    save_experts(experts, STAGES.trained(out, stage, seed))
+    seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     told = dict(log=log, simulated=sum(row["steps"] for row in log))
     told |= judged(experts, stage, out, profile, seed)
     return told | dict(rounds=by_round(stage, out, profile, seed))

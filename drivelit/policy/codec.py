@@ -18,9 +18,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import load_file
 
 from ..scene.extras import Extra
+from drivelit.scene.weights import (
+    WeightsError,
+    check_folder,
+    load_pretrained,
+    load_tensors,
+    not_finite,
+    refuse_tensors,
+    seal,
+)
 
 # %% ../../nbs/20_policy/30_codec.ipynb #0f2a50a1
 _diffusers = Extra("diffusers", "images")
@@ -168,7 +176,7 @@ class Codec:
         return [Image.fromarray(a) for a in out]
 
     def save(self, folder: str | Path) -> Path:
-        """Write the codec, so that `load_codec(folder)` gives the same one.
+        """Write the codec, so that `load_codec(folder)` gives the same one, with the mark of a whole folder.
 
         Args:
             folder: created if needed: config.json and the weights as diffusers has them, codec.json with size and fold
@@ -182,7 +190,8 @@ class Codec:
         config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")  # the folder it came from is dropped
         told = json.dumps(dict(size=self.size, fold=self.fold))
         (Path(folder) / "codec.json").write_text(told, encoding="utf-8")
-        return Path(folder)
+        weights = [p.name for p in Path(folder).glob("diffusion_pytorch_model*")]
+        return seal(folder, [*weights, "config.json", "codec.json"])
 
 # %% ../../nbs/20_policy/30_codec.ipynb #a8403b71
 def new_codec(
@@ -351,9 +360,9 @@ CHECKPOINTS = (".ckpt", ".pt", ".pth", ".safetensors")
 
 def _weights(path):
     "The weights of a checkpoint, by name."
+    if path.suffix == ".safetensors":
+        return load_tensors(path)
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged or unsafe file makes torch raise many kinds
         raise CodecError(f"{path}: cannot be read ({str(e).splitlines()[0][:120]})") from None
@@ -384,7 +393,8 @@ def load_codec(name: str | Path = "base", size: Sequence[int] = (192, 128)) -> C
         Codec
 
     Raises:
-        CodecError: no such folder, or a file in it that is damaged; says which
+        CodecError: no such folder, a file in it that is damaged, a folder that differs from its mark, or tensors that
+            are missing, unexpected, of another shape or not finite; says which
     """
     folder = EMBEDDED if str(name) == "base" else Path(name)
     if not folder.exists():
@@ -394,12 +404,15 @@ def load_codec(name: str | Path = "base", size: Sequence[int] = (192, 128)) -> C
         if len(found) != 1:
             raise CodecError(f"{folder}: config.json or one checkpoint is expected, found {len(found)} checkpoints")
         try:
-            return Codec(from_movqgan(_weights(found[0])).float(), size)
-        except CodecError as e:
+            check_folder(folder, pickles=True)
+            model = from_movqgan(_weights(found[0])).float()
+            refuse_tensors(found[0], not_finite=not_finite(model.state_dict()))
+            return Codec(model, size)
+        except (CodecError, WeightsError) as e:
             raise CodecError(f"{found[0]}: {str(e).removeprefix(f'{found[0]}: ')}") from None
-    size, fold = _told(folder / "codec.json") if (folder / "codec.json").exists() else (size, 1)
     try:
-        model = _diffusers.VQModel.from_pretrained(folder, local_files_only=True)
-    except Exception as e:  # the reason is in the first line, whatever the kind
-        raise CodecError(f"{folder}: cannot be read ({str(e).splitlines()[0][:160]})") from None
+        model = load_pretrained(_diffusers.VQModel, folder, local_files_only=True)
+    except WeightsError as e:
+        raise CodecError(str(e)) from None
+    size, fold = _told(folder / "codec.json") if (folder / "codec.json").exists() else (size, 1)
     return Codec(model.float(), size, fold)

@@ -21,7 +21,7 @@ from .model import Policy
 from .text import ParseError, control_words, harmless
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok06
-_CODE = re.compile(r"<\|(0|[1-9]\d{0,6})\|>")  # `<|7|>` and never `<|007|>`
+_CODE = re.compile(r"<\|(0|[1-9][0-9]{0,6})\|>")  # `<|7|>` and never `<|007|>`, nor a digit of another script
 
 
 def image_text(ids: Any) -> str:

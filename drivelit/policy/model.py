@@ -10,6 +10,7 @@ __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'pla
 # %% ../../nbs/20_policy/10_model.ipynb #a948619f
 import importlib.util
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -21,7 +22,6 @@ import numpy as np
 import torch
 from huggingface_hub.utils import enable_progress_bars
 from PIL import Image
-from safetensors import SafetensorError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
@@ -36,6 +36,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 from transformers.utils import logging
 
+from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors
 from .video import Video, moments, read_video, video_batch
 
 # %% ../../nbs/20_policy/10_model.ipynb #qu1et002
@@ -645,9 +646,12 @@ def _device(name):
 
 def _json(path):
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as e:
         raise ValueError(f"{path}: not readable as JSON ({e})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: a JSON object is expected, not a {type(found).__name__}")
+    return found
 
 # %% ../../nbs/20_policy/10_model.ipynb #b06f08ec
 def new_policy(
@@ -752,11 +756,9 @@ def _checkpoint(name, dtype, pixels, attention):
     kind = AutoConfig.from_pretrained(folder).model_type if on_hub else _json(folder / "config.json").get("model_type")
     if kind != "qwen2_5_vl":
         raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
+    # first: it compares the folder with its mark, so that what is read next is what was written
+    model = load_pretrained(Qwen2_5_VLForConditionalGeneration, folder, dtype=dtype or "auto", **attention)
     processor, note = _processor(folder, pixels)
-    try:
-        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=dtype or "auto", **attention)
-    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as e:
-        raise ValueError(f"{folder}: its weights cannot be read ({type(e).__name__}: {str(e)[:200]})") from e
     if not getattr(model.config, "drivelit_base", None):
         model.config.drivelit_base = str(name) if on_hub else folder.name
     return Policy(model, processor, note)
@@ -794,10 +796,28 @@ def _grown(policy, folder, trained):
     return policy
 
 # %% ../../nbs/20_policy/10_model.ipynb #5614b524
+def _filled(model, folder):
+    "The model with the adapters of a folder, whose tensors are exactly those that these adapters have."
+    from peft import PeftModel, get_peft_model_state_dict
+
+    file = folder / "adapter_model.safetensors"
+    have = load_tensors(file)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # they are refused below
+            model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as e:
+        why = " ".join(str(e).split())[:300]
+        raise ValueError(f"{folder}: these adapters cannot be put on their base ({type(e).__name__}: {why})") from e
+    want = get_peft_model_state_dict(model, save_embedding_layers=False)
+    grown = ("embed_tokens.weight", "lm_head.weight")  # PEFT stores these as well, if the vocabulary has grown
+    check_tensors(file, want, {k: v for k, v in have.items() if k in want or not k.endswith(grown)})
+    return model
+
+
 def _adapters(folder, base, **how):
     "Trainable adapters on top of their base."
-    from peft import PeftModel
-
+    check_folder(folder)
     config = _json(folder / "adapter_config.json")
     named, trained = config.get("base_model_name_or_path"), config.get("trainable_token_indices") or []
     if named and Path(named).parts[-3:] == BASE.parts[-3:]:
@@ -810,7 +830,7 @@ def _adapters(folder, base, **how):
         except FileNotFoundError as e:
             raise FileNotFoundError(f"{folder}: the base of these adapters is not there ({e}); pass base=") from None
     _grown(base, folder, trained if isinstance(trained, list) else set.intersection(*map(set, trained.values())))
-    return Policy(PeftModel.from_pretrained(base.model, folder, is_trainable=True), base.processor, base.note)
+    return Policy(_filled(base.model, folder), base.processor, base.note)
 
 
 def load_policy(
@@ -852,7 +872,8 @@ def load_policy(
     Raises:
         FileNotFoundError: no policy in this folder
         ValueError: a wrong size, image size, dtype or device; another kind of model; adapters without a base; a damaged
-            file
+            file; a folder that differs from its mark; tensors that are missing, unexpected, of another shape or not
+            finite, which are named
     """
     dtype, device, folder = _dtype(dtype), _device(device), Path(name_or_path)
     if name_or_path == "toy":

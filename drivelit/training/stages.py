@@ -18,7 +18,6 @@ import os
 import shutil
 import time
 import traceback
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -33,7 +32,7 @@ from tqdm import tqdm
 from ..data.shards import ShardError, Shards, is_shards, pack, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
-from ..scene.core import Scene, SceneError, from_json
+from ..scene.core import Scene, from_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, write_json
 from .profiles import Profile, find_system, nearest
@@ -224,7 +223,7 @@ def read_scenes(path: str | Path) -> list[Scene]:
         return [unpack(t["scene"], numbers[t["at"] :]) for t in texts]
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such file; the stage `scenes` writes it") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, SceneError) as e:
+    except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
         raise RunError(
             f"{path}: cannot be read ({str(e)[:120]}); remove its folder, and the stage makes it anew"
         ) from None
@@ -271,10 +270,11 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         if references:
             ready = [prepare(s) for s in scenes]
             add_references(ready)
-            np.save(here / f"{split}.references.npy", np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3))
+            plans = np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3)
+            np.savez(here / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
     if kept:
         new = kept.with_name(f"{kept.name}.{os.getpid()}.new")
-        shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith((".npz", ".npy"))])
+        shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith(".npz")])
         with contextlib.suppress(OSError):  # another run was faster
             os.replace(new, kept)
         shutil.rmtree(new, ignore_errors=True)
@@ -297,11 +297,12 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     if (note := Path(out) / "scenes" / f"{split}.json").exists():
         was = json.loads(note.read_text())
         return open_shards(was["folder"], was["scenes"], was["run"])
-    scenes, plans = read_scenes(path := Path(out) / "scenes" / f"{split}.npz"), path.with_suffix(".references.npy")
+    scenes, plans = read_scenes(path := Path(out) / "scenes" / f"{split}.npz"), path.with_suffix(".references.npz")
     if plans.exists():
         try:
-            REFERENCES.update(zip(scenes, np.load(plans, allow_pickle=False), strict=True))
-        except (OSError, ValueError, EOFError) as e:
+            with np.load(plans, allow_pickle=False) as kept:
+                REFERENCES.update(zip(scenes, kept["plans"], strict=True))
+        except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
             raise RunError(f"{plans}: cannot be read ({e}); remove its folder, and the stage makes it anew") from None
     return scenes
 

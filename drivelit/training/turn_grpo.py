@@ -11,7 +11,6 @@ __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'b
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
 import os
-import pickle
 import shutil
 import sys
 import warnings
@@ -44,6 +43,7 @@ from drivelit.training.checkpoints import (
 from .grpo import ADVANTAGES, k3, spread_to_tokens
 from .profiles import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
+from .shards import read_episodes, write_episodes
 from .sharding import full_weights, gathered, is_sharded, put_slice, slice_of
 from .throughput import prepared_once
 
@@ -394,7 +394,7 @@ def turn_log(played: Sequence[dict]) -> dict[str, float]:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #23931384
 def write_played(folder: str | Path, asked: str, episodes: Mapping[int, Episode]) -> None:
-    """Keep what was played of a rollout that may be cut off.
+    """Keep what was played of a rollout that may be cut off, if it can be kept without code.
 
     Args:
         folder: of this process and step; the file is named by the first place
@@ -403,10 +403,10 @@ def write_played(folder: str | Path, asked: str, episodes: Mapping[int, Episode]
     """
     if not episodes:
         return
-    path = Path(folder) / f"{min(episodes)}.pickle"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".new").write_bytes(pickle.dumps((asked, dict(episodes))))
-    os.replace(path.with_suffix(".new"), path)
+    try:
+        write_episodes(Path(folder) / f"{min(episodes)}.npz", asked, episodes)
+    except TypeError as e:
+        warnings.warn(f"{e}: if this rollout is cut off, these episodes are played again", stacklevel=2)
 
 
 def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
@@ -417,16 +417,19 @@ def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
         asked: what the words would depend on now
 
     Returns:
-        place -> Episode; without those that were asked for otherwise, and without a damaged file's, which is told
+        place -> Episode; without those that were asked for otherwise, and without a damaged file's or those of an
+            earlier version's pickle, which is told
     """
     known = {}
-    for path in sorted(Path(folder).glob("*.pickle")):
-        try:
-            before, episodes = pickle.loads(path.read_bytes())
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
-            warnings.warn(f"{path} is damaged and not used ({e}): its episodes are played again", stacklevel=2)
-            continue
-        known |= episodes if before == asked else {}
+    for path in sorted(Path(folder).glob("*.pickle")):  # of an earlier version
+        warnings.warn(
+            f"{path} is a pickle, which may run code, and not read: its episodes are played again", stacklevel=2
+        )
+    for path in sorted(Path(folder).glob("*.npz")):
+        episodes, why = read_episodes(path, asked)
+        if why:
+            warnings.warn(why, stacklevel=2)
+        known |= episodes or {}
     return known
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #9df8d0f4
