@@ -45,7 +45,8 @@ def addresses_in(text: str) -> list[tuple[str, int]]:
         list of (host, port), each once
 
     Raises:
-        ProfileError: a variable that is not set, a file that is not there or cannot be read, no address, or one that stands twice
+        ProfileError: a variable that is not set, a file that is not there or cannot be read, no address, or one that
+            stands twice
     """
     what = "HOST:PORT with commas, or a file with one a line (PORTS_FILE of ci/serve_carla.sh)"
     if why := lacking(text):

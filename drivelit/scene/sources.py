@@ -239,9 +239,10 @@ def _write(source, root, out, limit, require, as_json, **options):
     except (SceneError, ValueError, OSError) as e:
         raise click.UsageError(str(e)) from None
     count |= dict(unreadable=len(failed)) if failed else {}
+    told = ", ".join(f"{v} {k}" for k, v in count.items())
     if not count["written"] + count["there"]:
-        raise click.UsageError(f"{out}: no scene of {root} was written; {', '.join(f'{v} {k}' for k, v in count.items())}")
-    print(json.dumps(count) if as_json else ", ".join(f"{v} {k}" for k, v in count.items()))
+        raise click.UsageError(f"{out}: no scene of {root} was written; {told}")
+    print(json.dumps(count) if as_json else told)
 
 
 def main(arguments: list[str] | None = None) -> int:
