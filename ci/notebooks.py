@@ -5,7 +5,6 @@ in IPython, each in a process of its own. Nothing is written into the repository
 ci/times.json, which the map in README.md shows.
 """
 
-import argparse
 import importlib
 import json
 import multiprocessing
@@ -20,6 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
+import click
 import matplotlib.pyplot as plt
 import nbformat
 import papermill
@@ -117,31 +117,40 @@ def run(path, limit, slow):
     return path, seconds, bool(error)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", type=Path, help="notebooks, from the repository's root; default: all")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=1800, help="seconds for one notebook: it is there to end a hang")
-    parser.add_argument("--slow", action="store_true", help="cells that begin with `#| slow`, too")
-    parser.add_argument("--save-times", action="store_true")
-    given = parser.parse_args()
+def inside(context, parameter, paths):
+    "Notebooks by their names from the repository's root."
+    for p in paths:
+        if p.suffix != ".ipynb" or not (ROOT / p).is_file():
+            raise click.BadParameter(f"{ROOT / p} is no notebook")
+    return [(ROOT / p).resolve().relative_to(ROOT) for p in paths]
+
+
+@click.command(help=__doc__, context_settings=dict(show_default=True))
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), callback=inside)
+@click.option("--workers", type=click.IntRange(1), default=2)
+@click.option(
+    "--limit", type=click.IntRange(1), default=1800, help="seconds for one notebook: it is there to end a hang"
+)
+@click.option("--slow", is_flag=True, help="cells that begin with `#| slow`, too")
+@click.option("--save-times", is_flag=True)
+def main(paths, workers, limit, slow, save_times):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
-    paths = sorted(given.paths or all_notebooks(), key=lambda p: -old.get(str(p), 0))  # the longest is not the last
+    paths = sorted(paths or all_notebooks(), key=lambda p: -old.get(str(p), 0))  # the longest is not the last
     for name in LARGE:
         importlib.import_module(name)
-    with ThreadPoolExecutor(given.workers) as pool:
-        done = list(pool.map(partial(run, limit=given.limit, slow=given.slow), paths))
+    with ThreadPoolExecutor(workers) as pool:
+        done = list(pool.map(partial(run, limit=limit, slow=slow), paths))
     failed = [str(path) for path, _, bad in done if bad]
-    if given.save_times:
+    if save_times:
         new = {**old, **{str(p): round(s) for p, s, bad in done if not bad}}
         TIMES.write_text(json.dumps({k: v for k, v in sorted(new.items()) if (ROOT / k).exists()}, indent=1) + "\n")
     longest = max([d[1] for d in done], default=0)
     print(
         f"{len(done) - len(failed)} of {len(done)} notebooks ran; the longest took {longest:.0f} s", *failed, sep="\n"
     )
-    return 1 if failed else 0
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,6 +9,8 @@ import re
 import sys
 from pathlib import Path
 
+import click
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -91,12 +93,21 @@ def faults(source):
             yield from class_faults(node)
 
 
-def main():
-    files = [Path(f) for f in sys.argv[1:]] or sorted((ROOT / "drivelit").rglob("*.py"))
+def modules(context, parameter, files):
+    "Python files."
+    if wrong := [f for f in files if f.suffix != ".py"]:
+        raise click.BadParameter(f"{wrong[0]} is no .py file")
+    return files
+
+
+@click.command(help=__doc__)
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), callback=modules)
+def main(files):
+    files = files or sorted((ROOT / "drivelit").rglob("*.py"))
     found = [f"{f}: {fault}" for f in files for fault in faults(f.read_text(encoding="utf-8"))]
     print("\n".join(found) or "nothing is left open")
-    return bool(found)
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,6 +6,8 @@ is the first system's): "system profile run-notebook", or the nearest right one 
 
 import sys
 
+import click
+
 from drivelit.training.profiles import ProfileError, find_system, load_profile, systems
 
 
@@ -13,20 +15,20 @@ def resolve(section):
     "(system, profile, run notebook) of a section's name."
     name, _, profile = section.rpartition(".")
     system = find_system(name) if name else next(iter(systems().values()))
-    if profile:
-        load_profile(system.name, profile)  # a profile that is none is told here, and not by a notebook's traceback
+    load_profile(system.name, profile)  # a profile that is none is told here, and not by a notebook's traceback
     return system.name, profile, system.notebook
 
 
-def main():
+@click.command(help=__doc__)
+@click.argument("section", required=False)
+def main(section):
     try:
-        lines = [resolve(sys.argv[1])] if sys.argv[1:] else [(n, resolve(f"{n}.")[2]) for n in systems()]
+        lines = [resolve(section)] if section is not None else [(n, s.notebook) for n, s in systems().items()]
     except ProfileError as e:
         print(e, file=sys.stderr)
-        return 2
+        sys.exit(2)
     print("\n".join(" ".join(line) for line in lines))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,7 +6,6 @@
 __all__ = ['overrides', 'profile_of', 'main']
 
 # %% ../nbs/40_training/60_command.ipynb #07e5b7e1
-import argparse
 import importlib
 import importlib.util
 import json
@@ -17,14 +16,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from .training.processes import RunError, follow_parent
 from drivelit.training.profiles import (
     ProfileError,
+    checked,
     checked_cluster,
     find_system,
+    launch,
     load_profile,
+    memory,
+    model_config,
+    notes,
     preview,
     profile_names,
+    serve_commands,
+    steps,
     systems,
 )
 
@@ -39,12 +47,17 @@ def overrides(pairs: Sequence[str]) -> dict[str, str]:
         dict: key -> text
 
     Raises:
-        ProfileError: a text without "="
+        ProfileError: a text without "=", or a key that stands twice
     """
+    found = {}
     for p in pairs:
-        if "=" not in p:
+        key, there, value = p.partition("=")
+        if not there:
             raise ProfileError(f"--set {p}: expected KEY=VALUE")
-    return dict(p.split("=", 1) for p in pairs)
+        if key in found:
+            raise ProfileError(f"--set {p}: {key} stands twice, also as {found[key]!r}")
+        found[key] = value
+    return found
 
 
 def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
@@ -62,73 +75,148 @@ def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
         ProfileError: names the nearest right one
     """
     system, _, name = section.partition(".")
-    return load_profile(find_system(system).name, name or "laptop", **overrides(pairs) | more)
+    given, cls = overrides(pairs), find_system(system).profile_class
+    for key, value in given.items():
+        checked(key, value, "--set", cls)  # before a key could be taken for another argument of `load_profile`
+    if twice := [k for k in given if more.get(k) is not None]:
+        raise ProfileError(f"--set {twice[0]}={given[twice[0]]}: --{twice[0]} says {more[twice[0]]!r}")
+    return load_profile(cls, name or "laptop", **more | given)
 
 # %% ../nbs/40_training/60_command.ipynb #c38f7d31
-def _systems(given):
-    "systems: the table of systems and their profiles."
-    profiles = lambda s: ", ".join(n.partition(".")[2] for n in profile_names(s.name))
-    rows = [(s.name, s.title, str(s.notebook), profiles(s)) for s in systems().values()]
+_AT_LEAST_1, _AT_LEAST_0 = click.IntRange(1), click.IntRange(0)
+
+
+def _not_empty(context, parameter, value):
+    "A text; an empty one is a variable of the shell that is not set."
+    if value == "":
+        raise click.BadParameter("it is empty")
+    return value
+
+
+def _profiles(context, parameter, begin):
+    "What completes the name of a profile."
+    return [n for n in profile_names() if n.startswith(begin)]
+
+
+_profile = click.argument("profile", metavar="SYSTEM.PROFILE", shell_complete=_profiles)
+_out = click.option("--out", callback=_not_empty, help="folder of the run  [default: runs/SYSTEM-PROFILE]")
+_set = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="another value of a key")
+_json = click.option("--json", "as_json", is_flag=True, help="for other programs")
+
+
+@click.group(context_settings=dict(show_default=True), no_args_is_help=False)
+def _commands():
+    "Runs of drivelit."
+
+
+@_commands.command("systems")
+@_json
+def _systems(as_json):
+    "The table of systems and their profiles."
+    profiles = lambda s: [n.partition(".")[2] for n in profile_names(s.name)]
+    rows = [dict(name=s.name, title=s.title, notebook=s.notebook, profiles=profiles(s)) for s in systems().values()]
+    if as_json:
+        return print(json.dumps(rows))
+    rows = [[*list(row.values())[:3], ", ".join(row["profiles"])] for row in rows]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{x:<{w}}" for x, w in zip(row, wide, strict=True)).rstrip())
 
 
-def _plan(given):
-    "plan: everything that is known about a run before it starts."
-    profile = profile_of(given.profile, given.set)
-    print(preview(profile, dict(out=given.out) if given.out else None, find_system(profile.system).stages.planned))
+def _planned(profile, parameters, kinds):
+    "The page of `preview` as data."
+    plays, config = ["play"] if profile.player == "here" else [], model_config(profile.model)
+    gb = {s: memory(profile, s, config) for s in ("sft", "rl", *plays, "evaluation")}
+    return dict(
+        system=profile.system,
+        profile=profile.name,
+        values={k: getattr(profile, k) for k in profile.keys()},
+        origins=profile.origin,
+        steps=steps(profile),
+        gigabytes=gb,
+        commands=[*serve_commands(profile), *launch(profile, parameters, kinds)],
+        notes=notes(profile, gb),
+    )
 
 
+@_commands.command("plan")
+@_profile
+@_out
+@_set
+@_json
+def _plan(profile, out, pairs, as_json):
+    "Everything that is known about a run before it starts."
+    profile = profile_of(profile, pairs)
+    what = profile, dict(out=out) if out else None, find_system(profile.system).stages.planned
+    print(json.dumps(_planned(*what)) if as_json else preview(*what))
+
+# %% ../nbs/40_training/60_command.ipynb #c38f7d32
 def _unset(profile):
     "Keys whose values name a variable that the environment does not have."
     return [(k, v) for k, v in vars(profile).items() if isinstance(v, str) and "$" in os.path.expandvars(v)]
 
 
-def _run(given):
-    "run: all stages side by side, then the results in one file."
-    profile = profile_of(given.profile, given.set, seeds=given.seeds, workers=given.workers)
-    cluster = checked_cluster(given.cluster)
+@_commands.command("run")
+@_profile
+@_out
+@_set
+@click.option("--seeds", help="with commas  [default: the profile's]")
+@click.option("--workers", help="stages side by side; 0: in this process  [default: the profile's]")
+@click.option("--stages", callback=_not_empty, help="only these and what they need, with commas")
+@click.option("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
+@_json
+def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
+    "All stages side by side, then the results in one file."
+    profile, cluster = profile_of(profile, pairs, seeds=seeds, workers=workers), checked_cluster(cluster)
     from drivelit.training.stages import start  # torch only when something is run
 
-    system, stages = find_system(profile.system), given.stages.split(",") if given.stages else None
-    system.stages.order(stages or ())  # before the folder is claimed: a name that is none
+    system, only = find_system(profile.system), stages.split(",") if stages else None
+    system.stages.order(only or ())  # before the folder is claimed: a name that is none
     if unset := [f"{k}: {v} is not set in the environment" for k, v in _unset(profile)]:
         raise ProfileError("; ".join(unset))
-    out = start(given.out or f"runs/{profile.system}-{profile.name}", profile)
-    system.stages.run(out, profile.seeds, stages, profile.workers, cluster)
-    if importlib.util.find_spec(f"{system.package}.report") and not given.stages:
+    out = start(out or f"runs/{profile.system}-{profile.name}", profile)
+    system.stages.run(out, profile.seeds, only, profile.workers, cluster)
+    if importlib.util.find_spec(f"{system.package}.report") and not only:
         importlib.import_module(f"{system.package}.report").collect(out, profile.seeds)
-    print(f"{out}: {', '.join(p.name for p in sorted(Path(out).iterdir()))}")
+    files = sorted(p.name for p in Path(out).iterdir())
+    print(json.dumps(dict(out=str(out), files=files)) if as_json else f"{out}: {', '.join(files)}")
 
 
-def _prepare(given):
-    "prepare: the scenes of a data set into a folder that a run takes as its source; goes on after a kill."
+@_commands.command("prepare")
+@click.argument("source")
+@click.argument("root", callback=_not_empty)
+@click.argument("folder", callback=_not_empty)
+@click.option("--workers", type=_AT_LEAST_0, default=len(os.sched_getaffinity(0)), help="processes; 0: this one")
+@click.option("--in-shard", type=_AT_LEAST_1, help="logs, drives or files in a shard")
+@click.option("--limit", type=_AT_LEAST_1, help="only so many logs, drives or files")
+@click.option("--require", default="expert,map", help="what a scene must have, with commas")
+@click.option("--references/--no-references", default=True, help="keep PDM-Closed's plans")
+@click.option("--tokens", help="file with the tokens of the moments that are wanted, such as navtrain's")
+@click.option("--split", help="of the reader")
+@click.option("--version", help="of the reader")
+@click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
+@click.option("--seed", type=_AT_LEAST_0, help="of the toy town")
+@click.option("--n", type=_AT_LEAST_1, help="of the toy town: scenes")
+@_json
+def _prepare(source, root, folder, workers, in_shard, limit, require, references, tokens, as_json, **options):
+    """The scenes of a data set into a folder that a run takes as its source; goes on after a kill.
+
+    SOURCE is navsim, nuscenes, ... or json: a folder of scene files. ROOT is the folder of the data, - for the toy
+    town. FOLDER is that of the shards; a run's source has two, train and heldout.
+    """
     from drivelit.training.prepare import prepare
 
-    options = {
-        k: getattr(given, k) for k in ("split", "version", "every", "seed", "n") if getattr(given, k) is not None
-    }
-    if given.tokens:
+    options = {k: v for k, v in options.items() if v is not None}
+    if tokens is not None:
         try:
-            options["tokens"] = Path(given.tokens).read_text().split()
+            options["tokens"] = Path(tokens).read_text().split()
         except (OSError, ValueError) as e:
-            raise RunError(f"--tokens {given.tokens}: cannot be read ({e})") from None
-    shards = prepare(
-        given.source,
-        given.root,
-        given.folder,
-        workers=given.workers,
-        in_shard=given.in_shard,
-        limit=given.limit,
-        require=tuple(filter(None, given.require.split(","))),
-        references=given.references,
-        **options,
-    )
-    left = sum(len(s["left_out"]) for s in shards.shards)
-    print(
-        f"{given.folder}: {len(shards)} scenes in {len(shards.shards)} shards; {left} left out, see left_out.txt there"
-    )
+            raise RunError(f"--tokens {tokens}: cannot be read ({e})") from None
+    how = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
+    found = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **how, **options)
+    counts = dict(scenes=len(found), shards=len(found.shards), left_out=sum(len(s["left_out"]) for s in found.shards))
+    told = "{scenes} scenes in {shards} shards; {left_out} left out, see left_out.txt there".format_map(counts)
+    print(json.dumps(dict(folder=folder) | counts) if as_json else f"{folder}: {told}")
 
 
 def _until_there(path, seconds=120):
@@ -137,67 +225,33 @@ def _until_there(path, seconds=120):
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.1)
 
-
-def _stage(given):
-    "stage: one stage of a run; prints its numbers."
+# %% ../nbs/40_training/60_command.ipynb #0b29a40e
+@_commands.command("stage")
+@click.argument("system")
+@click.argument("out", callback=_not_empty)
+@click.argument("stage")
+@click.option("--seed", type=_AT_LEAST_0, default=0)
+@click.option("--profile", callback=_not_empty, help="starts the folder, if it is a new one")
+@_set
+def _stage(system, out, stage, seed, profile, pairs):
+    "One stage of the run in the folder OUT; prints its numbers as JSON."
     if "TORCHELASTIC_RUN_ID" in os.environ:
         follow_parent(os.getppid())  # a killed torchrun leaves its processes behind
-    system = find_system(given.system)
+    stages = find_system(system).stages
+    stages.check(stage)
+    if pairs and not profile:
+        raise ProfileError("--set belongs to --profile, which starts the folder")
     from drivelit.training.stages import run_profile, start
 
-    if given.profile and os.environ.get("RANK", "0") == "0":
-        start(given.out, profile_of(f"{given.system}.{given.profile}", given.set))
-    elif given.profile:
-        _until_there(Path(given.out) / "run.json")
-    if given.set and not given.profile:
-        raise ProfileError("--set belongs to --profile, which starts the folder")
-    if (was := run_profile(given.out).system) != given.system:
-        raise RunError(f"{given.out} holds a run of {was}, not of {given.system}")
-    result = system.stages.work(given.out, given.stage, given.seed)
+    if profile and os.environ.get("RANK", "0") == "0":
+        start(out, profile_of(f"{system}.{profile}", pairs))
+    elif profile:
+        _until_there(Path(out) / "run.json")
+    if (was := run_profile(out).system) != system:
+        raise RunError(f"{out} holds a run of {was}, not of {system}")
+    result = stages.work(out, stage, seed)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps({k: v for k, v in result.items() if isinstance(v, (str, int, float))}))
-
-# %% ../nbs/40_training/60_command.ipynb #0b29a40e
-def _parser():
-    "What the command line understands."
-    parser = argparse.ArgumentParser(prog="python -m drivelit", description="Runs of drivelit.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name, do):
-        c = commands.add_parser(name, help=do.__doc__.partition(": ")[2], description=do.__doc__)
-        c.set_defaults(do=do)
-        return c
-
-    command("systems", _systems)
-    for name, do in (("plan", _plan), ("run", _run)):
-        c = command(name, do)
-        c.add_argument("profile", metavar="SYSTEM.PROFILE", help="a section of settings.ini")
-        c.add_argument("--out", help="folder of the run (runs/SYSTEM-PROFILE)")
-        c.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a key")
-    c.add_argument("--seeds", help="with commas")
-    c.add_argument("--workers", help="stages side by side; 0: in this process")
-    c.add_argument("--stages", help="only these and what they need, with commas")
-    c.add_argument("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
-    c = command("prepare", _prepare)
-    c.add_argument("source", help="navsim, nuscenes, ... or json: a folder of scene files")
-    c.add_argument("root", help="folder of the data; - for the toy town")
-    c.add_argument("folder", help="of the shards; a run's source has two, train and heldout")
-    c.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (as many as cores)")
-    c.add_argument("--in-shard", type=int, help="logs, drives or files in a shard")
-    c.add_argument("--limit", type=int, help="only so many logs, drives or files")
-    c.add_argument("--require", default="expert,map", help="what a scene must have, with commas")
-    c.add_argument("--references", action=argparse.BooleanOptionalAction, default=True, help="keep PDM-Closed's plans")
-    c.add_argument("--tokens", help="file with the tokens of the moments that are wanted, such as navtrain's")
-    for name, kind in dict(split=str, version=str, every=int, seed=int, n=int).items():
-        c.add_argument(f"--{name}", type=kind, help="of the reader")
-    c = command("stage", _stage)
-    c.add_argument("system", metavar="SYSTEM")
-    c.add_argument("out", metavar="OUT", help="folder of the run")
-    c.add_argument("stage", metavar="STAGE")
-    c.add_argument("--seed", type=int, default=0)
-    c.add_argument("--profile", help="starts the folder, if it is a new one")
-    c.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a key")
-    return parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -209,13 +263,17 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         int: 0, or 2 with a sentence on stderr
     """
-    given = _parser().parse_args(words)
     try:
-        given.do(given)
+        program = "drivelit" if Path(sys.argv[0]).name == "drivelit" else "python -m drivelit"
+        return _commands.main(words, program, standalone_mode=False) or 0
+    except click.Abort as e:  # what click makes of Ctrl-C, and of the EOFError of a damaged file
+        raise e.__cause__ from None
+    except click.ClickException as e:
+        help_of = f" (see {e.ctx.command_path} --help)" if getattr(e, "ctx", None) else ""
+        print(f"error: {e.format_message()}{help_of}", file=sys.stderr)
     except (ProfileError, RunError) as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
+    return 2
 
 # %% ../nbs/40_training/60_command.ipynb #c356bf11
 if __name__ == "__main__" and __package__ == "drivelit":  # not in a notebook, whose name is the same

@@ -32,7 +32,7 @@ def lacking(text: str) -> str:
     said = os.path.expandvars(text)
     if "$" in said:
         return f"{said} is not set in the environment"
-    return "" if (":" in said and "/" not in said) or Path(said).exists() else f"there is no {said} here"
+    return "" if (":" in said and "/" not in said) or os.path.exists(said) else f"there is no {said} here"
 
 
 def addresses_in(text: str) -> list[tuple[str, int]]:
@@ -45,14 +45,18 @@ def addresses_in(text: str) -> list[tuple[str, int]]:
         list of (host, port), each once
 
     Raises:
-        ProfileError: a variable that is not set, a file that is not there, no address, or one that stands twice
+        ProfileError: a variable that is not set, a file that is not there or cannot be read, no address, or one that
+            stands twice
     """
     what = "HOST:PORT with commas, or a file with one a line (PORTS_FILE of ci/serve_carla.sh)"
     if why := lacking(text):
         raise ProfileError(f"simulators: {why}; give {what}")
     said, found = os.path.expandvars(text), []
     if ":" not in said or "/" in said:
-        said = Path(said).read_text(encoding="utf-8", errors="replace")
+        try:
+            said = Path(said).read_text(encoding="utf-8", errors="replace")
+        except OSError as e:
+            raise ProfileError(f"simulators: {said} cannot be read ({e.strerror}); give {what}") from None
     for part in filter(None, map(str.strip, re.split(r"[,\n]", said))):
         match = _ADDRESS.fullmatch(part)
         if not match or not 0 < int(match[2]) <= 65533:  # a simulator takes three ports

@@ -7,8 +7,8 @@ __all__ = ['SOURCES', 'OF_SCENE', 'ASPECTS', 'module', 'gives', 'open_scenes', '
            'main']
 
 # %% ../../nbs/00_scene/90_sources.ipynb #490eadba
-import argparse
 import inspect
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import pandas as pd
 from tqdm import tqdm
 
@@ -213,45 +214,54 @@ def write_folder(
     return count
 
 # %% ../../nbs/00_scene/90_sources.ipynb #mainfun1
-def main(arguments: list[str] | None = None) -> None:
-    """The command `python -m drivelit.scene.sources`.
+@click.command(context_settings=dict(show_default=True))
+@click.argument("source", type=click.Choice(list(SOURCES)))
+@click.argument("root")
+@click.argument("out")
+@click.option("--limit", type=click.IntRange(1), help="only so many scenes")
+@click.option("--require", default="expert,map", help="aspects that a scene must have, separated by commas")
+@click.option("--split", help="of the reader")
+@click.option("--version", help="of the reader")
+@click.option("--every", type=click.IntRange(1), help="of the reader: moments between two that are taken")
+@click.option("--seed", type=click.IntRange(0), help="of the toy town")
+@click.option("--n", type=click.IntRange(1), help="of the toy town: scenes")
+@click.option("--json", "as_json", is_flag=True, help="for other programs")
+def _write(source, root, out, limit, require, as_json, **options):
+    "Write the scenes of a source as JSON files. ROOT is the folder of the data, - for the toy town."
+    options = {k: v for k, v in options.items() if v is not None}
+    aspects, failed = tuple(filter(None, require.split(","))), []
+    if unknown := set(aspects) - set(ASPECTS):
+        raise click.UsageError(f"--require {require}: {min(unknown)!r} is not one of {', '.join(ASPECTS)}")
+    if source != "toy":
+        options["on_error"] = lambda e: (failed.append(e), tqdm.write(f"unreadable: {e}", file=sys.stderr))
+    try:
+        count = write_folder(open_scenes(source, None if root == "-" else root, **options), out, limit, aspects)
+    except (SceneError, ValueError, OSError) as e:
+        raise click.UsageError(str(e)) from None
+    count |= dict(unreadable=len(failed)) if failed else {}
+    told = ", ".join(f"{v} {k}" for k, v in count.items())
+    if not count["written"] + count["there"]:
+        raise click.UsageError(f"{out}: no scene of {root} was written; {told}")
+    print(json.dumps(count) if as_json else told)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command `python -m drivelit.scene.sources`; what was written is printed.
 
     Args:
         arguments: of the command; None: those of the process
 
     Returns:
-        None; what was written is printed
-
-    Raises:
-        SystemExit: with one line that says what is wrong
+        0, or 2 after a sentence on stderr
     """
-    p = argparse.ArgumentParser(
-        prog="python -m drivelit.scene.sources", description="Write the scenes of a source as JSON files."
-    )
-    p.add_argument("source", choices=SOURCES)
-    p.add_argument("root", help="folder of the data; - for the toy town")
-    p.add_argument("out")
-    p.add_argument("--limit", type=int)
-    p.add_argument("--require", default="expert,map", help="aspects that a scene must have, separated by commas")
-    for name, kind in dict(split=str, version=str, every=int, seed=int, n=int).items():
-        p.add_argument(f"--{name}", type=kind, help="of the reader")
-    a = p.parse_args(arguments)
-    options = {k: getattr(a, k) for k in ("split", "version", "every", "seed", "n") if getattr(a, k) is not None}
-    failed = []
-    if a.source != "toy":
-        options["on_error"] = lambda e: (failed.append(e), tqdm.write(f"unreadable: {e}", file=sys.stderr))
     try:
-        count = write_folder(
-            open_scenes(a.source, None if a.root == "-" else a.root, **options),
-            a.out,
-            a.limit,
-            tuple(filter(None, a.require.split(","))),
-        )
-    except (SceneError, ValueError) as e:
-        raise SystemExit(str(e)) from None
-    count |= dict(unreadable=len(failed)) if failed else {}
-    print(", ".join(f"{v} {k}" for k, v in count.items()))
+        return _write.main(arguments, "python -m drivelit.scene.sources", standalone_mode=False) or 0
+    except click.Abort as e:  # what click makes of Ctrl-C
+        raise e.__cause__ from None
+    except click.ClickException as e:
+        print(f"error: {e.format_message()}", file=sys.stderr)
+        return 2
 
 # %% ../../nbs/00_scene/90_sources.ipynb #ma1n0090
 if __name__ == "__main__" and "ipykernel" not in sys.modules:
-    main()
+    sys.exit(main())

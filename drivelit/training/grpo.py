@@ -52,6 +52,9 @@ def _checked(rewards, groups):
         raise ValueError(f"{len(rewards)} rows of rewards, {len(groups)} group numbers")
     if np.isnan(rewards).all(1).any():
         raise ValueError(f"rewards[{int(np.isnan(rewards).all(1).argmax())}]: an episode without a turn")
+    if np.isinf(rewards).any():  # its group would have no mean, and every turn of it would look like none
+        i, j = np.argwhere(np.isinf(rewards))[0]
+        raise ValueError(f"rewards[{i}, {j}] = {rewards[i, j]}: not finite")
     return rewards, groups
 
 # %% ../../nbs/40_training/20_grpo.ipynb #95063f25
@@ -70,7 +73,7 @@ def sequence_advantages(
         (B, J) advantages, NaN where there was no turn; 0 in a group whose rewards are all equal
 
     Raises:
-        ValueError: an unknown std, other counts of rows and groups, or an episode without a turn
+        ValueError: an unknown std, other counts of rows and groups, an episode without a turn, or an infinite reward
     """
     rewards, groups = _checked(rewards, groups)
     a = _normalised(np.nanmean(rewards, 1, keepdims=True), groups, std, eps)
@@ -92,7 +95,7 @@ def turn_advantages(
         (B, J) advantages, NaN where there was no turn; 0 in a group whose rewards are all equal
 
     Raises:
-        ValueError: an unknown std, other counts of rows and groups, or an episode without a turn
+        ValueError: an unknown std, other counts of rows and groups, an episode without a turn, or an infinite reward
     """
     rewards, groups = _checked(rewards, groups)
     return np.concatenate([_normalised(rewards[:, j : j + 1], groups, std, eps) for j in range(rewards.shape[1])], 1)
@@ -113,7 +116,7 @@ def cross_turn_advantages(
         (B, J) advantages, NaN where there was no turn; 0 in a group whose rewards are all equal
 
     Raises:
-        ValueError: an unknown std, other counts of rows and groups, or an episode without a turn
+        ValueError: an unknown std, other counts of rows and groups, an episode without a turn, or an infinite reward
     """
     rewards, groups = _checked(rewards, groups)
     return _normalised(rewards, groups, std, eps)

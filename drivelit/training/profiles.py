@@ -645,7 +645,7 @@ def model_config(model: str) -> Any:
         Qwen2_5_VLConfig
 
     Raises:
-        ProfileError: none of these
+        ProfileError: none of these, or a config.json that cannot be read or is of a model without pictures
     """
     from transformers import AutoConfig, Qwen2_5_VLConfig
 
@@ -660,11 +660,17 @@ def model_config(model: str) -> Any:
         return Qwen2_5_VLConfig(
             text_config=HUB[model], vision_config=vision, tie_word_embeddings=HUB[model]["tie_word_embeddings"]
         )
-    if not (Path(model) / "config.json").is_file():
+    if not os.path.isfile(Path(model) / "config.json"):
         raise ProfileError(
             f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, {', '.join(HUB)}"
         )
-    return AutoConfig.from_pretrained(model)
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ProfileError(f"model: {model}/config.json cannot be read ({' '.join(str(e).split())[:120]})") from None
+    if not (hasattr(config, "vision_config") and hasattr(config, "text_config")):
+        raise ProfileError(f"model: {model}/config.json is of a {config.model_type!r}, which sees no pictures")
+    return config
 
 # %% ../../nbs/40_training/00_profiles.ipynb #24fdc11d
 def count_weights(config: Any, part: str = "") -> int:
@@ -915,7 +921,7 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     source = os.path.expandvars(p.source)
     if p.source != "toy" and "$" in source:
         out.append(f"source: {source} is not set in the environment")
-    elif p.source != "toy" and not Path(source).is_dir():
+    elif p.source != "toy" and not os.path.isdir(source):  # also of a name that is too long
         out.append(f"source: there is no folder {source} here")
     if p.model in HUB:
         out.append(f"model: {p.model} is read from the hub or its cache at the start")
@@ -1075,7 +1081,7 @@ def _flag(name, value):
 def run_parameters(
     system: str,
     profile: str = "laptop",
-    out: str = "",
+    out: str | int = "",
     resume: Any = True,
     plan: Any = False,
     cluster: str | None = "",
@@ -1086,7 +1092,7 @@ def run_parameters(
     Args:
         system: a name in the table of systems
         profile: name of a profile
-        out: folder; default: runs/<system>-<profile>
+        out: folder, also one whose name papermill takes for a number; default: runs/<system>-<profile>
         resume: go on from what the folder holds; no: refuse a folder that holds a run
         plan: show the page of `preview` and stop
         cluster: "auto", the address of a Ray cluster, or "" for this machine
@@ -1103,7 +1109,9 @@ def run_parameters(
     values = {k: v for k, v in more.items() if k in known and v not in (None, "")}
     flags = {k: _flag(k, v) for k, v in more.items() if k not in known}
     settings, resume, plan = load_profile(system, str(profile), **values), _flag("resume", resume), _flag("plan", plan)
-    folder = Path(out or f"runs/{system}-{profile}")
+    if isinstance(out, bool):
+        raise ProfileError(f"parameter out = {out} is no folder")
+    folder = Path(f"runs/{system}-{profile}" if out in ("", None) else str(out))
     if not resume and not plan and (folder / "run.json").exists():
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
     return RunParameters(settings, folder, resume, plan, checked_cluster(cluster), flags)

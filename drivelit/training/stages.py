@@ -34,7 +34,7 @@ from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, from_json
 from ..scene.town import scenes as toy_scenes
-from .processes import RunError, follow_parent, hold, write_json
+from .processes import RunError, follow_parent, hold, make_folder, write_json
 from .profiles import Profile, find_system, nearest
 from .shards import shards_in
 
@@ -57,9 +57,10 @@ def start(out: str | Path, profile: Profile) -> Path:
         the folder
 
     Raises:
-        RunError: the folder belongs to another run; names the first key that differs
+        RunError: the folder belongs to another run; names the first key that differs. Or nothing can be written
+            there
     """
-    path, now = Path(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
+    path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
     if not path.exists():
         write_json(path, now)
         return Path(out)
@@ -85,8 +86,8 @@ def _read_run(path):
             return values
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no run.json; start one with a profile") from None
-    except ValueError:
-        pass  # not JSON: the same sentence
+    except (OSError, ValueError):
+        pass  # not JSON, or no file: the same sentence
     raise RunError(f"{path}: not what a run writes; choose another folder")
 
 # %% ../../nbs/40_training/40_stages.ipynb #3a0e958c
@@ -504,7 +505,10 @@ class _Works(StageGraph):
                 return self.result(out, stage, seed)
             begin = time.time()
             with shards_in(here / "shards"):  # what it plays is shared out to its processes
-                result = self.function(stage)(Path(out), profile, seed)
+                try:
+                    result = self.function(stage)(Path(out), profile, seed)
+                except (SceneError, ShardError) as e:  # a file of the source, and not of the run
+                    raise RunError(f"stage {stage}, seed {seed}: {e}") from e
             result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
             if lead:
                 write_json(here / "done.json", result)

@@ -271,7 +271,8 @@ def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) 
         rewards: (B, J) what training takes for each turn
 
     Raises:
-        ValueError: no turn of an episode has a reward; names those that it has
+        ValueError: no turn of an episode has a reward; names those that it has. Or a reward is infinite; names the
+            scene and the turn
     """
     silent = np.isnan(rewards).all(1)
     if silent.any():
@@ -280,6 +281,12 @@ def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) 
         raise ValueError(
             f"{type(task).__name__}, scene {e.scene_id}: training takes the reward named 'reward', and the episode has "
             f"{names or 'none'}; call one of them 'reward', or say in outcome() and compare() what is taken"
+        )
+    if np.isinf(rewards).any():
+        i, j = np.argwhere(np.isinf(rewards))[0]
+        raise ValueError(
+            f"{type(task).__name__}, scene {episodes[i].scene_id}: the reward of turn {j + 1} is {rewards[i, j]}; "
+            "a reward must be finite"
         )
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #f5084fa3
