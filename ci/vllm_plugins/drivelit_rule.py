@@ -1,6 +1,6 @@
 """The rule of dreamed codes inside vLLM, token by token. `ci/serve_vllm.sh` puts this folder on the server's path.
 
-It needs vLLM and torch alone: the server's environment has no drivelit. `DreamRule.told` of drivelit.policy.image_tokens
+It needs vLLM and torch alone: the server's environment has no drivelit. `DreamRule.told` (drivelit.policy.image_tokens)
 writes what is read here, and a notebook's test holds the two against each other.
 """
 

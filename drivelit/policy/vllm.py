@@ -145,7 +145,7 @@ def _digest(image):
 
 
 def _salt(model, version):
-    "What parts the prefix cache of one model and version from all others; a server takes no slash in it, nor much text."
+    "What parts the prefix cache of one model and version from all others; servers take no slash in it, nor much text."
     return hashlib.blake2b(f"{model}\n{version}".encode(), digest_size=16).hexdigest()
 
 
@@ -467,6 +467,26 @@ class _Publishes:
             if old.is_dir() and old.name != name:
                 shutil.rmtree(old)
         return name
+
+    def give(self, name: str) -> None:
+        """The servers have the policy's weights afterwards, whichever process of a stage has published them.
+
+        Args:
+            name: of these weights: nothing is sent if the servers say that they have them
+
+        Raises:
+            EngineError: as of `publish`; or the first process has not published in time
+        """
+        mine = lambda: (self.version or "").startswith(f"{name}-")
+        if int(os.environ.get("RANK", 0)) == 0:
+            return None if mine() else self.publish(name)
+        until = time.monotonic() + self.patience
+        while not mine():
+            if time.monotonic() > until:
+                raise EngineError(f"the first process of this stage has not published {name!r} in {self.patience} s")
+            time.sleep(0.5)
+            self.version = self._same_version(None)
+        self._forget()
 
     def _own_folder(self):
         "The folder is this engine's: what lies in it is removed after each update."

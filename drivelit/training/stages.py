@@ -565,6 +565,7 @@ class Stages(_Works):
         profile = run_profile(out)
         seeds = profile.seeds if seeds is None else seeds
         workers = profile.workers if workers is None else workers
+        workers = workers if profile.player == "here" else min(workers, 1)  # servers have one policy at a time
         names = self.order([s for s in self.needs if s not in self.optional] if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
         if cluster:
