@@ -39,6 +39,7 @@ from drivelit.policy.engines import (
 )
 from .model import SPECIAL, Policy
 from .text import harmless
+from .video import Video
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #0e041ded
 def one_pad_each(ids: Sequence[int], pad: int) -> list[int]:
@@ -180,6 +181,12 @@ class _Reads:
             if error := fill_ids(self.policy, n, conversations[n], on_error):
                 unread[n] = error
             else:
+                if any(isinstance(i, Video) for i in conversations[n].images):
+                    raise EngineError(
+                        f"conversation {n} shows a video, and a request to vLLM has no place for the seconds between its "
+                        "frames: show it images",
+                        n,
+                    )
                 homes[n] = self._home(conversations[n])
 
         def ask(n, seconds):
@@ -341,13 +348,12 @@ class _Tells:
 
     def _same_words(self):
         "Refuse servers with another vocabulary, or without the rule, before anything else is asked of them."
-        text, ids = known_words(self.policy.tokenizer)
-        rows = self.policy.model.config.get_text_config().vocab_size
-        plain = dict(model=self.model, token_ids=ids[:1], sampling_params=dict(max_tokens=1))
+        size, (text, ids) = len(self.policy.tokenizer), known_words(self.policy.tokenizer)
 
-        def refuses(url, seconds, **more):
+        def holds_rule(url, seconds):
+            wrong = dict(max_tokens=1, extra_args=dict(dream_rule="?"))  # only a server that knows it takes offence
             try:
-                self._post(url, "/inference/v1/generate", plain | more, seconds)
+                self._post(url, "/inference/v1/generate", dict(token_ids=ids[:1], sampling_params=wrong), seconds)
             except Exception as e:
                 if getattr(e, "status_code", None) == 400:
                     return True
@@ -365,15 +371,12 @@ class _Tells:
                     f"{heard[at : at + 1]}, the policy as {ids[at : at + 1]}; start it with a folder of this policy "
                     f"({SERVE})"
                 )
-            if self._get(url, "/is_paused", seconds)["is_paused"]:
-                return  # a run that was killed has left it so; the first weights set it going
-            if not refuses(url, seconds, token_ids=[rows]):
+            if self._post(url, "/detokenize", dict(model=self.model, tokens=[size]), seconds)["prompt"]:
                 raise EngineError(
-                    f"{url} knows more tokens than the {rows} of the trainer's policy: start it with a folder of this "
+                    f"{url} knows more tokens than the {size} of the trainer's policy: start it with a folder of this "
                     f"policy ({SERVE})"
                 )
-            how = dict(max_tokens=1, extra_args=dict(dream_rule="?"))
-            if self.rule and not refuses(url, seconds, sampling_params=how):
+            if self.rule and not holds_rule(url, seconds):
                 raise EngineError(f"{url} does not know the rule of dreamed codes: start it with ci/serve_vllm.sh")
 
         self._everywhere(check, "vocabulary", 60.0, self.retries)
