@@ -19,4 +19,4 @@ if [ -z "${WORK:-}" ]; then
   trap 'rm -rf "$WORK"' EXIT
 fi
 mkdir -p "$WORK"
-python ci/vllm.py "$WORK" "$@"
+python ci/real_vllm.py "$WORK" "$@"

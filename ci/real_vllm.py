@@ -1,6 +1,6 @@
 """The checks of ci/vllm.sh: a real vLLM against the policy in this process.
 
-python ci/vllm.py WORK [--record]   WORK: an empty folder; --record: write the answers that the stub is held against
+python ci/real_vllm.py WORK [--record]   WORK: an empty folder; --record: write the answers that the stub is held against
 """
 
 import argparse
@@ -435,7 +435,7 @@ def main():
     torch.set_num_threads(1)
     work, only = given.work.resolve(), given.only.split(",")
     if "server" in only:
-        folder = tied().save(work / "tied", "ci/vllm.py")
+        folder = tied().save(work / "tied", "ci/real_vllm.py")
         with serve(work, "tied", folder, LORA_RANK=8) as server:
             check_golden(server.url, folder, given.record)
             policy = load_policy(folder, dtype="float32")
@@ -449,7 +449,7 @@ def main():
             check_failures(folder, server.url, work)
             check_kill(server, load_policy(folder, dtype="float32"), work, "bin/vllm serve")
     if "untied" in only:
-        folder = untied().save(work / "untied", "ci/vllm.py")
+        folder = untied().save(work / "untied", "ci/real_vllm.py")
         with serve(work, "untied", folder) as server:
             policy = load_policy(folder, dtype="float32")
             engine = VLLMEngine(policy, [server.url], work / "weights-untied", dtype="float32")
