@@ -1,6 +1,6 @@
 """The checks of ci/vllm.sh: a real vLLM against the policy in this process.
 
-python ci/real_vllm.py WORK [--record]   WORK: an empty folder; --record: write the answers that the stub is held against
+python ci/real_vllm.py WORK [--record]   WORK: an empty folder; --record: write the answers that the stub must give
 """
 
 import argparse

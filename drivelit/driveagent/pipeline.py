@@ -372,6 +372,7 @@ def base(out: str | Path, profile: Profile, seed: int) -> Policy:
     words = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     return load(profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"]))
 
+
 def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `served`: the folder that servers begin with, where they play.
 

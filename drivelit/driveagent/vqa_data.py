@@ -551,9 +551,7 @@ def _shares(said, rows):
     return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
 
 
-def vqa_accuracy(
-    policy: Policy, rows: Sequence[dict], pictures: str = "own", engine: Any = None
-) -> dict[str, float]:
+def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", engine: Any = None) -> dict[str, float]:
     """How many questions a policy answers right, at temperature 0, by `right_answer`.
 
     Args:

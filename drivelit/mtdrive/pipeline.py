@@ -251,6 +251,7 @@ def rows_of(stage: str, out: Path, seed: int) -> Rows:
     files = [STAGES.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
     return read_rows(*files)
 
+
 def fresh(profile: MTDriveProfile, seed: int) -> Policy:
     """The profile's model; a toy's tokenizer knows the words of the task.
 

@@ -386,7 +386,7 @@ class DreamRule(Walk):
         """
         return _read(self, text, opening)
 
-
+# %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok24b
 def _ranges(ids):
     "Whole numbers as [first, behind the last], as few as possible."
     found = []

@@ -51,6 +51,7 @@ def token_answer(
         choice["weight_versions"] = [dict(version=version, start=0, end=len(ids))]
     return dict(request_id="x", choices=[choice], prompt_token_ids=prompt)
 
+
 def plain_answer(text: str) -> Any:
     """What an answer of vLLM says, without what differs from run to run and what no client of this kit reads.
 
@@ -117,7 +118,7 @@ FAULTS: dict[str, Callable[[dict], Any]] = {
 # %% ../../nbs/20_policy/22_stub_vllm.ipynb #6d971461
 BLOCK = 16  # tokens in a block of the prefix cache
 
-
+# %% ../../nbs/20_policy/22_stub_vllm.ipynb #6d971462
 MOST_SALT = 128  # characters
 
 
@@ -169,7 +170,9 @@ def _wrong_request(ask, rows, rule):
     "What vLLM refuses before it looks at pictures, or None."
     salt, how = ask.get("cache_salt"), ask["sampling_params"]
     if not ask["token_ids"]:
-        wrong = dict(type="too_short", loc="body.token_ids", msg="List should have at least 1 item after validation, not 0")
+        wrong = dict(
+            type="too_short", loc="body.token_ids", msg="List should have at least 1 item after validation, not 0"
+        )
         wrong |= dict(input="<list of 0 items>", ctx=dict(field_type="List", min_length=1, actual_length=0))
         return _refusal(400, f"1 validation error:\n  {wrong}", "Bad Request", "body.token_ids")
     if salt is not None and (len(salt) > MOST_SALT or any(c in "@/\\\0" for c in salt)):
@@ -189,7 +192,7 @@ def _wrong_request(ask, rows, rule):
         return _refusal(400, f"Token id {max(wrong)} is out of vocabulary")
     return None
 
-
+# %% ../../nbs/20_policy/22_stub_vllm.ipynb #6d971463
 class _Speaks:
     "The part of the server that generates."
 
@@ -235,9 +238,9 @@ class _Speaks:
         if len(prompt) > self.longest:
             told = (
                 f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of {self.longest}. "
-                "Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens. For "
-                "image inputs, the number of image tokens depends on the number of images, and possibly their aspect "
-                "ratios as well."
+                "Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens. "
+                "For image inputs, the number of image tokens depends on the number of images, and possibly their "
+                "aspect ratios as well."
             )
             return _refusal(400, told)
         return prompt
@@ -275,8 +278,8 @@ _LOADING = threading.Lock()  # transformers loads one model at a time in a proce
 
 
 _NO_FOLDER = (
-    "Repo id must use alphanumeric chars, '-', '_' or '.'. The name cannot start or end with '-' or '.' and the maximum "
-    "length is 96: '{}'."
+    "Repo id must use alphanumeric chars, '-', '_' or '.'. The name cannot start or end with '-' or '.' and the "
+    "maximum length is 96: '{}'."
 )
 
 
@@ -333,7 +336,9 @@ class _Learns:
 
     def _resume(self, _):
         if self.half_loaded:
-            raise RuntimeError("a server whose weights could not be loaded was set going: the engine of vLLM dies of it")
+            raise RuntimeError(
+                "a server whose weights could not be loaded was set going: the engine of vLLM dies of it"
+            )
         self.paused = False
         return dict(status="resumed")
 
@@ -360,8 +365,8 @@ class StubVLLM(_Speaks, _Learns, StubServer):
         name: of the model
         dialect: a version of vLLM, one of DIALECTS
         shift: added to every log-probability, as if the server computed otherwise than the trainer
-        rule: what may be said where: the rule of ci/vllm_plugins, which a request tells how far its answer is; None: as a
-            server that was started without it, and looks at nothing
+        rule: what may be said where: the rule of ci/vllm_plugins, which a request tells how far its answer is; None: as
+            a server that was started without it, and looks at nothing
         longest: tokens of a conversation
 
     Attributes:

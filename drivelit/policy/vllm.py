@@ -149,7 +149,7 @@ def _salt(model, version):
     "What parts the prefix cache of one model and version from all others; servers take no slash in it, nor much text."
     return hashlib.blake2b(f"{model}\n{version}".encode(), digest_size=16).hexdigest()
 
-
+# %% ../../nbs/20_policy/25_vllm.ipynb #e0d0cd8d
 class _Reads:
     "The part of the engine that asks for answers."
 
@@ -183,8 +183,8 @@ class _Reads:
             else:
                 if any(isinstance(i, Video) for i in conversations[n].images):
                     raise EngineError(
-                        f"conversation {n} shows a video, and a request to vLLM has no place for the seconds between its "
-                        "frames: show it images",
+                        f"conversation {n} shows a video, and a request to vLLM has no place for the seconds between "
+                        "its frames: show it images",
                         n,
                     )
                 homes[n] = self._home(conversations[n])
@@ -303,7 +303,7 @@ def known_words(tokenizer: Any, count: int = 300) -> tuple[str, list[int]]:
     text = "".join(t for t in map(tokenizer.decode, ([i] for i in some)) if "\ufffd" not in t)
     return text, tokenizer(text, add_special_tokens=False)["input_ids"]
 
-
+# %% ../../nbs/20_policy/25_vllm.ipynb #36e14c61
 class _Tells:
     "The part of the engine that knows about weights."
 
@@ -437,7 +437,7 @@ def check_adapters(model: Any) -> None:
             "target_modules of the language part, or play here"
         )
 
-
+# %% ../../nbs/20_policy/25_vllm.ipynb #fd2392a7
 class _Publishes:
     "The part of the engine that hands on weights."
 
@@ -548,7 +548,9 @@ class _Publishes:
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #5c0e1a77
 @torch.inference_mode()
-def scored(policy: Policy, conversation: Conversation, said: Completion, never: Sequence[int] = (), rule: Any = None):
+def scored(
+    policy: Policy, conversation: Conversation, said: Completion, never: Sequence[int] = (), rule: Any = None
+) -> torch.Tensor:
     """The log-probability of each word of an answer at temperature 1, from one pass of the policy in this process.
 
     Args:
@@ -627,7 +629,6 @@ def far_apart(mean: float, most: float, bound: float, who: str) -> str:
         f"sampling_bound is {bound:g}: they do not compute with the same weights, or not the same function of them, so "
         "nothing can be learnt or measured from these answers"
     )
-
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #f05411c4
 class _Answers:

@@ -110,9 +110,7 @@ class Profile:
     picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
     player: str = key("here", "who plays, in all stages: 'here', or addresses of vLLM servers with commas")
     importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
-    sampling_bound: float = key(
-        1e-3, "mean |difference| of servers' and trainer's log-probabilities above which a run stops; 0: none", low=0
-    )
+    sampling_bound: float = key(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
     precision: str = key("fp32", "of activations; the weights in training are fp32", choices=("fp32", "bf16"))
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
@@ -816,7 +814,7 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
     command = f"{start} -m drivelit stage {what} {shlex.join(given_again(profile))}".rstrip()
     return f"for SEED in {' '.join(map(str, profile.seeds))}; do {command}; done" if several else command
 
-
+# %% ../../nbs/40_training/00_profiles.ipynb #dadbe66d
 def run_folder(profile: Profile, parameters: dict[str, Any] | None = None) -> str:
     """The folder of a run as a word of a command line.
 

@@ -258,8 +258,8 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     Raises:
         EngineError: a server that is down, has another model, or answers otherwise than the policy
     """
-    from ..policy.engines import Conversation, TransformersEngine
-    from ..policy.vllm import VLLMEngine
+    from drivelit.policy.engines import Conversation, TransformersEngine
+    from drivelit.policy.vllm import VLLMEngine
 
     if profile.player == "here":
         return TransformersEngine(policy, profile.together, rule=rule)
