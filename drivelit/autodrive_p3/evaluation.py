@@ -46,7 +46,7 @@ from ..rollout.core import Episode, TurnState, answered, rollout
 from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
-from ..training.shards import in_shards
+from ..training.shards import in_shards, player_for
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")
@@ -313,7 +313,7 @@ def play(
     """
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
-    engine = engine or TransformersEngine(policy, profile.together)
+    engine = engine or player_for(policy, profile)
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
     return in_shards(part, policy, profile, scenes, seed)
 
@@ -573,7 +573,7 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
         return None
     inputs, mode, found = replace(profile.inputs, frames=1), profile.modes[-1], {}
     policy.model.eval()
-    engine = TransformersEngine(policy, profile.together)
+    engine = player_for(policy, profile)
     for name, moments in key_frames(samples).items():
         asked = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
         said = engine.generate(asked, profile.new_tokens, temperature=0)

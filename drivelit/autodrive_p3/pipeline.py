@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TUNED', 'REINFORCED', 'OPTIONAL', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'FUNCTIONS', 'run_scenes',
-           'run_data', 'run_sft', 'rl_arm', 'run_rl']
+           'run_data', 'fresh', 'run_served', 'run_sft', 'rl_arm', 'run_rl']
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #6f180454
 from collections import Counter
@@ -24,8 +24,10 @@ from .task import StageTrainer
 from .teacher import annotate, open_teacher
 from ..data.rows import read_rows
 from ..data.served import Journal
+from ..policy.model import Policy
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
+from ..training.shards import save_served
 from ..training.stages import Stages, load, load_scenes, write_scenes
 from ..training.turn_grpo import train_rl
 
@@ -45,11 +47,12 @@ NEEDS = dict(
     data=("scenes",),
     **{s: ("data",) for s in TUNED},
     **{s: (a.get("before", "sft"),) for s, a in REINFORCED.items()},
+    served=(),  # the folder that servers begin with
 )
-SHARED = ("scenes", "data")  # the same for all seeds
+SHARED = ("scenes", "data", "served")  # the same for all seeds
 TRAINED = (*TUNED, *REINFORCED)
 KINDS = {s: "sft" if s in TUNED else "rl" if s in REINFORCED else "" for s in NEEDS}
-STAGES = Stages("drivelit.autodrive_p3", NEEDS, SHARED, KINDS, OPTIONAL)
+STAGES = Stages("drivelit.autodrive_p3", NEEDS, SHARED, KINDS, (*OPTIONAL, "served"))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #4ada8369
 def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
@@ -95,6 +98,33 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     return dict(rows=len(read_rows(path)), counts=dict(count))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #a831abc6
+def fresh(profile: P3Profile, seed: int) -> Policy:
+    """The profile's model; a toy's tokenizer knows the words of the task.
+
+    Args:
+        profile: of AutoDrive-P3
+        seed: of a toy's weights
+
+    Returns:
+        Policy
+    """
+    return load(profile.model, profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
+
+
+def run_served(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
+    """Stage `served`: the folder that servers begin with, where they play.
+
+    Args:
+        out: the run's folder
+        profile: of AutoDrive-P3
+        seed: of a toy's weights
+
+    Returns:
+        what `save_served` returns
+    """
+    return save_served(fresh(profile, seed), STAGES.folder(out, "served"), profile)
+
+
 def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     """Stages `sft` and `sft_images`: tune, then drive the held-out scenes.
 
@@ -108,7 +138,7 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
         dict: what `train_sft` and `evaluate` return
     """
     profile = replace(profile, **TUNED[stage])
-    policy = load(profile.model, profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
+    policy = fresh(profile, seed)
     rows, here = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
     rows = rows if profile.inputs.video else ImageRows(rows)
     result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, here, seed=seed, **sft_options(profile))
@@ -165,6 +195,7 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
 FUNCTIONS = dict(
     scenes=run_scenes,
     data=run_data,
+    served=run_served,
     **{s: partial(run_sft, s) for s in TUNED},
     **{s: partial(run_rl, s) for s in REINFORCED},
 )

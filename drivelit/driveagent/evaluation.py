@@ -25,7 +25,7 @@ from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..training.profiles import Profile
-from ..training.shards import in_shards
+from ..training.shards import in_shards, player_for
 from ..training.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #6f9afdef
@@ -46,14 +46,15 @@ def play(
         list[Episode]
     """
     heat = profile.play_temperature if temperature is None else temperature
-    return in_shards(lambda some, s: _play_here(policy, some, task, profile, s, heat), policy, profile, scenes, seed)
+    engine = player_for(policy, profile)
+    part = lambda some, s: _play_by(engine, policy, some, task, profile, s, heat)
+    return in_shards(part, policy, profile, scenes, seed)
 
 
-def _play_here(policy, scenes, task, profile, seed, temperature):
-    "All scenes in this process."
+def _play_by(engine, policy, scenes, task, profile, seed, temperature):
+    "All scenes by one engine."
     how = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     policy.model.eval()
-    engine = TransformersEngine(policy, profile.together)
     return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **how)
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4f29f84e
@@ -199,11 +200,11 @@ def latency(
     Returns:
         dict: mode -> seconds an answer, one at a time
     """
-    out = {}
+    engine, out = TransformersEngine(policy, profile.together), {}  # the clock is for one process
     for m in modes:
         begin = time.perf_counter()
         for s in scenes[:n]:
-            _play_here(policy, [s], task_for(profile, variant, m), profile, 0, 1)  # the clock is for one process
+            _play_by(engine, policy, [s], task_for(profile, variant, m), profile, 0, 1)
         out[m] = (time.perf_counter() - begin) / min(n, len(scenes))
     return out
 

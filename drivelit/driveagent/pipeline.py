@@ -6,7 +6,7 @@
 __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'EXPERT', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_of',
            'reward_weights', 'drivers', 'run_scenes', 'journal_of', 'necessity', 'teach', 'thought_lines',
            'save_variant', 'draw_explore', 'run_data', 'save_weights', 'save_words', 'run_vqa', 'trained', 'base',
-           'run_align', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion']
+           'run_served', 'run_align', 'tune', 'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -32,6 +32,7 @@ from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
+from ..training.shards import player_for, save_served
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 from typing import Any
@@ -55,13 +56,14 @@ NEEDS = dict(
     surround=("align",),  # table 7: Passive-SV; the longest first, since these three wait for nothing else
     retrieve=("align",),  # Retrieve View only, all three stages
     front=("align",),  # Passive-FV
+    served=("data",),  # the folder that servers begin with
 )
 
 
-SHARED = ("scenes", "data", "vqa")  # the same for all seeds
+SHARED = ("scenes", "data", "vqa", "served")  # the same for all seeds
 TRAINED = tuple(s for s in NEEDS if s not in SHARED)  # what has results for each seed
 KINDS = {s: "" if s in (*SHARED, "motion") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
-STAGES = Stages("drivelit.driveagent", NEEDS, SHARED, KINDS, optional=("alignment_swapped",))
+STAGES = Stages("drivelit.driveagent", NEEDS, SHARED, KINDS, optional=("alignment_swapped", "served"))
 
 
 def variant_of(stage: str) -> str:
@@ -370,6 +372,20 @@ def base(out: str | Path, profile: Profile, seed: int) -> Policy:
     words = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     return load(profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"]))
 
+
+def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stage `served`: the folder that servers begin with, where they play.
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of a toy's weights
+
+    Returns:
+        what `save_served` returns
+    """
+    return save_served(base(out, profile, seed), STAGES.folder(out, "served"), profile)
+
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1b0dcfff
 def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `align`: domain alignment on questions and answers (2.2); accuracy of each category before and after, with
@@ -389,9 +405,11 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     if not profile.align_steps:
         save_final(policy, folder)
         return dict(steps=0)
-    found = dict(vqa_before=vqa_data.vqa_accuracy(policy, test), vqa_usual=vqa_data.vqa_usual(rows, test))
+    before = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
+    found = dict(vqa_before=before, vqa_usual=vqa_data.vqa_usual(rows, test))
     result = train_sft(policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps))
-    after = {k: vqa_data.vqa_accuracy(policy, test, p) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
+    engine = player_for(policy, profile)
+    after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
     return result | found | after
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
@@ -586,6 +604,7 @@ def run_motion(out: str | Path, profile: Profile, seed: int, most: int = 1000) -
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
 FUNCTIONS = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft, motion=run_motion)
+FUNCTIONS |= dict(served=run_served)
 
 
 FUNCTIONS |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only")}

@@ -551,20 +551,22 @@ def _shares(said, rows):
     return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
 
 
-def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own") -> dict[str, float]:
+def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", engine: Any = None) -> dict[str, float]:
     """How many questions a policy answers right, at temperature 0, by `right_answer`.
 
     Args:
         policy: that is tested
         rows: N of `vqa_rows`, or read back from a file; of scenes that the policy has not learnt from
         pictures: "own", or "grey" for grey ones in their place
+        engine: who answers; default: the policy
 
     Returns:
         dict: category -> share of right answers, from 0 to 1; and `all` of them
     """
     see = lambda p: image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
     asked = [Conversation([m | dict(content=[*map(see, m["content"])]) for m in chat(r)[:1]]) for r in rows]
-    said = TransformersEngine(policy).generate(asked, max_new_tokens=32, temperature=0.0)
+    engine = engine or TransformersEngine(policy)
+    said = engine.generate(asked, max_new_tokens=32, temperature=0.0)
     return _shares([s.text for s in said], rows)
 
 

@@ -118,7 +118,8 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
 # %% ../../nbs/54_minddrive/15_profile.ipynb #18fef3bb
 LACKS = (  # keys of systems that write answers token by token, or train on several GPUs
     *("new_tokens", "sft_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
-    *("eval_temperature", "checkpointing", "picture_cache", "player", "importance_cap", "sharding"),
+    *("eval_temperature", "checkpointing", "picture_cache", "player", "importance_cap", "sampling_bound"),
+    "sharding",
 )
 LONGEST = 120  # decisions of a drive, about: two a second for a minute
 

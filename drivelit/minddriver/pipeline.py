@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'START_FORMS', 'PACKED',
            'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows',
-           'rows_of', 'fresh', 'run_start', 'begin', 'pack_start', 'features', 'examine', 'run_sft', 'adapters',
-           'settle', 'run_rft']
+           'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features', 'examine', 'run_sft',
+           'adapters', 'settle', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -41,6 +41,7 @@ from ..training.checkpoints import pack_weights, read_metrics, save_final
 from ..training.processes import RunError
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
+from ..training.shards import save_served
 from ..training.stages import Stages, device_of, load, load_scenes, run_profile, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
@@ -70,11 +71,12 @@ NEEDS = dict(
     start=("data",),
     **{s: ("start",) for s in ARMS},
     **{s: (b,) for s, (b, _) in REINFORCED.items()},
+    served=("data",),  # the folder that servers begin with
 )
-SHARED = ("scenes", "data", "start")  # the same for all seeds
+SHARED = ("scenes", "data", "start", "served")  # the same for all seeds
 TRAINED = (*ARMS, *REINFORCED)
 KINDS = {s: "sft" if s in ("start", *ARMS) else "rl" if s in REINFORCED else "" for s in NEEDS}
-STAGES = Stages("drivelit.minddriver", NEEDS, SHARED, KINDS)
+STAGES = Stages("drivelit.minddriver", NEEDS, SHARED, KINDS, ("served",))
 
 
 def arm_of(stage: str) -> dict[str, Any]:
@@ -333,6 +335,21 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     return policy
 
 
+def run_served(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
+    """Stage `served`: the folder that servers begin with, where they play.
+
+    Args:
+        out: the run's folder
+        profile: of MindDriver
+        seed: of new weights
+
+    Returns:
+        what `save_served` returns
+    """
+    policy = fresh(out, profile, seed) if profile.start == "train" else begin(out, profile, seed)
+    return save_served(policy, STAGES.folder(out, "served"), profile)
+
+
 def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     """Put the weights that a run's stage `start` has made where `start = packed` finds them, in half precision.
 
@@ -503,6 +520,7 @@ FUNCTIONS = dict(
     scenes=run_scenes,
     data=run_data,
     start=run_start,
+    served=run_served,
     **{s: partial(run_sft, s) for s in ARMS},
     **{s: partial(run_rft, s) for s in REINFORCED},
 )

@@ -76,6 +76,11 @@ class MindDriverProfile(Profile):
             found.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
         if "dream" in FORMS[self.form] and not self.seconds > 0:
             found.append("seconds: 0 is now, and the front view of now is in the question")
+        if self.player != "here" and self.lora_rank:
+            found.append(
+                f"lora_rank: adapters of rank {self.lora_rank} train the rows of the codes, which vLLM does not load; "
+                "set lora_rank = 0, or player = here"
+            )
         return found
 
 

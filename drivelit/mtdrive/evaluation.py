@@ -19,14 +19,13 @@ from .agent import PDMAgent
 from .formats import parse_trajectory
 from .profile import MTDriveProfile
 from .task import METRICS, MTDriveTask
-from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
 from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene import recorded
 from ..scene.core import Scene
-from ..training.shards import in_shards
+from ..training.shards import in_shards, player_for
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:
@@ -194,7 +193,7 @@ def play(
         one Episode for each scene, in order
     """
     turns = max_turns or profile.turns
-    engine, task = engine or TransformersEngine(policy, profile.together), task or task_for(profile, perception, turns)
+    engine, task = engine or player_for(policy, profile), task or task_for(profile, perception, turns)
     how = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     how |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()

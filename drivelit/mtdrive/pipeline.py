@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of',
            'run_scenes', 'save_data', 'run_data_single', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
-           'rows_of', 'examine', 'run_sft', 'run_rl']
+           'rows_of', 'fresh', 'run_served', 'examine', 'run_sft', 'run_rl']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -27,6 +27,7 @@ from ..policy.model import Policy
 from ..training.checkpoints import first_process
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
+from ..training.shards import save_served
 from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
@@ -45,6 +46,7 @@ NEEDS = dict(  # stage: the stages whose results it reads
     grpo=("data_rl",),  # one reward for the sequence
     mtgrpo_turn=("data_rl",),  # eq. 3: each turn against the same turn of the group
     mtgrpo_cross=("data_rl",),  # each turn against all turns of the group
+    served=(),  # the folder that servers begin with
 )
 RL_ARMS = ("grpo", "mtgrpo_turn", "mtgrpo_cross")
 TRAINED = tuple(s for s in NEEDS if s.startswith("sft")) + RL_ARMS
@@ -52,7 +54,7 @@ KINDS = {  # what a stage does on several GPUs
     s: "rl" if s in RL_ARMS else "sft" if s in TRAINED else "" for s in NEEDS
 } | dict.fromkeys(("data_two", "data_multi", "data_rl"), "play")
 # Scenes and single-turn data come before any training, so they are the same for all seeds.
-STAGES = Stages("drivelit.mtdrive", NEEDS, ("scenes", "data_single"), KINDS)
+STAGES = Stages("drivelit.mtdrive", NEEDS, ("scenes", "data_single", "served"), KINDS, ("served",))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #02bc98e7
 def trained(out: str | Path, stage: str, seed: int) -> Path:
@@ -249,6 +251,33 @@ def rows_of(stage: str, out: Path, seed: int) -> Rows:
     files = [STAGES.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
     return read_rows(*files)
 
+
+def fresh(profile: MTDriveProfile, seed: int) -> Policy:
+    """The profile's model; a toy's tokenizer knows the words of the task.
+
+    Args:
+        profile: of MTDrive
+        seed: of a toy's weights
+
+    Returns:
+        Policy
+    """
+    return load(profile.model, profile, seed, kit_text(), fixed_parts())
+
+
+def run_served(out: Path, profile: MTDriveProfile, seed: int) -> dict:
+    """Stage `served`: the folder that servers begin with, where they play.
+
+    Args:
+        out: the run's folder
+        profile: of MTDrive
+        seed: of a toy's weights
+
+    Returns:
+        what `save_served` returns
+    """
+    return save_served(fresh(profile, seed), STAGES.folder(out, "served"), profile)
+
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #06089f8a
 def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Let a trained policy drive the held-out scenes, as the tables need it.
@@ -289,7 +318,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: what `train_sft` and `examine` return
     """
     before = start_of(stage, profile.sft_warm)
-    policy = load(trained(out, before, seed) if before else profile.model, profile, seed, kit_text(), fixed_parts())
+    policy = load(trained(out, before, seed), profile, seed) if before else fresh(profile, seed)
     result = train_sft(
         policy,
         rows_of(stage, out, seed),
@@ -338,6 +367,7 @@ FUNCTIONS = dict(
     data_two=run_data_two,
     data_multi=run_data_multi,
     data_rl=run_data_rl,
+    served=run_served,
     **{s: partial(run_sft, s) for s in MIX},
     **{s: partial(run_rl, s) for s in ADVANTAGE},
 )

@@ -349,7 +349,7 @@ class DreamRule(Walk):
         return logits.masked_fill(self.forbidden(logits.shape[-1], logits.device)[at], -torch.inf)
 
     def served(self, opening: str = "") -> dict:
-        """The rule as vLLM takes it in a request.
+        """The rule as a chat server takes it: a pattern of the whole text, whose support is a little smaller.
 
         Args:
             opening: the answer's first words, already decided
@@ -360,6 +360,19 @@ class DreamRule(Walk):
         state = self.begin(self.tokenizer(opening, add_special_tokens=False)["input_ids"])
         pattern = answer_pattern(self.n, self.codes, self.tag, self.most, state.owed, state.begun)
         return dict(structured_outputs=dict(regex=pattern))
+
+    def told(self, ids: Sequence[int]) -> dict:
+        """The rule as ci/vllm_plugins/drivelit_rule.py holds it inside vLLM, token by token.
+
+        Args:
+            ids: of the conversation so far, with the answer's opening
+
+        Returns:
+            dict: for `extra_args` of the sampling parameters
+        """
+        state = self.begin(ids)
+        words = dict(codes=_ranges(self.ids), outside=_ranges(self._outside), start=self.start, end=self.end)
+        return dict(n=self.n, most=self.most, owed=state.owed, begun=state.begun, **words)
 
     def read(self, text: str, opening: str = "") -> list[int] | ParseError:
         """The tokens of a served answer, if the rule lets them through.
@@ -372,6 +385,17 @@ class DreamRule(Walk):
             ids; or a ParseError
         """
         return _read(self, text, opening)
+
+# %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok24b
+def _ranges(ids):
+    "Whole numbers as [first, behind the last], as few as possible."
+    found = []
+    for i in sorted(set(ids)):
+        if found and found[-1][1] == i:
+            found[-1][1] = i + 1
+        else:
+            found.append([i, i + 1])
+    return found
 
 
 def _read(rule, text, opening):

@@ -512,6 +512,15 @@ def _check_media(policy, ids, images):
                 )
 
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ab
+def _save_processor(processor, folder):
+    "Qwen's own processor, in vLLM, asks for more than ours writes: how films are read, which is as pictures are."
+    processor.save_pretrained(folder)
+    if isinstance(processor, ImageTextProcessor):
+        how = {k: v for k, v in processor.image_processor.to_dict().items() if k != "image_processor_type"}
+        text = json.dumps(how | dict(video_processor_type="Qwen2VLVideoProcessor"), indent=2) + "\n"
+        (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")
+
+# %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
 class Policy:
     """A model with its processor: conversations in, tensors out.
 
@@ -618,7 +627,7 @@ class Policy:
             the folder
         """
         self.model.save_pretrained(folder, state_dict=weights)
-        self.processor.save_pretrained(folder)
+        _save_processor(self.processor, Path(folder))
         (Path(folder) / "README.md").write_text(model_card(self, card), encoding="utf-8")  # in place of a stock card
         return Path(folder)
 

@@ -6,7 +6,7 @@
 __all__ = ['WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'HUB', 'ProfileError', 'key', 'described', 'Profile', 'nearest', 'convert',
            'typed', 'checked', 'read_sections', 'profile_names', 'System', 'systems', 'find_system', 'load_profile',
            'gpus_per_node', 'image_tokens', 'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config',
-           'count_weights', 'adapter_weights', 'memory', 'prepared_pictures', 'stage_gpus', 'given_again',
+           'count_weights', 'adapter_weights', 'memory', 'prepared_pictures', 'stage_gpus', 'given_again', 'run_folder',
            'serve_commands', 'launch', 'remedy', 'notes', 'preview', 'notebook_parameters', 'check_parameters',
            'RunParameters', 'checked_cluster', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
 
@@ -108,8 +108,9 @@ class Profile:
     checkpointing: bool = key(False, "recompute activations in the backward pass")
     together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
     picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
-    player: str = key("here", "who plays in reinforcement: 'here', or addresses of vLLM servers with commas")
+    player: str = key("here", "who plays, in all stages: 'here', or addresses of vLLM servers with commas")
     importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
+    sampling_bound: float = key(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
     precision: str = key("fp32", "of activations; the weights in training are fp32", choices=("fp32", "bf16"))
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
@@ -608,6 +609,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         picture_cache=profile.picture_cache,
         player=profile.player,
         importance_cap=profile.importance_cap,
+        sampling_bound=profile.sampling_bound,
         max_new_tokens=profile.new_tokens,
         max_tokens=profile.tokens,
     )
@@ -818,24 +820,43 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
     command = f"{start} -m drivelit stage {what} {shlex.join(given_again(profile))}".rstrip()
     return f"for SEED in {' '.join(map(str, profile.seeds))}; do {command}; done" if several else command
 
-
-def serve_commands(profile: Profile) -> list[str]:
-    """How the servers that play, and those that a system's own keys name, are started, one line each; run each on its
-    machine, before the run.
+# %% ../../nbs/40_training/00_profiles.ipynb #dadbe66d
+def run_folder(profile: Profile, parameters: dict[str, Any] | None = None) -> str:
+    """The folder of a run as a word of a command line.
 
     Args:
         profile: Profile
+        parameters: of papermill, by name; `out` is the folder
+
+    Returns:
+        an absolute path, quoted
+    """
+    folder = (parameters or {}).get("out") or f"runs/{profile.system}-{profile.name}"
+    return shlex.quote(str(folder)) if Path(folder).is_absolute() else f'"$PWD/{folder}"'
+
+
+def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -> list[str]:
+    """How the servers that play, and those that a system's own keys name, are started, one line each; run each on its
+    machine, before the run. The servers that play begin with the policy of the run, which the first line writes.
+
+    Args:
+        profile: Profile
+        parameters: of papermill, by name
 
     Returns:
         list of command lines, from the root of the repository; none if the run needs no server
     """
     p, out = profile, []
     rank, _ = p.trains("rl")
+    folder = run_folder(p, parameters)
+    if p.player != "here":
+        words = shlex.join(given_again(p))
+        out.append(f"python -m drivelit run {p.system}.{p.name} --out {folder} --stages served {words}")
     for url in p.player.split(",") if p.player != "here" else ():
         host, port = _ADDRESS.fullmatch(url.strip()).groups()
         settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
         given = " ".join(f"{k}={v}" for k, v in settings.items())
-        out.append(f"{given} bash ci/serve_vllm.sh {shlex.quote(p.model)} {port}")
+        out.append(f"{given} bash ci/serve_vllm.sh {folder}/served/final {port}")
     return out + p.servers()[0]
 
 
@@ -859,8 +880,7 @@ def launch(
     if max(p.sft_gpus, p.rl_gpus) > 1:
         given = dict(cluster="auto") | given  # one process of a notebook would use one GPU
     words = [w for k, v in ({"profile": p.name} | given).items() for w in ("-p", k, str(v))]
-    folder = parameters.get("out") or f"runs/{p.system}-{p.name}"
-    folder = shlex.quote(str(folder)) if Path(folder).is_absolute() else f'"$PWD/{folder}"'
+    folder = run_folder(p, parameters)
     notebook = Path(find_system(p.system).notebook)
     report = f"runs/{p.system}-{p.name}.ipynb"
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
@@ -930,7 +950,8 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     out += [f"{k}: {v.partition('@')[0]} must be served at {v.partition('@')[2] or v}" for k, v in served.items()]
     if p.player != "here":
         out.append(
-            "player: the servers read new weights from the run's folder, so they must see it under the same name"
+            "player: the servers read new weights from the run's folder, so they must see it under the same name; they "
+            "have one policy at a time, so stages do not run side by side"
         )
     out += p.servers()[1]
     for stage, parts in gb.items():
@@ -984,7 +1005,7 @@ def preview(profile: Profile, parameters: dict[str, Any] | None = None, kinds: d
         )
     if "picture_cache" in p.keys():
         page.append(f"  memory of prepared pictures, rl: {_told(prepared_pictures(p), p)}")
-    page += ["", *(f"  $ {c}" for c in [*serve_commands(p), *launch(p, parameters, kinds)])]
+    page += ["", *(f"  $ {c}" for c in [*serve_commands(p, parameters), *launch(p, parameters, kinds)])]
     return "\n".join([*page, *(f"  note: {t}" for t in notes(p, gb))])
 
 # %% ../../nbs/40_training/00_profiles.ipynb #23dc6f44

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SEED_STEP', 'KEPT', 'cut_into_shards', 'write_shard', 'read_shard', 'write_episodes', 'read_episodes', 'fingerprint',
-           'shards_in', 'in_shards']
+           'shards_in', 'save_served', 'player_for', 'in_shards']
 
 # %% ../../nbs/40_training/38_shards.ipynb #7d53a74f
 import dataclasses
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 import time
 import warnings
 import zlib
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from PIL import Image
 
 from .processes import RunError
 from .profiles import Profile
@@ -329,6 +331,57 @@ def _played(path, told, play, made):
     return read_shard(path, told)[0]
 
 # %% ../../nbs/40_training/38_shards.ipynb #0bdd74e7
+def save_served(policy: "Policy", folder: str | Path, profile: Profile) -> dict[str, int]:
+    """Write the folder that the servers of a run begin with; they get other weights of its shape later.
+
+    Args:
+        policy: with the vocabulary of the run
+        folder: of the stage `served`
+        profile: its precision
+
+    Returns:
+        dict: tokens (of the vocabulary)
+    """
+    import torch
+
+    if profile.precision == "bf16":
+        policy.model.to(torch.bfloat16)
+    policy.save(Path(folder) / "final", "nothing: servers that play begin with it, and get other weights in the run")
+    return dict(tokens=len(policy.tokenizer))
+
+
+def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
+    """Who answers for a policy.
+
+    Args:
+        policy: writes; without adapters, where servers play
+        profile: its `player` and `together`
+        rule: what may be said where
+
+    Returns:
+        the engine of this process; or that of the profile's servers, which have the policy's weights then
+
+    Raises:
+        EngineError: a server that is down, has another model, or answers otherwise than the policy
+    """
+    from drivelit.policy.engines import Conversation, TransformersEngine
+    from drivelit.policy.vllm import VLLMEngine
+
+    if profile.player == "here":
+        return TransformersEngine(policy, profile.together, rule=rule)
+    place = _PLACE.get()
+    folder = place.folder.parent / "served" if place else Path(tempfile.mkdtemp()) / "served"
+    servers = [url.strip() for url in profile.player.split(",")]
+    dtype = "bfloat16" if profile.precision == "bf16" else "float32"
+    engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype)
+    engine.give(f"play-{fingerprint(policy)}")
+    if profile.sampling_bound:
+        seen = Image.linear_gradient("L").convert("RGB").resize((168, 84))
+        asked = [dict(type="image", image=seen), dict(type="text", text="Yes or No")]
+        engine.check([Conversation([dict(role="user", content=asked)])], profile.sampling_bound)
+    return engine
+
+
 def in_shards(
     play: "Callable[[list, int], list[Episode]]", policy: "Policy", profile: Profile, scenes: Sequence, seed: int
 ) -> "list[Episode]":

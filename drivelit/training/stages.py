@@ -32,7 +32,7 @@ from tqdm import tqdm
 from ..data.shards import ShardError, Shards, is_shards, pack, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
-from ..scene.core import Scene, from_json
+from ..scene.core import Scene, SceneError, from_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, make_folder, write_json
 from .profiles import Profile, find_system, nearest
@@ -570,6 +570,7 @@ class Stages(_Works):
         profile = run_profile(out)
         seeds = profile.seeds if seeds is None else seeds
         workers = profile.workers if workers is None else workers
+        workers = workers if profile.player == "here" else min(workers, 1)  # servers have one policy at a time
         names = self.order([s for s in self.needs if s not in self.optional] if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
         if cluster:

@@ -28,9 +28,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from ..policy.engines import EngineError, TransformersEngine
+from ..policy.engines import Conversation, EngineError, TransformersEngine
 from ..policy.model import Policy
-from ..policy.vllm import VLLMEngine
+from ..policy.vllm import VLLMEngine, far_apart
 from ..rollout.core import Episode, RolloutError, Task, rollout
 from drivelit.training.checkpoints import (
     SafeCheckpoints,
@@ -635,7 +635,7 @@ class LearnsWords:
         return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in found)
 
     def constrain(self, logits: torch.Tensor, batch: dict) -> torch.Tensor:
-        """What may be said where: the rule under which the engine draws, if it has one.
+        """What may be said where: no control tokens where servers draw, and the engine's rule, if it has one.
 
         Args:
             logits: (M, V) for the M words of the policy in the batch: row m predicts `input_ids[own][m]`
@@ -648,6 +648,8 @@ class LearnsWords:
             ValueError: a word was said that the rule forbids, so the engine drew by another one
         """
         rule = getattr(self.engine, "rule", None)
+        if hasattr(self.engine, "publish"):  # servers draw among the other words, and tell their probability there
+            logits = logits.index_fill(1, torch.tensor(self.engine.never, device=logits.device), -torch.inf)
         return logits if rule is None else by_rule(rule, logits, batch["inputs"]["input_ids"], batch["own"])
 
     def objective(self, batch: dict) -> torch.Tensor:
@@ -703,6 +705,9 @@ class PlaysElsewhere:
         name = [None]
         if self.accelerator.is_main_process:
             name = [self.engine.publish(f"rollout-{self.state.global_step}", weights)]
+            if self.sampling_bound and not is_sharded(self.model):  # else `log_difference` is the first to see it
+                with self.accelerator.autocast():
+                    self.engine.check([Conversation(self.task.prompt(self.scenes[0]))], self.sampling_bound)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(name)
             self.engine.follow(name[0])
@@ -735,6 +740,9 @@ class PlaysElsewhere:
 
         Args:
             batches: of a rollout
+
+        Raises:
+            EngineError: by more than `sampling_bound`, in the mean: nothing is learnt from these words
         """
         masks = [b["tool_mask"].bool() for b in batches]
         apart = [(b["old_per_token_logps"] - b["sampling_per_token_logps"]).abs() for b in batches]
@@ -747,6 +755,11 @@ class PlaysElsewhere:
             everywhere = torch.tensor(sum(self._from_all([here[~here.isnan()].tolist()]), []))
             for how in hows if len(everywhere) else ():  # an engine may not tell
                 self._metrics["train"][f"sampling/{name}/{how}"].append(getattr(everywhere, how)().item())
+            if name == "sampling_logp_difference" and len(everywhere) and self.sampling_bound:
+                mean, most = everywhere.mean().item(), everywhere.max().item()
+                if not mean <= self.sampling_bound:
+                    who = ", ".join(getattr(self.engine, "servers", ["the sampler"]))
+                    raise EngineError(far_apart(mean, most, self.sampling_bound, who))
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
 class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
@@ -760,6 +773,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
         importance_cap: bound of the weight of a word whose sampler is another program; 0: no weights
+        sampling_bound: of the mean |difference| of its and our log-probabilities, beyond which training stops; 0: none
         together: conversations that the policy in this process continues at a time
         picture_cache: GB of prepared pictures that are kept in a rollout
         max_turns: of an episode
@@ -780,6 +794,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         *,
         engine: object | None = None,
         importance_cap: float = 0.0,
+        sampling_bound: float = 0.0,
         together: int = 256,
         picture_cache: float = 4.0,
         max_turns: int = 6,
@@ -811,6 +826,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         policy.model = self.model  # with its new adapters
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
         self.engine, self.importance_cap = engine or TransformersEngine(policy, together), importance_cap
+        self.sampling_bound = sampling_bound
         self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
         self.reference = Reference(self.model, args.bf16) if beta and not self.is_fsdp_enabled else None
         self.reference_every, self.picture_cache, self.said = reference_every, picture_cache, None
@@ -969,6 +985,7 @@ def train_rl(
     engine: object | None = None,
     player: str = "here",
     importance_cap: float = 0.0,
+    sampling_bound: float = 1e-3,
     together: int = 256,
     picture_cache: float = 4.0,
     max_turns: int = 6,
@@ -994,6 +1011,7 @@ def train_rl(
         engine: plays; default: the policy in this process
         player: "here", or addresses of vLLM servers with commas: they play in its place, under its rule
         importance_cap: of truncated importance sampling, C in the notebook; 0: none
+        sampling_bound: mean |difference| of the servers' and the trainer's log-probabilities beyond which it stops
         together: conversations that the policy in this process continues at a time
         picture_cache: GB of prepared pictures that are kept in a rollout
         max_turns: of an episode
@@ -1024,7 +1042,10 @@ def train_rl(
     start = resume_point(out, args.world_size) if resume else None
     if player != "here":
         servers = [url.strip() for url in player.split(",")]
-        engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None))
+        dtype = "bfloat16" if args.bf16 else "float32"
+        engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None), dtype=dtype)
+        if peft_config:  # adapters come on top of these weights
+            engine.give("base")
     trainer = (trainer or TurnGRPOTrainer)(
         policy,
         task,
@@ -1033,6 +1054,7 @@ def train_rl(
         advantage_fn,
         engine=engine,
         importance_cap=importance_cap,
+        sampling_bound=sampling_bound,
         together=together,
         picture_cache=picture_cache,
         max_turns=max_turns,
