@@ -24,7 +24,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import PeftConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -32,6 +32,7 @@ from ..policy.engines import Conversation, EngineError, TransformersEngine
 from ..policy.model import Policy
 from ..policy.vllm import VLLMEngine, far_apart
 from ..rollout.core import Episode, RolloutError, Task, rollout
+from ..scene.weights import check_tensors, load_tensors
 from drivelit.training.checkpoints import (
     SafeCheckpoints,
     first_process,
@@ -231,9 +232,14 @@ class Reference:
 
         Args:
             folder: checkpoint
+
+        Raises:
+            WeightsError: tensors that are missing, unexpected, of another shape or not finite; names them
         """
-        if (Path(folder) / self.FILE).exists():
-            for name, v in load_file(Path(folder) / self.FILE).items():
+        if (file := Path(folder) / self.FILE).exists():
+            kept = load_tensors(file)
+            check_tensors(file, self.weights, kept)
+            for name, v in kept.items():
                 put_slice(self.weights[name], v)
             self.refreshed = True
 
