@@ -321,7 +321,7 @@ def range_errors(said: Sequence[str], asked: Sequence[tuple]) -> list[dict[str, 
         out.append({"from": low, "to": high, "n": len(off), "mean": mean, "median": median})
     return out
 
-
+# %% ../../nbs/45_base/30_exam.ipynb #ex4m1ne1
 def examine(
     policy: Policy, shelf: Shelf, made: Sequence[Scene] | None = None, most: int = 200, sights: Sequence[str] = SIGHTS
 ) -> dict[str, Any]:
