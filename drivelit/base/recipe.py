@@ -253,7 +253,8 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
         folder = out / "train" / name
         if not (folder / "train.json").exists():
             if policy is None:
-                policy = load_policy(out / "train" / list(parts(recipe))[k - 1] / "final") if k else beginner(recipe)
+                before = out / "train" / list(parts(recipe))[k - 1] / "final"
+                policy = load_policy(before, dtype="float32") if k else beginner(recipe)
             teach_part(policy, out, recipe, name, lessons, [sum(t[n] for t in told) for n in ("steps", "tokens")])
         told.append(json.loads((folder / "train.json").read_text()))
     whole = {n: sum(t[n] for t in told) for n in ("steps", "rows", "tokens", "seconds")}
