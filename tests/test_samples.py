@@ -76,7 +76,7 @@ def test_the_human_through_the_score(moments):
     "The score drives the human's poses with a larger car and a tracker that cuts corners: a few known moments fail."
     results = [score(prepare(s), np.stack([s.expert.poses, constant_velocity(s)])) for _, _, s in moments]
     nc, dac, pdms = (np.array([getattr(r, k) for r in results]) for k in ("nc", "dac", "pdms"))
-    assert (nc[:, 0] < 1).sum() <= 1 and (dac[:, 0] < 1).sum() <= 13
+    assert (nc[:, 0] < 1).sum() <= 1 and (dac[:, 0] < 1).sum() <= 10
     assert {s.family for (_, _, s), d in zip(moments, dac[:, 0], strict=True) if d < 1} <= {"scene-1077", "scene-1094"}
     assert pdms[:, 0].mean() > pdms[:, 1].mean() + 0.1  # better than constant velocity
 
@@ -102,7 +102,7 @@ def test_recorded_velocities_know_no_future(name, time, tmp_path):
     file = DATA / "nuscenes_mini_scenes" / f"{name}.json.gz"
     log = json.loads(gzip.open(file).read())
     now = round(time * 10)
-    log["ego"] = {k: v[: now + 1] for k, v in log["ego"].items()}
+    log |= dict(ego={k: v[: now + 1] for k, v in log["ego"].items()}, length=now + 1)
     for id, track in list(log["tracks"].items()):
         n = int((np.array(track["frames"]) <= now).sum())
         track.update({k: track[k][:n] for k in ("frames", "xyz", "heading", "velocity")})

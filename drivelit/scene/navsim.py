@@ -597,12 +597,13 @@ def _scene(frames: list[dict], now: int, maps: str | Path | None, sensors: str |
         token=str(frame["token"]),
         timestamp=int(frame["timestamp"]),
         location=str(frame["map_location"]),
+        command_known=which < 3,
         longest_step=float(np.diff(window(frames, now)[1]).max(initial=0)),
         distortion={
             k: np.asarray(c["distortion"]).tolist() for k, c in frame.get("cams", {}).items() if "distortion" in c
         },
     )
-    meta |= unknown(future, boxes) | dict(command_known=which < 3)
+    meta |= unknown(future, boxes, told=True)
     return Scene(
         str(frame["token"]),
         "navsim",

@@ -269,18 +269,19 @@ def far_future(poses: np.ndarray) -> dict:
     return dict(future=np.round(poses[:16], 4).tolist()) if len(poses) >= 16 else {}
 
 
-def unknown(future: np.ndarray, boxes: bool = True) -> dict:
+def unknown(future: np.ndarray, boxes: bool = True, told: bool = False) -> dict:
     """What a scene does not know of the next four seconds.
 
     Args:
         future: (T, 3) of `half_seconds`: where it ends, the log ends or has a gap
         boxes: whether anybody has marked road users in this log
+        told: whether the log has commands; if not, they come from the future
 
     Returns:
         dict for Scene.meta: agents_known and command_known, each False where it is; nothing where both are known
     """
     short = len(future) < 8
-    return (dict(agents_known=False) if short or not boxes else {}) | (dict(command_known=False) if short else {})
+    return (dict(agents_known=False) if short or not boxes else {}) | (dict(command_known=False) if short and not told else {})
 
 
 def enough(scene: Scene, history: float, future: float = 4.0) -> Scene:
