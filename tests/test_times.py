@@ -127,7 +127,9 @@ def write_argoverse2(root, times):
     local = away @ np.array([[WAY[0], -WAY[1]], [WAY[1], WAY[0]]])
     same = dict(track_uuid="other", category="BUS", length_m=4.5, width_m=1.9, height_m=1.6, tz_m=0.8)
     same |= dict(qw=1.0, qx=0.0, qy=0.0, qz=0.0)
-    boxes = dict(timestamp_ns=stamp, tx_m=local[:, 0], ty_m=local[:, 1]) | {k: [v] * len(times) for k, v in same.items()}
+    boxes = dict(timestamp_ns=stamp, tx_m=local[:, 0], ty_m=local[:, 1]) | {
+        k: [v] * len(times) for k, v in same.items()
+    }
     feather.write_feather(pa.table(boxes), folder / "annotations.feather")
 
 
@@ -241,17 +243,22 @@ def test_a_long_gap_is_not_filled_in(name, tmp_path):
     found, refused = read_all(name, tmp_path / "gap", times)
     before, after = step * (first - 1), step * (first + lost)
     assert after - before > GAP
-    for scene in found:
-        assert scene.expert is None or len(scene.expert.poses) == 8
-    if name == "navsim":  # its moments need no expert: the field is absent, and so is the knowledge of the others
-        cut = [s for s in found if s.expert is None]
-        assert cut and not any(s.meta.get("agents_known", True) for s in cut)
-        for scene in cut:
-            with pytest.raises(SceneError, match="agents future wanted"):
-                sources.need(scene, "agents_future")
-            with pytest.raises(ValueError, match="road users"):
-                score(prepare(scene), np.zeros((1, 8, 3)))
-    assert refused and all(f"over {GAP} s" in str(e) or "no sweep within" in str(e) or "no frame" in str(e) for e in refused)
+    assert all(len(scene.expert.poses) == 8 for scene in found)
+    assert refused and all(
+        f"over {GAP} s" in str(e) or "no sweep within" in str(e) or "no frame" in str(e) for e in refused
+    )
+
+
+def test_what_lies_behind_a_gap_is_absent(tmp_path):
+    "Read by name, the moment before a gap of 2 s has no expert, and nobody knows the others: no score is given."
+    write_navsim(tmp_path, np.delete(0.5 * np.arange(20), [10, 11, 12]))
+    scene = navsim.read(tmp_path / "navsim_logs/test/log.pkl", 7)
+    check(scene)
+    assert scene.expert is None and "future" not in scene.meta and scene.agents[0].times[-1] == 1.0
+    with pytest.raises(SceneError, match="agents future wanted"):
+        sources.need(scene, "agents_future")
+    with pytest.raises(ValueError, match="road users are not known"):
+        score(prepare(scene), np.zeros((1, 8, 3)))
 
 
 def test_frames_of_the_ego_that_are_lost_are_seen(tmp_path):

@@ -292,8 +292,8 @@ def _check_ids(folder: Path, entries: Sequence[dict[str, Any]]) -> None:
         for name in _open(folder / entry["file"]).read(columns=["id"])["id"].to_pylist():
             if name in seen:
                 raise ShardError(
-                    f"{folder}: scene {name!r} is in {seen[name]} and again in {entry['file']}: one moment in two logs or "
-                    "files; take one away, and prepare into an empty folder"
+                    f"{folder}: scene {name!r} is in {seen[name]} and again in {entry['file']}: one moment in two logs "
+                    "or files; take one away, and prepare into an empty folder"
                 )
             seen[name] = entry["file"]
 
@@ -320,8 +320,8 @@ def write_shards(
         dict: the index, as `read_index` gives it
 
     Raises:
-        ShardError: the folder holds another run, the disk is full, a shard made again has other content, or an id stands
-            twice
+        ShardError: the folder holds another run, the disk is full, a shard made again has other content, or an id
+            stands twice
     """
     folder, told = Path(folder), dict(about, references=references, shards=len(blocks))
     run = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

@@ -269,8 +269,8 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
         how many records there are
 
     Raises:
-        ValueError: for more routes than there are, a record that lacks a field, one that stands twice, or a comfort that
-            is no share
+        ValueError: for more routes than there are, a record that lacks a field, one that stands twice, or a comfort
+            that is no share
     """
     driven = by_route(_checked(records))
     if (n := len(driven)) > routes:

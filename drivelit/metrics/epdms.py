@@ -408,7 +408,9 @@ def whole(table: pd.DataFrame) -> pd.DataFrame:
     parts = kept[[*MULTIPLIED, *(k for k in WEIGHTS if k != "ec")]].astype(float)
     if not (good := parts.ge(0) & parts.le(1)).all(axis=None):
         token, part = (~good).stack()[lambda v: v].index[0]
-        raise ValueError(f"{token}: {part} is {parts.at[token, part]}, no share; mark the row as not valid, or decide on it")
+        raise ValueError(
+            f"{token}: {part} is {parts.at[token, part]}, no share; mark the row as not valid, or decide on it"
+        )
     return kept
 
 
@@ -439,16 +441,16 @@ def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple
     """NAVSIM v2's pseudo closed-loop score.
 
     Args:
-        table: one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y (m); `valid`, if it is there, marks
-            the readable plans
+        table: one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y (m); `valid`, if it is there,
+            marks the readable plans
         mappings: (now, before, [(second-stage now, second-stage before), ...])
 
     Returns:
         dict: combined, stage_one, stage_two: a Series of COLUMNS each
 
     Raises:
-        ValueError: for a token that has no valid row, since a plan that could not be read has to be decided on before; and
-            as `whole`
+        ValueError: for a token that has no valid row, since a plan that could not be read has to be decided on before;
+            and as `whole`
     """
     table = whole(table)
     tokens = {t for now, before, second in mappings for t in (now, before, *[x for pair in second for x in pair])}

@@ -184,8 +184,8 @@ def errors(
         complete (N,)
 
     Raises:
-        ValueError: for a plan or a truth of the wrong shape, or NaN in a plan or in a truth that is valid or of a complete
-            sample; it names the sample
+        ValueError: for a plan or a truth of the wrong shape, or NaN in a plan or in a truth that is valid or of a
+            complete sample; it names the sample
     """
     n = len(predictions)
     truths = np.asarray(truths, float)

@@ -166,8 +166,8 @@ def check_agents(scene: Scene) -> None:
     """
     if not scene.meta.get("agents_known", True):
         raise ValueError(
-            f"scene {scene.id}: its road users are not known for the next 4 s (a split without boxes, a gap, or the end of "
-            "the log), so collisions cannot be scored"
+            f"scene {scene.id}: its road users are not known for the next 4 s (a split without boxes, a gap, the end "
+            "of the log), so collisions cannot be scored"
         )
 
 

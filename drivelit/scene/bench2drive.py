@@ -412,12 +412,7 @@ def read(clip: str | Path, frame: int, maps: str | Path | None = None) -> Scene:
 
 
 def _scene(
-    clip: str | Path,
-    frame: int,
-    annos: dict[float, dict],
-    tenths: dict[float, dict],
-    there: set[int],
-    hd: Path | None,
+    clip: str | Path, frame: int, annos: dict[float, dict], tenths: dict[float, dict], there: set[int], hd: Path | None
 ) -> Scene:
     "annos and tenths, which are those of the last second: {seconds from now: frame}."
     now, origin = annos[0.0], rear_axle(annos[0.0])

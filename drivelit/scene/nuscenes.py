@@ -236,7 +236,7 @@ def _ego(nusc: Any, now: dict, times: np.ndarray, poses: np.ndarray, scene_name:
     return Ego(back, past, v, a, steer)
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #rigsof01
-NEXT_VIEWS = 1.75  # seconds ahead; three key frames whose images are known: the truth of a predicted view, never an input
+NEXT_VIEWS = 1.75  # seconds: images of the next key frames are the truth of a predicted view, never an input
 
 
 def _cameras(nusc: Any, samples: dict[float, dict]) -> dict[str, Camera]:

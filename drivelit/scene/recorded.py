@@ -281,7 +281,8 @@ def unknown(future: np.ndarray, boxes: bool = True, told: bool = False) -> dict:
         dict for Scene.meta: agents_known and command_known, each False where it is; nothing where both are known
     """
     short = len(future) < 8
-    return (dict(agents_known=False) if short or not boxes else {}) | (dict(command_known=False) if short and not told else {})
+    lacks = dict(agents_known=short or not boxes, command_known=short and not told)
+    return {k: False for k, lacking in lacks.items() if lacking}
 
 
 def enough(scene: Scene, history: float, future: float = 4.0) -> Scene:

@@ -232,7 +232,7 @@ def read_tokens(path: str | Path) -> list[str]:
     """The tokens of a list, such as NAVSIM's navtest.yaml.
 
     Args:
-        path: one token a line; or YAML or JSON: a list, or `tokens:` with a list; or a table in CSV with a column `token`
+        path: one token a line; or YAML or JSON: a list, or `tokens:` with a list; or CSV with a column `token`
 
     Returns:
         list of different tokens, in the order of the file
