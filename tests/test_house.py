@@ -214,6 +214,7 @@ def test_the_arrow_check_sees_arrows():
 DISTRIBUTION = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
+    "yaml": "pyyaml",
     "IPython": "ipykernel",
     "nbformat": "papermill",
     "tokenizers": "transformers",

@@ -13,7 +13,7 @@ import shapely
 from pyarrow import feather
 
 from drivelit.metrics.kinematics import constant_velocity
-from drivelit.metrics.pdm import prepare, score
+from drivelit.metrics.pdm import off_road, prepare, score
 from drivelit.minddriver.evaluation import evaluate_real
 from drivelit.minddriver.formats import TAGS
 from drivelit.policy.codec import load_codec
@@ -54,7 +54,7 @@ def test_every_moment_is_a_scene(moments):
 
 
 def test_the_human_log_is_clean(moments):
-    "Where the car really was, with the size that it had: never off the road, never in somebody."
+    "Where the car really was: never off the road, nor is the score's larger car; in its own size never in somebody."
     signs = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * [LENGTH / 2, WIDTH / 2]
     for file, time, s in moments:
         box = own_future(file, time)
@@ -62,6 +62,8 @@ def test_the_human_log_is_clean(moments):
         x, y = box[:, :1] + signs[:, 0] * c - signs[:, 1] * n, box[:, 1:2] + signs[:, 0] * n + signs[:, 1] * c
         road = shapely.union_all([a.polygon for a in s.map.of("drivable")])
         assert shapely.contains_xy(road, x, y).all(), f"{s.id} leaves the road"
+        rear = box - AHEAD * np.c_[c, n, np.zeros(len(c))]
+        assert not off_road(prepare(s), np.pad(rear, ((0, 0), (0, 8)))[None]).any(), f"{s.id}: the larger car leaves"
         for a in s.agents:
             if len(a.times) == 1:
                 continue  # seen in one frame: only the score lets it stand there for good
@@ -73,10 +75,10 @@ def test_the_human_log_is_clean(moments):
 
 
 def test_the_human_through_the_score(moments):
-    "The score drives the human's poses with a larger car and a tracker that cuts corners: a few known moments fail."
+    "The score's tracker cuts corners: ten known moments fail, though the poses themselves stay on the road."
     results = [score(prepare(s), np.stack([s.expert.poses, constant_velocity(s)])) for _, _, s in moments]
     nc, dac, pdms = (np.array([getattr(r, k) for r in results]) for k in ("nc", "dac", "pdms"))
-    assert (nc[:, 0] < 1).sum() <= 1 and (dac[:, 0] < 1).sum() <= 13
+    assert (nc[:, 0] < 1).sum() <= 1 and (dac[:, 0] < 1).sum() <= 10
     assert {s.family for (_, _, s), d in zip(moments, dac[:, 0], strict=True) if d < 1} <= {"scene-1077", "scene-1094"}
     assert pdms[:, 0].mean() > pdms[:, 1].mean() + 0.1  # better than constant velocity
 
@@ -102,7 +104,7 @@ def test_recorded_velocities_know_no_future(name, time, tmp_path):
     file = DATA / "nuscenes_mini_scenes" / f"{name}.json.gz"
     log = json.loads(gzip.open(file).read())
     now = round(time * 10)
-    log["ego"] = {k: v[: now + 1] for k, v in log["ego"].items()}
+    log |= dict(ego={k: v[: now + 1] for k, v in log["ego"].items()}, length=now + 1)
     for id, track in list(log["tracks"].items()):
         n = int((np.array(track["frames"]) <= now).sum())
         track.update({k: track[k][:n] for k in ("frames", "xyz", "heading", "velocity")})

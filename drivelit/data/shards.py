@@ -285,6 +285,19 @@ def _one(job: tuple[int, Block], folder: Path, run: str, **how: Any) -> dict[str
     return there
 
 
+def _check_ids(folder: Path, entries: Sequence[dict[str, Any]]) -> None:
+    "No id stands twice: a log may lie in a folder under two names."
+    seen = {}
+    for entry in entries:
+        for name in _open(folder / entry["file"]).read(columns=["id"])["id"].to_pylist():
+            if name in seen:
+                raise ShardError(
+                    f"{folder}: scene {name!r} is in {seen[name]} and again in {entry['file']}: one moment in two logs "
+                    "or files; take one away, and prepare into an empty folder"
+                )
+            seen[name] = entry["file"]
+
+
 def write_shards(
     blocks: Sequence[Block],
     folder: str | Path,
@@ -307,7 +320,8 @@ def write_shards(
         dict: the index, as `read_index` gives it
 
     Raises:
-        ShardError: the folder holds another run, the disk is full, or a shard made again has other content
+        ShardError: the folder holds another run, the disk is full, a shard made again has other content, or an id
+            stands twice
     """
     folder, told = Path(folder), dict(about, references=references, shards=len(blocks))
     run = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
@@ -327,6 +341,7 @@ def write_shards(
                 f"has changed; remove {INDEX} to take it as it is, or choose another folder"
             )
         entries.append(entry)
+    _check_ids(folder, entries)
     index = dict(run=run, about=told, root=None if root is None else str(root), shards=entries)
     new = folder / f"{INDEX}.{os.getpid()}.new"
     try:

@@ -6,7 +6,7 @@
 __all__ = ['TTC_STEPS', 'OFF_LINE', 'OFF_STEPS', 'EXTENDED', 'MULTIPLIED', 'WEIGHTS', 'SIGMA2', 'COLUMNS', 'direction',
            'traffic_lights', 'lane_keeping', 'progress_score', 'comfort_signals', 'past_states', 'history_comfort',
            'extended_comfort', 'EPDMSResult', 'early', 'score_states', 'human_filter', 'score', 'second_stage_weights',
-           'with_extended_comfort', 'two_stage', 'one_stage', 'rows']
+           'whole', 'with_extended_comfort', 'two_stage', 'one_stage', 'rows']
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #9316bd6b
 from collections.abc import Iterable
@@ -392,6 +392,28 @@ def second_stage_weights(end: ArrayLike, starts: ArrayLike) -> np.ndarray:
 COLUMNS = (*MULTIPLIED, *WEIGHTS, "score")
 
 
+def whole(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count. A mean of pandas passes over NaN without a word, so a row that has one must be marked.
+
+    Args:
+        table: one row a token; a column `valid`, if there is one, marks rows that may hold anything
+
+    Returns:
+        DataFrame: the valid rows
+
+    Raises:
+        ValueError: NaN, infinity or no share in a part of a valid row; only `ec` may be missing
+    """
+    kept = table[table["valid"].astype(bool)] if "valid" in table else table
+    parts = kept[[*MULTIPLIED, *(k for k in WEIGHTS if k != "ec")]].astype(float)
+    if not (good := parts.ge(0) & parts.le(1)).all(axis=None):
+        token, part = (~good).stack()[lambda v: v].index[0]
+        raise ValueError(
+            f"{token}: {part} is {parts.at[token, part]}, no share; mark the row as not valid, or decide on it"
+        )
+    return kept
+
+
 def _row_score(row):
     w = {k: v for k, v in WEIGHTS.items() if not np.isnan(row[k])}
     return np.prod([row[k] for k in MULTIPLIED]) * sum(row[k] * v for k, v in w.items()) / sum(w.values())
@@ -419,15 +441,18 @@ def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple
     """NAVSIM v2's pseudo closed-loop score.
 
     Args:
-        table: one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y (m); readable plans only
+        table: one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y (m); `valid`, if it is there,
+            marks the readable plans
         mappings: (now, before, [(second-stage now, second-stage before), ...])
 
     Returns:
         dict: combined, stage_one, stage_two: a Series of COLUMNS each
 
     Raises:
-        ValueError: for a token that has no row; a plan that could not be read has to be decided on before
+        ValueError: for a token that has no valid row, since a plan that could not be read has to be decided on before;
+            and as `whole`
     """
+    table = whole(table)
     tokens = {t for now, before, second in mappings for t in (now, before, *[x for pair in second for x in pair])}
     if missing := sorted(tokens - set(table.index)):
         raise ValueError(f"no scores for {len(missing)} tokens, such as {missing[0]!r}")
@@ -452,8 +477,12 @@ def one_stage(table: pd.DataFrame, gap: float = 0.55) -> tuple[pd.Series, pd.Dat
         gap: seconds; frames of one log that are nearer are neighbours
 
     Returns:
-        tuple: Series of column means, and the table with EC and score
+        tuple: Series of column means, and the table with EC and score: of the valid rows
+
+    Raises:
+        ValueError: as `whole`
     """
+    table = whole(table)
     pairs = []
     for _, rows in table.sort_values("time").groupby("log", sort=False):
         pairs += [

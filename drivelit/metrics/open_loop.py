@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from .pdm import MOVING_TYPES
+from .pdm import MOVING_TYPES, check_agents
 from ..scene.core import Scene
 from ..scene.extras import Extra
 
@@ -78,7 +78,11 @@ def obstacles(scene: Scene, types: tuple[str, ...] = MOVING_TYPES, front_first: 
 
     Returns:
         np.ndarray: (6, 200, 200) bool
+
+    Raises:
+        ValueError: where the road users are not known
     """
+    check_agents(scene)
     times, rows = 0.5 * np.arange(1, STEPS + 1), [a for a in scene.agents if a.type in types]
     at = [[a.at(t) for t in times] for a in rows]
     valid = np.array([[p is not None for p in r] for r in at], bool).reshape(-1, STEPS)
@@ -168,7 +172,7 @@ def errors(
 
     Args:
         predictions: N of (6, 2), or None (or a falsy reason) for a plan that cannot be read
-        truths: (N, 6, 2)
+        truths: (N, 6, 2); where they are not valid they may be NaN, and nothing is measured
         grids: N of (6, 200, 200); None: no collisions
         valid: (N, 6) ground truth is known; None: all
         front_first: as in `draw`, for `grids`
@@ -176,16 +180,23 @@ def errors(
         complete: (N,) all six futures exist, as the data set says; None: all valid
 
     Returns:
-        dict: l2 (N, 6) metres, NaN where unreadable; hit_vad, hit_uniad and valid (N, 6); readable, complete (N,)
+        dict: l2 (N, 6) metres, NaN where unreadable or the truth is; hit_vad, hit_uniad and valid (N, 6); readable,
+        complete (N,)
 
     Raises:
-        ValueError: for a plan or a truth of the wrong shape, or a plan with NaN; it names the sample
+        ValueError: for a plan or a truth of the wrong shape, or NaN in a plan or in a truth that is valid or of a
+            complete sample; it names the sample
     """
     n = len(predictions)
     truths = np.asarray(truths, float)
     if truths.shape != (n, STEPS, 2):
         raise ValueError(f"truths: shape {truths.shape}, expected {(n, STEPS, 2)}")
     valid = np.ones((n, STEPS), bool) if valid is None else np.asarray(valid, bool)
+    complete = valid.all(1) if complete is None else np.asarray(complete, bool)
+    known = np.isfinite(truths).all(-1)
+    if (lacks := ~known & (valid | complete[:, None])).any():
+        i, k = np.argwhere(lacks)[0]
+        raise ValueError(f"truths[{i}]: NaN or infinity at step {k}, which is marked as known")
     readable = np.array([isinstance(p, (list, np.ndarray)) for p in predictions], bool)
     plans = np.full((n, STEPS, 2), np.nan)
     for i in np.flatnonzero(readable):
@@ -195,11 +206,13 @@ def errors(
                 f"predictions[{i}]: shape {p.shape}; needs six finite points. Give None for a plan that cannot be read"
             )
         plans[i] = p
-    complete = valid.all(1) if complete is None else np.asarray(complete, bool)
     out = dict(l2=np.hypot(*(plans - truths).transpose(2, 0, 1)), readable=readable, valid=valid, complete=complete)
     if grids is not None:
         other = grids if uniad_grids is None else uniad_grids
-        hit = lambda i, g, front: collisions(plans[i], truths[i], g[i], front) if readable[i] else np.zeros(STEPS, bool)
+        there = np.where(known[..., None], truths, 0.0)
+        hit = lambda i, g, front: (
+            collisions(plans[i], there[i], g[i], front) & known[i] if readable[i] else np.zeros(STEPS, bool)
+        )
         out["hit_vad"] = np.array([hit(i, grids, front_first) for i in range(n)])
         out["hit_uniad"] = np.array([hit(i, other, front_first if uniad_grids is None else False) for i in range(n)])
     return out
@@ -222,7 +235,7 @@ def table(e: dict[str, np.ndarray]) -> pd.DataFrame:
     vad, uniad = full & readable, readable
     rows = {
         "L2 m, ST-P3 / VAD (mean up to)": (upto(e["l2"][vad]), vad, full),
-        "L2 m, UniAD (at)": (at((e["l2"] * e["valid"])[uniad]), uniad, full | True),
+        "L2 m, UniAD (at)": (at(np.where(e["valid"], e["l2"], 0.0)[uniad]), uniad, full | True),
     }
     if "hit_vad" in e:
         rows |= {

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['AHEAD', 'MOVING_TYPES', 'REFERENCES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT',
-           'kinematic', 'at_10hz', 'red_zones', 'PDMScene', 'prepare', 'ego_centers', 'contacts', 'bearing', 'corners',
-           'inside', 'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road', 'direction', 'raw_progress',
-           'PDMResult', 'progress_score', 'score_states', 'add_references', 'reference_progress', 'score',
-           'score_scenes']
+           'kinematic', 'at_10hz', 'red_zones', 'PDMScene', 'check_agents', 'prepare', 'ego_centers', 'contacts',
+           'bearing', 'corners', 'inside', 'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road',
+           'direction', 'raw_progress', 'PDMResult', 'progress_score', 'score_states', 'add_references',
+           'reference_progress', 'score', 'score_scenes']
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
 from collections.abc import Sequence
@@ -152,6 +152,25 @@ def _union(areas):
     return geometry
 
 
+def check_agents(scene: Scene) -> None:
+    """Nobody annotated is not nobody there: a score of collisions needs to know who was where.
+
+    Args:
+        scene: any scene
+
+    Returns:
+        None
+
+    Raises:
+        ValueError: its reader says that the road users of the next four seconds are not known
+    """
+    if not scene.meta.get("agents_known", True):
+        raise ValueError(
+            f"scene {scene.id}: its road users are not known for the next 4 s (a split without boxes, a gap, the end "
+            "of the log), so collisions cannot be scored"
+        )
+
+
 def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
     """Make the geometry of a scene ready for `score`.
 
@@ -163,8 +182,9 @@ def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
         PDMScene: for any number of plans of this scene
 
     Raises:
-        ValueError: for another word than the two
+        ValueError: for another word than the two, and where the road users are not known
     """
+    check_agents(scene)
     if perception not in ("oracle", "kinematic"):
         raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
     # Who is not observed from now on is not part of the score.

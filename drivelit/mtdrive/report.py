@@ -740,11 +740,11 @@ def real_words(real: dict | None) -> str:
     worse = "below" if last < line else "not below"
     read = sorted(round(n * (1 - t["unreadable"])) for t in turns)
     nc, dac = (100 * own["expert"][m] for m in ("nc", "dac"))
-    lack = f"the cause of the missing {100 - min(nc, dac):.1f} is unknown"
     return "\n".join(
         [
             f"Policy, last turn: PDMS {last:.1f}, {worse} the best driver without eyes ({best}: {line:.1f}).",
             f"Its means are over {read[0]} to {read[-1]} of {n} scenes, those with a readable plan.",
-            f"NC {nc:.1f}, DAC {dac:.1f} for the human's log; {lack}.",
+            f"NC {nc:.1f}, DAC {dac:.1f} for the human's log: its poses stay on the road, "
+            "the score's tracker does not always.",
         ]
     )

@@ -199,6 +199,7 @@ def to_scene(frame: KeyFrame, calibration: dict[str, Camera] | None = None) -> S
     meta = dict(
         calibration=known,
         ego_state="unknown",
+        agents_known=False,
         description=frame.description,
         objects=frame.objects,
         behavior=behavior,

@@ -110,6 +110,11 @@ def _route(element: Element) -> Route:
         if key not in element.attrib:
             raise SceneError(f"no {key!r}")
         file_name(element.attrib[key], key)  # both become parts of paths of those who drive it
+    if element.find("waypoint") is not None:
+        raise SceneError(
+            "<waypoint> directly under <route>: a file of CARLA leaderboard 1, whose scenarios lie in another file; "
+            "routes of leaderboard 2 are read, with <waypoints> and <scenarios>"
+        )
     found = [_numbers(p, ("x", "y", "z")) for p in element.iterfind("waypoints/position")]
     points = np.array(found).reshape(-1, 3) * [1, -1, 1]
     apart = np.hypot(*np.diff(points[:, :2], axis=0).T) if len(points) else np.zeros(0)
@@ -137,12 +142,13 @@ def read_routes(path: str | File) -> list[Route]:
     Raises:
         SceneError: naming the file, the route and the element
     """
+    content = read_bytes(path)
     try:
-        tree = ElementTree.fromstring(read_bytes(path).decode())
-    except (ElementTree.ParseError, UnicodeDecodeError) as e:
-        raise SceneError(f"{path}: not XML, or cut short ({e})") from None
+        tree = ElementTree.fromstring(content)  # bytes: the file itself says its encoding
     except DefusedXmlException as e:
         raise SceneError(f"{path}: defines entities or names other files, which no route needs ({e})") from None
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the last two: an encoding that nobody knows
+        raise SceneError(f"{path}: not XML, or cut short ({e})") from None
     out = []
     for i, element in enumerate(tree.iter("route")):
         with reading(f"{path}: route {element.get('id', f'number {i}')[:40]}"):

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'OF_SCENE', 'ASPECTS', 'module', 'gives', 'open_scenes', 'has', 'need', 'key_frames', 'write_folder',
-           'main']
+           'read_tokens', 'main']
 
 # %% ../../nbs/00_scene/90_sources.ipynb #490eadba
+import csv
 import inspect
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import Any
 
 import click
 import pandas as pd
+import yaml
 from tqdm import tqdm
 
-from .core import Scene, SceneError, file_name, to_json
+from .core import Scene, SceneError, file_name, read_bytes, to_json
 
 # %% ../../nbs/00_scene/90_sources.ipynb #801312a6
 SOURCES = dict(
@@ -103,23 +105,30 @@ def open_scenes(source: str, root: str | Path | None = None, **options: Any) -> 
     return iter(read(root, **options))
 
 # %% ../../nbs/00_scene/90_sources.ipynb #bff716fd
+def _on_disk(scene: Scene, when: Callable[[float], bool]) -> bool:
+    "Whether every camera has an image of such a time, and all of them are there."
+    named = [[f for t, f in c.files.items() if when(t)] for c in scene.cameras.values()]
+    return bool(named) and all(named) and all(Path(f).is_file() for some in named for f in some)
+
+
 def has(scene: Scene, aspect: str) -> bool:
     """Whether this very scene has it.
 
     Args:
         scene: any scene
-        aspect: one of ASPECTS
+        aspect: one of ASPECTS; "images" are those of all cameras now, "past_images" all before: files must be there
 
     Returns:
         bool
     """
-    past = [t for c in scene.cameras.values() for t in c.files if t < -1e-6]
+    painted = scene.source == "toy" and bool(scene.cameras) and not any(c.files for c in scene.cameras.values())
     return dict(
-        images=lambda: scene.source == "toy" and bool(scene.cameras) or any(c.files for c in scene.cameras.values()),
-        past_images=lambda: scene.source == "toy" and bool(scene.cameras) or bool(past),
+        images=lambda: painted or _on_disk(scene, lambda t: abs(t) < 1e-6),
+        past_images=lambda: painted or _on_disk(scene, lambda t: t < -1e-6),
         ego_past=lambda: len(scene.ego.times) > 1,
         agents_future=lambda: (
-            any(a.times[-1] > 0 for a in scene.agents) or scene.expert is not None and not scene.agents
+            scene.meta.get("agents_known", True)
+            and (any(a.times[-1] > 0 for a in scene.agents) or scene.expert is not None and not scene.agents)
         ),
         expert=lambda: scene.expert is not None,
         map=lambda: bool(scene.map.of("roadblock", "intersection", "carpark", "drivable")),
@@ -192,9 +201,12 @@ def write_folder(
         how many were written, there before, and skipped
 
     Raises:
-        SceneError: from a reader, naming the file and what is wrong with it
+        SceneError: from a reader, naming the file and what is wrong with it; two different scenes of one id
+        ValueError: a limit below 1
     """
-    out, count = Path(out), dict(written=0, there=0, skipped=0)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: {limit}; it must be at least 1")
+    out, count, made = Path(out), dict(written=0, there=0, skipped=0), set()
     out.mkdir(parents=True, exist_ok=True)
     for scene in tqdm(islice(scenes, limit), total=limit, desc=str(out), mininterval=1):
         path = out / f"{file_name(scene.id)}.json"
@@ -204,6 +216,9 @@ def write_folder(
             count["skipped"] += 1
             tqdm.write(f"skipped: {e}")
             continue
+        if scene.id in made and path.read_text() != to_json(scene):
+            raise SceneError(f"{path}: two different moments have the id {scene.id!r}: is a log there twice?")
+        made.add(scene.id)
         if path.exists():
             count["there"] += 1
         else:
@@ -212,6 +227,53 @@ def write_folder(
             os.replace(part, path)
             count["written"] += 1
     return count
+
+# %% ../../nbs/00_scene/90_sources.ipynb #tokens01
+def read_tokens(path: str | Path) -> list[str]:
+    """The tokens of a list, such as NAVSIM's navtest.yaml.
+
+    Args:
+        path: one token a line; or YAML or JSON: a list, or `tokens:` with a list; or CSV with a column `token`
+
+    Returns:
+        list of different tokens, in the order of the file
+
+    Raises:
+        SceneError: naming the file: not there, not UTF-8, a form that is none of these, or no token
+    """
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise SceneError(f"{path}: not UTF-8 ({e})") from None
+    rows = [line.strip() for line in text.splitlines() if line.strip()]
+    if rows and "," in rows[0] and "token" in (head := [h.strip(" '\"").lower() for h in rows[0].split(",")]):
+        found = [row[head.index("token")] for row in csv.reader(rows[1:]) if len(row) > head.index("token")]
+    elif any(c in text for c in ":-[{'\"#"):
+        found = _listed(text, path)
+    else:
+        found = text.split()
+    found = list(dict.fromkeys(str(t).strip() for t in found))
+    odd = next((t for t in found if not t or any(c.isspace() or c in ",:[]{}'\"" for c in t)), None)
+    if not found or odd is not None:
+        raise SceneError(f"{path}: {'no token' if odd is None else f'{odd[:40]!r} is no token'} in this file")
+    return found
+
+
+def _listed(text: str, path: str | Path) -> list:
+    "The tokens in YAML, of which JSON and quoted or dashed lines are a part; plain words may hold a dash."
+    try:
+        value = yaml.load(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # scalars stay texts: 0123 is a token
+    except (yaml.YAMLError, RecursionError) as e:
+        raise SceneError(f"{path}: not YAML, or cut short ({str(e).splitlines()[0]})") from None
+    if isinstance(value, dict):
+        if "tokens" not in value:
+            raise SceneError(f"{path}: no `tokens` in this YAML")
+        value = value["tokens"]
+    if isinstance(value, str):
+        value = value.split()
+    if not isinstance(value, list) or not all(isinstance(t, str) for t in value):
+        raise SceneError(f"{path}: tokens: not a list of texts")
+    return value
 
 # %% ../../nbs/00_scene/90_sources.ipynb #mainfun1
 @click.command(context_settings=dict(show_default=True))

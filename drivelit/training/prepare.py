@@ -11,6 +11,7 @@ import inspect
 import json
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from ..data.shards import INDEX, ShardError, Shards, write_shards
 from ..scene.core import Scene, SceneError, from_json, skipping
-from ..scene.sources import ASPECTS, SOURCES, module, need, open_scenes
+from ..scene.sources import ASPECTS, SOURCES, module, need, open_scenes, read_tokens
 from ..scene.town import MIX
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold
@@ -137,17 +138,18 @@ def prepare(
         folder: of the shards; left_out.txt in it names what could not be read
         workers: processes; the result does not depend on them
         in_shard: parts in a shard; default: IN_SHARD
-        limit: only so many parts; None: all
+        limit: only so many parts, at least 1; None: all
         require: what a scene must have; others are left out and named
         references: keep PDM-Closed's plan of each scene beside it
-        **options: of the reader's `scenes`, such as split, version, every, tokens; n and seed of the toy town
+        **options: of the reader's `scenes`, such as split, version, every; tokens: a list, or the file of one, see
+            `drivelit.scene.sources.read_tokens`; n and seed of the toy town
 
     Returns:
         Shards
 
     Raises:
-        RunError: nothing to read, no scene that could be kept, an unknown source or option, a number out of range,
-            another run's folder, a full disk, a worker killed
+        RunError: nothing to read, no scene that can be used, none of the tokens, one id twice, an unknown source or
+            option, a number out of range, another run's folder, a full disk, a worker killed
     """
     root, folder = os.path.abspath(root), Path(folder)
     if source not in (every := ["json", *SOURCES]):
@@ -159,6 +161,8 @@ def prepare(
         known = {} if source == "json" else inspect.signature(module(source).scenes).parameters
         if unknown := sorted(set(options) - set(known)):
             raise RunError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+        if isinstance(options.get("tokens"), (str, Path)):
+            options["tokens"] = read_tokens(options["tokens"])
         names, size = parts_of(source, root, options)[:limit], in_shard or IN_SHARD.get(source, 1)
         common = dict(source=source, root=root, options=options, require=tuple(require))
         blocks = [partial(read_parts, names=names[k : k + size], **common) for k in range(0, len(names), size)]
@@ -169,12 +173,7 @@ def prepare(
                 left.unlink()
             with _side_by_side(workers, len(blocks), str(folder)) as each:
                 index = write_shards(blocks, folder, about, references, None if source == "toy" else root, each)
-            reasons = [f"{e['file']}: {reason}" for e in index["shards"] for reason in e["left_out"]]
-            (folder / "left_out.txt").write_text("".join(f"{r}\n" for r in reasons))
-            if not any(e["scenes"] for e in index["shards"]):
-                (folder / INDEX).unlink()  # no run should take it for a source
-                why = f"the first of {len(reasons)} left out: {reasons[0]}" if reasons else "the reader found none"
-                raise RunError(f"{folder}: 0 scenes; {why}")
+            _tell(folder, index, options.get("tokens"))
     except BrokenProcessPool:
         raise RunError(
             f"{folder}: a worker was killed (out of memory?); the same command goes on, with fewer workers"
@@ -182,6 +181,22 @@ def prepare(
     except (ShardError, SceneError, OSError) as e:
         raise RunError(str(e)) from None
     return Shards(folder)
+
+
+def _tell(folder, index, tokens):
+    "Write left_out.txt. Nothing at all is an error, and leaves no shards: what is mended can be prepared again."
+    reasons = [f"{e['file']}: {reason}" for e in index["shards"] for reason in e["left_out"]]
+    there = set(Shards(folder).ids())
+    lost = [t for t in dict.fromkeys(tokens or ()) if t not in there]
+    lines = [*reasons, *(f"token {t}: in no log, or left out" for t in lost)]
+    (folder / "left_out.txt").write_text("".join(f"{r}\n" for r in lines))
+    if not there:
+        for path in (folder / INDEX, *(folder / e["file"] for e in index["shards"])):
+            path.unlink()
+        none = f"none of {len(lost)} tokens found" if lost else "no scene found"
+        raise RunError(f"{folder}: {f'all {len(reasons)} left out; the first: {reasons[0]}' if reasons else none}")
+    if lost:
+        warnings.warn(f"{len(lost)} of {len(lost) + len(there)} tokens gave no scene, see left_out.txt", stacklevel=3)
 
 
 def _short(values):

@@ -23,6 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,16 +146,23 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         dict with train and heldout, lists of Scene; Shards where the source has them
 
     Raises:
-        RunError: the source has no scenes, or its shards are not complete
+        RunError: the source has no scenes, its shards are not complete, or a scene is in both splits
     """
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         return {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
     source = Path(os.path.expandvars(profile.source))
-    return {
+    made = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
     }
+    names = lambda s: set(islice(s.ids(), len(s)) if isinstance(s, Shards) else (scene.id for scene in s))
+    if both := names(made["train"]) & names(made["heldout"]):
+        raise RunError(
+            f"source: {source}: {len(both)} scenes are in train and in heldout, such as {min(both)!r}; "
+            "nobody is judged on what was learnt"
+        )
+    return made
 
 
 def open_shards(folder: str | Path, limit: int, run: str | None = None) -> Shards:
