@@ -191,7 +191,7 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 @click.option("--limit", type=_AT_LEAST_1, help="only so many logs, drives or files")
 @click.option("--require", default="expert,map", help="what a scene must have, with commas")
 @click.option("--references/--no-references", default=True, help="keep PDM-Closed's plans")
-@click.option("--tokens", help="file with the tokens of the moments that are wanted, such as navtrain's")
+@click.option("--tokens", help="file with the tokens of the moments that are wanted, such as navtrain.yaml")
 @click.option("--split", help="of the reader")
 @click.option("--version", help="of the reader")
 @click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
@@ -204,13 +204,15 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     SOURCE is navsim, nuscenes, ... or json: a folder of scene files. ROOT is the folder of the data, - for the toy
     town. FOLDER is that of the shards; a run's source has two, train and heldout.
     """
+    from drivelit.scene.core import SceneError
+    from drivelit.scene.sources import read_tokens
     from drivelit.training.prepare import prepare
 
     options = {k: v for k, v in options.items() if v is not None}
     if tokens is not None:
         try:
-            options["tokens"] = Path(tokens).read_text().split()
-        except (OSError, ValueError) as e:
+            options["tokens"] = read_tokens(tokens)
+        except (SceneError, OSError) as e:
             raise RunError(f"--tokens {tokens}: cannot be read ({e})") from None
     how = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
     found = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **how, **options)
