@@ -198,22 +198,15 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 @click.option("--seed", type=_AT_LEAST_0, help="of the toy town")
 @click.option("--n", type=_AT_LEAST_1, help="of the toy town: scenes")
 @_json
-def _prepare(source, root, folder, workers, in_shard, limit, require, references, tokens, as_json, **options):
+def _prepare(source, root, folder, workers, in_shard, limit, require, references, as_json, **options):
     """The scenes of a data set into a folder that a run takes as its source; goes on after a kill.
 
     SOURCE is navsim, nuscenes, ... or json: a folder of scene files. ROOT is the folder of the data, - for the toy
     town. FOLDER is that of the shards; a run's source has two, train and heldout.
     """
-    from drivelit.scene.core import SceneError
-    from drivelit.scene.sources import read_tokens
     from drivelit.training.prepare import prepare
 
     options = {k: v for k, v in options.items() if v is not None}
-    if tokens is not None:
-        try:
-            options["tokens"] = read_tokens(tokens)
-        except (SceneError, OSError) as e:
-            raise RunError(f"--tokens {tokens}: cannot be read ({e})") from None
     how = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
     found = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **how, **options)
     counts = dict(scenes=len(found), shards=len(found.shards), left_out=sum(len(s["left_out"]) for s in found.shards))

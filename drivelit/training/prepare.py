@@ -182,7 +182,7 @@ def prepare(
         raise RunError(str(e)) from None
     return Shards(folder)
 
-
+# %% ../../nbs/40_training/37_prepare.ipynb #tell0001
 def _tell(folder, index, tokens):
     "Write left_out.txt. Nothing at all is an error, and leaves no shards: what is mended can be prepared again."
     reasons = [f"{e['file']}: {reason}" for e in index["shards"] for reason in e["left_out"]]
