@@ -25,6 +25,7 @@ from PIL import Image
 
 from ..policy.text import spoken_control
 from ..policy.video import read_video
+from ..scene.cameras import to_rgb
 from ..scene.core import Scene
 
 # %% ../../nbs/35_data/00_rows.ipynb #513d8ed0
@@ -110,7 +111,7 @@ def picture_name(image: Image.Image) -> str:
     Returns:
         "ab/cdef….png", 32 hexadecimal digits of a SHA-256
     """
-    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    rgb = image if image.mode == "RGB" else to_rgb(image)
     digest = hashlib.sha256(f"{rgb.width} {rgb.height}\n".encode())
     digest.update(rgb.tobytes())
     name = digest.hexdigest()
@@ -134,7 +135,7 @@ def save_picture(image: Image.Image, folder: str | Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        image.convert("RGB").save(new, format="png", compress_level=1)
+        to_rgb(image).save(new, format="png", compress_level=1)
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)
