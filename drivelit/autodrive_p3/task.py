@@ -127,8 +127,8 @@ class P3Task(Task):
     def _judge(self, chain: Chain, scene: Scene, pdm: dict | None) -> Step:
         truth, plan, off = truth_of(scene, self.inputs), 0.0, np.nan
         if isinstance(chain.planning, np.ndarray):
-            distances = l2(chain.planning, truth.points)
-            plan, off = plan_reward(distances, pdm, self.plan), float(distances.mean())
+            plan = plan_reward(chain.planning, truth.points, pdm, self.plan)
+            off = float(l2(chain.planning, truth.points).mean())
         parts = parts_of(chain, truth, plan)
         rewards = dict(reward=total(parts, self.weights), **parts, l2=off, pdms=pdm["pdms"] if pdm else np.nan)
         stages = by_stage(parts, self.weights).tolist()

@@ -131,4 +131,4 @@ def prediction(predicted: ArrayLike, actions: Sequence[str], truth: ArrayLike, t
     if not pairs:
         return 0.0
     right = sum(w for i, j, w in pairs if str(actions[i]).strip().lower() == str(true_actions[j]).strip().lower())
-    return right / sum(p[2] for p in pairs) * (len(pairs) / n + len(pairs) / m) / 2
+    return right / sum(p[2] for p in pairs) * perception(predicted, truth)
