@@ -4,6 +4,7 @@ scene is refused and counted. Frames get lost, one or a row of them, and times j
 import gzip
 import json
 import pickle
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ def other_at(t):
 QUARTERS = [np.cos(HEADING / 2), 0.0, 0.0, np.sin(HEADING / 2)]  # w, x, y, z
 
 
-def write_nuscenes(root, times):
+def write_nuscenes(root, times, hidden=()):
     n, stamp = len(times), [int(1e6 * (1000 + t)) for t in times]
     link = lambda name, i: dict(prev=f"{name} {i - 1}" if i else "", next=f"{name} {i + 1}" if i + 1 < n else "")
     ends = dict(first_sample_token="s 0", last_sample_token=f"s {n - 1}", nbr_samples=n)
@@ -77,6 +78,7 @@ def write_nuscenes(root, times):
                 **link("a", i),
             )
             for i, t in enumerate(times)
+            if i not in hidden
         ],
     )
     (root / "v1.0-mini").mkdir(parents=True)
@@ -86,7 +88,7 @@ def write_nuscenes(root, times):
     Image.new("L", (4, 4)).save(root / "maps/mask.png")
 
 
-def write_navsim(root, times):
+def write_navsim(root, times, hidden=()):
     def frame(i, t):
         x, y = other_at(t) - ego_at(t)
         c, s = WAY
@@ -103,10 +105,10 @@ def write_navsim(root, times):
             ego_dynamic_state=[SPEED, 0.0, 0.0, 0.0],
             driving_command=np.eye(4, dtype=int)[1],
             anns=dict(
-                gt_boxes=np.array([box]),
-                gt_names=np.array(["vehicle"]),
-                gt_velocity_3d=np.array([[OTHER, 0.0, 0.0]]),
-                track_tokens=["other"],
+                gt_boxes=np.array([box])[: i not in hidden],
+                gt_names=np.array(["vehicle"])[: i not in hidden],
+                gt_velocity_3d=np.array([[OTHER, 0.0, 0.0]])[: i not in hidden],
+                track_tokens=["other"][: i not in hidden],
             ),
         )
 
@@ -115,7 +117,7 @@ def write_navsim(root, times):
     (folder / "log.pkl").write_bytes(pickle.dumps([frame(i, t) for i, t in enumerate(times)]))
 
 
-def write_argoverse2(root, times):
+def write_argoverse2(root, times, hidden=()):
     folder, stamp = root / "0000-log", [10**18 + round(1e9 * t) for t in times]
     (folder / "map").mkdir(parents=True)
     (folder / "map/log_map_archive_0000.json").write_text("{}")
@@ -127,35 +129,46 @@ def write_argoverse2(root, times):
     local = away @ np.array([[WAY[0], -WAY[1]], [WAY[1], WAY[0]]])
     same = dict(track_uuid="other", category="BUS", length_m=4.5, width_m=1.9, height_m=1.6, tz_m=0.8)
     same |= dict(qw=1.0, qx=0.0, qy=0.0, qz=0.0)
-    boxes = dict(timestamp_ns=stamp, tx_m=local[:, 0], ty_m=local[:, 1]) | {
-        k: [v] * len(times) for k, v in same.items()
-    }
+    seen = [i for i in range(len(times)) if i not in hidden]
+    boxes = dict(timestamp_ns=[stamp[i] for i in seen], tx_m=local[seen, 0], ty_m=local[seen, 1])
+    boxes |= {k: [v] * len(seen) for k, v in same.items()}
+    if hidden:  # a sweep in which nobody is seen has no row; here somebody else always is
+        boxes = {k: [*v, *v[:1] * len(times)] if k in same else [*v] for k, v in boxes.items()}
+        boxes["track_uuid"][len(seen) :] = ["third"] * len(times)
+        boxes |= dict(timestamp_ns=[*boxes["timestamp_ns"], *stamp], tx_m=[*boxes["tx_m"], *local[:, 0]])
+        boxes["ty_m"] = [*boxes["ty_m"], *(local[:, 1] + 20)]
     feather.write_feather(pa.table(boxes), folder / "annotations.feather")
 
 
-def write_bench2drive(root, times):
+def write_bench2drive(root, times, hidden=()):
     folder = root / "Clip_Town05_Route1_Weather0" / "anno"
     folder.mkdir(parents=True)
-    for t in times:
+    for i, t in enumerate(times):
         place = lambda p: dict(center=[p[0], -p[1], 0.7], location=[p[0], -p[1], 0.0])
         common = dict(rotation=[0, 0, -np.degrees(HEADING)], extent=[2.4, 0.9, 0.7], bbx_loc=[0.0, 0.0, 0.7])
         boxes = [
             {"class": "ego_vehicle", "id": 1, **place(ego_at(t) + bench2drive.REAR * WAY), **common},
             {"class": "vehicle", "id": 2, "speed": 0.0, **place(other_at(t)), **common},
         ]
-        anno = dict(speed=SPEED, acceleration=[0, 0, 0], command_near=4, sensors={}, bounding_boxes=boxes)
+        anno = dict(
+            speed=SPEED,
+            acceleration=[0, 0, 0],
+            command_near=4,
+            sensors={},
+            bounding_boxes=boxes[: 1 + (i not in hidden)],
+        )
         with gzip.open(folder / f"{round(10 * t):05d}.json.gz", "wt") as f:
             json.dump(anno, f)
 
 
-def write_recorded(root, times):
+def write_recorded(root, times, hidden=()):
     "The ego's list has no times: what can be lost alone are frames of a track."
     whole, root_of = 0.1 * np.arange(90), lambda p: [*p, 0.8]
     track = dict(
         type="VEHICLE",
-        frames=[round(10 * t) for t in times],
-        xyz=[root_of(other_at(t)) for t in times],
-        heading=[HEADING] * len(times),
+        frames=[round(10 * t) for i, t in enumerate(times) if i not in hidden],
+        xyz=[root_of(other_at(t)) for i, t in enumerate(times) if i not in hidden],
+        heading=[HEADING] * (len(times) - len(hidden)),
         lwh=[4.5, 1.9, 1.6],
     )
     ego = dict(xy=[ego_at(t).tolist() for t in whole], heading=[HEADING] * 90)
@@ -259,6 +272,30 @@ def test_what_lies_behind_a_gap_is_absent(tmp_path):
         sources.need(scene, "agents_future")
     with pytest.raises(ValueError, match="road users are not known"):
         score(prepare(scene), np.zeros((1, 8, 3)))
+
+
+UNITS = dict(nuscenes=0.5, navsim=0.5, argoverse2=1.0, bench2drive=0.1, recorded=1.0)  # seconds, of a scene's name
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_who_is_hidden_is_not_filled_in(name, tmp_path):
+    "A car that is not seen for over GAP is nowhere meanwhile, and it is where it is before and after."
+    reader, write, n, step, _ = READERS[name]
+    first, lost = n // 2, int(np.ceil(GAP / step)) + 1
+    inside = step * (first + lost // 2)
+    for count, there in ((1, 1), (lost, 0)):  # a single frame is filled in
+        write(tmp_path / str(count), step * np.arange(n), range(first, first + count))
+        moments = 0
+        for scene in reader.scenes(tmp_path / str(count)):
+            check(scene)
+            ahead = inside - UNITS[name] * float(re.search(r"[0-9.]+$", scene.id)[0])
+            if inside - step * first < ahead < 3:  # it is there now, and hidden ahead seconds later
+                moments += 1
+                third = name == "argoverse2"
+                assert sum(a.at(ahead) is not None for a in scene.agents) == there + third, (scene.id, ahead)
+                assert sum(a.at(0.0) is not None for a in scene.agents) == 1 + third
+                assert len({a.id for a in scene.agents}) == len(scene.agents)
+        assert moments
 
 
 def test_frames_of_the_ego_that_are_lost_are_seen(tmp_path):

@@ -45,6 +45,7 @@ from drivelit.scene.recorded import (
     motion,
     poses_at,
     route_of,
+    stretches,
     thin,
     unknown,
 )
@@ -188,14 +189,16 @@ def _agents(d: dict, k: int) -> list[Agent]:
         inside = (x["sweep"] >= part.start) & (x["sweep"] < part.stop)
         if not inside.any():
             continue
-        poses, t = to_frame(x["poses"][inside], d["poses"][k]), (d["times"][x["sweep"]] - d["times"][k])[inside]
-        keep = thin(t)
-        if np.hypot(*poses[keep, :2].T).min() > REACH:
-            continue
-        # Sweeps are 0.1 s apart but for milliseconds: 0.55 s always reach the one half a second before.
-        v = backward_velocity(t, poses[:, :2], 0.55)[keep]
+        whole, times = to_frame(x["poses"][inside], d["poses"][k]), (d["times"][x["sweep"]] - d["times"][k])[inside]
         z = max(x["z"], x["size"][2] / 2)
-        out.append(Agent(name, TYPES.get(x["kind"], "vehicle"), *x["size"], t[keep], poses[keep], v, z))
+        for id, seen in stretches(name, times):
+            t, poses = times[seen], whole[seen]
+            keep = thin(t)
+            if np.hypot(*poses[keep, :2].T).min() > REACH:
+                continue
+            # Sweeps are 0.1 s apart but for milliseconds: 0.55 s always reach the one half a second before.
+            v = backward_velocity(t, poses[:, :2], 0.55)[keep]
+            out.append(Agent(id, TYPES.get(x["kind"], "vehicle"), *x["size"], t[keep], poses[keep], v, z))
     return out
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #streets1

@@ -38,7 +38,7 @@ from drivelit.scene.core import (
     wrap_angle,
 )
 from .pickles import PlainUnpickler
-from .recorded import GLOBE, enough, half_seconds, joined, motion, route_of, thin, unknown
+from .recorded import GLOBE, enough, half_seconds, joined, motion, route_of, stretches, thin, unknown
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #995fd430
 def pose_of(box: dict) -> np.ndarray:
@@ -238,7 +238,10 @@ def _agents(annos: dict[float, dict], origin: np.ndarray) -> list[Agent]:
     out = []
     for (name, kind), rows in tracks.items():
         t, poses, sizes, speed = (np.array(column) for column in zip(*rows, strict=True))
-        out.append(Agent(name, kind, *np.median(sizes, 0), t, poses, _velocity(t, poses, speed)))
+        size = np.median(sizes, 0)
+        for id, part in stretches(name, t):
+            velocity = _velocity(t[part], poses[part], speed[part])
+            out.append(Agent(id, kind, *size, t[part], poses[part], velocity))
     return out
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #lights01

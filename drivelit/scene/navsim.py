@@ -38,7 +38,7 @@ from drivelit.scene.core import (
 )
 from .extras import Extra
 from .pickles import PlainUnpickler
-from .recorded import GLOBE, at_times, enough, half_seconds, joined, unknown
+from .recorded import GLOBE, at_times, enough, half_seconds, joined, stretches, unknown
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #ex7ra44a
 # Only nuPlan's maps need these: `pip install "drivelit[navsim]"`.
@@ -262,7 +262,8 @@ def _agents(frames: list[dict], now: int) -> list[Agent]:
         times, poses, velocity, sizes = zip(*rows, strict=True)
         length, width, height, z = np.median(sizes, 0)
         kind = name if name in TYPES else "generic_object"
-        out.append(Agent(token, kind, length, width, height, times, poses, velocity, z=z))
+        for id, part in stretches(token, times):
+            out.append(Agent(id, kind, length, width, height, times[part], poses[part], velocity[part], z=z))
     return out
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #egostat1

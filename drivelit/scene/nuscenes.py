@@ -44,6 +44,7 @@ from drivelit.scene.recorded import (
     joined,
     motion,
     route_of,
+    stretches,
     unknown,
 )
 
@@ -216,7 +217,8 @@ def _agents(nusc: Any, samples: dict[float, dict], origin: np.ndarray) -> list[A
         t, poses = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
         w, l, h = np.median([r[2] for r in rows], 0)
         kind = next((kind for start, kind in KINDS if rows[0][3].startswith(start)), "generic_object")
-        out.append(Agent(token, kind, l, w, h, t, poses, backward_velocity(t, poses[:, :2])))
+        for id, part in stretches(token, t):
+            out.append(Agent(id, kind, l, w, h, t[part], poses[part], backward_velocity(t[part], poses[part, :2])))
     return out
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #egohist1
