@@ -62,7 +62,7 @@ class Recipe:
     first: int = 5000
     few: int = 8
     steps: int = 5000
-    last: int = 6000
+    last: int = 4000
     batch: int = 32
     lr: float = 2e-3
     distance: float = 1.0
