@@ -362,7 +362,7 @@ def exam_table(found: dict[str, Any]) -> pd.DataFrame:
         found: by `examine`
 
     Returns:
-        a row for each kind; skill: the part of what the best constant leaves open
+        a row for each kind; skill: the part of what the best constant leaves open, NaN where that is nothing
     """
     names = dict(own="its picture", grey="grey", other="another scene's", constant="best constant", n="questions")
     shares = {kind: {k: v for k, v in row.items() if k in names} for kind, row in found["kinds"].items()}
@@ -370,7 +370,7 @@ def exam_table(found: dict[str, Any]) -> pd.DataFrame:
     shares = [c for c in table.columns if c != "questions"]
     own, constant = (table[names[k]].astype(float) for k in ("own", "constant"))
     table[shares] = (100 * table[shares].astype(float)).round(0)
-    table["skill"] = (100 * (own - constant) / (1 - constant)).round(0)
+    table["skill"] = (100 * (own - constant) / (1 - constant)).where(constant < 1).round(0)
     return table[[c for c in (*names.values(), "skill") if c in table.columns]]
 
 
