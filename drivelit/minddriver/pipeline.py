@@ -501,6 +501,8 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
     asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     scenes = load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]
+    # eq. 4: the reference is the policy of the SFT stage, in the second stage of reinforcement too
+    tuned = REINFORCED[before][0] if before in REINFORCED else None
     result = train_rl(
         freeze_vision(policy, True),
         task_for(profile, codec, learnt=learnt, encoder=encoder, **asked),
@@ -510,6 +512,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         seed=seed,
         engine=engine_for(policy, codec, profile.together),
         max_turns=1,
+        reference=tuned and load(STAGES.trained(out, tuned, seed), profile, seed),
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
