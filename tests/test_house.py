@@ -192,6 +192,15 @@ def test_rooms_import_what_stands_below_them(path):
     assert used - {room} <= MAY_IMPORT.get(room, above)
 
 
+OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "training/shards.py")
+
+
+def test_pictures_that_are_given_become_rgb_by_to_rgb():
+    "Pillow's own way makes a white page of 16 bits of grey; these modules use it for what they have made themselves."
+    direct = {str(p.relative_to(ROOT / "drivelit")) for p in PYTHON if re.search(r"convert\(.RGB", p.read_text())}
+    assert direct == {"scene/core.py", *OWN_PICTURES}
+
+
 def test_every_room_has_its_arrows():
     "A package that the rules do not know could import anything."
     packages = {path.relative_to(ROOT / "drivelit").parts[0] for path in PYTHON} - {

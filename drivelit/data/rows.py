@@ -25,8 +25,7 @@ from PIL import Image
 
 from ..policy.text import spoken_control
 from ..policy.video import read_video
-from ..scene.cameras import to_rgb
-from ..scene.core import Scene
+from ..scene.core import Scene, to_rgb
 
 # %% ../../nbs/35_data/00_rows.ipynb #513d8ed0
 def says(role: str, text: str) -> dict:
@@ -175,7 +174,7 @@ class Picture(Image.Image):
             with Image.open(self.path, formats=["PNG"]) as found:
                 if found.size != self.size:
                     raise ValueError(f"its size is {found.size}, not {self.size}")
-                image = found.convert("RGB")
+                image = to_rgb(found)
         except FileNotFoundError:
             raise ValueError(f"{self.where}: picture {self.path} is missing") from None
         except Exception as e:  # a broken file makes PIL raise a dozen kinds of errors

@@ -33,7 +33,7 @@ from drivelit.driveagent.questions import (
 )
 from ..metrics.images import embed_images
 from ..policy.text import ParseError
-from ..scene.core import Scene, SceneError
+from ..scene.core import Scene, SceneError, to_rgb
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #694ca470
 def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -> np.ndarray:
@@ -48,7 +48,7 @@ def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -
     Returns:
         (N, 3 · width · height) float; each column has mean 0, in units of the whole set's deviation
     """
-    v = np.stack([np.asarray(i.convert("RGB").resize(size, Image.BOX), float).ravel() / 255 for i in images])
+    v = np.stack([np.asarray(to_rgb(i).resize(size, Image.BOX), float).ravel() / 255 for i in images])
     return (v - v.mean(0)) / max(v.std(), 1e-9)
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #13162944

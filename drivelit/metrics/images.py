@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import sqrtm
 from transformers import AutoConfig, CLIPModel
 
+from ..scene.core import to_rgb
 from ..scene.weights import load_pretrained
 
 # %% ../../nbs/10_metrics/70_images.ipynb #93a2b997
@@ -136,9 +137,7 @@ def fid(real: Sequence, made: Sequence, network: str | Path | torch.nn.Module, b
         network = torch.jit.load(str(network), map_location="cpu")
 
     def extract(images):
-        pixels = np.stack([np.asarray(i.convert("RGB").resize((299, 299), BICUBIC)) for i in images]).transpose(
-            0, 3, 1, 2
-        )
+        pixels = np.stack([np.asarray(to_rgb(i).resize((299, 299), BICUBIC)) for i in images]).transpose(0, 3, 1, 2)
         with torch.no_grad():
             f = network(torch.from_numpy(pixels))
         if f.shape != (len(images), INCEPTION):
@@ -164,7 +163,7 @@ def clip_pixels(images: Sequence, size: int = 224, crop: bool = True) -> torch.T
     """
     out = []
     for i in images:
-        i = i.convert("RGB")
+        i = to_rgb(i)
         k = size / min(i.size)
         w, h = (max(size, round(s * k)) if crop else size for s in i.size)
         left, top = (w - size) // 2, (h - size) // 2

@@ -19,7 +19,7 @@ from scipy.signal import correlate
 from ..metrics.images import Moments, frechet
 from ..policy.codec import CodecError, check_codes, pixels
 from ..scene.cameras import get_image, next_image
-from ..scene.core import Scene, remembered
+from ..scene.core import Scene, remembered, to_rgb
 
 # %% ../../nbs/53_minddriver/50_dreams.ipynb #drm00005
 def right_codes(dreamed: Sequence[np.ndarray | None], true: np.ndarray, present: np.ndarray) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def gains(mover: Mover, picture: Image.Image) -> np.ndarray:
     Raises:
         ValueError: a picture of another size
     """
-    d, p, b, mask = np.asarray(picture.convert("RGB"), float), mover.view, mover.without, mover.mask
+    d, p, b, mask = np.asarray(to_rgb(picture), float), mover.view, mover.without, mover.mask
     if d.shape != p.shape:
         raise ValueError(
             f"the picture has {picture.width} x {picture.height} pixels, the view {p.shape[1]} x {p.shape[0]}"

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from ..scene.core import to_rgb
 from ..scene.extras import Extra
 from drivelit.scene.weights import (
     WeightsError,
@@ -60,7 +61,7 @@ def pixels(images: Sequence[Image.Image], size: tuple[int, int]) -> torch.Tensor
         try:
             if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
                 raise CodecError(f"picture {k}: holds NaN or infinity")
-            shown = image.convert("RGB")
+            shown = to_rgb(image)
         except OSError as e:  # a file that was cut off shows only now
             raise CodecError(f"picture {k}: cannot be read ({e})") from None
         rows.append(np.asarray(shown if shown.size == tuple(size) else shown.resize(size, Image.BICUBIC)))

@@ -28,6 +28,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from .model import SPECIAL, Policy
 from .text import ParseError, control_words, harmless, parse_json
+from ..scene.core import to_rgb
 from ..scene.extras import Extra
 
 # %% ../../nbs/20_policy/20_engines.ipynb #5ae24b7a
@@ -578,7 +579,7 @@ def as_openai(messages: list[dict]) -> list[dict]:
         if p["type"] != "image":
             return {"type": "text", "text": p["text"]}
         data = io.BytesIO()
-        p["image"].convert("RGB").save(data, "PNG")
+        to_rgb(p["image"]).save(data, "PNG")
         url = "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
         return {"type": "image_url", "image_url": {"url": url}}
 

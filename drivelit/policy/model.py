@@ -36,6 +36,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 from transformers.utils import logging
 
+from ..scene.core import to_rgb
 from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors
 from .video import Video, moments, read_video, video_batch
 
@@ -238,7 +239,7 @@ class ImageTextProcessor(ProcessorMixin):
 
     def resize(self, image: Image.Image) -> Image.Image:
         "The image at the policy's own size, RGB; the same object if it is so already, so that a group shares it."
-        image = image if image.mode == "RGB" else image.convert("RGB")
+        image = image if image.mode == "RGB" else to_rgb(image)
         fits = self.image_size is None or list(image.size) == self.image_size
         return image if fits else image.resize(self.image_size, Image.BICUBIC)
 
@@ -426,7 +427,7 @@ def _media(processor, messages):
     # A template leaves out what it does not know, and nobody would miss it.
     if other := [p["type"] for p in parts if p["type"] not in ("image", "video", "text")]:
         raise ValueError(f"a message has a part of type {other[0]!r}; images, videos and texts are read")
-    resize = getattr(processor, "resize", lambda i: i.convert("RGB"))
+    resize = getattr(processor, "resize", to_rgb)
     read = dict(image=lambda p: resize(p["image"]), video=lambda p: read_video(p).map(resize))
     return [read[p["type"]](p) for p in parts if p["type"] in read]
 

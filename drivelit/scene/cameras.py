@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'to_rgb', 'open_image', 'get_image', 'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'get_image', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
@@ -14,7 +14,7 @@ import shapely
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
-from .core import Agent, Camera, Light, Scene, SceneError, to_frame
+from .core import Agent, Camera, Light, Scene, SceneError, to_frame, to_rgb
 from .plot import box_corners, crossing_stripes
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #3db3ebea
@@ -325,20 +325,6 @@ def _paint_lamp(draw: ImageDraw.ImageDraw, q: np.ndarray, color: tuple, camera: 
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #openima1
 MOST_PIXELS = 64_000_000  # of an image; the cameras of the five papers have 2 million
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """An image in RGB. Pillow cuts off what is over 255 in 16 bits; here the lower byte goes, so grey stays grey.
-
-    Args:
-        image: of any mode
-
-    Returns:
-        PIL image, RGB
-    """
-    if image.mode.startswith("I"):  # "I;16" and its kin, and "I", in which some versions open a PNG of 16 bits
-        image = Image.fromarray((np.clip(np.asarray(image, np.int64), 0, 65535) >> 8).astype(np.uint8))
-    return image.convert("RGB")
 
 
 def open_image(path: str | Path) -> Image.Image:

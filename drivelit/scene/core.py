@@ -6,7 +6,7 @@
 __all__ = ['FAR', 'FASTEST', 'HARDEST', 'AGENT_TYPES', 'LIGHT_STATES', 'AREA_KINDS', 'DRIVABLE_KINDS', 'COMMANDS', 'MOST_BYTES',
            'wrap_angle', 'to_frame', 'from_frame', 'SceneError', 'reading', 'skipping', 'check_array', 'file_name',
            'Trajectory', 'check_motion', 'Ego', 'Agent', 'backward_velocity', 'Light', 'Area', 'Map', 'Camera', 'Scene',
-           'remembered', 'Recent', 'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json']
+           'remembered', 'Recent', 'to_json', 'from_dict', 'read_bytes', 'parse_record', 'from_json', 'to_rgb']
 
 # %% ../../nbs/00_scene/00_scene.ipynb #b6ff47f1
 import gzip
@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import shapely
+from PIL import Image
 from shapely.geometry import Polygon
 
 # %% ../../nbs/00_scene/00_scene.ipynb #6fedc17a
@@ -977,3 +978,17 @@ def from_json(text_or_path: str | Path) -> Scene:
         return from_dict(data)
     except SceneError as e:
         raise SceneError(f"{text_or_path}: {e}") from None
+
+# %% ../../nbs/00_scene/00_scene.ipynb #45db9bbb
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image in RGB. Pillow cuts off what is over 255 in 16 bits; here the lower byte goes, so grey stays grey.
+
+    Args:
+        image: of any mode
+
+    Returns:
+        PIL image, RGB
+    """
+    if image.mode.startswith("I"):  # "I;16" and its kin, and "I", in which some versions open a PNG of 16 bits
+        image = Image.fromarray((np.clip(np.asarray(image, np.int64), 0, 65535) >> 8).astype(np.uint8))
+    return image.convert("RGB")

@@ -146,6 +146,7 @@ def _named(pictures):
 
     from drivelit.data.rows import Picture, picture_name
     from drivelit.policy.video import Video
+    from drivelit.scene.core import to_rgb
 
     seen = {}
 
@@ -156,7 +157,7 @@ def _named(pictures):
             if id(value) not in seen:
                 seen[id(value)] = picture_name(value), value  # is kept, so that no other gets its id
             name = seen[id(value)][0]
-            pictures.setdefault(name, np.asarray(value.convert("RGB")))
+            pictures.setdefault(name, np.asarray(to_rgb(value)))
             return {"@": "picture", "name": name}
         return (
             {"@": "video", "given": [[mark(f) for f in value.frames], value.step]} if isinstance(value, Video) else None

@@ -32,6 +32,7 @@ from PIL import Image
 from ..data.rows import Picture, picture_name
 from ..policy.model import Policy
 from ..rollout.core import Episode, RolloutError, rollout, seed_of
+from ..scene.core import to_rgb
 from .processes import follow_parent
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
@@ -150,7 +151,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         path = self.folder / picture_name(value).replace("/", "")
         if not path.exists():
-            _write(path, [value.convert("RGB").tobytes()])
+            _write(path, [to_rgb(value).tobytes()])
         return _picture, (str(path), value.size)
 
 
