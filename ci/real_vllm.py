@@ -305,7 +305,8 @@ def ask(url, one, model):
             status, text = answer.status, answer.read().decode()
     except urllib.error.HTTPError as e:
         status, text = e.code, e.read().decode()
-    return status, plain_answer(text.replace(model, "MODEL"))
+    # vLLM hides what looks like a file in its messages, with the full stop behind it: some names of folders do
+    return status, plain_answer(text.replace(model, "MODEL").replace("<path>", "MODEL."))
 
 
 def asks_of(policy):
@@ -385,7 +386,9 @@ def check_golden(url, folder, record):
         print(f"    {GOLDEN}: {GOLDEN.stat().st_size:,} bytes")
     told = {a["name"]: a for a in json.loads(GOLDEN.read_text())["asks"]}
     for one in found:
-        report(same(told.get(one["name"]), one), f"as recorded: {one['name']}", f"HTTP {one['status']}")
+        like = same(told.get(one["name"]), one)
+        figure = f"HTTP {one['status']}" if like else json.dumps(one["answer"])[:400]
+        report(like, f"as recorded: {one['name']}", figure)
 
 
 def same(a, b):
