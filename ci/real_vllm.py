@@ -400,11 +400,16 @@ def same(a, b):
     return abs(a - b) < 1e-4 if isinstance(a, float) and isinstance(b, float) else a == b
 
 
+# Whose policies servers play, and what their smoke profiles need for it. MindDrive has two experts, which vLLM has not.
+SYSTEMS = dict(mtdrive=[], driveagent=[], autodrive_p3=["frames_as=images"], minddriver=[])
+
+
 def check_run(system, work):
     "A run whose servers play, by the commands that its plan prints."
     port, out = free_port(), work / system
     url = f"http://127.0.0.1:{port}"
     plan = [sys.executable, "-m", "drivelit", "plan", f"{system}.smoke", "--out", str(out), "--set", f"player={url}"]
+    plan += [word for key in SYSTEMS[system] for word in ("--set", key)]
     page = subprocess.run(plan, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     begin, server, run = (re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", x) for x in commands(page))
     subprocess.run(begin, shell=True, check=True, cwd=ROOT, capture_output=True)
@@ -433,7 +438,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--record", action="store_true")
-    parser.add_argument("--only", default="server,untied,mtdrive,minddriver", help="with commas")
+    parser.add_argument("--only", default=f"server,untied,{','.join(SYSTEMS)}", help="with commas")
     given = parser.parse_args()
     torch.set_num_threads(1)
     work, only = given.work.resolve(), given.only.split(",")
@@ -459,7 +464,7 @@ def main():
             close(engine, "as started, own output head")
             check_publish(policy, engine, "own output head")
             check_kill(server, policy, work, "EngineCore")
-    for system in ("mtdrive", "minddriver"):
+    for system in SYSTEMS:
         if system in only:
             check_run(system, work)
     print(f"{len(BAD)} failed" + "".join(f"\n  {what}" for what in BAD))
