@@ -463,3 +463,13 @@ def test_the_package_is_found_beside_its_clone(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(Path(x).exists() for x in done.stdout.split())
+
+
+def test_every_number_of_a_papers_profile_says_where_it_is_from():
+    "The paper and the place in it, the released code, or ours."
+    known = re.compile(r"(MTDrive|DriveAgent-R1|AutoDrive-P3|MindDriver|MindDrive|Bench2Drive)\b|released code|ours\b")
+    for section in re.finditer(r"^\[(\w+\.paper)\]\n(.*?)(?=^\[|\Z)", (ROOT / "settings.ini").read_text(), re.M | re.S):
+        lines = [line for line in section[2].splitlines() if line.strip() and not line.startswith("#")]
+        assert len(lines) > 30
+        for line in lines:
+            assert known.match(line.partition("#")[2].strip()), f"[{section[1]}] {line}: where is it from?"

@@ -9,6 +9,7 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', '
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
+import warnings
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain, islice
@@ -100,7 +101,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=ends)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
-def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str) -> int:
+def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str, wanted: int = 0) -> int:
     """Write a data set and its card into the folder of a stage; of several processes the first one writes.
 
     Args:
@@ -109,6 +110,7 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str)
         stage: that made them
         seed: of the run
         name: of the files, without ending
+        wanted: rows; 0: as many as there are. Fewer are told by a warning
 
     Returns:
         the number of rows; 0 in a process that does not write
@@ -118,7 +120,10 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str)
         return 0
     write_rows(rows, path)
     path.with_suffix(".md").write_text(card(path, f"MTDrive, {name}", f"stage {stage}", mtdata.TABLES))
-    return len(read_rows(path))
+    if (found := len(read_rows(path))) < wanted:
+        said = f"{stage}: {found:,} rows of {name}, and {wanted:,} are wanted: the scenes give no more"
+        warnings.warn(said, stacklevel=2)
+    return found
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ef12407b
 def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -135,7 +140,7 @@ def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     train = load_scenes(out, "train")
     train = train[: profile.data_single or len(train)]
     rows = mtdata.single_turn(train, task_for(profile))
-    return dict(single=save_data(rows, out, "data_single", seed, "single"))
+    return dict(single=save_data(rows, out, "data_single", seed, "single", profile.data_single))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #76c91b6d
 def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -158,8 +163,8 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     some = slice(None) if profile.data_understanding else slice(None, None, 3)
     asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
     return dict(
-        two=save_data(rows, out, "data_two", seed, "two"),
-        understanding=save_data(asked, out, "data_two", seed, "understanding"),
+        two=save_data(rows, out, "data_two", seed, "two", profile.data_two_turn),
+        understanding=save_data(asked, out, "data_two", seed, "understanding", profile.data_understanding),
     )
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f34a7604
@@ -174,8 +179,8 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: multi (rows)
     """
-    # Every fourth scene: the paper has 5,000 multi-turn samples beside 80,000 single-turn ones.
-    scenes, task = load_scenes(out, "train")[::4], task_for(profile)
+    # Few scenes go wrong twice, so a number that is wanted needs all of them; without one a fourth is enough.
+    scenes, task = load_scenes(out, "train")[:: 1 if profile.data_multi_turn else 4], task_for(profile)
     policy = load(trained(out, "sft_pdm", seed), profile)
     samples = [
         play(policy, scenes, profile, seed=seed * 10 + k, max_turns=min(2 if k == 0 else 3, profile.turns), task=task)
@@ -184,7 +189,7 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     rows = mtdata.three_turn(scenes, plans_of(samples[0], 0), plans_of(samples[0], 1), task)
     stacked = [[[i["poses"] for i in s[k].infos] for s in samples] for k in range(len(scenes))]
     rows = islice(chain(rows, mtdata.mock_multi_turn(scenes, stacked, task)), profile.data_multi_turn or None)
-    return dict(multi=save_data(rows, out, "data_multi", seed, "multi"))
+    return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
 def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -198,7 +203,7 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: category -> scenes found; chosen (count)
     """
-    train = load_scenes(out, "train")[: 3 * profile.rl_scenes]
+    train = load_scenes(out, "train")
     policy = load(trained(out, "sft_multi", seed), profile)
     episodes = play(policy, train, profile, seed=seed + 77, max_turns=1)  # not the draws of the bootstrapping
     empty = [not e.infos[0]["feedback"] for e in episodes]
