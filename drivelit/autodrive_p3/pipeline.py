@@ -28,7 +28,7 @@ from ..policy.model import Policy
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..training.shards import save_served
-from ..training.stages import Stages, load, load_scenes, write_scenes
+from ..training.stages import Stages, load, load_scenes, tell_if_few, write_scenes
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ec7ed5f8
@@ -85,6 +85,7 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     here, served = STAGES.folder(out, "data"), "@" in profile.teacher
     scenes = load_scenes(out, "train")
     scenes = scenes[: profile.data_scenes or len(scenes)]
+    tell_if_few("data, scenes", len(scenes), profile.data_scenes)
     kept, count = [], Counter()
     if "detailed" in profile.modes:
         with Journal(here / "journal.jsonl" if served else None) as journal:

@@ -33,7 +33,7 @@ from ..training.checkpoints import save_final
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.shards import player_for, save_served
-from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
+from ..training.stages import Stages, load, load_scenes, tell_if_few, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 from typing import Any
 from ..policy.model import Policy
@@ -282,8 +282,10 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
             kept = [(chosen[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
             counts[variant] = dict(counts[variant], kept=len(kept))
             used |= {i for i, _ in kept}
+            tell_if_few(f"data, thoughts of {variant}", len(kept), profile.data_thoughts)
             lines |= thought_lines(read_rows(save_variant(here, scenes, kept, profile, variant, counts[variant])))
     explore = draw_explore(labels, used, profile.rl_scenes)
+    tell_if_few("data, scenes to explore", len(explore), profile.rl_scenes)
     write_json(here / "explore.json", explore)
     save_weights(here, labels)
     save_words(here, lines, profile)
@@ -338,6 +340,7 @@ def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         rows, counts = vqa_data.vqa_rows(load_scenes(out, "train"), *who, **some)
         test, _ = vqa_data.vqa_rows(load_scenes(out, "heldout"), *who, features=None, image_size=size, seed=1)
     wanted = min(profile.data_vqa or len(rows), len(rows))
+    tell_if_few("vqa, pairs", wanted, profile.data_vqa)
     write_rows(test, here / "test.parquet")
     path = write_rows(islice(rows, wanted), here / "train.parquet")
     (here / "card.md").write_text(vqa_data.vqa_card(path, counts, "stage vqa"))

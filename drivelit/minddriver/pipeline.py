@@ -42,7 +42,16 @@ from ..training.processes import RunError
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..training.shards import save_served
-from ..training.stages import Stages, device_of, load, load_scenes, run_profile, write_json, write_scenes
+from drivelit.training.stages import (
+    Stages,
+    device_of,
+    load,
+    load_scenes,
+    run_profile,
+    tell_if_few,
+    write_json,
+    write_scenes,
+)
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005
@@ -170,6 +179,7 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     scenes = scenes[: profile.data_rows or len(scenes)]
     write_rows(make_rows(scenes, None, codec, profile.inputs, "none", count=left), here / "drives.parquet")
     there = set(read_rows(here / "drives.parquet").column("scene_id"))
+    tell_if_few("data, drives", len(there), profile.data_rows)
     scenes = [s for s in scenes if s.id in there]
     codes = {f"{t:g}": next_codes(codec, scenes, t) for t in sorted({*VIEWS_AHEAD, profile.seconds})}
     np.savez(here / "codes.npz", **codes)

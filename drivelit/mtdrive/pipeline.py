@@ -9,7 +9,6 @@ __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', '
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
-import warnings
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain, islice
@@ -29,7 +28,7 @@ from ..training.checkpoints import first_process
 from ..training.profiles import rl_options, sft_options
 from ..training.sft import train_sft
 from ..training.shards import save_served
-from ..training.stages import Stages, load, load_scenes, write_json, write_scenes
+from ..training.stages import Stages, load, load_scenes, tell_if_few, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #7751ab47
@@ -120,9 +119,8 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str,
         return 0
     write_rows(rows, path)
     path.with_suffix(".md").write_text(card(path, f"MTDrive, {name}", f"stage {stage}", mtdata.TABLES))
-    if (found := len(read_rows(path))) < wanted:
-        said = f"{stage}: {found:,} rows of {name}, and {wanted:,} are wanted: the scenes give no more"
-        warnings.warn(said, stacklevel=2)
+    found = len(read_rows(path))
+    tell_if_few(f"{stage}, rows of {name}", found, wanted)
     return found
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ef12407b

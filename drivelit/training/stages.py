@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FREE', 'HELDOUT_SEED', 'TUNING_SEEDS', 'start', 'run_profile', 'read_folder', 'make_scenes', 'open_shards',
-           'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'check_gpu', 'device_of', 'load', 'StageGraph',
-           'Stages']
+           'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'tell_if_few', 'check_gpu', 'device_of', 'load',
+           'StageGraph', 'Stages']
 
 # %% ../../nbs/40_training/40_stages.ipynb #0502a1f8
 import contextlib
@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -314,6 +315,18 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
         except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
             raise RunError(f"{plans}: cannot be read ({e}); remove its folder, and the stage makes it anew") from None
     return scenes
+
+# %% ../../nbs/40_training/40_stages.ipynb #85336080
+def tell_if_few(what: str, found: int, wanted: int) -> None:
+    """Warn where a number of a profile is not reached.
+
+    Args:
+        what: the stage and what it counts
+        found: how many there are
+        wanted: how many the profile names; 0: as many as there are
+    """
+    if found < wanted:
+        warnings.warn(f"{what}: {found:,}, and {wanted:,} are wanted: there are no more", stacklevel=2)
 
 # %% ../../nbs/40_training/40_stages.ipynb #b6012dd2
 def check_gpu(profile: Profile, there: float) -> None:
