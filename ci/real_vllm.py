@@ -58,7 +58,7 @@ class Served:
 
     def __init__(self, work, name, command, port, **settings):
         self.log, self.command, self.settings = work / f"server-{name}.log", command, settings
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.port = f"http://127.0.0.1:{port}", str(port)
 
     def __enter__(self):
         begin, env = time.monotonic(), os.environ | {k: str(v) for k, v in self.settings.items()}
@@ -90,12 +90,13 @@ class Served:
 
     def script(self):
         "The process of ci/serve_vllm.sh: bash may have replaced itself by it."
-        return next((p for p, _, words in processes() if "serve_vllm.sh" in words), self.process.pid)
+        mine = (p for p, _, words in processes() if "serve_vllm.sh" in words and self.port in words.split())
+        return next(mine, self.process.pid)
 
     def group(self):
-        "pid -> words of vLLM's own processes."
+        "pid -> words of the processes of this server; the machine may have others."
         rows = processes()
-        first = next((p for p, _, words in rows if "bin/vllm serve" in words), None)
+        first = next((p for p, _, words in rows if "bin/vllm serve" in words and self.port in words.split()), None)
         return {p: words for p, group, words in rows if first and group == first}
 
 
