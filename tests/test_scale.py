@@ -199,7 +199,7 @@ torch.set_num_threads(1)
 here, picture, usual = Path(sys.argv[1]), Image.new("RGB", (56, 28), "grey"), sft.trl_config
 says = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
 ask = lambda text: [{"role": "user", "content": [{"type": "image"}, *says("", text)["content"]]}]
-KINDS = dict(sharded={}, bf16=dict(bf16=True), rl={})
+KINDS = dict(sharded={}, bf16=dict(bf16=True), rl={}, held={})
 
 
 def config(*args):
@@ -250,6 +250,15 @@ class Scripted:
         return made
 
 
+def elsewhere():
+    "A reference of its own, away from where the policy begins."
+    policy, chance = load_policy(here / "start", dtype="float32"), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=chance))
+    return policy
+
+
 def run(kind, out, stop):
     "Four updates; with `stop` it ends after the third, behind the checkpoint of the second."
     policy = load_policy(here / "start", dtype="bfloat16" if kind == "bf16" else "float32")
@@ -257,8 +266,9 @@ def run(kind, out, stop):
     settings = partial(fsdp_settings, sharded_checkpoints=kind == "sharded")
     try:
         with patch.object(sft, "fsdp_settings", settings):
-            if kind == "rl":
-                how |= dict(engine=Scripted(policy), batch=2, group=4, beta=0.04, reference_every=1)
+            if kind in ("rl", "held"):
+                tied = dict(reference=elsewhere()) if kind == "held" else dict(reference_every=1)
+                how |= dict(engine=Scripted(policy), batch=2, group=4, beta=0.04) | tied
                 turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", max_turns=1, **how)
             else:
                 rows = [dict(messages=[*ask(""), says("assistant", f"{k}.{k}{k}")], images=[picture]) for k in range(8)]
@@ -340,10 +350,14 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
     "Killed on two and gone on with one, and the other way round: the losses are those of a run that nobody disturbed."
     found = json.loads((groups / "found.json").read_text())
     for kind, whole in found.pop("2").items():
-        key, near, close = ("loss", 0.03, 2e-3) if kind == "bf16" else ("kl" if kind == "rl" else "loss", 2e-5, 2e-5)
+        key, near, close = (
+            ("loss", 0.03, 2e-3) if kind == "bf16" else ("kl" if kind in ("rl", "held") else "loss", 2e-5, 2e-5)
+        )
         for how in found:
             rows, others = ([r for r in run if key in r] for run in (found[how][kind], whole))
             assert [r["step"] for r in rows] == [1, 2, 3, 4]
+            # a reference of its own is away from the first update on; the policy itself is not
+            assert kind != "held" or rows[0]["kl"] > 1e-4
             for ours, theirs in zip(rows, others, strict=True):
                 assert ours[key] == pytest.approx(theirs[key], abs=near), (kind, how, rows, whole)
                 assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=close), (kind, how, rows, whole)

@@ -248,11 +248,13 @@ class OwnReference:
     """A policy of its own as the reference.
 
     Args:
-        policy: with the same tokens as the one that is trained; frozen
+        policy: with the same tokens as the one that is trained; frozen, and whole on each device also where the policy
+            is shared out
+        device: where it answers
     """
 
-    def __init__(self, policy: Policy):
-        self.model = policy.model.eval().requires_grad_(False)
+    def __init__(self, policy: Policy, device: torch.device):
+        self.model = policy.model.to(device).eval().requires_grad_(False)
 
     @contextmanager
     def in_place(self) -> Iterator[torch.nn.Module]:
@@ -885,9 +887,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         self.engine, self.importance_cap = engine or TransformersEngine(policy, together), importance_cap
         self.sampling_bound = sampling_bound
         self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
-        if reference and self.is_fsdp_enabled:
-            raise ValueError("reference: a policy of its own is whole on each device; set sharding = no")
-        self.reference = OwnReference(reference) if reference and beta else None
+        self.reference = OwnReference(reference, self.accelerator.device) if reference and beta else None
         if beta and not reference and not self.is_fsdp_enabled:
             self.reference = Reference(self.model, args.bf16)
         self.reference_every, self.picture_cache, self.said = reference_every, picture_cache, None
