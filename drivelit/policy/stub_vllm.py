@@ -113,6 +113,19 @@ FAULTS: dict[str, Callable[[dict], Any]] = {
             logprobs=dict(content=[choice["logprobs"]["content"][0] | dict(token="token_id:5", token_id=5)]),
         )
     ),
+    "no such token": _spoilt(
+        lambda choice: choice.update(
+            token_ids=[10**9],
+            logprobs=dict(content=[choice["logprobs"]["content"][0] | dict(token=f"token_id:{10**9}", token_id=10**9)]),
+        )
+    ),
+    "too long": _spoilt(
+        lambda choice: choice.update(
+            finish_reason="length",
+            token_ids=choice["token_ids"] * 200,
+            logprobs=dict(content=choice["logprobs"]["content"] * 200),
+        )
+    ),
 }
 
 # %% ../../nbs/20_policy/22_stub_vllm.ipynb #6d971461

@@ -101,20 +101,24 @@ def _logprob(k, entry, token):
     return min(float(value), 0.0)
 
 
-def read_tokens(answer: Any, prompt: list[int], eos: int) -> tuple[list[int], list[float], str]:
+def read_tokens(
+    answer: Any, prompt: list[int], eos: int, rows: int | None = None, most: int | None = None
+) -> tuple[list[int], list[float], str]:
     """The tokens of an answer of vLLM's token endpoint.
 
     Args:
         answer: its JSON value
         prompt: ids as the server must have read them, a placeholder for each token of a picture
         eos: the end-of-turn token
+        rows: of the vocabulary; None: not known
+        most: tokens that were asked for; None: not known
 
     Returns:
         ids, their log-probabilities, and "eos" or "length"
 
     Raises:
-        ValueError: another prompt, an answer that was not finished; tokens or log-probabilities that are missing, no
-            numbers, or those of other tokens
+        ValueError: another prompt, an answer that was not finished or is longer than asked for; tokens or
+            log-probabilities that are missing, no numbers, those of other tokens, or outside the vocabulary
     """
     (choice,) = answer["choices"]
     stop, ids, heard = choice["finish_reason"], choice["token_ids"], answer.get("prompt_token_ids")
@@ -130,6 +134,10 @@ def read_tokens(answer: Any, prompt: list[int], eos: int) -> tuple[list[int], li
         )
     if not ids or not all(type(t) is int for t in ids):
         raise ValueError(f"token_ids is {harmless(ids, 40)}")
+    if rows is not None and (wrong := [t for t in ids if not 0 <= t < rows]):
+        raise ValueError(f"token {wrong[0]} is outside the vocabulary of {rows}")
+    if most is not None and len(ids) > most:
+        raise ValueError(f"{len(ids)} tokens, and {most} were asked for")
     entries = (choice.get("logprobs") or {}).get("content")
     if not entries or len(entries) != len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(entries or ())} log-probabilities")
@@ -227,10 +235,10 @@ class _Reads:
             answer = post(set())
         self._check_weights(url, answer, max(until - time.monotonic(), 0.001))
         self._sent[url] |= set(images)
-        return self._completion(answer, conversation)
+        return self._completion(answer, conversation, sampling["max_tokens"])
 
-    def _completion(self, answer, conversation):
-        ids, logprobs, stop = read_tokens(answer, conversation.ids, self.eos)
+    def _completion(self, answer, conversation, most):
+        ids, logprobs, stop = read_tokens(answer, conversation.ids, self.eos, len(self.policy.tokenizer), most)
         if wrong := [t for t in ids if t in self.never]:
             raise ValueError(f"the answer holds the control token {wrong[0]}")
         if self.rule:
