@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..training.profiles import Profile, described, key
+from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/51_driveagent/55_profile.ipynb #43093c7b
 HELPERS = ("teacher", "judge", "reader_small", "reader_large")
@@ -44,6 +44,16 @@ class DriveAgentProfile(Profile):
     def samples(self) -> int:
         "Thoughts to tune on; 0: as many as the scenes give."
         return self.data_thoughts
+
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        "What the keys want of the data: pairs about varied scenes, and labelled scenes to tune on and to explore."
+        n, learnt = self.scenes_of(train), self.data_thoughts + self.rl_scenes
+        chosen = min(n, 16 * max(1, self.train_scenes // 32))  # of 16 clusters, as stage `vqa` asks for them
+        pairs = Amount("data_vqa", self.data_vqa, 4 * chosen, why=f"4 about each of {chosen:,} scenes that differ")
+        labelled = n if far is None else min(n, far)
+        need = "no scene is in both, and each has eight seconds of future"
+        own = [pairs, Amount("data_thoughts and rl_scenes", learnt, labelled, why=need)]
+        return super().amounts(train, heldout, why, far) + own
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from .formats import FORMS
 from .prompt import VIEWS, Inputs
-from ..training.profiles import Profile, described, key
+from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380005
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ class MindDriverProfile(Profile):
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_rows
+
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        "What the keys want of the data: one row a scene."
+        rows = Amount("data_rows", self.data_rows, self.scenes_of(train), why="one a train scene")
+        return [*super().amounts(train, heldout, why, far), rows]
+
+    def reference_apart(self) -> bool:
+        "In the second stage of reinforcement the reference is the policy before the first."
+        return self.rl_steps_plan > 0
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

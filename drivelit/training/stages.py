@@ -37,7 +37,7 @@ from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.town import scenes as toy_scenes
 from .processes import RunError, follow_parent, hold, make_folder, write_json
-from .profiles import Profile, find_system, nearest
+from .profiles import Profile, find_system, missing_packages, nearest
 from .shards import shards_in
 
 # %% ../../nbs/40_training/40_stages.ipynb #2b390946
@@ -401,6 +401,7 @@ def load(
         dtype="float32",
         text=text,
         fixed=fixed,
+        attn_implementation=profile.attn_implementation,
     )
 
 # %% ../../nbs/40_training/40_stages.ipynb #15032d37
@@ -502,6 +503,15 @@ def _few_threads(profile):
         torch.set_num_threads(usual)
 
 
+def _reported(profile, here):
+    "What a loop of the system's own writes into its metrics is reported, if it is asked for."
+    if profile.report_to == "none":
+        return contextlib.nullcontext()
+    from drivelit.training.checkpoints import reported  # with torch
+
+    return reported(profile.report_to, here)
+
+
 class _Works(StageGraph):
     "One stage at a time."
 
@@ -515,6 +525,8 @@ class _Works(StageGraph):
         lead = os.environ.get("RANK", "0") == "0"  # under torchrun, one process speaks and saves for all
         if not lead and not self.kinds.get(stage):
             return {}  # there is nothing to share out
+        if lacks := missing_packages(profile):
+            raise RunError(f"stage {stage}, seed {seed}: {'; '.join(lacks)}")
         missing = [n for n in self.needs[stage] if not self.is_done(out, n, seed)]
         if missing and not self.is_done(out, stage, seed):
             raise RunError(
@@ -525,7 +537,8 @@ class _Works(StageGraph):
             if self.is_done(out, stage, seed):  # perhaps by the process that held it until now
                 return self.result(out, stage, seed)
             begin = time.time()
-            with shards_in(here / "shards"):  # what it plays is shared out to its processes
+            # what it plays is shared out to its processes
+            with shards_in(here / "shards"), _reported(profile, here):
                 try:
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
