@@ -24,14 +24,13 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..data.shards import ShardError, Shards, is_shards, pack, unpack
+from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, SceneError, from_json
@@ -123,7 +122,7 @@ def read_folder(source: str | Path, limit: int) -> list[Scene]:
 
     Args:
         source: folder of scene files (*.json)
-        limit: at most this many
+        limit: at most this many; of more, so many are drawn
 
     Returns:
         list[Scene]
@@ -131,7 +130,7 @@ def read_folder(source: str | Path, limit: int) -> list[Scene]:
     Raises:
         RunError: the folder has none
     """
-    files = sorted(Path(source).glob("*.json"))[:limit]
+    files = draw(sorted(Path(source).glob("*.json")), limit)
     if not files:
         raise RunError(f"source: {source} has no scene files (*.json)")
     return [from_json(f) for f in files]
@@ -157,8 +156,7 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     made = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
     }
-    names = lambda s: set(islice(s.ids(), len(s)) if isinstance(s, Shards) else (scene.id for scene in s))
-    if both := names(made["train"]) & names(made["heldout"]):
+    if both := set(ids_of(made["train"])) & set(ids_of(made["heldout"])):
         raise RunError(
             f"source: {source}: {len(both)} scenes are in train and in heldout, such as {min(both)!r}; "
             "nobody is judged on what was learnt"
@@ -166,13 +164,14 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     return made
 
 
-def open_shards(folder: str | Path, limit: int, run: str | None = None) -> Shards:
+def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: bool = True) -> Shards:
     """The scenes of a folder of shards; none is read yet.
 
     Args:
         folder: that `drivelit.training.prepare` filled
         limit: at most this many
         run: what the folder must hold; None: anything
+        drawn: of more, so many are drawn, the same ones each time; False: the first ones, as older runs took them
 
     Returns:
         Shards
@@ -186,7 +185,7 @@ def open_shards(folder: str | Path, limit: int, run: str | None = None) -> Shard
         raise RunError(f"source: {e}") from None
     if run not in (None, found.run):
         raise RunError(f"source: {folder} holds another preparation than when this run began; choose another folder")
-    return found[:limit]
+    return draw(found, limit) if drawn else found[:limit]
 
 # %% ../../nbs/40_training/40_stages.ipynb #ab7c3f5d
 def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
@@ -273,7 +272,7 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     made = make_scenes(profile)
     for split, scenes in made.items():
         if isinstance(scenes, Shards):
-            what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes))
+            what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
             write_json(here / f"{split}.json", what)
             continue
         save_scenes(scenes, here / f"{split}.npz")
@@ -306,7 +305,7 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     """
     if (note := Path(out) / "scenes" / f"{split}.json").exists():
         was = json.loads(note.read_text())
-        return open_shards(was["folder"], was["scenes"], was["run"])
+        return open_shards(was["folder"], was["scenes"], was["run"], was.get("drawn", False))
     scenes, plans = read_scenes(path := Path(out) / "scenes" / f"{split}.npz"), path.with_suffix(".references.npz")
     if plans.exists():
         try:
