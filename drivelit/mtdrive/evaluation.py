@@ -159,7 +159,7 @@ def task_for(
         MTDriveTask
     """
     return MTDriveTask(
-        PDMAgent(perception or profile.perception),
+        PDMAgent(perception or profile.perception, points=profile.feedback_points),
         max_turns=turns or profile.turns,
         w_p=profile.w_p,
         w_f=profile.w_f,

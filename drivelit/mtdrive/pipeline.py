@@ -111,7 +111,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     made = write_scenes(out, profile, references=True)
     ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
-    return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=ends)
+    return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
 def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str, wanted: int = 0) -> int:
