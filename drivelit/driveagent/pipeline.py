@@ -19,6 +19,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from ..data.rows import Rows, read_rows, write_rows
+from ..data.shards import subset
 from ..data.served import Journal, connect
 from . import formats, motion, questions, thoughts, vqa_data, vqa_pairs
 from .evaluation import evaluate, play, read_weights, score_actions
@@ -271,13 +272,13 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     if not labels:
         raise ValueError(f"{out}: no scene has eight seconds of future, so there are no meta-actions to learn")
     with journal_of(here, profile) as journal:
-        found = necessity([scenes[i] for i in labels], profile, journal)
+        found = necessity(subset(scenes, labels), profile, journal)
         kinds = dict(zip(labels, found.tolist(), strict=True))
         chosen = [i for i in labels if kinds[i] != "explore"]
         modes = [kinds[i] for i in chosen]
         counts, lines, used = {}, set(), set()
         for variant in VARIANTS:
-            kept, counts[variant] = teach([scenes[i] for i in chosen], modes, profile, variant, journal)
+            kept, counts[variant] = teach(subset(scenes, chosen), modes, profile, variant, journal)
             # modes decide which scenes are kept, so that all variants learn from scenes of the same kinds
             kept = [(chosen[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
             counts[variant] = dict(counts[variant], kept=len(kept))
@@ -586,7 +587,7 @@ def run_motion(out: str | Path, profile: Profile, seed: int, most: int = 1000) -
         dict: heads: name -> rows of the metrics
     """
     policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
-    splits = {k: [s for s in load_scenes(out, k) if label_scene(s)][:most] for k in ("train", "heldout")}
+    splits = {k: list(islice(filter(label_scene, load_scenes(out, k)), most)) for k in ("train", "heldout")}
     how, heat = next(iter(profile.plays.items()))
     task = task_for(profile, "full", "adaptive")
     played = play(policy, splits["train"], task, profile, seed, temperature=heat)

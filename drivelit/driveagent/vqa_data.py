@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..data.rows import card, chat, make_row, says
+from ..data.shards import subset
 from ..data.served import Refusal, replies
 from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
@@ -481,11 +482,11 @@ def vqa_rows(
         SceneError: a scene has no front camera, or the file of a picture is missing
         ValueError: a teacher, judge or rewriter does not give one reply for each question put to it
     """
-    scenes = list(scenes)
+    scenes = scenes if isinstance(scenes, Sequence) else list(scenes)
     teacher, judge = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge()
     fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
     chosen = diverse(features(fronts), clusters, each, seed)[0] if features else range(len(scenes))
-    asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed)
+    asks = make_asks(subset(scenes, chosen), templates, six, image_size, seed)
     pairs, replies, table, faults = judged_pairs(asks, teacher, judge, rounds, seed=seed)
     pairs = _not_trivial(pairs, share, seed, table)
     words = _reworded(pairs, rewriter or ScriptedRewriter(seed), table)

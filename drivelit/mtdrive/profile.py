@@ -18,6 +18,7 @@ class MTDriveProfile(Profile):
 
     system: ClassVar[str] = "mtdrive"
     perception: str = key("oracle", "which future the feedback agent judges with", choices=("oracle", "kinematic"))
+    feedback_points: str = key("first", "what feedback names of NC and TTC", choices=("first", "all"))
     turns: int = key(6, "plans in an episode, at most", low=1)
     metric_descriptions: bool = key(False, "the prompt says what NC, DAC and TTC are (figure 2)")
     data_single: int = key(0, "single-turn samples; 0: as many as the scenes give", low=0)
