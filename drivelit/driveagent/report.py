@@ -599,8 +599,7 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(12, 3.9), width_ratios=(1, 1, 0.72), layout="constrained"
     )
-    wide = scene.cameras["CAM_FRONT"].width / shown.width
-    x0, y0, x1, y1 = (v / wide for v in call.params["bbox"])
+    x0, y0, x1, y1 = call.params["bbox"]
     left.imshow(shown)
     left.add_patch(plt.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec="#ffd43b", lw=2.5))
     left.set_title(f"1. What it is shown,\n{shown.width} x {shown.height} pixels", fontsize=13)
@@ -608,7 +607,7 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     middle.imshow(reply.image)
     middle.set_title(
         f"2. It asks: {call.name}, “{call.params['description']}”,\n"
-        f"box {call.params['bbox']} in the camera's {scene.cameras['CAM_FRONT'].width} pixels",
+        f"box {call.params['bbox']} in pixels of the picture shown",
         fontsize=13,
     )
     middle.set_xlabel(f"answer: {reply.text}\n“{found.finding}”", fontsize=13)

@@ -18,7 +18,7 @@ from . import formats
 from .formats import ToolCall, parse_actions, parse_call, prompt_text, read
 from .labels import label_scene
 from .rewards import EDIT_COST, accuracy_reward, format_reward, tool_reward
-from .toolkit import DESCRIPTIONS, VIEWS, Toolkit
+from .toolkit import VIEWS, Toolkit, descriptions
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES, credit, encode
 from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
@@ -207,11 +207,12 @@ class DriveAgentTask(Task):
         view: "front" or "surround": what is shown at the start
         pictures: one of PICTURES: the scene's, grey ones, or the text alone
         words: key of formats.WORDS
-        image_size: (width, height)
+        image_size: (width, height) in pixels of every picture that is shown
         border: cost of the border of the edit distance; 1.0 in the released code
 
     Raises:
-        ValueError: for an unknown mode, view, kind of pictures or spelling, or tools in a mode that has none
+        ValueError: for an unknown mode, view, kind of pictures or spelling, tools in a mode that has none, or tools
+            that show pictures of another size, since boxes are in pixels of the picture shown
     """
 
     def __init__(
@@ -237,6 +238,8 @@ class DriveAgentTask(Task):
         self.toolkit = Toolkit(image_size=image_size) if toolkit is None else toolkit or None
         if not self.toolkit and mode != "text":
             raise ValueError(f"mode: {mode!r} needs tools; a passive agent has mode='text'")
+        if self.toolkit and tuple(self.toolkit.image_size) != tuple(image_size):
+            raise ValueError(f"image_size {tuple(image_size)}, and the tools show {tuple(self.toolkit.image_size)}")
         self.mode, self.with_tool_reward, self.max_calls = mode, with_tool_reward, max_calls
         self.view, self.pictures, self.words, self.image_size = view, pictures, words, tuple(image_size)
         self.weights = weights or (np.ones((len(SPEEDS), STEPS)), np.ones((len(TRAJECTORIES), STEPS)))
@@ -249,7 +252,8 @@ class DriveAgentTask(Task):
 
     def tool_lines(self) -> list[str]:
         "A line of the prompt for each tool."
-        return [DESCRIPTIONS[t] for t in self.toolkit.tools] if self.toolkit else []
+        lines = descriptions(self.image_size)
+        return [lines[t] for t in self.toolkit.tools] if self.toolkit else []
 
     def fixed_parts(self) -> tuple[str, str, str]:
         "What is the same in every prompt (for a toy's tokenizer)."
