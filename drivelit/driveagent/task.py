@@ -246,6 +246,11 @@ class DriveAgentTask(Task):
         self.border, self._kept = border, OrderedDict()
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        "A call ends its turn: the policy waits for the answer. Without tools there is nothing to wait for."
+        return ("</tool_call>",) if self.toolkit else ()
+
+    @property
     def max_turns(self) -> int:
         "The calls, the answer, and one more chance after a call too many."
         return self.max_calls + 2

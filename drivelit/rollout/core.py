@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..policy.engines import Completion, Conversation, EngineError
+from ..policy.engines import Completion, Conversation, EngineError, cut_behind
 from ..policy.model import Policy
 from ..policy.video import read_video
 from ..scene.core import SceneError
@@ -54,7 +54,14 @@ class Step:
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #0364e0f1
 class Task:
-    "What an episode is about. A system overrides `prompt` and `step`, or `step_batch` to judge many at once."
+    """What an episode is about. A system overrides `prompt` and `step`, or `step_batch` to judge many at once.
+
+    Attributes:
+        stops: texts behind which a turn is over, such as the end of a tool call; what is behind them counts as never
+            written
+    """
+
+    stops: tuple[str, ...] = ()
 
     def prompt(self, scene: Any) -> list[dict]:
         "The first messages: {role, content}; content a string or a list of {type: image | text, ...}."
@@ -333,7 +340,7 @@ class _Table:
         "What the engine is asked next; only the first answer has an opening."
         e = self.episodes[i]
         begun, seed = "" if e.turns else self.openings[i], seed_of(self.seed, i, e.turns)
-        return Conversation(e.messages, e.ids, e.images, begun, seed, self.room(i))
+        return Conversation(e.messages, e.ids, e.images, begun, seed, self.room(i), tuple(self.task.stops))
 
     def over(self, i):
         "Hand on an episode, and its group if that was the last one of it."
@@ -365,7 +372,9 @@ class _Table:
         of = lambda things: [things[i] for i in words]
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
         begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
-        room = {i: self.room(i) for i in words}
+        room, stops = {i: self.room(i) for i in words}, tuple(self.task.stops)
+        # An engine that knows nothing of stops has written on: that was never said.
+        words = {i: cut_behind(self.policy.tokenizer, c, stops) for i, c in words.items()}
         said = [begun(i, cut(self.policy, c, room[i])) for i, c in words.items()]
         steps, going = _judge(self.task, of(self.states), of(self.episodes), said), []
         for i, completion, step in zip(words, said, steps, strict=True):
