@@ -240,17 +240,19 @@ def add_messages(policy: Policy, episode: Episode, messages: list[dict], closed:
     return True
 
 
-def cut(policy: Policy, completion: Completion, room: int) -> Completion:
-    """A completion that leaves its episode no longer than it may be.
+def cut(policy: Policy, completion: Completion, room: int, stops: Sequence[str] = ()) -> Completion:
+    """A completion that leaves its episode no longer than it may be, and says nothing behind its stop.
 
     Args:
         policy: its tokenizer decodes what is left
         completion: with its token ids
         room: tokens
+        stops: of the task; an engine that does not know them has written on, and that was never said
 
     Returns:
-        the completion itself, or a shorter one that stops by its length
+        the completion itself, or a shorter one that stops by its length or with its stop
     """
+    completion = cut_behind(policy.tokenizer, completion, stops)
     if len(completion.ids) <= room:
         return completion
     ids, logprobs = completion.ids[:room], completion.logprobs and completion.logprobs[:room]
@@ -372,10 +374,8 @@ class _Table:
         of = lambda things: [things[i] for i in words]
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
         begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
-        room, stops = {i: self.room(i) for i in words}, tuple(self.task.stops)
-        # An engine that knows nothing of stops has written on: that was never said.
-        words = {i: cut_behind(self.policy.tokenizer, c, stops) for i, c in words.items()}
-        said = [begun(i, cut(self.policy, c, room[i])) for i, c in words.items()]
+        room = {i: self.room(i) for i in words}
+        said = [begun(i, cut(self.policy, c, room[i], self.task.stops)) for i, c in words.items()]
         steps, going = _judge(self.task, of(self.states), of(self.episodes), said), []
         for i, completion, step in zip(words, said, steps, strict=True):
             if self._add(self.episodes[i], completion, step, room[i]):
