@@ -156,7 +156,7 @@ def _thoughts(scenes, profile, here):
     "strategy -> {scene id: thought}, and the counts of each."
     served = "@" in profile.teacher + profile.judge
     with Journal(here / "journal.jsonl" if served else None) as journal:
-        who = helpers(profile.teacher, profile.judge, profile.inputs, journal)
+        who = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal)
         asked = dict(cuts=cuts_of(scenes, profile), rounds=profile.rounds, at_once=16 if served else 1)
         found = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
     return {s: kept for s, (kept, _) in found.items()}, {s: dict(c) for s, (_, c) in found.items()}
