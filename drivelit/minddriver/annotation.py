@@ -264,6 +264,7 @@ def helpers(
     at_once: int = 16,
     seed: int = 0,
     behaviours: int = 3,
+    cuts: Cuts = TOWN,
 ) -> tuple[Any, Any]:
     """Teacher and judge by their names in a profile.
 
@@ -276,6 +277,7 @@ def helpers(
         at_once: conversations under way at the same time
         seed: of the scripted ones
         behaviours: that a scripted thought proposes
+        cuts: borders between the action words of the scripted teacher
 
     Returns:
         (teacher, judge)
@@ -283,7 +285,7 @@ def helpers(
     Raises:
         ValueError: a name of neither form
     """
-    scripted = ScriptedTeacher(seed=seed, behaviours=behaviours), ScriptedJudge(seed=seed)
+    scripted = ScriptedTeacher(seed=seed, behaviours=behaviours, cuts=cuts), ScriptedJudge(seed=seed)
     return (
         connect(teacher, scripted[0], lambda e: ChatTeacher(e, inputs, instruction), None, journal, at_once),
         connect(judge, scripted[1], ChatJudge, None, journal, at_once),
