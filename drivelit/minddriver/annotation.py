@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..data.served import Refusal, connect, replies
-from .decisions import DIRECTIONS, SPEEDS, TOWN, Cuts, decision_of
+from .decisions import TOWN, Cuts, decision_of
 from .formats import TAGS, read_thought
 from .prompt import PAPER, Inputs, teacher_prompt
 from .teacher import ScriptedJudge, ScriptedTeacher, Try, Verdict, parse_verdict
@@ -178,12 +178,21 @@ class ChatTeacher:
     Args:
         engine: any engine with `generate`; a ServedEngine keeps a journal
         inputs: what it is shown
+        instruction: one of INSTRUCTIONS
         new_tokens: tokens of a thought, at most
         temperature: of sampling
     """
 
-    def __init__(self, engine: Any, inputs: Inputs = PAPER, new_tokens: int = 1024, temperature: float = 0.7) -> None:
-        self.engine, self.inputs, self.new_tokens, self.temperature = engine, inputs, new_tokens, temperature
+    def __init__(
+        self,
+        engine: Any,
+        inputs: Inputs = PAPER,
+        instruction: str = "short",
+        new_tokens: int = 1024,
+        temperature: float = 0.7,
+    ) -> None:
+        self.engine, self.inputs, self.instruction = engine, inputs, instruction
+        self.new_tokens, self.temperature = new_tokens, temperature
 
     def think(self, scene: Scene, tried: Sequence[Try] = (), attempt: int = 0) -> str | Refusal:
         """A thought.
@@ -196,7 +205,7 @@ class ChatTeacher:
         Returns:
             text; a Refusal where the model gave none
         """
-        messages = teacher_prompt(scene, self.inputs)
+        messages = teacher_prompt(scene, self.inputs, self.instruction)
         if tried:
             last = messages[0]["content"][-1]
             last["text"] += AGAIN.format(thought=tried[-1].thought, feedback=tried[-1].feedback)
@@ -207,15 +216,17 @@ class ChatTeacher:
         return said.strip() or Refusal("an empty text")
 
 # %% ../../nbs/53_minddriver/25_annotation.ipynb #a22a0013
-JUDGE = f"""1. Objective: You are an expert in the quality of reasoning chains of automated vehicles. Find out whether \
-the reasoning is correct or flawed.
+JUDGE = """1. Objective: You are an expert in detecting the quality of reasoning chains for autonomous driving models, \
+tasked with determining whether the input reasoning process is correct or flawed.
 2. Output Format: Reason + [Correct/Incorrect]
-3. Judgment Criteria: Is the chain logically correct and free of logical flaws? At the end, give the optimal direction \
-and speed change of the vehicle as <Direction Change>, <Speed Change>.
- - Direction Change (select one): [{", ".join(DIRECTIONS)}].
- - Speed Change (select one): [{", ".join(SPEEDS)}].
+3. Judgment Criteria: Determine whether the input reasoning chain is logically correct and free from logical flaws. At \
+the end of your response, specify the optimal direction and speed change for the ego vehicle as: <Direction Change>, \
+<Speed Change>.
+ - Direction Change (select one): [Maintain Current Lane, Change Lane Left, Change Lane Right, Turn Left, Turn Right].
+ - Speed Change (select one): [Smooth Deceleration, Emergency Brake, Maintain Current Speed, Smooth Acceleration, \
+Stop, Remain Stationary].
 4. Input reasoning process:
-"""
+"""  # figure 5
 
 
 class ChatJudge:
@@ -248,10 +259,12 @@ def helpers(
     teacher: str,
     judge: str,
     inputs: Inputs = PAPER,
+    instruction: str = "short",
     journal: Any = None,
     at_once: int = 16,
     seed: int = 0,
     behaviours: int = 3,
+    cuts: Cuts = TOWN,
 ) -> tuple[Any, Any]:
     """Teacher and judge by their names in a profile.
 
@@ -259,10 +272,12 @@ def helpers(
         teacher: "scripted", or NAME@URL of a model behind an OpenAI-compatible endpoint
         judge: likewise
         inputs: what a served teacher is shown
+        instruction: that a served teacher gets, one of INSTRUCTIONS
         journal: of their answers; None: nothing is kept
         at_once: conversations under way at the same time
         seed: of the scripted ones
         behaviours: that a scripted thought proposes
+        cuts: borders between the action words of the scripted teacher
 
     Returns:
         (teacher, judge)
@@ -270,8 +285,8 @@ def helpers(
     Raises:
         ValueError: a name of neither form
     """
-    scripted = ScriptedTeacher(seed=seed, behaviours=behaviours), ScriptedJudge(seed=seed)
+    scripted = ScriptedTeacher(seed=seed, behaviours=behaviours, cuts=cuts), ScriptedJudge(seed=seed)
     return (
-        connect(teacher, scripted[0], lambda e: ChatTeacher(e, inputs), None, journal, at_once),
+        connect(teacher, scripted[0], lambda e: ChatTeacher(e, inputs, instruction), None, journal, at_once),
         connect(judge, scripted[1], ChatJudge, None, journal, at_once),
     )

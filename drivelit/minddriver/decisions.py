@@ -35,7 +35,8 @@ WORDS = dict(  # border -> word, by spelling: the paper's table 8, the released 
         turn=("Turn Left", "Turn Right"),
         stands="Remain Stationary",
         stops="Stop",
-        brakes="Emergency Brake",
+        emergency="Emergency Brake",
+        brakes="Smooth Deceleration",
         slows="Smooth Deceleration",
         keeps="Maintain Current Speed",
         gains="Smooth Acceleration",
@@ -48,6 +49,7 @@ WORDS = dict(  # border -> word, by spelling: the paper's table 8, the released 
         turn=("Turn Left", "Turn Right"),
         stands="Stop",
         stops="Decelerate to Zero",
+        emergency="Rapid Deceleration",
         brakes="Rapid Deceleration",
         slows="Decelerate",
         keeps="Maintain Constant Speed",
@@ -68,8 +70,8 @@ def measure(poses: np.ndarray, speed: float) -> np.ndarray:
         speed: m/s now
 
     Returns:
-        np.ndarray: (5,) speed now and at the end in m/s, acceleration in m/s², turn in degrees (left is positive),
-            shift to the left in metres
+        np.ndarray: (6,) speed now and at the end in m/s, acceleration in m/s², turn in degrees (left is positive),
+            shift to the left in metres, hardest braking over a second in m/s² (at least 0)
 
     Raises:
         ValueError: another shape, NaN or infinity
@@ -82,7 +84,9 @@ def measure(poses: np.ndarray, speed: float) -> np.ndarray:
     times, speeds = np.r_[0, DT * (np.arange(POINTS) + 0.5)], np.r_[speed, step / DT]
     turn = float(np.unwrap(way[:, 2])[-1])
     arc = step.sum() * (turn / 2 if abs(turn) < 1e-3 else (1 - np.cos(turn)) / turn)
-    return np.array([speed, speeds[-1], np.polyfit(times, speeds, 1)[0], np.degrees(turn), way[-1, 1] - arc])
+    hardest = max(0.0, float(((speeds[:-2] - speeds[2:]) / (times[2:] - times[:-2])).max()))
+    slope = np.polyfit(times, speeds, 1)[0]
+    return np.array([speed, speeds[-1], slope, np.degrees(turn), way[-1, 1] - arc, hardest])
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a1000c
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Cuts:
         left: degrees: 30th and 60th percentile of those who turn left
         right: degrees: of those who turn right, without sign
         still: m/s: slower than that is standing
+        emergency: m/s² over a second: a fixed border, 0.3 g
         steady: m/s²: less than that is neither speeding up nor slowing down
         straight: degrees: less than that is no turn
         shift: metres to the side: a lane change
@@ -109,6 +114,7 @@ class Cuts:
     left: tuple[float, float] = (5.0, 13.5)
     right: tuple[float, float] = (7.0, 16.0)
     still: float = 0.5
+    emergency: float = 3.0
     steady: float = 0.1
     straight: float = 2.0
     shift: float = 1.75
@@ -121,7 +127,7 @@ def fit_cuts(measured: np.ndarray) -> Cuts:
     """The borders of a data set (supplement 6).
 
     Args:
-        measured: (N, 5) of `measure`
+        measured: (N, 6) of `measure`
 
     Returns:
         Cuts
@@ -129,7 +135,7 @@ def fit_cuts(measured: np.ndarray) -> Cuts:
     Raises:
         ValueError: nobody slows down, speeds up, turns left or turns right
     """
-    measured, fixed = np.asarray(measured, float).reshape(-1, 5), Cuts()
+    measured, fixed = np.asarray(measured, float).reshape(-1, 6), Cuts()
     moving = measured[(measured[:, :2] > fixed.still).any(1)]
     a, turn = moving[:, 2], moving[:, 3]
     groups = dict(
@@ -145,7 +151,9 @@ def fit_cuts(measured: np.ndarray) -> Cuts:
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a1000f
 def _speed(measured, cuts):
-    now, end, a = measured[:3]
+    now, end, a, *_, hardest = measured
+    if hardest >= cuts.emergency:
+        return "emergency"
     if end < cuts.still:
         return "stands" if now < cuts.still else "stops"
     if a < -cuts.steady and a <= cuts.slows:
@@ -157,7 +165,7 @@ def _speed(measured, cuts):
 
 def _direction(measured, cuts):
     "The border and the side: 0 left, 1 right."
-    turn, shift = measured[3:]
+    turn, shift = measured[3:5]
     side = int(turn < 0)
     bend, sharp = (cuts.left, cuts.right)[side]
     if abs(turn) >= sharp:
@@ -171,7 +179,7 @@ def decide(measured: np.ndarray, cuts: Cuts = TOWN, words: str = "paper") -> tup
     """The action words of a trajectory.
 
     Args:
-        measured: (5,) of `measure`
+        measured: (6,) of `measure`
         cuts: the borders
         words: key of WORDS
 
@@ -213,7 +221,7 @@ def measured_of(scene: Scene) -> np.ndarray:
         scene: with an expert
 
     Returns:
-        (5,) of `measure`
+        (6,) of `measure`
 
     Raises:
         SceneError: no expert, or one that knows less than three seconds

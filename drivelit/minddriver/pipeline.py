@@ -118,7 +118,8 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
         dict: train, heldout (counts), drivers (the expert and those without eyes, on the held-out scenes)
     """
     made = write_scenes(out, profile)
-    ends = drivers(made["heldout"], made["train"][:500])  # enough to know what is usual at a speed
+    cuts = cuts_of(made["train"], profile)
+    ends = drivers(made["heldout"], made["train"][:500], cuts)  # 500: enough to know what is usual at a speed
     return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 
@@ -156,8 +157,9 @@ def _thoughts(scenes, profile, here):
     "strategy -> {scene id: thought}, and the counts of each."
     served = "@" in profile.teacher + profile.judge
     with Journal(here / "journal.jsonl" if served else None) as journal:
-        who = helpers(profile.teacher, profile.judge, profile.inputs, journal)
-        asked = dict(cuts=cuts_of(scenes, profile), rounds=profile.rounds, at_once=16 if served else 1)
+        cuts = cuts_of(scenes, profile)
+        who = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal, cuts=cuts)
+        asked = dict(cuts=cuts, rounds=profile.rounds, at_once=16 if served else 1)
         found = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
     return {s: kept for s, (kept, _) in found.items()}, {s: dict(c) for s, (_, c) in found.items()}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .formats import FORMS
-from .prompt import VIEWS, Inputs
+from .prompt import INSTRUCTIONS, VIEWS, Inputs
 from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380005
@@ -23,6 +23,7 @@ class MindDriverProfile(Profile):
     encoder: str = key("base", "judges dreams: 'base', or the folder or the name of a CLIP")
     teacher: str = key("scripted", "writes thoughts: 'scripted' or NAME@URL")
     judge: str = key("scripted", "the logic filter: 'scripted' or NAME@URL")
+    instruction: str = key("short", "that a served teacher gets", choices=INSTRUCTIONS)
     rounds: int = key(3, "how often a thought is sent back, at most", low=0)
     views: str = key("surround", "the current images", choices=tuple(VIEWS))
     history: int = key(4, "earlier front images, 0.5 s apart", low=0)

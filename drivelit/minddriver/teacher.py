@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import shapely
 
-from .decisions import DIRECTIONS, SPEEDS, decision_of
+from .decisions import DIRECTIONS, SPEEDS, TOWN, Cuts, decision_of
 from .formats import CHOICE, SECTIONS, parse_decision, read_thought
 from .prompt import AREAS, SIGNALS, VIEWS
 from ..policy.text import ParseError, harmless
@@ -360,6 +360,7 @@ class ScriptedTeacher:
         heeds: chance that an error which the feedback names is mended
         seed: of the errors; a thought depends on this, the scene and the feedback so far
         behaviours: that a thought proposes, the decision and others; 1 makes the shortest thoughts
+        cuts: borders between the action words; those of the data that it thinks about
 
     Raises:
         ValueError: an unknown kind of error, or a rate out of [0, 1]
@@ -369,6 +370,7 @@ class ScriptedTeacher:
     heeds: float = 0.8
     seed: int = 0
     behaviours: int = 3
+    cuts: Cuts = TOWN
 
     def __post_init__(self) -> None:
         for k, v in dict(self.rates, heeds=self.heeds).items():
@@ -403,7 +405,7 @@ class ScriptedTeacher:
         """
         has, facts = self.errors(scene, tried), facts_of(scene)
         rng = drawn(self.seed, scene.id, "how")  # an error that stays is the same error
-        direction, speed = decision_of(scene)
+        direction, speed = decision_of(scene, self.cuts)
         wrong = _another(rng, DIRECTIONS, direction), _another(rng, SPEEDS, speed)
         said = wrong[0] if "direction" in has else direction, wrong[1] if "speed" in has else speed
         # a judge who finds no sense in a thought gets one with fewer behaviours the next time
