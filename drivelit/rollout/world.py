@@ -466,7 +466,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
         if near(i)
     ]
     line = to_frame(stage.route.at(now.along + np.arange(-20.0, min(121.0, stage.route.s[-1] - now.along))), origin)
-    kept = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent")}
+    kept = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent", "route_known")}
     n = len(stage.scripts)
     return Scene(
         f"{scene.id}-{now.decisions:03d}",
