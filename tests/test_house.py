@@ -170,7 +170,9 @@ def test_the_check_of_the_public_layer_sees_what_is_left_open():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_exported_cells_are_short(path):
     cells = [c.source for c in code_cells(path) if re.match(r"#\| *export", c.source)]
-    assert [c[:200] for c in cells if len(c.splitlines()) > 110] == []
+    rows = re.compile(r"    \w+: [\w\[\], .]+ = key\(")  # the keys of a profile are a table, however many there are
+    long = [c[:200] for c in cells if sum(not rows.match(line) for line in c.splitlines()) > 110]
+    assert long == []
 
 
 def test_words():

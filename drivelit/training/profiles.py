@@ -105,7 +105,7 @@ class Amount:
         papers = f", {self.wanted / self.paper:.1%} of the paper's {self.paper:,}" if self.paper else ""
         return f"{text}{share}{papers}" + (f": {self.why}" if self.why else "")
 
-
+# %% ../../nbs/40_training/00_profiles.ipynb #5aba07bc
 @dataclass(frozen=True)
 class Profile:
     """The numbers of one run that all systems share, typed; `load_profile` checks them.

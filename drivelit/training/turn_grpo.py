@@ -938,7 +938,7 @@ RENAMED = dict(
     output_dir="out",
 )
 
-
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #dd83f3f9
 def rl_config(
     out: str | Path,
     *,
