@@ -334,6 +334,7 @@ def summary(
     seconds: float = 0.5,
     encoder: Any = None,
     cuts: Cuts = TOWN,
+    inception: Any = None,
 ) -> dict[str, Any]:
     """The tables' numbers of one way of playing. A refused conversation is counted and is in no other number.
 
@@ -345,6 +346,7 @@ def summary(
         seconds: how far ahead the dreamed picture lies
         encoder: a function from images to features (B, D), for the Fréchet distance; None: without
         cuts: borders between the action words
+        inception: likewise, of Inception, for FID; None: without
 
     Returns:
         dict: that of `judged`, scenes without an answer as None; failed (share); format (share of answers whose every
@@ -372,7 +374,9 @@ def summary(
     )
     if "dream" in spans_of(form):
         dreams = [info[i]["dream"] for i in some]
-        found["dreams"] = summary_of_dreams([scenes[i] for i in some], dreams, codec, seconds, encoder)
+        found["dreams"] = summary_of_dreams(
+            [scenes[i] for i in some], dreams, codec, seconds, encoder, inception=inception
+        )
     if "think" in spans_of(form):
         found["thoughts"] = _thoughts(episodes, scenes, cuts)
     return found
@@ -399,6 +403,7 @@ def evaluate(
     swaps: bool = False,
     grey: bool = False,
     cuts: Cuts = TOWN,
+    inception: Any = None,
     **asked: Any,
 ) -> dict[str, Any]:
     """Drive held-out scenes.
@@ -413,6 +418,7 @@ def evaluate(
         swaps: once more with other dreams (SWAPS), greedy
         grey: once more with grey pictures, as the first of the plays
         cuts: borders between the action words
+        inception: a function from images to Inception's features, for FID, likewise
         **asked: form, seconds, ego_state of `task_for`
 
     Returns:
@@ -422,8 +428,8 @@ def evaluate(
     found, first = {}, None
     for how, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
-        judge = encoder if first is None else None
-        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judge, cuts)
+        judges = (encoder, inception) if first is None else (None, None)
+        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1])
         first = first or episodes
     if grey:
         temperature = next(iter(profile.plays.values()))

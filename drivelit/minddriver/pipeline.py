@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'START_FORMS', 'PACKED',
            'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows',
-           'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features', 'examine', 'run_sft',
-           'adapters', 'settle', 'run_rft']
+           'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features', 'inception_of', 'examine',
+           'run_sft', 'adapters', 'settle', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -25,7 +25,7 @@ from torch.utils.data import ConcatDataset, Subset
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
 from ..data.shards import by_id
-from ..metrics.images import embed_images, load_encoder
+from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import TOWN, Cuts, fit_cuts, measured_of
 from .evaluation import drivers, engine_for, evaluate, task_for
@@ -175,7 +175,12 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     Returns:
         dict: drives (rows), left_out (reason -> count), thoughts (strategy -> count), counts (strategy -> what was
             asked, stopped and saved)
+
+    Raises:
+        ValueError: the profile names an Inception network that is not there
     """
+    if profile.inception != "none":
+        inception_file(os.path.expandvars(profile.inception))  # what is missing is told before anything is learnt
     here, codec, left = STAGES.folder(out, "data"), codec_of(profile), Counter()
     scenes = load_scenes(out, "train")
     scenes = scenes[: profile.data_rows or len(scenes)]
@@ -402,6 +407,25 @@ def features(profile: MindDriverProfile) -> tuple[Any, Any]:
     return encoder, partial(embed_images, encoder, crop=False)
 
 
+def inception_of(profile: MindDriverProfile) -> Any:
+    """Inception's features, where the profile names its weights.
+
+    Args:
+        profile: its `inception`; $VARIABLES are read
+
+    Returns:
+        a function from images to (B, 2048) features, for FID; None: the profile says "none"
+
+    Raises:
+        ValueError: there is no such network
+    """
+    return (
+        None
+        if profile.inception == "none"
+        else inception_features(os.path.expandvars(profile.inception), device_of(profile))
+    )
+
+
 SWAPPED = ("sft", "sft_image", "rft_plan")  # whose dreams are replaced: with and without a thought, and the last
 
 
@@ -429,6 +453,7 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         features(profile)[1],
         swaps=stage in SWAPPED,
         grey=whole,
+        inception=inception_of(profile),
         cuts=cuts_of(() if profile.source == "toy" else load_scenes(out, "train"), profile),
         **asked,
     )

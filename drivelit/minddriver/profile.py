@@ -21,6 +21,7 @@ class MindDriverProfile(Profile):
     system: ClassVar[str] = "minddriver"
     codec: str = key("base", "image tokens: 'base' or a folder with the weights of a codec")
     encoder: str = key("base", "judges dreams: 'base', or the folder or the name of a CLIP")
+    inception: str = key("none", "FID's network: a TorchScript file or a folder with one; 'none': no FID")
     teacher: str = key("scripted", "writes thoughts: 'scripted' or NAME@URL")
     judge: str = key("scripted", "the logic filter: 'scripted' or NAME@URL")
     instruction: str = key("short", "that a served teacher gets", choices=INSTRUCTIONS)

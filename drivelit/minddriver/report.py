@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'DREAMS', 'THOUGHTS', 'FORM_ROWS', 'AHEAD_ROWS',
-           'THOUGHT_ROWS', 'RL_ROWS', 'HOW', 'UNITS', 'FAR_OFF', 'SCORE', 'CODES', 'FRECHET', 'DECISIONS', 'ORDERINGS',
-           'LINE', 'PAIRS', 'collect', 'first_play', 'shown', 'best_without_eyes', 'skill_shown', 'score_cells',
-           'played', 'driver_rows', 'table1', 'table2', 'table_thoughts', 'ablation', 'table4', 'table5', 'table6',
-           'table7', 'table_swaps', 'difference', 'compared', 'orderings', 'asked', 'questions', 'plot_ade',
-           'plot_dreams', 'example_figure', 'plot_run', 'real_rows']
+           'THOUGHT_ROWS', 'RL_ROWS', 'HOW', 'UNITS', 'FAR_OFF', 'SCORE', 'CODES', 'FRECHET', 'DECISIONS', 'FID',
+           'ORDERINGS', 'LINE', 'PAIRS', 'collect', 'first_play', 'shown', 'best_without_eyes', 'skill_shown',
+           'score_cells', 'played', 'driver_rows', 'table1', 'has_fid', 'distances', 'table2', 'table_thoughts',
+           'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference', 'compared', 'orderings',
+           'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'plot_run', 'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterable, Iterator, Sequence
@@ -247,6 +247,32 @@ def table1(results: dict[str, Any]) -> pd.DataFrame:
 DREAMS = dict(sft="SFT", rft_image="RFT, stage 1", rft_plan="RFT, both stages", rft_once="RFT, one stage")
 
 
+def has_fid(results: dict[str, Any]) -> bool:
+    """Whether a run has looked at its dreams with Inception.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        bool
+    """
+    plays = [d.get(s, {}).get(first_play(results), {}) for d in results["seeds"].values() for s in DREAMS]
+    return any(p.get("dreams", {}).get("fid") for p in plays)
+
+
+def distances(results: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """The Fréchet distances of a run by the names that they have in tables.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        dict: name -> key in a summary of dreams, digits: of the run's encoder, which is named; and FID, if there is one
+    """
+    whose = "our encoder" if results["profile"].get("encoder", "base") == "base" else "CLIP"
+    return {f"Fréchet distance, {whose}": ("frechet", 3)} | ({"FID": ("fid", 1)} if has_fid(results) else {})
+
+
 def table2(results: dict[str, Any]) -> pd.DataFrame:
     """Table 2: what the dreams are worth.
 
@@ -256,7 +282,7 @@ def table2(results: dict[str, Any]) -> pd.DataFrame:
     Returns:
         DataFrame, a row for each arm
     """
-    rows, play = [], (first_play(results), "dreams")
+    rows, play, apart = [], (first_play(results), "dreams"), distances(results)
     for s, name in DREAMS.items():
         at = lambda *path, s=s, **how: shown(results, s, play, *path, **how)
         share = lambda *path, at=at: at(*path, percent=True, digits=1)
@@ -264,7 +290,7 @@ def table2(results: dict[str, Any]) -> pd.DataFrame:
         whose = dict(dream="", copied=", copied present", floor=", codec's floor")
         rows.append(
             {"arm": name}
-            | {f"Fréchet distance{words}": at("frechet", k, digits=3) for k, words in whose.items()}
+            | {f"{d}{w}": at(key, k, digits=n) for d, (key, n) in apart.items() for k, w in whose.items()}
             | {"right codes": share("right", "all"), "right codes, copied present": share("right", "copied")}
             | {"right codes that change": share("right", "changed"), "codes that change": share("right", "changes")}
             | {f"road user found{words}": share("road_user", k, "close") for k, words in whose.items()}
@@ -368,7 +394,7 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def table7(results: dict[str, Any]) -> pd.DataFrame:
-    """Table 7: reinforcement in one stage or in two, with the Fréchet distance of the dreams.
+    """Table 7: reinforcement in one stage or in two, with the Fréchet distances of the dreams.
 
     Args:
         results: from `collect`
@@ -377,8 +403,9 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame
     """
     table, play = ablation(results, "reinforcement", RL_ROWS), (first_play(results), "dreams")
-    far = [shown(results, s, play, "frechet", "dream", digits=3) for s in RL_ROWS.values()]
-    table["Fréchet distance"] = far + [""] * (len(table) - len(far))
+    for name, (key, digits) in distances(results).items():
+        far = [shown(results, s, play, key, "dream", digits=digits) for s in RL_ROWS.values()]
+        table[name] = far + [""] * (len(table) - len(far))
     return table
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00027
@@ -416,10 +443,11 @@ UNITS = {  # what is compared, times 100 -> where it stands in a play, 1: more i
     "ADE, cm": (("scene_ade",), -1, 10.0),
     "PDMS, points": (("scene_pdms",), 1, 3.0),
     "right codes that change, points": (("dreams", "scene_right_changed"), 1, 3.0),
-    "Fréchet distance x 100": (("dreams", "frechet", "dream"), -1, 0.0),
+    "Fréchet distance of the encoder x 100": (("dreams", "frechet", "dream"), -1, 0.0),
     "right decisions, points": (("thoughts", "scene_decided"), 1, 3.0),
+    "FID x 100": (("dreams", "fid", "dream"), -1, 0.0),
 }
-FAR_OFF, SCORE, CODES, FRECHET, DECISIONS = UNITS
+FAR_OFF, SCORE, CODES, FRECHET, DECISIONS, FID = UNITS
 
 
 def difference(results: dict[str, Any], unit: str, good: Sequence[str], other: Sequence[str]) -> report.Paired:
@@ -440,7 +468,7 @@ def difference(results: dict[str, Any], unit: str, good: Sequence[str], other: S
     seeds = [s for s in a if s in b]
     both = [sign * np.stack([of[s] for s in seeds]) if seeds else np.zeros((0, 0)) for of in (a, b)]
     found = report.paired(*both, margin=margin)
-    if unit != FRECHET:
+    if unit not in (FRECHET, FID):
         return found
     shares = [report.scene_scores(results, *path, "dreams", "unreadable") for path in (good, other)]
     return replace(found, lost=tuple(max(float(of[s][0]) for of in shares) for s in seeds))
@@ -496,7 +524,9 @@ def orderings(results: dict[str, Any], play: str = "") -> pd.DataFrame:
         DataFrame as `compared`
     """
     how = play or first_play(results)
-    return compared(results, [(w, unit, f"{ROWS[a]} > {ROWS[b]}", (a, how), (b, how)) for w, unit, a, b in ORDERINGS])
+    both = lambda unit: (unit, FID) if unit == FRECHET and has_fid(results) else (unit,)
+    rows = [(w, u, f"{ROWS[a]} > {ROWS[b]}", (a, how), (b, how)) for w, unit, a, b in ORDERINGS for u in both(unit)]
+    return compared(results, rows)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00035
 LINE = ("sft", "rft_plan", "sft_ego", "rft_ego_plan")  # table 1
