@@ -60,18 +60,21 @@ def carried_on(points: np.ndarray) -> np.ndarray:
     return np.stack(out)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0008
-def judged(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], collisions: bool = True) -> dict[str, Any]:
+def judged(
+    scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], collisions: bool = True, pdms: bool = True
+) -> dict[str, Any]:
     """Table 1 and PDMS.
 
     Args:
         scenes: N, with an expert each
         plans: N of (6, 2) metres, or None for one that cannot be read
         collisions: count hits on the grid, too (needs OpenCV)
+        pdms: score by PDMS, too
 
     Returns:
         dict: n; unreadable (share); l2 and hits by protocol: stp3 and uniad, each 1 s, 2 s, 3 s and their mean (metres,
-            shares; None without a readable plan); ade (metres) and pdms, means over readable plans; scene_ade and
-            scene_pdms, None where there is no plan
+            shares; None without a readable plan); ade (metres) and, if asked for, pdms, means over readable plans;
+            scene_ade and scene_pdms, None where there is no plan
     """
     truth = np.stack([truth_of(s) for s in scenes])
     lidar = [None if p is None else to_lidar(poses_of(p)) for p in plans]
@@ -80,15 +83,18 @@ def judged(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], collisio
     found = errors(lidar, to_lidar(truth), grids, uniad_grids=uniad)
     ade = [None if p is None else round(float(displacement(p, t).mean()), 3) for p, t in zip(plans, truth, strict=True)]
     there = [i for i, p in enumerate(plans) if p is not None]
+    mean = lambda v: float(np.mean([x for x in v if x is not None])) if there else None
+    scores = dict(ade=ade) | (dict(pdms=_pdms(scenes, plans, there)) if pdms else {})
+    means, single = {k: mean(v) for k, v in scores.items()}, {f"scene_{k}": v for k, v in scores.items()}
+    return dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **protocols(found), **means) | single
+
+
+def _pdms(scenes, plans, there):
+    "PDMS of each plan, None where there is none."
     driven = [carried_on(plans[i])[None] for i in there]
     scores = score_scenes([prepare(scenes[i]) for i in there], driven) if there else []
-    pdms = dict(zip(there, (round(float(r.pdms[0]), 4) for r in scores), strict=True))
-    mean = lambda v: float(np.mean([x for x in v if x is not None])) if there else None
-    scene_pdms = [pdms.get(i) for i in range(len(plans))]
-    means = dict(ade=mean(ade), pdms=mean(scene_pdms))
-    return dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **protocols(found), **means) | dict(
-        scene_ade=ade, scene_pdms=scene_pdms
-    )
+    found = dict(zip(there, (round(float(r.pdms[0]), 4) for r in scores), strict=True))
+    return [found.get(i) for i in range(len(plans))]
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000b
 BY_SPEED = "the best plan of other scenes at this speed"
@@ -119,7 +125,9 @@ def _usual(scenes, known, cuts):
     return [int(decision_of(s, cuts) == usual.get(s.command, usual[""])) for s in scenes]
 
 
-def drivers(scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = TOWN) -> dict[str, dict[str, Any]]:
+def drivers(
+    scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = TOWN, pdms: bool = True
+) -> dict[str, dict[str, Any]]:
     """Who drives without a policy.
 
     Args:
@@ -127,6 +135,7 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = T
         known: others, from which a driver learns which plan is best at a command and a speed, and what is decided
             most often
         cuts: borders between the action words
+        pdms: score by PDMS, too
 
     Returns:
         dict: name -> `judged`; the learnt ones have ade or pdms alone, with their scenes' values; USUAL has no plan
@@ -134,12 +143,12 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = T
     """
     same, blind = name_of(WAYS[0], 0.0), [blind_plans(s) for s in scenes]
     plans = {"expert": [truth_of(s)[:, :2] for s in scenes]}
-    kinds = dict(ade=(_blind_ade, -1), pdms=(_blind_pdms, 1))
+    kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
     scores = {k: of(scenes) for k, (of, _) in kinds.items()}
     names = {same: "constant velocity", STANDING: STANDING}
     names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}
     plans |= {shown: [p[name][:6, :2] for p in blind] for name, shown in names.items()}
-    found = {name: judged(scenes, p) for name, p in plans.items()}
+    found = {name: judged(scenes, p, pdms=pdms) for name, p in plans.items()}
     for k, (of, sign) in kinds.items() if known else ():
         v = sign * by_speed(known, of(known), scenes, scores[k])
         found[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
@@ -335,6 +344,7 @@ def summary(
     encoder: Any = None,
     cuts: Cuts = TOWN,
     inception: Any = None,
+    pdms: bool = True,
 ) -> dict[str, Any]:
     """The tables' numbers of one way of playing. A refused conversation is counted and is in no other number.
 
@@ -347,6 +357,7 @@ def summary(
         encoder: a function from images to features (B, D), for the Fréchet distance; None: without
         cuts: borders between the action words
         inception: likewise, of Inception, for FID; None: without
+        pdms: score by PDMS, too
 
     Returns:
         dict: that of `judged`, scenes without an answer as None; failed (share); format (share of answers whose every
@@ -360,8 +371,8 @@ def summary(
     there = [not e.failed for e in episodes]
     info = [e.infos[0] if ok else None for e, ok in zip(episodes, there, strict=True)]
     some = [i for i, ok in enumerate(there) if ok]
-    found = judged([scenes[i] for i in some], [info[i]["points"] for i in some])
-    for name in ("scene_ade", "scene_pdms"):  # a place for each scene, whoever was refused
+    found = judged([scenes[i] for i in some], [info[i]["points"] for i in some], pdms=pdms)
+    for name in found.keys() & {"scene_ade", "scene_pdms"}:  # a place for each scene, whoever was refused
         values = dict(zip(some, found[name], strict=True))
         found[name] = [values.get(i) for i in range(len(scenes))]
     reasons = [info[i]["reasons"] for i in some]
@@ -429,13 +440,14 @@ def evaluate(
     for how, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
         judges = (encoder, inception) if first is None else (None, None)
-        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1])
+        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms)
         first = first or episodes
     if grey:
         temperature = next(iter(profile.plays.values()))
         blind = task_for(profile, codec, pictures="grey", **asked)
         episodes = play(policy, scenes, blind, profile, temperature, seed)
-        found["grey"] = judged(scenes, [None if e.failed else e.infos[0]["points"] for e in episodes])
+        plans = [None if e.failed else e.infos[0]["points"] for e in episodes]
+        found["grey"] = judged(scenes, plans, pdms=profile.pdms)
         if "think" in spans_of(task.form):
             found["grey"]["thoughts"] = _thoughts(episodes, scenes, cuts)
     if swaps and "dream" in spans_of(task.form):
@@ -454,9 +466,9 @@ def _swapped(policy, scenes, profile, task, episodes, how):
         plans = {e.scene_id: e.infos[0]["points"] for e in play(policy, some, task, profile) if not e.failed}
     finally:
         task.openings = {}
-    found = judged(scenes, [plans.get(s.id) for s in scenes], collisions=False)
+    found = judged(scenes, [plans.get(s.id) for s in scenes], collisions=False, pdms=profile.pdms)
     kept = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
-    return dict(n=len(some)) | {k: found[k] for k in kept}
+    return dict(n=len(some)) | {k: found[k] for k in kept if k in found}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #7db8c2d7
 def planner(

@@ -119,7 +119,8 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     """
     made = write_scenes(out, profile)
     cuts = cuts_of(made["train"], profile)
-    ends = drivers(made["heldout"], made["train"][:500], cuts)  # 500: enough to know what is usual at a speed
+    known = made["train"][:500]  # enough to know what is usual at a speed
+    ends = drivers(made["heldout"], known, cuts, profile.pdms)
     return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 

@@ -31,6 +31,7 @@ class MindDriverProfile(Profile):
     ego_state: bool = key(False, "speed and acceleration are told; table 1 has both")
     form: str = key("text then image", "of an answer; table 4 has all", choices=tuple(FORMS))
     seconds: float = key(0.5, "how far ahead the dreamed picture lies; table 5 has more", low=0)
+    pdms: bool = key(True, "plans are scored by PDMS, too; neither nuScenes nor Bench2Drive defines it")
     data_rows: int = key(0, "samples of supervised tuning; 0: as many as the scenes give", low=0)
     freeze_vision: bool = key(True, "the vision encoder is not trained")
     start: str = key("train", "what all arms begin with: 'train': start_steps updates first; 'packed', or a folder")

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'DREAMS', 'THOUGHTS', 'FORM_ROWS', 'AHEAD_ROWS',
            'THOUGHT_ROWS', 'RL_ROWS', 'HOW', 'UNITS', 'FAR_OFF', 'SCORE', 'CODES', 'FRECHET', 'DECISIONS', 'FID',
-           'ORDERINGS', 'LINE', 'PAIRS', 'collect', 'first_play', 'shown', 'best_without_eyes', 'skill_shown',
-           'score_cells', 'played', 'driver_rows', 'table1', 'has_fid', 'distances', 'table2', 'table_thoughts',
-           'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference', 'compared', 'orderings',
-           'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'plot_run', 'real_rows']
+           'ORDERINGS', 'LINE', 'PAIRS', 'collect', 'first_play', 'shown', 'metrics_of', 'best_without_eyes',
+           'skill_shown', 'score_cells', 'played', 'driver_rows', 'table1', 'has_fid', 'distances', 'table2',
+           'table_thoughts', 'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference',
+           'compared', 'orderings', 'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'plot_run',
+           'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,6 +124,18 @@ def shown(
     return "" if np.isnan(v).all() and np.isnan(gone).all() else cell(v, percent, gone, digits)
 
 
+def metrics_of(results: dict[str, Any]) -> list[str]:
+    """What plans are scored by.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        keys of SIGN: PDMS is left out where the run's profile has none
+    """
+    return [m for m in SIGN if any(m in d for d in results["drivers"].values())]
+
+
 def best_without_eyes(results: dict[str, Any], metric: str = "ade") -> str:
     """Whom a policy has to beat.
 
@@ -179,7 +192,8 @@ def score_cells(results: dict[str, Any], who: str, times: Sequence[int] = (3,)) 
         cells |= {f"hits %, {name}, {TIMES[j]}": at("hits", key, j, percent=True) for j in times}
     lost = numbers(results, who, play, "unreadable")
     cells |= {"ADE m": at("ade"), "skill, ADE": skill_shown(results, who, play, "ade")}
-    cells |= {"PDMS": at("pdms", percent=True, digits=1), "skill, PDMS": skill_shown(results, who, play, "pdms")}
+    if "pdms" in metrics_of(results):
+        cells |= {"PDMS": at("pdms", percent=True, digits=1), "skill, PDMS": skill_shown(results, who, play, "pdms")}
     cells["unreadable"] = "" if who in results["drivers"] or np.isnan(lost).all() else cell(lost)
     return cells | failed_cell(numbers(results, who, play, "failed"))
 
@@ -195,8 +209,10 @@ def played(results: dict[str, Any], who: str, *play: str) -> dict[str, str]:
     Returns:
         dict: column -> cell
     """
-    ade, pdms = shown(results, who, play, "ade"), shown(results, who, play, "pdms", percent=True, digits=1)
-    return {f"{play[-1]}: ADE m": ade, f"{play[-1]}: PDMS": pdms}
+    cells = {f"{play[-1]}: ADE m": shown(results, who, play, "ade")}
+    if "pdms" in metrics_of(results):
+        cells[f"{play[-1]}: PDMS"] = shown(results, who, play, "pdms", percent=True, digits=1)
+    return cells
 
 
 def driver_rows(results: dict[str, Any], first: str, times: Sequence[int] = (3,), every: bool = False) -> list[dict]:
@@ -212,8 +228,8 @@ def driver_rows(results: dict[str, Any], first: str, times: Sequence[int] = (3,)
     Returns:
         a row for each, the best marked
     """
-    best = {m: best_without_eyes(results, m) for m in SIGN}
-    label = lambda n: f"no eyes: {n}" + "".join(f", the best by {m.upper()}" for m in SIGN if best[m] == n)
+    best = {m: best_without_eyes(results, m) for m in metrics_of(results)}
+    label = lambda n: f"no eyes: {n}" + "".join(f", the best by {m.upper()}" for m in best if best[m] == n)
     measured = {n: d["ade"] for n, d in results["drivers"].items() if n != EXPERT and "l2" in d}
     some = {*best.values(), min(measured, key=measured.get)}
     names = [
@@ -421,7 +437,7 @@ def table_swaps(results: dict[str, Any]) -> pd.DataFrame:
     Returns:
         DataFrame, a row for each arm and dream, then the expert and the best drivers without eyes
     """
-    rows = []
+    rows, scored = [], "pdms" in metrics_of(results)
     for s in TRAINED:
         for how in HOW if any("swaps" in d.get(s, {}) for d in results["seeds"].values()) else ():
             play, lost = ("swaps", how), numbers(results, s, ("swaps", how), "unreadable")
@@ -431,11 +447,11 @@ def table_swaps(results: dict[str, Any]) -> pd.DataFrame:
                     "dream": how,
                     "scenes": cell(numbers(results, s, play, "n"), percent=False, digits=0),
                     "ADE m": shown(results, s, play, "ade"),
-                    "PDMS": shown(results, s, play, "pdms", percent=True, digits=1),
+                    **({"PDMS": shown(results, s, play, "pdms", percent=True, digits=1)} if scored else {}),
                     "unreadable": "" if np.isnan(lost).all() else cell(lost),
                 }
             )
-    ends = [{k: r[k] for k in ("arm", "ADE m", "PDMS")} for r in driver_rows(results, "arm")]
+    ends = [{k: r[k] for k in ("arm", "ADE m", "PDMS") if k in r} for r in driver_rows(results, "arm")]
     return _frame([*rows, *ends])
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00030
@@ -551,7 +567,8 @@ def asked(results: dict[str, Any]) -> list[tuple]:
         list of rows for `compared`
     """
     how, rows = first_play(results), []
-    for metric, unit in dict(ade=FAR_OFF, pdms=SCORE).items():
+    for metric in metrics_of(results):
+        unit = dict(ade=FAR_OFF, pdms=SCORE)[metric]
         best, name = ("drivers", best_without_eyes(results, metric)), lambda s: ROWS[s]
         rows += [
             ("beats drivers without eyes?", unit, f"{name(s)} > the best", (s, how), best) for s in (*LINE, "sft_none")
