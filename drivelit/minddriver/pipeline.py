@@ -27,7 +27,7 @@ from ..data.served import Journal
 from ..data.shards import by_id
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
-from .decisions import TOWN, Cuts, fit_cuts, measured_of
+from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
 from .evaluation import drivers, engine_for, evaluate, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import MindDriverProfile
@@ -129,12 +129,14 @@ def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:
 
     Args:
         scenes: to learn from
-        profile: its source
+        profile: its source, and the horizon of its plans
 
     Returns:
         Cuts
     """
-    return TOWN if profile.source == "toy" else fit_cuts(np.array([measured_of(s) for s in scenes]))
+    if profile.source == "toy" and profile.horizon == PLAN:
+        return TOWN
+    return fit_cuts(np.array([measured_of(s, profile.horizon) for s in scenes]), profile.horizon)
 
 
 def codec_of(profile: MindDriverProfile) -> Codec:
@@ -154,11 +156,10 @@ def codec_of(profile: MindDriverProfile) -> Codec:
     return codec
 
 
-def _thoughts(scenes, profile, here):
+def _thoughts(scenes, profile, cuts, here):
     "strategy -> {scene id: thought}, and the counts of each."
     served = "@" in profile.teacher + profile.judge
     with Journal(here / "journal.jsonl" if served else None) as journal:
-        cuts = cuts_of(scenes, profile)
         who = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal, cuts=cuts)
         asked = dict(cuts=cuts, rounds=profile.rounds, at_once=16 if served else 1)
         found = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
@@ -185,13 +186,14 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     here, codec, left = STAGES.folder(out, "data"), codec_of(profile), Counter()
     scenes = load_scenes(out, "train")
     scenes = scenes[: profile.data_rows or len(scenes)]
-    write_rows(make_rows(scenes, None, codec, profile.inputs, "none", count=left), here / "drives.parquet")
+    cuts = cuts_of(scenes, profile)
+    write_rows(make_rows(scenes, None, codec, profile.inputs, "none", cuts=cuts, count=left), here / "drives.parquet")
     there = set(read_rows(here / "drives.parquet").column("scene_id"))
     tell_if_few("data, drives", len(there), profile.data_rows)
     scenes = [s for s in scenes if s.id in there]
     codes = {f"{t:g}": next_codes(codec, scenes, t) for t in sorted({*VIEWS_AHEAD, profile.seconds})}
     np.savez(here / "codes.npz", **codes)
-    kept, counts = _thoughts(scenes, profile, here)
+    kept, counts = _thoughts(scenes, profile, cuts, here)
     write_json(here / "thoughts.json", {s: {scenes[k.number].id: k.thought for k in v} for s, v in kept.items()})
     lines = sorted(set().union(*(thought_lines(v) for v in kept.values())))
     write_json(here / "text.json", lines)
@@ -213,6 +215,7 @@ class ArmRows(Sequence):
         inputs: what is shown; its pictures are those of the drives
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
+        horizon: of the plans
     """
 
     def __init__(
@@ -224,9 +227,10 @@ class ArmRows(Sequence):
         inputs: Inputs,
         form: str,
         seconds: float,
+        horizon: Horizon = PLAN,
     ) -> None:
         self.drives, self.scenes, self.thoughts, self.codes = drives, scenes, thoughts, codes
-        self.inputs, self.form, self.seconds = inputs, form, seconds
+        self.inputs, self.form, self.seconds, self.horizon = inputs, form, seconds, horizon
         ids, thinks = drives.column("scene_id"), "think" in spans_of(form)
         self.numbers = [k for k, name in enumerate(ids) if not thinks or name in thoughts]
 
@@ -243,11 +247,12 @@ class ArmRows(Sequence):
             as `make_row` makes it
         """
         row = self.drives[self.numbers[i]]
-        name, asked = row["scene_id"], question(self.inputs, self.form, self.seconds)
+        name, asked = row["scene_id"], question(self.inputs, self.form, self.seconds, self.horizon)
         scene = self.scenes[name]
         text = {"type": "text", "text": state_text(scene, self.inputs) + asked}
         images = [p for p in row["messages"][0]["content"] if p["type"] == "image"]
-        answer = write_answer(self.form, scene.expert.poses[:6], self.thoughts.get(name, ""), self.codes.get(name))
+        spans = self.horizon.of(scene), self.thoughts.get(name, ""), self.codes.get(name)
+        answer = write_answer(self.form, *spans, self.horizon)
         return row | dict(messages=[{"role": "user", "content": [*images, text]}, says("assistant", answer)])
 
 
@@ -270,7 +275,7 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
         codes = dict(zip(drives.column("scene_id"), found[f"{seconds:g}"], strict=True))
     thoughts = json.loads((here / "thoughts.json").read_text())[arm.get("strategy", "feedback")]
     inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
-    return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds)
+    return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds, profile.horizon)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000e
 def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
@@ -287,7 +292,8 @@ def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     lines = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     for arm in ARMS.values():
         inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
-        lines = [*kit_text(inputs, arm.get("form", profile.form), arm.get("seconds", profile.seconds)), *lines]
+        form, seconds = arm.get("form", profile.form), arm.get("seconds", profile.seconds)
+        lines = [*kit_text(inputs, form, seconds, profile.horizon), *lines]
     policy = load(profile.model, profile, seed, tuple(dict.fromkeys(lines)))
     return add_image_tokens(policy, codec_of(profile).codes, seed, TAGS)
 

@@ -9,6 +9,7 @@ __all__ = ['MindDriverProfile']
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .decisions import DT, POINTS, Horizon
 from .formats import FORMS
 from .prompt import INSTRUCTIONS, VIEWS, Inputs
 from ..training.profiles import Profile, described, key
@@ -30,6 +31,8 @@ class MindDriverProfile(Profile):
     history: int = key(4, "earlier front images, 0.5 s apart", low=0)
     ego_state: bool = key(False, "speed and acceleration are told; table 1 has both")
     form: str = key("text then image", "of an answer; table 4 has all", choices=tuple(FORMS))
+    points: int = key(POINTS, "of a plan", low=2)
+    step: float = key(DT, "seconds between the points of a plan", low=0.1)
     seconds: float = key(0.5, "how far ahead the dreamed picture lies; table 5 has more", low=0)
     pdms: bool = key(True, "plans are scored by PDMS, too; neither nuScenes nor Bench2Drive defines it")
     data_rows: int = key(0, "samples of supervised tuning; 0: as many as the scenes give", low=0)
@@ -54,6 +57,11 @@ class MindDriverProfile(Profile):
         return Inputs(self.views, self.history, self.ego_state, tuple(self.image_size))
 
     @property
+    def horizon(self) -> Horizon:
+        "How far plans reach."
+        return Horizon(self.points, self.step)
+
+    @property
     def span_weights(self) -> dict[str, float]:
         "Weight of the tokens of each span."
         return dict(text=self.w_text, dream=self.w_dream, answer=self.w_answer)
@@ -75,6 +83,8 @@ class MindDriverProfile(Profile):
         found = []
         if self.w_text + self.w_dream + self.w_answer <= 0:
             found.append("w_text, w_dream, w_answer: all are 0, so nothing is learnt")
+        if self.pdms and self.step != DT:
+            found.append(f"step: PDMS simulates poses every {DT} s; set pdms = no for points every {self.step:g} s")
         if self.w_image + self.w_plan <= 0:
             found.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
         if "dream" in FORMS[self.form] and not self.seconds > 0:

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from .decisions import PLAN, Horizon
 from .evaluation import USUAL, play, task_for
 from .formats import poses_of
 from .pipeline import STAGES, SWAPPED, TRAINED, arm_of, codec_of
@@ -187,7 +188,7 @@ def score_cells(results: dict[str, Any], who: str, times: Sequence[int] = (3,)) 
     play = (first_play(results),)
     at = lambda *path, **how: shown(results, who, play, *path, **how)
     cells = {}
-    for key, name in PROTOCOLS.items():
+    for key, name in PROTOCOLS.items() if results["drivers"][EXPERT]["l2"] else ():  # plans of six points have them
         cells |= {f"L2 m, {name}, {TIMES[j]}": at("l2", key, j) for j in times}
         cells |= {f"hits %, {name}, {TIMES[j]}": at("hits", key, j, percent=True) for j in times}
     lost = numbers(results, who, play, "unreadable")
@@ -648,9 +649,13 @@ def plot_ade(results: dict[str, Any], ax: plt.Axes | None = None) -> plt.Axes:
         label = f"no eyes: {name}{', the best' * (name == best)}"
         ax.axvline(results["drivers"][name]["ade"], color="#e8590c", ls=style, lw=1.5, label=label)
     ax.plot([], [], "o-", color="#1971c2", label="seeds, mean and 95 % interval")
+    far = results["profile"].get("points", 6) * results["profile"].get("step", 0.5)
     names = [ROWS[s] for s in reversed(there)]
     ax.set(
-        yticks=range(len(there)), yticklabels=names, xlabel="ADE (m)", title=f"Distance to the expert over 3 s, {play}"
+        yticks=range(len(there)),
+        yticklabels=names,
+        xlabel="ADE (m)",
+        title=f"Distance to the expert over {far:g} s, {play}",
     )
     ax.set_ylim(-0.6, max(len(there), 1) - 0.4)
     ax.set_xlim(left=0)
@@ -666,13 +671,13 @@ def _extent(points):
     return low[0] - grow[0], high[0] + grow[0], low[1] - grow[1], high[1] + grow[1]
 
 
-def _draw_plan(scene, plan, ax):
+def _draw_plan(scene, plan, ax, horizon):
     "The last panel of a row."
-    truth = truth_of(scene)
+    truth = truth_of(scene, horizon)
     if plan is None:
         plans, title = {}, "the plan could not be read"
     else:
-        plans = {"plan": poses_of(np.asarray(plan, float)[:, :2])}
+        plans = {"plan": poses_of(np.asarray(plan, float)[:, :2], horizon.step)}
         title = f"plan: ADE {displacement(plans['plan'], truth).mean():.2f} m"
     extent = _extent(np.concatenate([truth[:, :2], *(p[:, :2] for p in plans.values())]))
     plot_scene(scene, ax, plans, extent=extent, legend=False, title=title)
@@ -687,16 +692,18 @@ def plot_dreams(
     codec: Any,
     seconds: float = 0.5,
     title: str = "",
+    horizon: Horizon = PLAN,
 ) -> Figure:
     """Single scenes: present view, true next view, dreamed view, their difference, and the plan from above.
 
     Args:
         scenes: N, with an expert each
         codes: N of (n,) dreamed codes; None: unreadable, or none was dreamed
-        plans: N of (6, 2 or 3) x, y every 0.5 s, metres; None: unreadable
+        plans: N of (points, 2 or 3) x, y, metres; None: unreadable
         codec: has `size`, `encode` and `decode`, as drivelit.policy.codec.Codec
         seconds: how far ahead the dreamed view lies
         title: of the figure
+        horizon: of the plans
 
     Returns:
         Figure, a row for each scene
@@ -728,7 +735,7 @@ def plot_dreams(
             ax.set_title(words, fontsize=10)
         for ax in row[:4]:
             ax.axis("off")
-        _draw_plan(scene, plan, row[4])
+        _draw_plan(scene, plan, row[4], horizon)
     figure.suptitle(title)
     handles, labels = axes[0, 4].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
@@ -781,11 +788,11 @@ def plot_run(
     nothing = dict(points=None, dream=None)
     said = [nothing if e.failed else e.infos[0] for e in episodes]
     plans = [d["points"] for d in said]
-    far = lambda p, s: np.nan if p is None else displacement(p, truth_of(s)).mean()
+    far = lambda p, s: np.nan if p is None else displacement(p, truth_of(s, task.horizon)).mean()
     picked = spread([far(p, s) for p, s in zip(plans, scenes, strict=True)], count)
     title = f"{ROWS[stage]}, {how}: {len(picked)} of {len(scenes)} scenes, spread over the order of their ADE"
     of = lambda v: [v[k] for k in picked]
-    return plot_dreams(of(scenes), of([d["dream"] for d in said]), of(plans), codec, task.seconds, title)
+    return plot_dreams(of(scenes), of([d["dream"] for d in said]), of(plans), codec, task.seconds, title, task.horizon)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #c6a5b267
 def real_rows(real: dict[str, Any]) -> Iterator[dict]:
