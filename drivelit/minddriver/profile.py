@@ -6,6 +6,7 @@
 __all__ = ['MindDriverProfile']
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380002
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,6 +78,13 @@ class MindDriverProfile(Profile):
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_rows
+
+    def servers(self) -> tuple[list[str], list[str]]:
+        "Nothing to start; which of the weights that the keys name are not on this machine."
+        said = {k: os.path.expandvars(getattr(self, k)) for k in ("codec", "inception", "start")}
+        unset = [f"{k}: {v} is not set in the environment" for k, v in said.items() if "$" in v]
+        named = {k: v for k, v in said.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
+        return [], unset + [f"{k}: there is no {v} here" for k, v in named.items() if not os.path.exists(v)]
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
