@@ -52,7 +52,7 @@ from drivelit.training.stages import (
     write_json,
     write_scenes,
 )
-from ..training.turn_grpo import train_rl
+from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005
 ARMS = dict(  # stage -> what it changes; the rest is the profile's
@@ -556,6 +556,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         seed=seed,
         engine=engine_for(policy, codec, profile.together),
         max_turns=1,
+        trainer=SequenceRatioTrainer if profile.ratio == "answer" else None,
         reference=tuned and load(STAGES.trained(out, tuned, seed), profile, seed),
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),

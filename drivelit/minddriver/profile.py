@@ -45,6 +45,7 @@ class MindDriverProfile(Profile):
     w_answer: float = key(1.0, "weight of the points' tokens", low=0)
     rl_steps_plan: int = key(20, "rollout batches of stage 2; stage 1 has rl_steps", low=0)
     lora_rank: int = key(0, "of the adapters in reinforcement; 0: all weights are trained", low=0)
+    ratio: str = key("token", "rho of eq. 6: for each token, or one for an answer", choices=("token", "answer"))
     ade_max: float = key(10.0, "metres, lambda of eq. 3", low=0)
     ade_scale: float = key(6.0, "metres, alpha of eq. 3", low=1e-6)
     w_format: float = key(10.0, "weight of the format in both stages, eq. 7", low=0)
