@@ -194,7 +194,10 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 @click.option("--tokens", help="file with the tokens of the moments that are wanted, such as navtrain.yaml")
 @click.option("--split", help="of the reader")
 @click.option("--version", help="of the reader")
+@click.option("--scenes", "drives", help="of nuScenes: file with the names of the drives that are wanted")
 @click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
+@click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past that a moment needs")
+@click.option("--future", type=_AT_LEAST_1, help="of nuScenes: half seconds of future that a moment needs")
 @click.option("--seed", type=_AT_LEAST_0, help="of the toy town")
 @click.option("--n", type=_AT_LEAST_1, help="of the toy town: scenes")
 @_json

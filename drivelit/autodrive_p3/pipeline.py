@@ -23,6 +23,7 @@ from .rows import ImageRows, kit_fixed, kit_text, make_rows, save_rows
 from .task import StageTrainer
 from .teacher import annotate, open_teacher
 from ..data.rows import read_rows
+from ..data.shards import draw
 from ..data.served import Journal
 from ..policy.model import Policy
 from ..training.profiles import rl_options, sft_options
@@ -84,7 +85,7 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     """
     here, served = STAGES.folder(out, "data"), "@" in profile.teacher
     scenes = load_scenes(out, "train")
-    scenes = scenes[: profile.data_scenes or len(scenes)]
+    scenes = draw(scenes, profile.data_scenes or len(scenes))
     tell_if_few("data, scenes", len(scenes), profile.data_scenes)
     kept, count = [], Counter()
     if "detailed" in profile.modes:

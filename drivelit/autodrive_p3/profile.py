@@ -13,7 +13,7 @@ from .formats import MODES
 from .objects import PICTURES
 from .prompt import Inputs
 from .rewards import PLANS, SCHEMES
-from ..training.profiles import Profile, described, key
+from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/52_autodrive_p3/15_profile.ipynb #69c0a8e6
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class P3Profile(Profile):
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_scenes * len(self.modes)
+
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        "What the keys want of the data: supervised tuning takes a part of the scenes, or all."
+        n = self.scenes_of(train)
+        tuned = Amount("data_scenes", self.data_scenes or n, n, whole=n, why="of the train scenes")
+        return [*super().amounts(train, heldout, why, far), tuned]
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

@@ -346,7 +346,7 @@ def annotate(
     """
     kept, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
-        found = pool.map(lambda s: _one(s, teacher, inputs, rounds), scenes)
+        found = pool.map(lambda k: _one(scenes[k], teacher, inputs, rounds), range(len(scenes)))
         for number, (thoughts, counted) in enumerate(found):
             count.update(counted)
             if thoughts is not None:

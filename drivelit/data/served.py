@@ -202,7 +202,7 @@ def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
 
     Args:
         model: name of the model
-        conversation: its messages and its opening count
+        conversation: its messages, its opening and its stops count
         **how: settings of sampling, plain JSON values
 
     Returns:
@@ -218,6 +218,8 @@ def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
         raise TypeError(f"a message holds a {type(value).__name__}, which is neither plain JSON nor a picture")
 
     what = [model, conversation.messages, conversation.opening, how]
+    if conversation.stops:  # only then, so that older journals stay readable
+        what.append(list(conversation.stops))
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=plain).encode()).hexdigest()[:32]
 
 # %% ../../nbs/35_data/10_served.ipynb #c5581a42

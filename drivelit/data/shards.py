@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IN_GROUP', 'SCHEMA', 'AGAIN', 'Block', 'INDEX', 'ShardError', 'pack', 'unpack', 'write_shard', 'read_index',
-           'is_shards', 'write_shards', 'Shards', 'by_id']
+           'is_shards', 'write_shards', 'Shards', 'by_id', 'ids_of', 'subset', 'draw']
 
 # %% ../../nbs/35_data/20_shards.ipynb #b1cfe032
 import hashlib
@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -448,8 +449,9 @@ class Shards(_Rows, Sequence):
     def __init__(self, folder: str | Path, keep: int = 512, root: str | Path | None = None) -> None:
         super().__init__(folder)
         self.keep, self.root = keep, root or self.root
-        self.numbers = range(self._ends[-1] if self._ends else 0)  # those that can be seen; a slice sees fewer
-        self._scenes, self._order = OrderedDict(), []
+        self.numbers = range(self._ends[-1] if self._ends else 0)  # those that can be seen; a view sees fewer
+        self._scenes, self._order, self._names = OrderedDict(), [], []
+        self._lock = RLock()  # threads that ask a teacher read the same shards
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -484,16 +486,35 @@ class Shards(_Rows, Sequence):
             ShardError: the shard is missing, damaged, or of another preparation
         """
         if isinstance(i, slice):
-            view = object.__new__(Shards)  # what is open and kept is shared
-            view.__dict__ = self.__dict__ | dict(numbers=self.numbers[i])
-            return view
-        number = self._place(i) if isinstance(i, str) else self.numbers[i]
-        return _newest(self._scenes, number, lambda: self._scene(number), self.keep)
+            return self._view(self.numbers[i])
+        with self._lock:
+            number = self._place(i) if isinstance(i, str) else int(self.numbers[i])
+            return _newest(self._scenes, number, lambda: self._scene(number), self.keep)
+
+    def _view(self, numbers: Sequence[int]) -> "Shards":
+        "Some of the scenes, in this order; what is open and kept is shared."
+        view = object.__new__(Shards)
+        view.__dict__ = self.__dict__ | dict(numbers=numbers)
+        return view
+
+    def ids(self) -> Iterator[str]:
+        """The ids of the scenes, in order; no scene is read.
+
+        Returns:
+            iterator of ids
+        """
+        return (name.decode() for name in self._all_names()[np.asarray(self.numbers, int)])
+
+    def _all_names(self) -> np.ndarray:
+        "The ids of the whole folder, read once: an array of bytes, since a list of 100,000 ids is large."
+        if not self._names:
+            self._names.append(np.array([i.encode() for i in super().ids()], "S"))
+        return self._names[0]
 
     def _place(self, name: str) -> int:
-        "The number of an id: arrays of bytes, since a dict of 100,000 ids is large."
+        "The number of an id."
         if not self._order:
-            ids = np.array([i.encode() for i in self.ids()])
+            ids = self._all_names()
             self._order += [order := np.argsort(ids, kind="stable"), ids[order]]
         order, ids = self._order
         low, high = (np.searchsorted(ids, name.encode(), side) for side in ("left", "right"))
@@ -523,3 +544,46 @@ def by_id(scenes: Sequence[Scene]) -> Mapping[str, Scene]:
         what gives a scene for an id
     """
     return scenes if isinstance(scenes, Shards) else {s.id: s for s in scenes}
+
+
+def ids_of(scenes: Iterable) -> list[str]:
+    """What scenes are called; of shards none is read for it.
+
+    Args:
+        scenes: Shards, or any others; what has no id is written as text
+
+    Returns:
+        list of ids
+    """
+    return list(scenes.ids()) if isinstance(scenes, Shards) else [str(getattr(s, "id", s)) for s in scenes]
+
+
+def subset(scenes: Sequence, numbers: Iterable[int]) -> Sequence:
+    """Some of many scenes.
+
+    Args:
+        scenes: Shards, or any others
+        numbers: which, in the order that is wanted
+
+    Returns:
+        of Shards a view, which reads a scene when it is asked for; of others a list
+    """
+    if isinstance(scenes, Shards):
+        return scenes._view(np.asarray(scenes.numbers, int)[np.asarray([*numbers], int)])
+    return [scenes[k] for k in numbers]
+
+
+def draw(scenes: Sequence, count: int, seed: int = 0) -> Sequence:
+    """So many scenes, evenly of all logs: a folder is in the order of its logs, and its first ones are one town's.
+
+    Args:
+        scenes: Shards, or any others
+        count: how many; all, if there are no more
+        seed: of the draw
+
+    Returns:
+        as `subset`, in the order of the scenes
+    """
+    if count >= len(scenes):
+        return scenes
+    return subset(scenes, np.sort(np.random.default_rng(seed).permutation(len(scenes))[:count]).tolist())

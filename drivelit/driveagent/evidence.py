@@ -81,11 +81,12 @@ def _light(scene, light, image_size):
     if depth < 1 or not (0 <= pixel[0] < camera.width and 0 <= pixel[1] < camera.height):
         return None
     wide = LAMP * camera.intrinsic[0, 0] / depth * image_size[0] / camera.width
-    half = np.array([120, 60])
-    low = np.clip(np.round((pixel - half) / 20) * 20, 0, [camera.width - 240, camera.height - 120]).astype(int)
+    size, step = np.array(image_size), max(1, image_size[0] // 84)  # boxes start at round numbers
+    pixel, box = pixel * size / (camera.width, camera.height), size // 7
+    low = np.clip(np.round((pixel - box / 2) / step) * step, 0, size - box).astype(int)
     call = ToolCall(
         "RoI Inspection",
-        dict(view_index="front", bbox=[*low.tolist(), *(low + 2 * half).tolist()], description="the traffic light"),
+        dict(view_index="front", bbox=[*low.tolist(), *(low + box).tolist()], description="the traffic light"),
     )
     return Evidence(wide >= 1, "There is a light, too far to read.", f"The light is {light.at(0.0)}.", (call,))
 

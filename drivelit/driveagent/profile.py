@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..training.profiles import Profile, described, key
+from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/51_driveagent/55_profile.ipynb #43093c7b
-HELPERS = ("teacher", "judge", "reader_small", "reader_large")
+HELPERS = ("teacher", "judge", "reader_small", "reader_large", "reviewer")
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,29 @@ class DriveAgentProfile(Profile):
 
     system: ClassVar[str] = "driveagent"
     calls: int = key(3, "tool calls in an episode, at most", low=0)
-    data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the scenes give", low=0)
+    data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the chosen scenes give", low=0)
     data_thoughts: int = key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0)
+    vqa_asks: int = key(1, "times that a chosen scene is asked about, four pairs each", low=1)
+    vqa_share: float = key(
+        0.5, "share of the training scenes that are chosen, as many from each cluster", low=0, high=1
+    )
+    test_vqa: int = key(300, "questions in the test of domain alignment, a quarter of each category", low=4)
     align_steps: int = key(0, "updates of domain alignment; 0: none", low=0)
     align_first: bool = key(True, "all variants start aligned, table 5's does not; no: the other way round")
+    clock_scenes: int = key(12, "scenes on the clock of table 8, one at a time", low=1)
+    clock_runs: int = key(1, "times that they are played", low=1)
+    motion_scenes: int = key(1000, "scenes of each split for the motion head, at most; 0: all", low=0)
     depth: str = key("exact", "of the depth tool: 'exact' (the toy town's), or Depth Anything V2 by name or folder")
     detector: str = key("exact", "of the detection tool: 'exact' (annotations), a URL, or OWLv2 by name or folder")
     teacher: str = key("scripted", "writes thoughts, questions, answers: 'scripted', or NAME@URL of a served model")
-    judge: str = key("scripted", "scores them")
+    judge: str = key("scripted", "scores them, and puts questions into other words")
     reader_small: str = key("scripted", "the small model of the necessity assessment")
     reader_large: str = key("scripted", "the large one")
+    reviewer: str = key("none", "corrects the labels of hard cases: 'none' (the rules' stay), or as the teacher")
+    cluster_by: str = key("thumbnails", "pictures are alike by these, or by a CLIP: 'base' (the toy's) or a folder")
+    eval_draw: str = key(
+        "first", "held-out scenes: the first ones, or drawn from the middles of clips", choices=("first", "middle")
+    )
 
     def answers(self) -> int:
         "The calls, the answer, and one more chance."
@@ -45,11 +58,20 @@ class DriveAgentProfile(Profile):
         "Thoughts to tune on; 0: as many as the scenes give."
         return self.data_thoughts
 
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        "What the keys want of the data: pairs about varied scenes, and labelled scenes to tune on and to explore."
+        n, learnt = self.scenes_of(train), self.data_thoughts + self.rl_scenes
+        chosen = min(n, 16 * max(1, self.train_scenes // 32))  # of 16 clusters, as stage `vqa` asks for them
+        pairs = Amount("data_vqa", self.data_vqa, 4 * chosen, why=f"4 about each of {chosen:,} scenes that differ")
+        labelled = n if far is None else min(n, far)
+        need = "no scene is in both, and each has eight seconds of future"
+        own = [pairs, Amount("data_thoughts and rl_scenes", learnt, labelled, why=need)]
+        return super().amounts(train, heldout, why, far) + own
+
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
-        wrong = [
-            k for k in HELPERS if getattr(self, k) != "scripted" and not re.fullmatch("[^@]+@.+", getattr(self, k))
-        ]
+        plain = {k: ("scripted", "none") if k == "reviewer" else ("scripted",) for k in HELPERS}
+        wrong = [k for k in HELPERS if (v := getattr(self, k)) not in plain[k] and not re.fullmatch("[^@]+@.+", v)]
         return [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in wrong]
 
 

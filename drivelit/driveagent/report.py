@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'SCENES', 'MEASURES', 'ORDERINGS', 'TOKENS', 'BEST', 'FCM_TOOL', 'FCM_TEXT', 'QUESTIONS', 'RANDOM', 'MARGIN',
-           'collect', 'plays', 'best_blind', 'score_cells', 'driver_rows', 'table6', 'looks', 'table7', 'table8',
-           'table9', 'table3', 'comparisons', 'scores_at', 'need_of', 'difference', 'compared', 'orderings',
+           'collect', 'plays', 'best_blind', 'score_cells', 'driver_rows', 'trained_ones', 'table6', 'looks', 'table7',
+           'table8', 'table9', 'table3', 'comparisons', 'scores_at', 'need_of', 'difference', 'compared', 'orderings',
            'questions', 'tokens_saved', 'plot_stages', 'example_figure', 'plot_episode', 'real_rows', 'real_table']
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #855b773e
@@ -40,6 +40,8 @@ ROWS = dict(
     fcm="SFT + FCM",
     ams="SFT + FCM + AMS",
     ams_only="SFT + AMS",
+    fcm_twice="SFT + FCM x 2",
+    ams_twice="SFT + AMS x 2",
     retrieve="Retrieve View only",
     front="Passive, front view",
     surround="Passive, six views",
@@ -141,6 +143,20 @@ def _never(results, how, stage):
     return [float(np.nanmean(found[s])) if s in found else np.nan for s in results["seeds"]]
 
 
+def trained_ones(results: dict[str, Any]) -> list[str]:
+    """The stages of table 6 that a run has, in the paper's order; older results lack the doubled ones.
+
+    Args:
+        results: of a run, from `collect`
+
+    Returns:
+        stages
+    """
+    has = lambda s: any(s in found for found in results["seeds"].values())
+    order = ("sft", "fcm", "fcm_twice", "ams_only", "ams_twice", "ams")
+    return [s for s in order if has(s) or not s.endswith("_twice")]
+
+
 def table6(results: dict[str, Any]) -> pd.DataFrame:
     """Sequence-average joint accuracy (relaxed, unreadable counts as wrong) in each mode, the reward that training
     pays for, and MSA beside that of never looking, greedy and sampled.
@@ -152,7 +168,7 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame
     """
     rows = []
-    for s, how in product(("sft", "fcm", "ams_only", "ams"), plays(results)):
+    for s, how in product(trained_ones(results), plays(results)):
         of = lambda *path, s=s, how=how: values(results, s, how, *path)
         lost, known = of("adaptive", "unreadable"), of("msa", "msa")
         chose = lambda k, of=of, lost=lost, known=known: (
@@ -190,7 +206,7 @@ def looks(results: dict[str, Any]) -> pd.DataFrame:
     """
     rows = []
     how = plays(results)[0]
-    for s in ("sft", "fcm", "ams_only", "ams"):
+    for s in trained_ones(results):
         of = lambda *path, s=s: values(results, s, how, *path)
         brings = lambda where, of=of: cell(of("tool", where) - of("text", where))
         rows.append(
@@ -347,6 +363,8 @@ ORDERINGS = (  # what, one, other: the paper's
     ("table 6: FCM over SFT, adaptive", _at("fcm"), _at("sft")),
     ("table 6: AMS over FCM, adaptive", _at("ams"), _at("fcm")),
     ("table 6: FCM + AMS over AMS alone", _at("ams"), _at("ams_only")),
+    ("table 6: FCM + AMS over FCM x 2", _at("ams"), _at("fcm_twice")),
+    ("table 6: FCM + AMS over AMS x 2", _at("ams"), _at("ams_twice")),
     ("what is trained: FCM over SFT, R_acc", _at("fcm", metric="reward"), _at("sft", metric="reward")),
     ("what is trained: AMS over FCM, R_acc", _at("ams", metric="reward"), _at("fcm", metric="reward")),
     ("table 6: FCM over SFT, MSA", _at("fcm", "msa", "right"), _at("sft", "msa", "right")),
@@ -599,8 +617,7 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(12, 3.9), width_ratios=(1, 1, 0.72), layout="constrained"
     )
-    wide = scene.cameras["CAM_FRONT"].width / shown.width
-    x0, y0, x1, y1 = (v / wide for v in call.params["bbox"])
+    x0, y0, x1, y1 = call.params["bbox"]
     left.imshow(shown)
     left.add_patch(plt.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec="#ffd43b", lw=2.5))
     left.set_title(f"1. What it is shown,\n{shown.width} x {shown.height} pixels", fontsize=13)
@@ -608,7 +625,7 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
     middle.imshow(reply.image)
     middle.set_title(
         f"2. It asks: {call.name}, “{call.params['description']}”,\n"
-        f"box {call.params['bbox']} in the camera's {scene.cameras['CAM_FRONT'].width} pixels",
+        f"box {call.params['bbox']} in pixels of the picture shown",
         fontsize=13,
     )
     middle.set_xlabel(f"answer: {reply.text}\n“{found.finding}”", fontsize=13)

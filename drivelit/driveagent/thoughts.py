@@ -24,7 +24,7 @@ from .formats import ToolCall, format_actions, format_call, mode_of, parse_call,
 from .labels import label_scene
 from .task import DriveAgentTask
 from ..metrics.meta_actions import SPEEDS, encode
-from ..policy.engines import Completion
+from ..policy.engines import Completion, cut_behind
 from ..policy.text import ParseError, control_words, harmless, parse_json
 from ..rollout.core import TurnState
 from ..scene.core import Scene
@@ -217,6 +217,7 @@ class ChatTeacher:
             (said,) = replies(self.engine, [messages], **how)
             if isinstance(said, Refusal):
                 return said
+            said = cut_behind(None, Completion(said), task.stops).text  # as in an episode: a call waits for its answer
             turns.append(said)
             step = task.step(state, Completion(said))
             if step.messages is None:

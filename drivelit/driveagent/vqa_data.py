@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORES', 'PERFECT', 'judge_prompt', 'parse_scores', 'verdict', 'ScriptedJudge', 'ChatJudge', 'trivial',
            'parse_question', 'ScriptedRewriter', 'ChatRewriter', 'judged_pairs', 'vqa_row', 'Lazily', 'Counts',
-           'vqa_rows', 'vqa_card', 'right_answer', 'vqa_accuracy', 'vqa_usual']
+           'vqa_rows', 'vqa_card', 'right_answer', 'of_each_category', 'vqa_accuracy', 'vqa_usual']
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #a45ecf39
 import json
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..data.rows import card, chat, make_row, says
+from ..data.shards import subset
 from ..data.served import Refusal, replies
 from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
@@ -180,7 +181,8 @@ class ChatJudge:
 def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6, seed: int = 0) -> np.ndarray:
     """Pairs that teach to guess (A.3.1, step 4): majority answers beyond a share of their question's pairs.
 
-    A question that always has the same answer goes entirely.
+    A question that always has the same answer goes entirely; one that was asked once stays: nobody can learn a habit
+    from it. A teacher's own questions are seldom asked twice in the same words.
 
     Args:
         keys: (N,) what counts as the same question, for each pair
@@ -194,7 +196,7 @@ def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6
     rng, out, groups = np.random.default_rng(seed), np.zeros(len(keys), bool), {}
     for i, k in enumerate(keys):
         groups.setdefault(k, []).append(i)
-    for rows in groups.values():
+    for rows in (g for g in groups.values() if len(g) > 1):
         ((top, m),) = Counter(answers[i] for i in rows).most_common(1)
         most = int(np.floor((len(rows) - m) * share / (1 - share) + 1e-9))
         if m > most:
@@ -298,7 +300,7 @@ def judged_pairs(
 ) -> tuple[list[Pair], Counter, Counter, Counter]:
     """Pairs that a judge lets through (A.3.1, steps 2 and 3): make, judge, make again what was rejected.
 
-    A question that was judged once is not taken a second time for the same pictures.
+    A question that was judged once is not taken a second time for the same pictures, whichever ask brings it up.
 
     Args:
         asks: N
@@ -315,7 +317,9 @@ def judged_pairs(
     Raises:
         ValueError: the teacher or the judge does not give one reply for each question put to it
     """
-    taken, kept = [set() for _ in asks], [[] for _ in asks]
+    shown, kept = [(a.scene.id, a.views) for a in asks], [[] for _ in asks]
+    known = {pictures: set() for pictures in shown}
+    taken = [known[pictures] for pictures in shown]
     replies, table, faults, at = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
     for attempt in range(rounds):
         todo = [i for i in range(len(asks)) if len(kept[i]) < each]
@@ -330,6 +334,8 @@ def judged_pairs(
             seed,
             replies,
         )
+        # two asks about the same pictures may ask the same
+        pairs = list({(p.ask.scene.id, p.ask.views, p.question): p for p in reversed(pairs)}.values())[::-1]
         for pair, text in zip(pairs, judge.scores(pairs) if pairs else [], strict=True):
             i, why = at[id(pair.ask)], verdict(parse_scores(text))
             taken[i].add(pair.question)
@@ -449,6 +455,8 @@ def vqa_rows(
     features: Callable[[list], np.ndarray] | None = thumbnails,
     clusters: int = 8,
     each: int = 8,
+    wanted: int | None = None,
+    asks: int = 1,
     templates: float = 0.7,
     six: float = 0.5,
     image_size: tuple[int, int] = (168, 84),
@@ -467,6 +475,8 @@ def vqa_rows(
             what `clip_features` gives; None: all scenes are taken
         clusters: of these vectors
         each: scenes from a cluster, at most
+        wanted: scenes in all, as many from each cluster as that takes; None: `each` from each
+        asks: times that a scene is asked about; each gives four pairs at most
         templates: share of the asks that use templates; the others are asked freely
         six: share of the asks that show all six views
         image_size: (width, height) in pixels of every picture
@@ -481,12 +491,13 @@ def vqa_rows(
         SceneError: a scene has no front camera, or the file of a picture is missing
         ValueError: a teacher, judge or rewriter does not give one reply for each question put to it
     """
-    scenes = list(scenes)
+    scenes = scenes if isinstance(scenes, Sequence) else list(scenes)
     teacher, judge = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge()
     fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
-    chosen = diverse(features(fronts), clusters, each, seed)[0] if features else range(len(scenes))
-    asks = make_asks([scenes[i] for i in chosen], templates, six, image_size, seed)
-    pairs, replies, table, faults = judged_pairs(asks, teacher, judge, rounds, seed=seed)
+    chosen = diverse(features(fronts), clusters, each, seed, wanted)[0] if features else range(len(scenes))
+    of = subset(scenes, [i for i in chosen for _ in range(asks)])
+    put = make_asks(of, templates, six, image_size, seed)
+    pairs, replies, table, faults = judged_pairs(put, teacher, judge, rounds, seed=seed)
     pairs = _not_trivial(pairs, share, seed, table)
     words = _reworded(pairs, rewriter or ScriptedRewriter(seed), table)
     rows = Lazily(lambda pair: vqa_row(*pair), list(zip(pairs, words, strict=True)))
@@ -540,6 +551,23 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
     if a and b:
         return abs(int(a[1]) - int(b[1])) <= int(b[1]) / 5
     return said.strip() == true.strip()
+
+# %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7f9f2030
+def of_each_category(categories: Sequence[str], n: int, seed: int = 0) -> list[int]:
+    """The questions of a test: as many of each category (A.9.1: 200 of each of four).
+
+    Args:
+        categories: of each question
+        n: questions in all; a category with fewer than its share gives all it has
+        seed: of the draw
+
+    Returns:
+        numbers of the questions, in rising order
+    """
+    rng, categories = np.random.default_rng(seed), np.asarray(categories)
+    names = sorted(set(categories.tolist()))
+    drawn = [rng.permutation(np.flatnonzero(categories == c))[: n // len(names)] for c in names]
+    return np.sort(np.concatenate([*drawn, np.zeros(0, int)])).astype(int).tolist()
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #62d37882
 def _shares(said, rows):

@@ -71,7 +71,9 @@ def clip_features(model: torch.nn.Module, batch: int = 32) -> Callable[[Sequence
     return features
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #6f58057a
-def diverse(features: np.ndarray, clusters: int = 8, each: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def diverse(
+    features: np.ndarray, clusters: int = 8, each: int = 8, seed: int = 0, wanted: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """A fixed number of pictures from each cluster, however large it is (A.3.1, step 1).
 
     Args:
@@ -79,13 +81,17 @@ def diverse(features: np.ndarray, clusters: int = 8, each: int = 8, seed: int = 
         clusters: of k-means; with fewer pictures than that, as many as there are pictures
         each: pictures drawn from a cluster; a cluster with fewer gives all it has
         seed: of the start of k-means and of the draw; the same seed chooses the same pictures
+        wanted: the number from each is the smallest with which all clusters together give so many; None: `each`
 
     Returns:
         ((M,) numbers of the chosen pictures in rising order, (N,) the cluster of every picture)
     """
     features = np.asarray(features, float)
     _, label = kmeans2(features, min(clusters, len(features)), minit="++", seed=seed, missing="warn")
-    rng = np.random.default_rng(seed)
+    rng, sizes = np.random.default_rng(seed), np.bincount(label)
+    if wanted is not None:
+        enough = (k for k in range(len(features)) if np.minimum(sizes, k).sum() >= wanted)
+        each = next(enough, len(features))
     chosen = [rng.permutation(np.flatnonzero(label == c))[:each] for c in range(clusters)]
     return np.sort(np.concatenate(chosen).astype(int)), label
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROUTES', 'PENALTY', 'SLOW', 'NUMBER', 'OUTSIDE', 'SPEED', 'PIECE', 'WINDOW', 'REPETITION', 'penalty', 'composed',
-           'success', 'efficiency', 'smooth_pieces', 'read_results', 'write_results', 'route_number', 'by_route',
-           'summary']
+           'success', 'efficiency', 'smooth_pieces', 'read_comfort', 'read_results', 'write_results', 'route_number',
+           'by_route', 'summary']
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #e0bcb90e
 import json
@@ -33,7 +33,7 @@ PENALTY = dict(
 SLOW = "min_speed_infractions"
 NUMBER = r"(\d+\.?\d*(?:[eE][-+]?\d+)?)%"
 OUTSIDE = re.compile(rf"\({NUMBER} of the completed route\)")
-SPEED = re.compile(NUMBER)
+SPEED = re.compile(r"\b(\d+\.?\d*)%")  # as the tool reads a speed: an exponent is not known
 
 
 def _percent(pattern, text, kind):
@@ -116,34 +116,39 @@ def efficiency(record: dict) -> float | None:
     return float(np.mean(kept)) if kept else None
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb3003
-PIECE, WINDOW = 20, 7  # frames of 0.1 s
+PIECE, WINDOW = 20, 7  # frames, which the tool takes to be 0.1 s apart
 
 
 def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLike, right: ArrayLike) -> float:
-    """Bench2Drive's comfort of one route.
+    """Bench2Drive's comfort of one route, step by step as its tool computes it.
 
     Args:
         acceleration: (T, 2 or 3) m/s², world axes
-        yaw_rate: (T,) rad/s
+        yaw_rate: (T,) held against rad/s as it stands; CARLA records degrees, and the tool does not convert them
         forward: (T, 2 or 3) unit vectors
         right: (T, 2 or 3) unit vectors
 
     Returns:
-        float: share of comfortable pieces of two seconds, in [0, 1]
+        float: share of comfortable pieces of 20 frames, in [0, 1]
 
     Raises:
-        ValueError: for fewer than three frames
+        ValueError: fewer than three frames, or NaN
     """
-    a, yaw_rate = np.asarray(acceleration, float)[:, :2], np.unwrap(np.asarray(yaw_rate, float))
+    a, yaw_rate = np.asarray(acceleration, float)[:, :2], np.asarray(yaw_rate, float)
     if len(a) < 3:
         raise ValueError(f"acceleration: {len(a)} frames; comfort needs three")
     lon, lat = (np.einsum("ij,ij->i", a, np.asarray(v, float)[:, :2]) for v in (forward, right))
+    if not (np.isfinite(lon) & np.isfinite(lat) & np.isfinite(yaw_rate)).all():
+        raise ValueError("acceleration, yaw_rate, forward, right: hold NaN or infinity")
     n = len(a) // PIECE if len(a) > PIECE else 1
     size = PIECE if len(a) > PIECE else len(a)
     cut = lambda v: v[: n * size].reshape(n, size)
     w = min(WINDOW, size)
     smooth = lambda v, order=0: savgol_filter(v, w, 2, deriv=order, delta=0.1 if order else 1.0)
-    rate, lon_s, size_s = smooth(cut(yaw_rate)), smooth(cut(lon)), smooth(cut(np.hypot(*a.T)))
+    rate = cut(yaw_rate)  # each piece is unwrapped by itself, as if it were an angle
+    turns = np.cumsum(np.round(np.diff(rate, axis=1) / (2 * np.pi)), axis=1)
+    rate = smooth(rate - 2 * np.pi * np.pad(turns, ((0, 0), (1, 0))))
+    lon_s, size_s = smooth(cut(lon)), smooth(cut(np.hypot(*a.T)))
     signals = dict(
         lon_accel=lon_s,
         lat_accel=smooth(cut(lat)),
@@ -153,6 +158,40 @@ def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLi
         yaw_rate=rate,
     )
     return float(np.mean(np.all([((v > COMFORT[k][0]) & (v < COMFORT[k][1])).all(1) for k, v in signals.items()], 0)))
+
+# %% ../../nbs/10_metrics/50_closed_loop.ipynb #36d2f04c
+def read_comfort(path: str | Path) -> float:
+    """Bench2Drive's comfort of one route from the file that its agents write.
+
+    Args:
+        path: metric_info.json: step -> acceleration, angular_velocity, forward_vector, right_vector, each x, y, z
+
+    Returns:
+        float: as `smooth_pieces`, of the steps in the order of the file
+
+    Raises:
+        ValueError: naming the file, the step and the field
+    """
+    try:
+        steps = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path}: not JSON, or cut short ({e})") from None
+    if not isinstance(steps, dict):
+        raise ValueError(f"{path}: not an object of steps")
+    names = ("acceleration", "angular_velocity", "forward_vector", "right_vector")
+    rows = {k: [] for k in names}
+    for step, told in steps.items():
+        for k in names:
+            try:
+                rows[k].append(np.array(told[k], float).reshape(3))
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{path}: step {step}: {k}: not three numbers") from None
+    try:
+        return smooth_pieces(*(np.array(rows[k]).reshape(-1, 3)[:, 2 if k == names[1] else slice(None)] for k in names))
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30cdbb
 def read_results(path: str | Path) -> list[dict]:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['AHEAD', 'MOVING_TYPES', 'REFERENCES', 'LOOK', 'EGO_HALF', 'STOPPED_EGO', 'STOPPED_TTC', 'BEHIND', 'IN_FRONT',
            'kinematic', 'at_10hz', 'red_zones', 'PDMScene', 'check_agents', 'prepare', 'ego_centers', 'contacts',
-           'bearing', 'corners', 'inside', 'in_several_lanes', 'no_collision', 'time_to_collision', 'off_road',
-           'direction', 'raw_progress', 'PDMResult', 'progress_score', 'score_states', 'add_references',
-           'reference_progress', 'score', 'score_scenes']
+           'bearing', 'corners', 'inside', 'in_several_lanes', 'at_fault', 'no_collision', 'too_close',
+           'time_to_collision', 'off_road', 'direction', 'raw_progress', 'PDMResult', 'progress_score', 'score_states',
+           'add_references', 'reference_progress', 'score', 'score_scenes']
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
 from collections.abc import Sequence
@@ -341,10 +341,10 @@ def _worst(count, n, k, a, price):
     return value, step, agent
 
 
-def no_collision(
+def at_fault(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """NC: no at-fault collision.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Everybody whom a drive hits by its own fault, which is judged when they first touch.
 
     Args:
         prepared: of `prepare`
@@ -353,7 +353,7 @@ def no_collision(
         offroad: (N, 41) of `off_road`
 
     Returns:
-        tuple: (N,) 0, 0.5 or 1; (N,) step of the first at-fault contact, -1 without; (N,) index of who was hit, or -1
+        tuple of (M,): index of the drive, step of the first contact, index of who is hit, NC that is left
     """
     n, a, k = _first(touching[:, :, 0])
     state, agent = states[n, k], prepared.centers[a, k]
@@ -371,9 +371,51 @@ def no_collision(
     behind = bearing(state[:, :3], agent[:, :2]) > BEHIND
     fault = ~standing & (prepared.stopped[a] | ~behind & (front | side))
     price = np.where(prepared.moving_type[a], 0.0, 0.5)
-    return _worst(len(states), n[fault], k[fault], a[fault], price[fault])
+    return n[fault], k[fault], a[fault], price[fault]
+
+
+def no_collision(
+    prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """NC: no at-fault collision.
+
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+        touching: (N, 41, 4, A) of `contacts`
+        offroad: (N, 41) of `off_road`
+
+    Returns:
+        tuple: (N,) 0, 0.5 or 1; (N,) step of the first at-fault contact, -1 without; (N,) index of who was hit, or -1
+    """
+    return _worst(len(states), *at_fault(prepared, states, touching, offroad))
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #52d56021
+def too_close(
+    prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Everybody to whom a drive comes too close, which is judged when it first does.
+
+    Args:
+        prepared: of `prepare`
+        states: (N, 41, 11)
+        touching: (N, 41, 4, A) of `contacts`
+        offroad: (N, 41) of `off_road`
+
+    Returns:
+        tuple of (M,): index of the drive, step of the first violation, index of the road user
+    """
+    moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
+    hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
+    n, a, at = _first(hit)
+    k, look = at // len(LOOK), LOOK[at % len(LOOK)]
+    state, agent = states[n, k], prepared.centers[a, k + look]
+    angle = bearing(state[:, :3], agent[:, :2])
+    exposed = offroad[n, k] | in_several_lanes(prepared, state) | inside(prepared.intersections, state[:, :2])
+    bad = (angle < IN_FRONT) | exposed & (angle <= BEHIND)
+    return n[bad], k[bad], a[bad]
+
+
 def time_to_collision(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -388,15 +430,8 @@ def time_to_collision(
     Returns:
         tuple: (N,) 0 or 1; (N,) step of the first violation, -1 without; (N,) index of the road user, or -1
     """
-    moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
-    hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
-    n, a, at = _first(hit)
-    k, look = at // len(LOOK), LOOK[at % len(LOOK)]
-    state, agent = states[n, k], prepared.centers[a, k + look]
-    angle = bearing(state[:, :3], agent[:, :2])
-    exposed = offroad[n, k] | in_several_lanes(prepared, state) | inside(prepared.intersections, state[:, :2])
-    bad = (angle < IN_FRONT) | exposed & (angle <= BEHIND)
-    return _worst(len(states), n[bad], k[bad], a[bad], np.zeros(bad.sum()))
+    n, k, a = too_close(prepared, states, touching, offroad)
+    return _worst(len(states), n, k, a, np.zeros(len(n)))
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #5458946a
 def off_road(prepared: PDMScene, states: np.ndarray) -> np.ndarray:

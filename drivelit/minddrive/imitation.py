@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['DECODERS', 'Lessons', 'lessons', 'question_loss', 'parts', 'save_point', 'latest_point', 'descend', 'chances',
-           'imitate']
+           'rate_at', 'imitate']
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #67b7c400
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,6 +253,24 @@ def chances(words: Sequence[int], balance: float) -> np.ndarray:
     return p / p.sum()
 
 
+def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.0) -> float:
+    """The learning rate of an update, as a share of the highest one.
+
+    Args:
+        step: from 0
+        steps: of the run
+        schedule: down to 0 by a "cosine" or a line ("linear"), or "constant"
+        warmup: updates in which it rises on top of that; below 1: a share of all
+
+    Returns:
+        between 0 and 1
+    """
+    rising = warmup if warmup >= 1 else np.ceil(warmup * steps)
+    share = step / steps
+    falls = dict(cosine=0.5 * (1 + np.cos(np.pi * share)), linear=1 - share, constant=1.0)
+    return float(min(1.0, (step + 1) / max(rising, 1)) * falls[schedule])
+
+
 def imitate(
     experts: Experts,
     known: Lessons,
@@ -262,6 +281,8 @@ def imitate(
     out: str | Path | None = None,
     save_every: int = 100,
     balance: float = 0.0,
+    schedule: str = "cosine",
+    warmup: float = 30.0,
 ) -> tuple[Experts, list[dict[str, float]]]:
     """Train both experts and their decoders.
 
@@ -270,12 +291,14 @@ def imitate(
         known: Lessons
         steps: updates
         batch: plans in an update; a quarter as many questions
-        lr: learning rate of the adapters, with a warm-up of 30 steps and a cosine down to 0
+        lr: learning rate of the adapters at its highest
         seed: of everything random
         out: folder of checkpoints, the newest two of which are kept, of metrics.jsonl and metrics.png; None: nothing
             is written
         save_every: updates between two checkpoints
         balance: of `chances`: how much more often moments with rare speed words are drawn
+        schedule: of `rate_at`
+        warmup: of `rate_at`
 
     Returns:
         tuple: the experts, and for each update its loss by part
@@ -298,17 +321,18 @@ def imitate(
         cut_metrics(out, first)
     experts.train()
     drawn = chances([p.speed for p in known.plans], balance)
+    begin = time.perf_counter()
     for step in tqdm(range(first, steps), "imitation", initial=first, total=steps, mininterval=5, disable=out is None):
         rng = np.random.default_rng([54, seed, step])
         torch.manual_seed(int(rng.integers(2**31)))
         for group in optimizer.param_groups:
-            now = min(1.0, (step + 1) / 30) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            group["lr"] = float(group["most"] * now)
+            group["lr"] = group["most"] * rate_at(step, steps, schedule, warmup)
         which = rng.choice(len(known.plans), size=batch, p=drawn)
         asked = rng.integers(len(known.asked), size=max(batch // 4, 1)) if known.asked else ()
         log.append(_step(experts, known, optimizer, which.tolist(), list(asked)))
         if out is not None:
-            add_metrics(out, dict(step=step + 1) | log[-1])
+            begin, before = time.perf_counter(), begin
+            add_metrics(out, dict(step=step + 1, step_time=begin - before) | log[-1])
             if (step + 1) % save_every == 0 or step + 1 == steps:
                 save_point(out, step + 1, experts, optimizer, keep=2, log=log)
     if out is not None:

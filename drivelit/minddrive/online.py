@@ -186,9 +186,11 @@ def where(profile: MindDriveProfile) -> dict[str, str]:
         profile: precision, and whether there is a GPU
 
     Returns:
-        dict: device and dtype, as `load_experts` takes them; adapters and heads are in fp32 in both precisions
+        dict: device, dtype and attention kernel, as `load_experts` takes them; adapters and heads are in fp32 in both
+            precisions
     """
-    return dict(device=device_of(profile), dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
+    how = dict(attn_implementation=profile.attn_implementation)
+    return how | dict(device=device_of(profile), dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
 
 
 def collect(
@@ -665,6 +667,9 @@ def _play_and_improve(experts, optimizer, out, scenes, profile, number, seed, bu
     tell = lambda told: add_metrics(out, dict(step=next(steps), round=number) | told)
     row |= improve(experts, optimizer, drives, profile, seed * 10_000 + number, tell)
     earned = {k: row[k] for k in ("success", "reward", "drives", "decisions")}
+    earned["step_time"] = (time.monotonic() - begin) / max(
+        row["updates"], 1
+    )  # of an update, with its share of the play
     add_metrics(out, dict(step=done + row["updates"], round=number) | earned)
     return row
 

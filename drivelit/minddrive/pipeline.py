@@ -292,7 +292,7 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     rng, n = np.random.default_rng([59, seed]), profile.warm_steps * profile.sft_batch
     drawn = rng.choice(len(words), size=n, p=chances(words, profile.balance))
     policy = start_policy(profile.model, seed, profile.image_size, **where(profile))
-    how = sft_options(profile, steps=profile.warm_steps)
+    how = sft_options(profile, steps=profile.warm_steps) | dict(warmup=profile.warm_warmup)
     return train_sft(policy, Subset(rows, drawn.tolist()), STAGES.folder(out, "warm"), seed=seed, **how)
 
 
@@ -331,7 +331,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     if (most := max(len(p.input_ids) for p in known.prompts)) > profile.tokens:
         raise RunError(f"tokens: a question has {most} tokens, and tokens is {profile.tokens}")
     how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
-    experts, log = imitate(experts, known, *how)
+    experts, log = imitate(experts, known, *how, profile.sft_schedule, profile.sft_warmup)
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     last = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in last])) for k in last[0]}

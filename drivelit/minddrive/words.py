@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPEEDS', 'PATHS', 'TOKENS', 'SPEED_POINTS', 'SPEED_DT', 'PATH_POINTS', 'PATH_STEP', 'BANDS', 'STILL', 'GENTLE',
-           'HARD', 'TURN', 'SHIFT', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'TARGETS', 'asked', 'speed_way',
-           'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown', 'state_of',
-           'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
+           'HARD', 'TURN', 'SHIFT', 'ROAD_OPTIONS', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'TARGETS', 'asked',
+           'speed_way', 'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown',
+           'state_of', 'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #2fa290c2
 import re
@@ -23,7 +23,7 @@ from ..policy.text import ParseError, harmless
 from ..rollout.drivers import Driver, aside, true_idm
 from ..rollout.world import World
 from ..scene.cameras import get_image
-from ..scene.core import Scene, to_frame
+from ..scene.core import Scene, SceneError, to_frame
 from ..scene.roads import Path
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #d0882173
@@ -116,6 +116,16 @@ def speed_word(v0: float, v3: float) -> str:
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #85fe4d09
 TURN, SHIFT = np.radians(20.0), 1.0  # rad, metres
+
+ROAD_OPTIONS = {  # what a recorded navigator says, in the words of `scene.bench2drive` -> path word
+    "left": "turn_left",
+    "right": "turn_right",
+    "straight": "straight",
+    "lane follow": "lanefollow",
+    "change lane left": "change_lane_left",
+    "change lane right": "change_lane_right",
+    "void": "lanefollow",  # as the released code
+}
 
 
 def path_word(points: np.ndarray, scene: Scene) -> str:
@@ -291,7 +301,12 @@ def state_of(scene: Scene) -> np.ndarray:
 
     Returns:
         (9,) speed in m/s; x, y of the lane 5, 10, 15 and 20 m ahead, metres
+
+    Raises:
+        SceneError: a recorded scene without a route, whose centre line is the way that the car took
     """
+    if not scene.meta.get("route_known", True):
+        raise SceneError(f"scene {scene.id}: no route is recorded, and the way that the car took would tell the answer")
     ahead = along(scene.map.centerline, np.array(TARGETS))[:, :2]
     return np.r_[float(scene.ego.velocity[0]), ahead.ravel()]
 

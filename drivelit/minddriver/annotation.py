@@ -158,10 +158,10 @@ def annotate(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: {strategy!r} is not one of {', '.join(STRATEGIES)}")
-    ask = lambda scene: _one(scene, teacher, judge, cuts, strategy, rounds)
+    ask = lambda k: _one(scenes[k], teacher, judge, cuts, strategy, rounds)
     kept, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
-        found = tqdm(pool.map(ask, scenes), total=len(scenes), mininterval=5, disable=at_once == 1)
+        found = tqdm(pool.map(ask, range(len(scenes))), total=len(scenes), mininterval=5, disable=at_once == 1)
         for number, (text, tries, counted) in enumerate(found):
             count.update(counted)
             if text is not None:

@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
-from ..data.shards import by_id
+from ..data.shards import by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
@@ -185,16 +185,16 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
         inception_file(os.path.expandvars(profile.inception))  # what is missing is told before anything is learnt
     here, codec, left = STAGES.folder(out, "data"), codec_of(profile), Counter()
     scenes = load_scenes(out, "train")
-    scenes = scenes[: profile.data_rows or len(scenes)]
+    scenes = draw(scenes, profile.data_rows or len(scenes))
     cuts = cuts_of(scenes, profile)
     write_rows(make_rows(scenes, None, codec, profile.inputs, "none", cuts=cuts, count=left), here / "drives.parquet")
     there = set(read_rows(here / "drives.parquet").column("scene_id"))
     tell_if_few("data, drives", len(there), profile.data_rows)
-    scenes = [s for s in scenes if s.id in there]
+    scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in there])
     codes = {f"{t:g}": next_codes(codec, scenes, t) for t in sorted({*VIEWS_AHEAD, profile.seconds})}
     np.savez(here / "codes.npz", **codes)
-    kept, counts = _thoughts(scenes, profile, cuts, here)
-    write_json(here / "thoughts.json", {s: {scenes[k.number].id: k.thought for k in v} for s, v in kept.items()})
+    (kept, counts), ids = _thoughts(scenes, profile, cuts, here), ids_of(scenes)
+    write_json(here / "thoughts.json", {s: {ids[k.number]: k.thought for k in v} for s, v in kept.items()})
     lines = sorted(set().union(*(thought_lines(v) for v in kept.values())))
     write_json(here / "text.json", lines)
     del left["rows"]

@@ -13,7 +13,7 @@ from typing import ClassVar
 from .decisions import DT, POINTS, Horizon
 from .formats import FORMS
 from .prompt import INSTRUCTIONS, VIEWS, Inputs
-from ..training.profiles import Profile, described, key
+from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380005
 @dataclass(frozen=True)
@@ -86,6 +86,15 @@ class MindDriverProfile(Profile):
         unset = [f"{k}: {v} is not set in the environment" for k, v in said.items() if "$" in v]
         named = {k: v for k, v in said.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
         return [], unset + [f"{k}: there is no {v} here" for k, v in named.items() if not os.path.exists(v)]
+
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        "What the keys want of the data: one row a scene."
+        rows = Amount("data_rows", self.data_rows, self.scenes_of(train), why="one a train scene")
+        return [*super().amounts(train, heldout, why, far), rows]
+
+    def reference_apart(self) -> bool:
+        "In the second stage of reinforcement the reference is the policy before the first."
+        return self.rl_steps_plan > 0
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

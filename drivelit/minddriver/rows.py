@@ -24,6 +24,9 @@ from ..scene.cameras import next_image
 from ..scene.core import Scene, SceneError
 
 # %% ../../nbs/53_minddriver/30_rows.ipynb #30a40007
+AT_ONCE = 32  # next views that are encoded together
+
+
 def next_codes(codec: Any, scenes: Sequence[Scene], seconds: float = 0.5) -> np.ndarray:
     """The codes of the true next front views.
 
@@ -40,12 +43,10 @@ def next_codes(codec: Any, scenes: Sequence[Scene], seconds: float = 0.5) -> np.
     """
     if not len(scenes):
         return np.zeros((0, codec.n), int)
-    return np.asarray(codec.encode([next_image(s, "CAM_FRONT", codec.size, seconds) for s in scenes]))
+    views = lambda some: [next_image(s, "CAM_FRONT", codec.size, seconds) for s in some]
+    return np.concatenate([codec.encode(views(scenes[k : k + AT_ONCE])) for k in range(0, len(scenes), AT_ONCE)])
 
 # %% ../../nbs/53_minddriver/30_rows.ipynb #30a4000a
-AT_ONCE = 32  # next views that are encoded together
-
-
 def _whole(scene, inputs, form, seconds, codec, horizon):
     "The prompt of a scene, its points, and its next view if the form has one."
     messages = policy_prompt(scene, inputs, form, seconds, horizon=horizon)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ..metrics.kinematics import DT
-from ..metrics.pdm import PDMResult, PDMScene, prepare, score_scenes
+from ..metrics.pdm import PDMResult, PDMScene, at_fault, contacts, prepare, score_scenes, too_close
 from .formats import format_number
 from ..scene.core import Agent, Area, Ego, Map, Scene, Trajectory
 
@@ -189,9 +189,13 @@ def feedback_text(issues: Sequence[Issue], sentences: dict[str, str] = ISSUE_SEN
     lines = [FEEDBACK_OPENING]
     for number, (metric, found) in enumerate(by_metric.items(), 1):
         lines.append(f"{number}. {sentences[metric]}")
-        for k, i in enumerate(found, 1):
-            what = f" with Objects: {object_text(i.box)}" if i.box else ""
-            lines.append(f"Trajectory Point {k}: {pose_text(i.pose)}{what}.\n")
+        points = {}
+        for i in found:
+            points.setdefault(i.point, []).append(i)
+        for k, here in enumerate(points.values(), 1):
+            objects = ", ".join(object_text(i.box) for i in here if i.box)
+            what = f" with Objects: {objects}" if objects else ""
+            lines.append(f"Trajectory Point {k}: {pose_text(here[0].pose)}{what}.\n")
     return "".join([*lines, FEEDBACK_CLOSING])
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #52910212
@@ -216,7 +220,7 @@ def box_at(prepared: PDMScene, object_id: str, step: int) -> tuple:
     return float(x), float(y), agent.z, agent.length, agent.width, agent.height, float(h), agent.type
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #68700c4b
-def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int) -> list[Issue]:
+def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int, points: str = "first") -> list[Issue]:
     """What is wrong with plan i.
 
     Args:
@@ -224,9 +228,10 @@ def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int
         result: of scoring these plans in it
         poses: (N, 8, 3) the plans that were scored
         i: which of them
+        points: "first": of NC and of TTC the first offence alone; "all": every point, with every object of it
 
     Returns:
-        issues in the order NC, DAC, TTC; at most one of NC and of TTC
+        issues in the order NC, DAC, TTC, each in the order of the points
     """
 
     def contact(metric, step, agent):
@@ -236,11 +241,33 @@ def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int
         return [Issue(metric, k, poses[i, k], agent[i], box_at(prepared, agent[i], round((k + 1) * 0.5 / DT)))]
 
     off = sorted({result.point_of(s) for s in np.flatnonzero(result.offroad[i])})
-    return [
-        *contact("NC", result.nc_step, result.nc_agent),
-        *[Issue("DAC", k, poses[i, k]) for k in off],
-        *contact("TTC", result.ttc_step, result.ttc_agent),
-    ]
+    dac = [Issue("DAC", k, poses[i, k]) for k in off]
+    if points == "all" and (result.nc_step[i] >= 0 or result.ttc_step[i] >= 0):
+        hits, close = _offences(prepared, result, i)
+        named = lambda metric, pairs: [
+            Issue(metric, k, poses[i, k], prepared.ids[a], box_at(prepared, prepared.ids[a], round((k + 1) * 0.5 / DT)))
+            for k, a in pairs
+        ]
+        return [*named("NC", hits), *dac, *named("TTC", close)]
+    return [*contact("NC", result.nc_step, result.nc_agent), *dac, *contact("TTC", result.ttc_step, result.ttc_agent)]
+
+
+def _offences(prepared, result, i):
+    "Pairs of (point, index of a road user): who is hit, and to whom plan i is too close, as long as that lasts."
+    states, offroad = result.states[i : i + 1], result.offroad[i : i + 1]
+    touching = contacts(prepared, states)
+    pairs = lambda begins, agents, there: sorted(
+        {(result.point_of(s), int(a)) for k, a in zip(begins, agents, strict=True) for s in _while(there[:, a], k)}
+    )
+    _, hit, who, _ = at_fault(prepared, states, touching, offroad)
+    _, near, whom = too_close(prepared, states, touching, offroad)
+    return pairs(hit, who, touching[0, :, 0]), pairs(near, whom, touching[0].any(1))
+
+
+def _while(there, begin):
+    "The steps from `begin` on, as long as something is there."
+    gone = np.flatnonzero(~there[begin:])
+    return range(begin, begin + int(gone[0]) if len(gone) else len(there))
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #372a87e7
 class PreparedScenes:
@@ -284,13 +311,16 @@ class PDMAgent:
     Args:
         perception: "oracle": it knows everybody's future; "kinematic": it expects constant velocity (table 1)
         keep: prepared scenes that are kept
+        points: "first" or "all": how much of NC and TTC it names, see `find_issues`
 
     Raises:
-        ValueError: another word for perception
+        ValueError: another word for perception or points
     """
 
-    def __init__(self, perception: str = "oracle", keep: int = 512):
-        self.prepared = PreparedScenes(perception, keep)
+    def __init__(self, perception: str = "oracle", keep: int = 512, points: str = "first"):
+        if points not in ("first", "all"):
+            raise ValueError(f"points: {points!r} is not 'first' or 'all'")
+        self.prepared, self.points = PreparedScenes(perception, keep), points
 
     @property
     def perception(self) -> str:
@@ -337,7 +367,7 @@ class PDMAgent:
             results = score_scenes(ready, plans, ep=False)
         out = []
         for prepared, result, poses in zip(ready, results, plans, strict=True):
-            issues = [find_issues(prepared, result, poses, k) for k in range(len(poses))]
+            issues = [find_issues(prepared, result, poses, k, self.points) for k in range(len(poses))]
             out.append([Feedback(feedback_text(found), found) for found in issues])
         return out
 

@@ -8,8 +8,9 @@ __all__ = ['BY_SPEED', 'FEEDBACK', 'carry', 'plan_length', 'summary', 'drivers',
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #113a39cb
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -131,12 +132,16 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     return found
 
 
-def _means(scenes, plan):
+def _means(scenes, plan, together=256):
     "The means of METRICS and of the distance of a driver's plans, over the scenes in which it has one."
-    whole = [(s, p) for s in scenes if (p := plan(s)) is not None]
-    results = score_scenes([prepare(s) for s, _ in whole], [p[None] for _, p in whole])
-    means = {m: float(np.mean([getattr(r, m)[0] for r in results])) for m in METRICS}
-    return means | dict(distance=float(np.mean([plan_length(p) for _, p in whole])))
+    found = {m: [] for m in (*METRICS, "distance")}
+    for k in range(0, len(scenes), together):
+        whole = [(s, p) for s in scenes[k : k + together] if (p := plan(s)) is not None]
+        results = score_scenes([prepare(s) for s, _ in whole], [p[None] for _, p in whole]) if whole else []
+        for m in METRICS:
+            found[m] += [getattr(r, m)[0] for r in results]
+        found["distance"] += [plan_length(p) for _, p in whole]
+    return {m: float(np.mean(v)) for m, v in found.items()}
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #e6194ed8
 def task_for(
@@ -154,13 +159,14 @@ def task_for(
         MTDriveTask
     """
     return MTDriveTask(
-        PDMAgent(perception or profile.perception),
+        PDMAgent(perception or profile.perception, points=profile.feedback_points),
         max_turns=turns or profile.turns,
         w_p=profile.w_p,
         w_f=profile.w_f,
         image_size=tuple(profile.image_size),
         images=images,
-        keep=4096,
+        # What is read from disk comes again an epoch later: to keep it would take gigabytes and save little.
+        keep=4096 if profile.source == "toy" else 256,
         metric_descriptions=profile.metric_descriptions,
     )
 
@@ -175,6 +181,7 @@ def play(
     engine: object | None = None,
     temperature: float | None = None,
     task: MTDriveTask | None = None,
+    of: Callable[[Episode], Any] | None = None,
 ) -> list[Episode]:
     """Let a policy drive scenes with feedback; the processes of a stage share the scenes.
 
@@ -188,9 +195,10 @@ def play(
         engine: who answers; default: the policy itself
         temperature: of sampling; default: the training rollouts'
         task: default: MTDrive's, with this perception
+        of: what is wanted of an episode, as `in_shards` takes it; None: all
 
     Returns:
-        one Episode for each scene, in order
+        one Episode, or what `of` makes of it, for each scene, in order
     """
     turns = max_turns or profile.turns
     engine, task = engine or player_for(policy, profile), task or task_for(profile, perception, turns)
@@ -198,7 +206,7 @@ def play(
     how |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, **how)
-    return in_shards(part, policy, profile, scenes, seed)
+    return in_shards(part, policy, profile, scenes, seed, of)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
 def evaluate(

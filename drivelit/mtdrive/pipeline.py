@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['NEEDS', 'RL_ARMS', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of',
-           'run_scenes', 'save_data', 'run_data_single', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
-           'rows_of', 'fresh', 'run_served', 'examine', 'run_sft', 'run_rl']
+           'at_turn', 'run_scenes', 'save_data', 'run_data_single', 'order_of', 'in_turn', 'run_data_two',
+           'run_data_multi', 'run_data_rl', 'start_of', 'rows_of', 'fresh', 'run_served', 'examine', 'run_sft',
+           'run_rl']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from ..data.rows import Rows, card, read_rows, write_rows
+from ..data.shards import draw, subset
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
 from .evaluation import drivers, evaluate, play, task_for
@@ -71,17 +73,29 @@ def trained(out: str | Path, stage: str, seed: int) -> Path:
     return STAGES.folder(out, stage, seed) / "final"
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e8c0ac0d
-def plans_of(episodes: list[Episode], turn: int) -> list[np.ndarray | None]:
+def plans_of(episode: Episode) -> list[np.ndarray | None]:
+    """What was planned, turn by turn: all that the data stages need of an episode.
+
+    Args:
+        episode: of MTDriveTask
+
+    Returns:
+        for each turn a plan (8, 3); None if it was unreadable
+    """
+    return [i["poses"] for i in episode.infos]
+
+
+def at_turn(plans: Iterable[Sequence[np.ndarray | None]], turn: int) -> list[np.ndarray | None]:
     """What was planned at a turn.
 
     Args:
-        episodes: of MTDriveTask
+        plans: of `plans_of`, of many episodes
         turn: from 0
 
     Returns:
         for each episode a plan (8, 3); None if it was unreadable or the episode was over
     """
-    return [e.infos[turn]["poses"] if e.turns > turn else None for e in episodes]
+    return [own[turn] if len(own) > turn else None for own in plans]
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #4f5c2192
 def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -97,7 +111,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     made = write_scenes(out, profile, references=True)
     ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
-    return dict(train=profile.train_scenes, heldout=profile.eval_scenes, drivers=ends)
+    return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
 def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str, wanted: int = 0) -> int:
@@ -136,9 +150,47 @@ def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: single (rows)
     """
     train = load_scenes(out, "train")
-    train = train[: profile.data_single or len(train)]
+    train = draw(train, profile.data_single or len(train))
     rows = mtdata.single_turn(train, task_for(profile))
     return dict(single=save_data(rows, out, "data_single", seed, "single", profile.data_single))
+
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #871ef25a
+def order_of(count: int, wanted: int, seed: int) -> list[int]:
+    """The order in which scenes give rows.
+
+    Args:
+        count: scenes
+        wanted: rows; 0: as many as there are
+        seed: of a random order, where not all rows are wanted
+
+    Returns:
+        list of numbers
+    """
+    return np.random.default_rng(seed).permutation(count).tolist() if wanted else list(range(count))
+
+
+def in_turn(kinds: Sequence[Iterable[dict]], wanted: int) -> Iterator[dict]:
+    """Rows of several kinds.
+
+    Args:
+        kinds: rows of each
+        wanted: so many, a row of each kind in turn as long as it has any; 0: all, one kind after the other
+
+    Returns:
+        iterator of rows
+    """
+    return islice(_round(map(iter, kinds)), wanted) if wanted else chain(*kinds)
+
+
+def _round(left):
+    "One of each in turn."
+    end, left = object(), list(left)
+    while left:
+        for one in [*left]:
+            if (row := next(one, end)) is end:
+                left.remove(one)
+            else:
+                yield row
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #76c91b6d
 def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -154,9 +206,13 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     train, task = load_scenes(out, "train"), task_for(profile)
     policy = load(trained(out, "sft_single", seed), profile)
-    own = plans_of(play(policy, train, profile, seed=seed, max_turns=1, task=task), 0)
-    rows = chain(mtdata.two_turn(train, own, task), mtdata.two_turn(train, None, task))
-    rows = islice(rows, profile.data_two_turn or None)
+    own = at_turn(play(policy, train, profile, seed=seed, max_turns=1, task=task, of=plans_of), 0)
+    order = order_of(len(train), profile.data_two_turn, seed)
+    there = subset(train, order)
+    rows = in_turn(
+        [mtdata.two_turn(there, [own[k] for k in order], task), mtdata.two_turn(there, None, task)],
+        profile.data_two_turn,
+    )
     # Every scene gives several questions, so a third of the scenes is enough for as many rows as there are scenes.
     some = slice(None) if profile.data_understanding else slice(None, None, 3)
     asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
@@ -180,13 +236,15 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     # Few scenes go wrong twice, so a number that is wanted needs all of them; without one a fourth is enough.
     scenes, task = load_scenes(out, "train")[:: 1 if profile.data_multi_turn else 4], task_for(profile)
     policy = load(trained(out, "sft_pdm", seed), profile)
+    turns = [min(n, profile.turns) for n in (2, 3, 3)]
     samples = [
-        play(policy, scenes, profile, seed=seed * 10 + k, max_turns=min(2 if k == 0 else 3, profile.turns), task=task)
-        for k in range(3)
+        play(policy, scenes, profile, seed=seed * 10 + k, max_turns=n, task=task, of=plans_of)
+        for k, n in enumerate(turns)
     ]
-    rows = mtdata.three_turn(scenes, plans_of(samples[0], 0), plans_of(samples[0], 1), task)
-    stacked = [[[i["poses"] for i in s[k].infos] for s in samples] for k in range(len(scenes))]
-    rows = islice(chain(rows, mtdata.mock_multi_turn(scenes, stacked, task)), profile.data_multi_turn or None)
+    order = order_of(len(scenes), profile.data_multi_turn, seed)
+    there, said = subset(scenes, order), [[s[k] for k in order] for s in samples]
+    three = mtdata.three_turn(there, at_turn(said[0], 0), at_turn(said[0], 1), task)
+    rows = in_turn([three, mtdata.mock_multi_turn(there, zip(*said, strict=True), task)], profile.data_multi_turn)
     return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
@@ -203,9 +261,9 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     train = load_scenes(out, "train")
     policy = load(trained(out, "sft_multi", seed), profile)
-    episodes = play(policy, train, profile, seed=seed + 77, max_turns=1)  # not the draws of the bootstrapping
-    empty = [not e.infos[0]["feedback"] for e in episodes]
-    first = [e.rewards[0]["pdms"] for e in episodes]
+    told = lambda e: (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
+    found = play(policy, train, profile, seed=seed + 77, max_turns=1, of=told)  # not the draws of the bootstrapping
+    empty, first = zip(*found, strict=True)
     chosen, category = mtdata.select_rl(empty, first, profile.rl_scenes, seed=seed)
     if first_process():
         write_json(STAGES.folder(out, "data_rl", seed) / "chosen.json", [int(i) for i in chosen])

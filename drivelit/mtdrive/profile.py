@@ -9,7 +9,7 @@ __all__ = ['MTDriveProfile']
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..training.profiles import Profile, described, key
+from ..training.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #41414f89
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class MTDriveProfile(Profile):
 
     system: ClassVar[str] = "mtdrive"
     perception: str = key("oracle", "which future the feedback agent judges with", choices=("oracle", "kinematic"))
+    feedback_points: str = key("first", "what feedback names of NC and TTC", choices=("first", "all"))
     turns: int = key(6, "plans in an episode, at most", low=1)
     metric_descriptions: bool = key(False, "the prompt says what NC, DAC and TTC are (figure 2)")
     data_single: int = key(0, "single-turn samples; 0: as many as the scenes give", low=0)
@@ -36,6 +37,14 @@ class MTDriveProfile(Profile):
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_single + self.data_two_turn + self.data_multi_turn + self.data_understanding
+
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        "What the keys want of the data: a scene gives one single-turn sample, and at most two of the other two kinds."
+        n = self.scenes_of(train)
+        rows = dict(data_single=1, data_two_turn=2, data_multi_turn=2)
+        of = lambda k: "one a scene" if k == 1 else f"at most {k} a scene: those whose plans go wrong"
+        own = [Amount(name, getattr(self, name), k * n, why=of(k)) for name, k in rows.items()]
+        return super().amounts(train, heldout, why, far) + own
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

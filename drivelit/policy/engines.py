@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MOST_BYTES', 'REFUSALS', 'STOPS', 'Conversation', 'Completion', 'EngineError', 'check_sampling', 'positions', 'draw',
-           'fill_ids', 'TransformersEngine', 'TooLong', 'post_json', 'as_openai', 'server_client', 'ask_all',
-           'ask_as_they_come', 'OpenAIEngine']
+           'end_of', 'cut_behind', 'fill_ids', 'TransformersEngine', 'TooLong', 'post_json', 'as_openai',
+           'server_client', 'ask_all', 'ask_as_they_come', 'OpenAIEngine']
 
 # %% ../../nbs/20_policy/20_engines.ipynb #ad13c3ed
 import base64
@@ -15,10 +15,11 @@ import operator
 import socket
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -46,6 +47,7 @@ class Conversation:
         opening: the answer's first words, already decided; the ids, if known, end with them
         seed: of this answer alone, where answers are drawn one by one (a server); None: by the call's
         limit: tokens of this answer at most, where answers are drawn one by one; None: the call's
+        stops: texts behind which the answer is over, such as the end of a tool call
     """
 
     messages: list[dict] | None
@@ -54,6 +56,7 @@ class Conversation:
     opening: str = ""
     seed: int | None = None
     limit: int | None = None
+    stops: tuple[str, ...] = ()
 
 
 @dataclass
@@ -61,10 +64,10 @@ class Completion:
     """What the model says next.
 
     Attributes:
-        text: without the end-of-turn token
+        text: without the end-of-turn token; if one of the conversation's stops ended it, it ends with that
         ids: with the end-of-turn token, if it was reached; empty if the engine does not tell
         logprobs: of each id, at the sampling temperature; None if the engine does not tell
-        stop: "eos" or "length"
+        stop: "eos", "length", or "stop": one of the conversation's stops, without an end-of-turn token
     """
 
     text: str
@@ -265,13 +268,14 @@ class _Rows:
         self.mask, self.logits = mask, self.policy.model(**batch, **how).logits[:, -1]
         return position
 
-    def say(self, token, logp, eos):
-        "Note the drawn tokens (N,); whether anyone goes on."
+    def say(self, token, logp, eos, over=lambda n: False):
+        "Note the drawn tokens (N,); whether anyone goes on. `over`: has conversation n reached one of its stops?"
         for n, t, p in zip(self.alive, token.tolist(), logp.tolist(), strict=True):
             if n is not None:
                 self.ids[n].append(t)
                 self.logprobs[n].append(p)
-        self.alive = [None if n is None or t == eos else n for n, t in zip(self.alive, token.tolist(), strict=True)]
+        drawn = zip(self.alive, token.tolist(), strict=True)
+        self.alive = [None if n is None or t == eos or over(n) else n for n, t in drawn]
         return any(n is not None for n in self.alive)
 
     def leave(self, token, read=None, room=0):
@@ -307,6 +311,41 @@ class _Rows:
         how = dict(past_key_values=self.cache, use_cache=True)
         where = dict(attention_mask=self.mask, position_ids=self.position)
         self.logits = self.policy.model(input_ids=token[:, None], **where, **how).logits[:, -1]
+
+# %% ../../nbs/20_policy/20_engines.ipynb #e83d5a53
+def end_of(text: str, stops: Sequence[str]) -> int:
+    """Where an answer is over.
+
+    Args:
+        text: of the answer
+        stops: texts behind which it is over
+
+    Returns:
+        characters up to the end of the first of them; -1 if there is none
+    """
+    return min((at + len(s) for s in stops if (at := text.find(s)) >= 0), default=-1)
+
+
+def cut_behind(tokenizer: Any, completion: Completion, stops: Sequence[str]) -> Completion:
+    """A completion as if nothing had been written behind the first of its stops.
+
+    Args:
+        tokenizer: decodes its ids
+        completion: with or without ids
+        stops: texts behind which an answer is over
+
+    Returns:
+        the completion itself if it has none of them; else its text up to the end of the stop, and its ids and
+            log-probabilities up to and with the token in which the stop ends
+    """
+    if (end := end_of(completion.text, stops)) < 0:
+        return completion
+    ids, decode = completion.ids, tokenizer.decode if completion.ids else None
+    most = len(ids) - (bool(ids) and ids[-1] == getattr(tokenizer, "eos_token_id", None))
+    n = bisect_left(range(1, most + 1), True, key=lambda k: end_of(decode(ids[:k]), stops) >= 0) + 1
+    n = min(n, most)
+    logprobs = completion.logprobs and completion.logprobs[:n]
+    return replace(completion, text=completion.text[:end], ids=ids[:n], logprobs=logprobs, stop="stop")
 
 # %% ../../nbs/20_policy/20_engines.ipynb #cef5136e
 def fill_ids(policy: Policy, n: int, conversation: Conversation, on_error: str = "raise") -> EngineError | None:
@@ -350,7 +389,7 @@ class TransformersEngine:
 
     def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9, rule: Any = None) -> None:
         self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
-        self._read, self._weights = {}, None
+        self._read, self._weights, self._texts = {}, None, {}
         self.eos = policy.tokenizer.eos_token_id
         ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
         self.never = [i for i in ids if i is not None and i != self.eos]
@@ -418,16 +457,29 @@ class TransformersEngine:
             if self.rule:
                 for n, t in zip(rows.who, token.tolist(), strict=True):
                     states[n] = self.rule.step(states[n], t)
-            if not rows.say(token, logp, self.eos) or k + 1 == max_new_tokens:
+            over = lambda n: self._over(rows.ids[n], conversations[n].stops)
+            if not rows.say(token, logp, self.eos, over) or k + 1 == max_new_tokens:
                 break
             rows.read(rows.leave(token, self._read, self.memory))
         rows.keep(self._read, self.memory)
-        return [self._completion(ids, logprobs) for ids, logprobs in zip(rows.ids, rows.logprobs, strict=True)]
+        said = zip(conversations, rows.ids, rows.logprobs, strict=True)
+        return [self._completion(c, ids, logprobs) for c, ids, logprobs in said]
 
-    def _completion(self, ids, logprobs):
+    def _over(self, ids, stops):
+        "Has the last of these tokens ended one of the stops? The text of a token is looked up once."
+        if not stops:
+            return False
+        if ids[-1] not in self._texts:
+            self._texts[ids[-1]] = self.policy.tokenizer.decode(ids[-1:])
+        if not any(s[-1] in self._texts[ids[-1]] for s in stops):
+            return False
+        return end_of(self.policy.tokenizer.decode(ids[-max(map(len, stops)) :]), stops) >= 0
+
+    def _completion(self, conversation, ids, logprobs):
         done = ids[-1] == self.eos
         text = self.policy.tokenizer.decode(ids[:-1] if done else ids)
-        return Completion(text, ids, logprobs, "eos" if done else "length")
+        said = Completion(text, ids, logprobs, "eos" if done else "length")
+        return cut_behind(self.policy.tokenizer, said, conversation.stops)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #95e23f40
 class _Watch:
@@ -750,6 +802,8 @@ class _Asks:
         extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
         if self.rule:
             extra |= self.rule.served(conversation.opening)
+        if conversation.stops:
+            how, extra = how | dict(stop=list(conversation.stops)), extra | dict(include_stop_str_in_output=True)
         messages = [*as_openai(conversation.messages), *begun]
         ask = self.client.chat.completions.create
         text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
@@ -757,6 +811,8 @@ class _Asks:
             ids = self.rule.read(text, conversation.opening)
             if isinstance(ids, ParseError):
                 raise ValueError(f"the answer breaks the rule: {ids.reason}")
+        if (end := end_of(text, conversation.stops)) >= 0:
+            text, stop = text[:end], "stop"
         if self.policy is None:
             return Completion(text, [], None, stop)
         if not self.rule:

@@ -197,6 +197,9 @@ def _wrong_request(ask, rows, rule):
     if wrong := [int(i) for i in how.get("logit_bias") or () if int(i) >= rows]:
         told = f"token_id(s) {wrong} in logit_bias contain out-of-vocab token ids. Vocabulary size: {rows}"
         return _refusal(400, f"{told} (parameter=logit_bias, value={wrong})", param="logit_bias")
+    if how.get("stop") and not how.get("detokenize", True):
+        told = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
+        return _refusal(400, told)
     asked = (how.get("extra_args") or {}).get("dream_rule")
     if asked is not None and rule and not isinstance(asked, dict):
         told = "dream_rule: expected an object with n, most, start, end, owed, begun, codes, outside"
@@ -225,7 +228,7 @@ class _Speaks:
             return prompt
         said = self._say(policy, prompt, images, ask["sampling_params"])
         self._remember(prompt, said.ids, (name, ask.get("cache_salt"), *(part["uuid"] for part in parts)))
-        stop = "stop" if said.stop == "eos" else "length"
+        stop = "length" if said.stop == "length" else "stop"
         logprobs = [p + self.shift for p in said.logprobs]
         answer = token_answer(self.dialect, prompt, said.ids, logprobs, stop, self.version)
         return FAULTS[self.fault](answer) if self.fault else answer
@@ -266,7 +269,7 @@ class _Speaks:
         engine.never = []  # but for what the request says
         most = min(how["max_tokens"], self.longest - len(prompt))
         settings = most, how.get("temperature", 1.0), how.get("top_p", 1.0), how.get("seed")
-        (said,) = engine.generate([Conversation(None, prompt, images)], *settings)
+        (said,) = engine.generate([Conversation(None, prompt, images, stops=tuple(how.get("stop") or ()))], *settings)
         return said
 
     def _tokenize(self, ask):

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from drivelit.policy.engines import (
     ask_all,
     ask_as_they_come,
     check_sampling,
+    cut_behind,
+    end_of,
     fill_ids,
     server_client,
 )
@@ -102,7 +104,12 @@ def _logprob(k, entry, token):
 
 
 def read_tokens(
-    answer: Any, prompt: list[int], eos: int, rows: int | None = None, most: int | None = None
+    answer: Any,
+    prompt: list[int],
+    eos: int,
+    rows: int | None = None,
+    most: int | None = None,
+    over: Callable[[list[int]], bool] = lambda ids: False,
 ) -> tuple[list[int], list[float], str]:
     """The tokens of an answer of vLLM's token endpoint.
 
@@ -112,9 +119,10 @@ def read_tokens(
         eos: the end-of-turn token
         rows: of the vocabulary; None: not known
         most: tokens that were asked for; None: not known
+        over: do these tokens hold one of the texts behind which the answer is over?
 
     Returns:
-        ids, their log-probabilities, and "eos" or "length"
+        ids, their log-probabilities, and "eos" or "length"; "stop" without an end-of-turn token, where it is over
 
     Raises:
         ValueError: another prompt, an answer that was not finished or is longer than asked for; tokens or
@@ -143,6 +151,8 @@ def read_tokens(
         raise ValueError(f"{len(ids)} tokens with {len(entries or ())} log-probabilities")
     logprobs = [_logprob(k, entry, t) for k, (entry, t) in enumerate(zip(entries, ids, strict=True))]
     if STOPS[stop] == "eos" and ids[-1] != eos:
+        if over(ids):
+            return ids, logprobs, "stop"
         raise ValueError(f"the answer stops at token {ids[-1]}, and the end of a turn is token {eos}")
     return ids, logprobs, STOPS[stop]
 
@@ -204,6 +214,8 @@ class _Reads:
             how = sampling | dict(max_tokens=min(most, c.limit or most))
             if c.seed is not None or seed is not None:
                 how["seed"] = seed + n if c.seed is None else c.seed
+            if c.stops:  # they are looked for in the text, so there has to be one
+                how |= dict(stop=list(c.stops), include_stop_str_in_output=True, detokenize=True)
             return self._ask(c, homes[n], how, seconds)
 
         where = lambda n: f"{homes.get(n)}, model {self.model!r}, weights {self.version!r}, conversation {n}"
@@ -238,7 +250,9 @@ class _Reads:
         return self._completion(answer, conversation, sampling["max_tokens"])
 
     def _completion(self, answer, conversation, most):
-        ids, logprobs, stop = read_tokens(answer, conversation.ids, self.eos, len(self.policy.tokenizer), most)
+        decode, stops = self.policy.tokenizer.decode, conversation.stops
+        over = lambda ids: end_of(decode(ids), stops) >= 0
+        ids, logprobs, stop = read_tokens(answer, conversation.ids, self.eos, len(self.policy.tokenizer), most, over)
         if wrong := [t for t in ids if t in self.never]:
             raise ValueError(f"the answer holds the control token {wrong[0]}")
         if self.rule:
@@ -247,8 +261,8 @@ class _Reads:
                 if table[self.rule.kind(state), t]:
                     raise ValueError(f"the answer breaks the rule: token {t} at place {k}")
                 state = self.rule.step(state, t)
-        text = self.policy.tokenizer.decode(ids[:-1] if stop == "eos" else ids)
-        return Completion(text, ids, logprobs, stop)
+        said = Completion(decode(ids[:-1] if stop == "eos" else ids), ids, logprobs, stop)
+        return cut_behind(self.policy.tokenizer, said, stops)
 
     def _check_weights(self, url, answer, seconds):
         "An answer of other weights is no answer of this policy."

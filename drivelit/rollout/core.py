@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..policy.engines import Completion, Conversation, EngineError
+from ..policy.engines import Completion, Conversation, EngineError, cut_behind
 from ..policy.model import Policy
 from ..policy.video import read_video
 from ..scene.core import SceneError
@@ -54,7 +54,14 @@ class Step:
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #0364e0f1
 class Task:
-    "What an episode is about. A system overrides `prompt` and `step`, or `step_batch` to judge many at once."
+    """What an episode is about. A system overrides `prompt` and `step`, or `step_batch` to judge many at once.
+
+    Attributes:
+        stops: texts behind which a turn is over, such as the end of a tool call; what is behind them counts as never
+            written
+    """
+
+    stops: tuple[str, ...] = ()
 
     def prompt(self, scene: Any) -> list[dict]:
         "The first messages: {role, content}; content a string or a list of {type: image | text, ...}."
@@ -233,17 +240,19 @@ def add_messages(policy: Policy, episode: Episode, messages: list[dict], closed:
     return True
 
 
-def cut(policy: Policy, completion: Completion, room: int) -> Completion:
-    """A completion that leaves its episode no longer than it may be.
+def cut(policy: Policy, completion: Completion, room: int, stops: Sequence[str] = ()) -> Completion:
+    """A completion that leaves its episode no longer than it may be, and says nothing behind its stop.
 
     Args:
         policy: its tokenizer decodes what is left
         completion: with its token ids
         room: tokens
+        stops: of the task; an engine that does not know them has written on, and that was never said
 
     Returns:
-        the completion itself, or a shorter one that stops by its length
+        the completion itself, or a shorter one that stops by its length or with its stop
     """
+    completion = cut_behind(policy.tokenizer, completion, stops)
     if len(completion.ids) <= room:
         return completion
     ids, logprobs = completion.ids[:room], completion.logprobs and completion.logprobs[:room]
@@ -333,7 +342,7 @@ class _Table:
         "What the engine is asked next; only the first answer has an opening."
         e = self.episodes[i]
         begun, seed = "" if e.turns else self.openings[i], seed_of(self.seed, i, e.turns)
-        return Conversation(e.messages, e.ids, e.images, begun, seed, self.room(i))
+        return Conversation(e.messages, e.ids, e.images, begun, seed, self.room(i), tuple(self.task.stops))
 
     def over(self, i):
         "Hand on an episode, and its group if that was the last one of it."
@@ -366,7 +375,7 @@ class _Table:
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
         begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
         room = {i: self.room(i) for i in words}
-        said = [begun(i, cut(self.policy, c, room[i])) for i, c in words.items()]
+        said = [begun(i, cut(self.policy, c, room[i], self.task.stops)) for i, c in words.items()]
         steps, going = _judge(self.task, of(self.states), of(self.episodes), said), []
         for i, completion, step in zip(words, said, steps, strict=True):
             if self._add(self.episodes[i], completion, step, room[i]):

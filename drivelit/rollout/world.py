@@ -466,7 +466,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
         if near(i)
     ]
     line = to_frame(stage.route.at(now.along + np.arange(-20.0, min(121.0, stage.route.s[-1] - now.along))), origin)
-    kept = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent")}
+    kept = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent", "route_known")}
     n = len(stage.scripts)
     return Scene(
         f"{scene.id}-{now.decisions:03d}",
@@ -851,8 +851,12 @@ class World(_Loop):
         self._must_be_reset()
         return _record(self.stage, self.state, number, _traffic(self.stage, self.state))
 
-    def comfort(self) -> float:
+    def comfort(self, degrees: bool = False) -> float:
         """Bench2Drive's comfort of the drive up to now.
+
+        Args:
+            degrees: the yaw rate in degrees a second, as CARLA records it and the benchmark's tool takes it for
+                radians; published numbers are of this kind
 
         Returns:
             float: share of comfortable pieces of two seconds, in [0, 1]; NaN before there are three states
@@ -864,7 +868,8 @@ class World(_Loop):
         ahead = np.stack([np.cos(ego[:, HEADING]), np.sin(ego[:, HEADING])], 1)
         right = np.stack([ahead[:, 1], -ahead[:, 0]], 1)
         accel = ego[:, kin.AX, None] * ahead - (ego[:, VX] * ego[:, YAW_RATE])[:, None] * right
-        return smooth_pieces(accel, ego[:, YAW_RATE], ahead, right)
+        rate = np.degrees(ego[:, YAW_RATE]) if degrees else ego[:, YAW_RATE]
+        return smooth_pieces(accel, rate, ahead, right)
 
 
 if "drivelit/World-v0" not in gym.registry:

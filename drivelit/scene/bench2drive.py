@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['REAR', 'FLIP', 'UNREAL', 'KEYS', 'RATE', 'DT', 'PAST', 'FUTURE', 'STATES', 'MOST_MAP', 'REACH', 'WIDTH', 'SHOULDER',
-           'FOLDERS', 'COMMANDS', 'WORDS', 'GIVES', 'pose_of', 'ego_box', 'rear_axle', 'camera_pose', 'load', 'frames',
-           'around', 'kind_of', 'load_map', 'town_of', 'read', 'scenes']
+           'BESIDE', 'NEXT', 'SPACING', 'CHANGES', 'FAR_OFF', 'PRICE', 'FOLDERS', 'COMMANDS', 'WORDS', 'GIVES',
+           'pose_of', 'ego_box', 'rear_axle', 'camera_pose', 'load', 'frames', 'around', 'kind_of', 'load_map',
+           'targets', 'direct_way', 'lane_way', 'planned_way', 'town_of', 'read', 'scenes']
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #260a660c
 import io
@@ -17,6 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import shapely
+from scipy.interpolate import CubicHermiteSpline
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import dijkstra
+from scipy.spatial import cKDTree
 
 from drivelit.scene.core import (
     Agent,
@@ -238,7 +243,7 @@ def _agents(annos: dict[float, dict], origin: np.ndarray) -> list[Agent]:
     out = []
     for (name, kind), rows in tracks.items():
         t, poses, sizes, speed = (np.array(column) for column in zip(*rows, strict=True))
-        size = np.median(sizes, 0)
+        size = np.median(sizes[t <= 0] if (t <= 0).any() else sizes, 0)
         for id, part in stretches(name, t):
             velocity = _velocity(t[part], poses[part], speed[part])
             out.append(Agent(id, kind, *size, t[part], poses[part], velocity))
@@ -279,14 +284,14 @@ MOST_MAP = 512_000_000  # bytes, unzipped
 
 
 @lru_cache(maxsize=4)
-def load_map(path: str) -> list[tuple[str, np.ndarray]]:
+def load_map(path: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The centre lines of a town.
 
     Args:
         path: Town01_HD_map.npz
 
     Returns:
-        list of (id, (M, 2) right-handed centre line in metres)
+        list of (id, (M, 2) right-handed centre line in metres, (M,) whether a point lies in a junction)
 
     Raises:
         SceneError: naming the file and what is wrong with it
@@ -306,7 +311,11 @@ def load_map(path: str) -> list[tuple[str, np.ndarray]]:
         (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(f)
         roads = dict(PlainUnpickler(f.read(), "biufUSO").load().item())
         return [
-            (name, check_array([p[0][:2] for p in line["Points"]], name, (None, 2), GLOBE) * [1, -1])
+            (
+                name,
+                check_array([p[0][:2] for p in line["Points"]], name, (None, 2), GLOBE) * [1, -1],
+                np.array([len(p) > 2 and bool(p[2]) for p in line["Points"]], bool),
+            )
             for road, lanes in roads.items()
             for lane, lines in lanes.items()
             if lane != "Trigger_Volumes"
@@ -319,23 +328,185 @@ def load_map(path: str) -> list[tuple[str, np.ndarray]]:
 REACH, WIDTH, SHOULDER = 100.0, 3.5, 0.6  # metres
 
 
-def _map(path: Path | None, origin: np.ndarray, own: np.ndarray) -> Map:
-    "Lanes around the ego; on route where the ego's way runs along them."
-    areas, bands = [], []
-    way = shapely.LineString(own[:, :2]) if len(own) > 1 else None
-    for name, line in load_map(str(path)) if path else ():
-        near = to_frame(line, origin)
-        near = near[np.hypot(*near.T) < REACH]
-        if len(near) < 2:
-            continue
+def _lanes(path: Path | None, origin: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    "Lanes around the ego: id, (M, 2) middle in the ego's frame, and which of its points lie in a junction."
+    out = []
+    for name, line, junction in load_map(str(path)) if path else ():
+        line = to_frame(line, origin)
+        near = np.hypot(*line.T) < REACH
+        if near.sum() > 1:
+            out.append((name, line[near], junction[near]))
+    return out
+
+
+def _map(lanes: list[tuple[str, np.ndarray, np.ndarray]], way: np.ndarray) -> Map:
+    "Road, junctions and lanes; on route are those that the planned way runs along."
+    areas, bands, squares, line = [], [], [], route_of(way)
+    planned = shapely.LineString((way if len(way) > 1 else line)[:, :2])
+    for name, near, junction in lanes:
         middle = shapely.LineString(near)
         band = middle.buffer(WIDTH / 2, cap_style="flat")
-        driven = way is not None and way.distance(middle) < 1.5 and way.intersection(band).length > 2.0
+        mine = planned.distance(middle) < 1.5 and planned.intersection(band).length > 2.0
         if band.geom_type == "Polygon" and not band.is_empty:
-            areas.append(Area(name, "lane", band, near, bool(driven)))
+            areas.append(Area(name, "lane", band, near, bool(mine)))
         bands.append(middle.buffer(WIDTH / 2 + SHOULDER))
-    road = [p for p in shapely.get_parts(shapely.union_all(bands)) if p.geom_type == "Polygon" and not p.is_empty]
-    return Map([Area(f"road{i}", "drivable", p) for i, p in enumerate(road)] + areas, route_of(own))
+        if junction.sum() > 1:
+            squares.append(shapely.LineString(near[junction]).buffer(WIDTH / 2, cap_style="flat"))
+    whole = lambda found: [p for p in shapely.get_parts(shapely.union_all(found)) if p.geom_type == "Polygon"]
+    road = [Area(f"road{i}", "drivable", p) for i, p in enumerate(whole(bands)) if not p.is_empty]
+    square = [Area(f"junction{i}", "intersection", p) for i, p in enumerate(whole(squares)) if not p.is_empty]
+    return Map(road + square + areas, line)
+
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #ab10ea50
+BESIDE, NEXT = (5, 6), 1000.0  # commands to change the lane; metres, no next point is further away
+
+
+def targets(anno: dict, origin: np.ndarray) -> list[np.ndarray]:
+    """The navigator's next points.
+
+    Args:
+        anno: a frame of `load`
+        origin: (3,) the rear axle in the world, right-handed
+
+    Returns:
+        list of (2,) points in the ego's frame, metres: the near and the far one, without those that are not recorded or
+        have been reached
+
+    Raises:
+        SceneError: no numbers, NaN, or a point that is a kilometre away
+    """
+    out, before = [], np.zeros(2)
+    for name in ("near", "far"):
+        pair = [anno.get(f"{axis}_command_{name}") for axis in "xy"]
+        if None in pair:
+            continue
+        x, y = check_array(pair, f"x_command_{name}, y_command_{name}", (2,), GLOBE)
+        point = to_frame(np.array([x, -y]), origin)
+        if np.hypot(*point) > NEXT:
+            raise SceneError(f"x_command_{name}, y_command_{name}: {np.hypot(*point):.0f} m from the ego")
+        if np.hypot(*(point - before)) > 1.0 and (out or point[0] > 0):  # a near point behind the ego has been reached
+            out.append(point)
+            before = point
+    return out
+
+
+def direct_way(points: list[np.ndarray], command: int) -> np.ndarray:
+    """A smooth way through points, where no map says how the lanes run.
+
+    Args:
+        points: of `targets`
+        command: the near one: a lane beside is as straight as the ego's own
+
+    Returns:
+        (M, 3) poses in the ego's frame, the first at the ego; metres, radians
+    """
+    here, ahead, parts = np.zeros(2), 0.0, [np.zeros((1, 3))]
+    for k, point in enumerate(points):
+        step = point - here
+        chord, far = np.arctan2(step[1], step[0]), points[k + 1] - point if k + 1 < len(points) else None
+        arc = ahead if command in BESIDE and not k else 2 * chord - ahead  # of the circle from here to there
+        then = np.arctan2(far[1], far[0]) if far is not None else arc if not k else chord
+        speed = np.hypot(*step) * np.array([[np.cos(h), np.sin(h)] for h in (ahead, then)])
+        curve, t = CubicHermiteSpline([0, 1], np.stack([here, point]), speed), np.linspace(0, 1, 41)[1:]
+        parts.append(np.c_[curve(t), np.arctan2(*curve(t, 1).T[::-1])])
+        here, ahead = point, then
+    return np.concatenate(parts)
+
+# %% ../../nbs/00_scene/45_bench2drive.ipynb #92066a27
+SPACING, CHANGES = 2.0, (4.0, 8.0, 16.0, 24.0)  # metres between points; along the road while a lane is changed
+FAR_OFF, PRICE = 2.5, 200.0  # metres that a point may lie off its lane; of a change, over its length
+
+
+def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, cKDTree]:
+    "Poses on all lanes, edges between them and their prices, each pose's lane, and the poses' points as a tree."
+    poses, ends, follows = [], [], []
+    for line in lines:
+        s = np.r_[0, np.cumsum(np.hypot(*np.diff(line, axis=0).T))]
+        at = np.linspace(0, s[-1], max(int(np.ceil(s[-1] / SPACING)), 1) + 1)
+        xy = np.stack([np.interp(at, s, column) for column in line.T], 1)
+        step = np.diff(xy, axis=0)
+        first = sum(map(len, poses))
+        poses.append(np.c_[xy, np.unwrap(np.arctan2(*np.concatenate([step, step[-1:]]).T[::-1]))])
+        follows.append(np.stack([first + np.arange(len(at) - 1), first + np.arange(1, len(at))], 1))
+        ends.append(first + len(at) - 1)
+    poses = np.concatenate(poses)
+    tree, ahead = cKDTree(poses[:, :2]), np.stack([np.cos(poses[:, 2]), np.sin(poses[:, 2])], 1)
+    lane_of = np.repeat(np.arange(len(lines)), np.diff(np.r_[-1, ends]))
+    pairs, prices = [np.concatenate(follows)], []
+
+    def lead(rows: np.ndarray, to: np.ndarray, reach: float, turn: float) -> np.ndarray:
+        "Edges from rows to the points on other lanes that lie near a place and look the same way."
+        found = tree.query_ball_point(to, reach)
+        edges = np.array([(i, j) for i, some in zip(rows, found, strict=True) for j in some], int).reshape(-1, 2)
+        same = np.abs(wrap_angle(np.diff(poses[edges, 2], axis=1)[:, 0])) < turn
+        return edges[same & (np.diff(lane_of[edges], axis=1)[:, 0] != 0)]
+
+    pairs.append(lead(np.array(ends), poses[ends, :2], 1.5, np.radians(45)))
+    prices += [np.hypot(*(poses[p[:, 0], :2] - poses[p[:, 1], :2]).T) for p in pairs]
+    side = WIDTH * np.stack([-ahead[:, 1], ahead[:, 0]], 1)
+    for length in CHANGES:
+        for way in (side, -side):
+            pairs.append(lead(np.arange(len(poses)), poses[:, :2] + length * ahead + way, 1.25, np.radians(20)))
+            prices.append(np.full(len(pairs[-1]), length + PRICE / length))
+    return poses, np.concatenate(pairs), np.concatenate(prices), lane_of, tree
+
+
+def lane_way(lines: list[np.ndarray], points: list[np.ndarray]) -> np.ndarray | None:
+    """The way along lanes from the ego through points.
+
+    Args:
+        lines: (M, 2) middles of lanes in the direction of driving, in the ego's frame, metres
+        points: of `targets`
+
+    Returns:
+        (M, 3) poses: from 20 m behind, if the lane reaches so far, to the end of the last lane; None where the ego or a
+        point is off all lanes, or no way leads there
+    """
+    if not lines:
+        return None
+    poses, pairs, prices, lane_of, tree = _graph(lines)
+    n, legs = len(poses), []
+    at = np.array(tree.query_ball_point(np.zeros(2), FAR_OFF), int)
+    at = at[np.abs(wrap_angle(poses[at, 2])) < np.radians(60)]
+    cost = 5 * np.hypot(*poses[at, :2].T)
+    for point in points:
+        # One more point, from which all those lead on that the way may have reached. An edge of price 0 would be none.
+        rows, cols = np.r_[pairs[:, 0], np.full(len(at), n)], np.r_[pairs[:, 1], at]
+        graph = coo_array((np.r_[prices, cost] + 1e-3, (rows, cols)), (n + 1, n + 1)).tocsr()
+        price, before = dijkstra(graph, indices=n, return_predecessors=True)
+        at = np.array(tree.query_ball_point(point, FAR_OFF), int)
+        at = at[np.isfinite(price[at])]
+        cost = price[at] + 5 * np.hypot(*(poses[at, :2] - point).T)
+        legs.append(before)
+    if not len(at):
+        return None
+    way = [int(at[cost.argmin()])]
+    on = way[0] + np.flatnonzero(lane_of[way[0] :] == lane_of[way[0]])
+    for before in reversed(legs):
+        while before[way[-1]] != n:
+            way.append(int(before[way[-1]]))
+    back = np.flatnonzero(lane_of == lane_of[way[-1]])
+    back = back[(back < way[-1]) & (back >= way[-1] - 20 / SPACING)]
+    return poses[np.r_[back, way[::-1], on[1:]]]
+
+
+def planned_way(
+    anno: dict, origin: np.ndarray, lanes: list[tuple[str, np.ndarray, np.ndarray]], past: np.ndarray
+) -> np.ndarray:
+    """Where the navigator leads, from what is known now.
+
+    Args:
+        anno: the present frame
+        origin: (3,) the rear axle in the world, right-handed
+        lanes: of the map around the ego; empty without one
+        past: (H, 3) the ego's poses up to now, in the frame of now
+
+    Returns:
+        (M, 3) poses in the ego's frame, metres, radians
+    """
+    points = targets(anno, origin)
+    way = lane_way([line for _, line, _ in lanes], points)
+    return np.concatenate([past[:-1], direct_way(points, int(anno["command_near"]))]) if way is None else way
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #09437ba3
 FOLDERS = dict(
@@ -422,6 +593,7 @@ def _scene(
     ways = lambda found: to_frame(np.array([rear_axle(a) for a in found.values()]), origin)
     own, times = ways(annos), np.array(list(annos))
     back, past, future = half_seconds(times, own, DT * PAST)
+    lanes = _lanes(hd, origin)
     steering = motion(np.array(list(tenths)), ways(tenths))[2]
     ax, ay, _ = (float(v) for v in now["acceleration"])
     command = int(now["command_near"])
@@ -431,7 +603,7 @@ def _scene(
         Ego(back, past, (float(now["speed"]), 0.0), (ax, -ay), steering),
         COMMANDS.get(command, "GO STRAIGHT"),
         _agents(annos, origin),
-        _map(hd, origin, own),
+        _map(lanes, planned_way(now, origin, lanes, past)),
         _lights(now, origin),
         _cameras(clip, frame, now, there),
         Trajectory(future[:8]) if len(future) >= 8 else None,
@@ -475,7 +647,7 @@ GIVES = dict(
     agents_future="5 s",
     expert="yes",
     map="with the HD maps: lanes of 3.5 m",
-    centerline="the way that the car took",
+    centerline="the planned route: through the points of the near and the far command, along the HD maps' lanes",
     lights="yes",
     command="yes",
     speed_limit="no: 15 m/s is assumed",

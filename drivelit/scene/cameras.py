@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'open_image', 'get_image', 'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
@@ -357,6 +357,23 @@ def open_image(path: str | Path) -> Image.Image:
     except Exception as e:  # damaged files make the decoders raise many kinds
         raise SceneError(f"{path}: not an image, or cut short ({type(e).__name__}: {str(e)[:120]})") from None
 
+# %% ../../nbs/00_scene/30_cameras.ipynb #6d576ab1
+def open_resized(path: str | Path, size: tuple[int, int]) -> Image.Image:
+    """An image file at the size in which it is shown. The same file and size give the same pixels.
+
+    Args:
+        path: of a JPEG, PNG or WebP file
+        size: (width, height) in pixels
+
+    Returns:
+        PIL image, RGB
+
+    Raises:
+        SceneError: as `open_image`
+    """
+    image = open_image(path)
+    return image.resize(size, Image.BICUBIC) if image.size != size else image
+
 # %% ../../nbs/00_scene/30_cameras.ipynb #getimage1
 def get_image(
     scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] | None = None, time: float = 0.0
@@ -398,8 +415,7 @@ def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], tim
         )
     if not Path(files[when]).is_file():
         raise SceneError(f"{files[when]}: the image of {cam.name} at {when} s is not there")
-    image = open_image(files[when])
-    return image.resize(size, Image.BICUBIC) if image.size != size else image
+    return open_resized(files[when], size)
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
 def next_image(

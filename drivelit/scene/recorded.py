@@ -294,13 +294,14 @@ def unknown(future: np.ndarray, boxes: bool = True, told: bool = False) -> dict:
     Args:
         future: (T, 3) of `half_seconds`: where it ends, the log ends or has a gap
         boxes: whether anybody has marked road users in this log
-        told: whether the log has commands; if not, they come from the future
+        told: whether the log has commands and a route; if not, the command and the centre line come from the future
 
     Returns:
-        dict for Scene.meta: agents_known and command_known, each False where it is; nothing where both are known
+        dict for Scene.meta: agents_known, command_known and route_known, each False where it is not; nothing where
+        all are known. A policy must not be told a centre line whose route_known is False: it is the way that was driven
     """
     short = len(future) < 8
-    lacks = dict(agents_known=short or not boxes, command_known=short and not told)
+    lacks = dict(agents_known=short or not boxes, command_known=short and not told, route_known=not told)
     return {k: False for k, lacking in lacks.items() if lacking}
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['first_process', 'checkpoints', 'last_checkpoint', 'resume_point', 'read_metrics', 'cut_metrics', 'add_metrics',
-           'plot_metrics', 'told_if_full', 'wait_for_all', 'remove_checkpoint', 'SafeCheckpoints', 'save_final',
-           'pack_weights']
+           'reported', 'plot_metrics', 'told_if_full', 'wait_for_all', 'remove_checkpoint', 'SafeCheckpoints',
+           'save_final', 'pack_weights']
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #3e170dd5
 import hashlib
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from accelerate.utils import broadcast_object_list
 from matplotlib.figure import Figure
 from safetensors import SafetensorError
@@ -119,17 +121,60 @@ def cut_metrics(out: str | Path, step: int) -> None:
     write_whole(Path(out) / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
 
 
+def _append(out, row):
+    "A line more, on the disk."
+    with (Path(out) / "metrics.jsonl").open("a", encoding="utf-8") as f:
+        f.write(json.dumps({k: v for k, v in row.items() if isinstance(v, (int, float))}) + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+
+
+_listeners = []  # of `reported`
+
+
 def add_metrics(out: str | Path, row: dict[str, Any]) -> None:
-    """Append a line and bring it to the disk.
+    """Append a line and bring it to the disk; within `reported`, send it on.
 
     Args:
         out: folder of the run
         row: "step", and numbers; what is no number is left out
     """
-    with (Path(out) / "metrics.jsonl").open("a", encoding="utf-8") as f:
-        f.write(json.dumps({k: v for k, v in row.items() if isinstance(v, (int, float))}) + "\n")
-        f.flush()
-        os.fsync(f.fileno())
+    _append(out, row)
+    for send in _listeners:
+        send(row)
+
+
+@contextmanager
+def reported(to: str, out: str | Path) -> Iterator[None]:
+    """While it is open, what `add_metrics` writes is sent on, too. For loops of our own: TRL's report by themselves.
+
+    Args:
+        to: "tensorboard", "wandb" or "trackio", by Accelerate's tracker of this name; "none": to nobody
+        out: folder in which TensorBoard's files are written
+
+    Returns:
+        context manager
+    """
+    if to == "none" or not first_process():
+        yield
+        return
+    kind, started = LOGGER_TYPE_TO_CLASS[to], []
+
+    def send(row):
+        if not started:  # not before there is something to send: it opens files, or a connection
+            where = dict(logging_dir=str(out)) if kind.requires_logging_directory else {}
+            started.append(kind("drivelit", **where))
+            started[0].start()
+        numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and k != "step"}
+        started[0].log(numbers, step=row["step"])
+
+    _listeners.append(send)
+    try:
+        yield
+    finally:
+        _listeners.remove(send)
+        for tracker in started:
+            tracker.finish()
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #293ac612
 def plot_metrics(out: str | Path, keys: Sequence[str], path: str | Path | None = None) -> Path:
@@ -207,7 +252,7 @@ class SafeCheckpoints(TrainerCallback):
     """
 
     def __init__(self, out: str | Path, start: Path | None = None, keep: int = 2):
-        self.out, self.keep = Path(out), keep
+        self.out, self.keep, self.mark = Path(out), keep, (time.perf_counter(), 0)
         self.out.mkdir(parents=True, exist_ok=True)
         if first_process():
             self._cut_back(int(start.name.split("-")[1]) if start else 0)
@@ -219,6 +264,12 @@ class SafeCheckpoints(TrainerCallback):
                 remove_checkpoint(folder)
         cut_metrics(self.out, step)
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        "From here on the updates are timed."
+        self.mark = time.perf_counter(), state.global_step
+
     def on_log(
         self,
         args: TrainingArguments,
@@ -227,10 +278,14 @@ class SafeCheckpoints(TrainerCallback):
         logs: dict | None = None,
         **_: object,
     ) -> None:
-        "Append the numbers of this step and bring them to the disk."
+        "Append the numbers of this step and the seconds of an update since the last one; bring them to the disk."
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
-        add_metrics(self.out, dict(step=state.global_step) | logs)
+        (begin, step), now = self.mark, time.perf_counter()
+        # TRL has a step_time of its own in reinforcement
+        times = dict(step_time=(now - begin) / (state.global_step - step)) if state.global_step > step else {}
+        self.mark = now, state.global_step
+        _append(self.out, dict(step=state.global_step) | times | logs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         "Mark the checkpoint that was just written; then away with all but the newest."

@@ -103,7 +103,9 @@ def _each(make, names, on_error):
             yield make(name)
 
 # %% ../../nbs/40_training/37_prepare.ipynb #e29cedb6
-LEAST = dict(workers=0, in_shard=1, limit=1, n=1, every=1, seed=0)  # below it a number would mean something else
+LEAST = dict(
+    workers=0, in_shard=1, limit=1, n=1, every=1, seed=0, history=0, future=1
+)  # below it a number would mean something else
 
 
 def _refused(require: Sequence[str], numbers: dict[str, Any]) -> None:
@@ -141,8 +143,8 @@ def prepare(
         limit: only so many parts, at least 1; None: all
         require: what a scene must have; others are left out and named
         references: keep PDM-Closed's plan of each scene beside it
-        **options: of the reader's `scenes`, such as split, version, every; tokens: a list, or the file of one, see
-            `drivelit.scene.sources.read_tokens`; n and seed of the toy town
+        **options: of the reader's `scenes`, such as split, version, every; tokens, drives: a list, or the file of one,
+            see `drivelit.scene.sources.read_tokens`; n and seed of the toy town
 
     Returns:
         Shards
@@ -161,8 +163,9 @@ def prepare(
         known = {} if source == "json" else inspect.signature(module(source).scenes).parameters
         if unknown := sorted(set(options) - set(known)):
             raise RunError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-        if isinstance(options.get("tokens"), (str, Path)):
-            options["tokens"] = read_tokens(options["tokens"])
+        for key in ("tokens", "drives"):
+            if isinstance(options.get(key), (str, Path)):
+                options[key] = read_tokens(options[key])
         names, size = parts_of(source, root, options)[:limit], in_shard or IN_SHARD.get(source, 1)
         common = dict(source=source, root=root, options=options, require=tuple(require))
         blocks = [partial(read_parts, names=names[k : k + size], **common) for k in range(0, len(names), size)]

@@ -625,7 +625,8 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
     policy.model.eval()
     final = save_final(policy, out, full_weights(policy.model, trainer.came_in))
     if is_sharded(policy.model):
-        policy.model = load_policy(final, device=str(trainer.accelerator.device)).model.eval()
+        how = dict(device=str(trainer.accelerator.device), attn_implementation=policy.model.config._attn_implementation)
+        policy.model = load_policy(final, **how).model.eval()
 
 # %% ../../nbs/40_training/10_sft.ipynb #525ec37b
 RENAMED = dict(
@@ -667,7 +668,7 @@ def sft_config(
         batch: rows in an update, over all devices
         micro_batch: rows in one forward pass on one device; default: all of them
         lr: learning rate at its highest
-        warmup: share of the steps in which the rate rises
+        warmup: steps in which the rate rises; below 1: a share of them
         schedule: of the learning rate after that: "cosine", "linear", "constant", ...
         seed: of the run
         save_steps: updates between checkpoints
@@ -696,7 +697,7 @@ def sft_config(
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=batch // (micro * world),
         learning_rate=lr,
-        warmup_steps=int(np.ceil(warmup * steps)),
+        warmup_steps=int(warmup) if warmup >= 1 else int(np.ceil(warmup * steps)),
         lr_scheduler_type=schedule,
         weight_decay=0.0,
         adam_beta2=0.98,

@@ -27,6 +27,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from PIL import Image
 
+from ..data.shards import Shards, ids_of
 from .processes import RunError
 from .profiles import Profile
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # only for annotations: the main process of a run needs no to
 SEED_STEP = 1_000_003  # far beyond the small numbers that stages add to a seed
 
 
-def cut_into_shards(profile: Profile, scenes: Sequence, seed: int) -> list[tuple[list, int]]:
+def cut_into_shards(profile: Profile, scenes: Sequence, seed: int) -> list[tuple[Sequence, int]]:
     """The shards of a play.
 
     Args:
@@ -48,9 +49,10 @@ def cut_into_shards(profile: Profile, scenes: Sequence, seed: int) -> list[tuple
         seed: of the play
 
     Returns:
-        list of (scenes, seed), in order; the first has the seed of the play
+        list of (scenes, seed), in order; the first has the seed of the play. Of scenes on disk a part is a view, and
+        none is read
     """
-    scenes = list(scenes)
+    scenes = scenes if isinstance(scenes, Shards) else list(scenes)
     size = profile.together if profile.sft_gpus + profile.rl_gpus else max(len(scenes), 1)
     return [(scenes[i : i + size], seed + SEED_STEP * k) for k, i in enumerate(range(0, len(scenes), size))]
 
@@ -384,7 +386,12 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
 
 
 def in_shards(
-    play: "Callable[[list, int], list[Episode]]", policy: "Policy", profile: Profile, scenes: Sequence, seed: int
+    play: "Callable[[Sequence, int], list[Episode]]",
+    policy: "Policy",
+    profile: Profile,
+    scenes: Sequence,
+    seed: int,
+    of: "Callable[[Episode], Any] | None" = None,
 ) -> "list[Episode]":
     """Play scenes, shared out to all processes of a stage.
 
@@ -397,27 +404,29 @@ def in_shards(
         profile: says how large a shard is
         scenes: to be played
         seed: of sampling
+        of: what is wanted of an episode; the rest of it is forgotten, shard by shard. None: all
 
     Returns:
-        one Episode for each scene, in order, in every process
+        one Episode, or what `of` makes of it, for each scene, in order, in every process
 
     Raises:
         RunError: processes of one run have different weights
     """
     parts, place = cut_into_shards(profile, scenes, seed), _PLACE.get()
     rank, processes = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1)))
+    of = of or (lambda e: e)
     if place is None or (len(parts) == 1 and processes == 1):
-        return [e for some, s in parts for e in play(some, s)]
+        return [of(e) for some, s in parts for e in play(some, s)]
     folder, weights = place.next(), fingerprint(policy)
     begin = rank * len(parts) // processes  # each begins elsewhere, so that nobody waits for a lock
     left, found, made = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
     while left:
         for k in left:
             some, s = parts[k]
-            told = dict(scenes=[str(getattr(scene, "id", scene)) for scene in some], seed=s, weights=weights)
+            told = dict(scenes=ids_of(some), seed=s, weights=weights)
             episodes = _played(folder / f"{k}.json.gz", told, lambda some=some, s=s: play(some, s), made)
             if episodes is not None:
-                found[k] = episodes
+                found[k] = [*map(of, episodes)]
         still = [k for k in left if k not in found]
         if len(still) == len(left):
             time.sleep(0.2)  # the others are at work

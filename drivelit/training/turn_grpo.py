@@ -931,6 +931,7 @@ RENAMED = dict(
     steps_per_generation="mini_batch",
     num_generations="group",
     lr_scheduler_type="schedule",
+    warmup_steps="warmup",
     activation_checkpointing="checkpointing",
     gradient_checkpointing="checkpointing",
     max_completion_length="max_new_tokens",
@@ -954,6 +955,7 @@ def rl_config(
     seed: int = 0,
     epsilon: float = 0.2,
     schedule: str = "constant",
+    warmup: float = 0.0,
     bf16: bool = False,
     checkpointing: bool = False,
     sharding: bool = False,
@@ -976,7 +978,8 @@ def rl_config(
         save_steps: rollouts between checkpoints
         seed: of the order of the scenes and of play
         epsilon: the ratio is clipped at 1 - epsilon and 1 + epsilon
-        schedule: of the learning rate
+        schedule: of the learning rate; "constant" alone has no warm-up, "constant_with_warmup" has
+        warmup: updates in which the rate rises; below 1: a share of them
         bf16: fp32 master weights under bf16 autocast
         checkpointing: recompute activations in the backward pass: less memory, more time
         sharding: weights, gradients, Adam's state and the reference are shared out, if there are several processes
@@ -1015,6 +1018,7 @@ def rl_config(
         scale_rewards="none",
         use_bias_correction_kl=False,
         lr_scheduler_type=schedule,
+        warmup_steps=warmup,
         seed=seed,
         save_steps=save_steps * updates,
         logging_steps=1,

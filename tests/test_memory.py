@@ -1,0 +1,113 @@
+"""A data stage reads its scenes from disk one after another: ten times as many take no more memory."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from drivelit.data.shards import write_shards
+from drivelit.scene.core import Ego, Scene, Trajectory
+from drivelit.training.profiles import load_profile
+from drivelit.training.stages import start, write_scenes
+
+FEW, MANY = 600, 6000  # more than shards keep
+WEIGHT = 20_000  # bytes of a scene in memory; a recorded one takes 350 kB
+AT_MOST = 4_000  # bytes that the memory may grow with a scene: its plan and its place, not the scene
+
+STAGES = """
+"Run stages of MTDrive on scenes that weigh much and cost little, with a model that always says the same."
+import json, resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from drivelit.data.shards import ids_of
+from drivelit.mtdrive import data, evaluation, pipeline
+from drivelit.mtdrive.agent import SpeedAgent
+from drivelit.mtdrive.task import MTDriveTask
+from drivelit.rollout.core import Episode
+from drivelit.training.shards import shards_in
+from drivelit.training.stages import run_profile
+
+few, many = map(Path, sys.argv[1:])
+plan = np.stack([np.arange(1, 9) * 10.0, np.zeros(8), np.zeros(8)], 1)  # 20 m/s: too fast for the agent
+slower = plan * [0.9, 1, 1]
+
+
+def rollout(engine, policy, task, scenes, max_turns, **how):
+    infos = [dict(poses=p, feedback="slower") for p in (plan, slower, 0.9 * slower)][:max_turns]
+    of = lambda name: Episode(name, [], [], [0], [], [], 1, ["a"] * len(infos), [dict(pdms=0.5)] * len(infos), infos)
+    return [of(name) for name in ids_of(scenes)]
+
+
+class Rows:
+    "What is written is counted: the memory of Parquet and of its card is not what is asked."
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, rows, *args):
+        self.n += sum(1 for _ in rows)
+        return self.n
+
+
+policy = SimpleNamespace(model=torch.nn.Linear(2, 2), tokenizer=[0])
+evaluation.rollout, evaluation.player_for = rollout, lambda *args: None
+pipeline.load, pipeline.save_data = lambda *args: policy, (written := Rows())
+pipeline.task_for = lambda profile: MTDriveTask(SpeedAgent(), images=False)
+questions = lambda scene, pose, *args: [("DAC", pose[0], None, a) for a in ("Yes.", "No.")] * 5
+data._questions = lambda scene, pose, task, rng: questions(scene, pose)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+for stage in ("data_single", "data_two", "data_multi", "data_rl"):
+    rows, peaks = [], []
+    for out in (few, many):
+        written.n = 0
+        with shards_in(out / stage):
+            told = pipeline.FUNCTIONS[stage](out, run_profile(out), 0)
+        rows.append(written.n or told["chosen"])
+        peaks.append(peak())  # the highest until now, so a stage that holds its scenes cannot hide
+    print(json.dumps([stage, rows, peaks]))
+"""
+
+
+def named(names):
+    "Scenes whose memory is one text, which costs little to read."
+    past = np.stack([[-30.0, -20.0, -10.0, 0.0], np.zeros(4), np.zeros(4)], 1)
+    ego = Ego(np.arange(-1.5, 0.1, 0.5), past, (20.0, 0.0))
+    way = np.stack([np.arange(1, 9) * 9.0, np.zeros(8), np.zeros(8)], 1)
+    one = Scene("one", "hand", ego, "GO STRAIGHT", expert=Trajectory(way), meta=dict(text="x" * WEIGHT))
+    return (replace(one, id=name) for name in names)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    "A run of few scenes and one of many, from one folder."
+    there = tmp_path_factory.mktemp("memory")
+    for split, n in (("train", MANY), ("heldout", 2)):
+        blocks = [list(named(f"{split}-{k}" for k in range(a, min(a + 500, n)))) for a in range(0, n, 500)]
+        write_shards(blocks, there / "source" / split, {})
+    profile = load_profile("mtdrive", "smoke", source=str(there / "source"), eval_scenes=2, sft_gpus=1, rl_gpus=1)
+    for n in (FEW, MANY):
+        run = replace(profile, train_scenes=n, together=100, turns=6, rl_scenes=n // 2)
+        write_scenes(start(there / str(n), run), run)
+    return there
+
+
+def test_ten_times_as_many_scenes_take_no_more_memory(runs):
+    code, env = runs / "stages.py", os.environ | dict(OMP_NUM_THREADS="1")
+    code.write_text(STAGES)
+    command = [sys.executable, str(code), str(runs / str(FEW)), str(runs / str(MANY))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in done.stdout.splitlines():
+        stage, rows, peaks = json.loads(line)
+        growth = (peaks[1] - peaks[0]) / (MANY - FEW)
+        print(f"{stage}: {rows} rows, {peaks[0] / 1e6:.0f} and {peaks[1] / 1e6:.0f} MB, {growth:.0f} bytes a scene")
+        assert growth < AT_MOST < WEIGHT / 4, stage
+        assert rows[1] == 10 * rows[0] > 0, stage
