@@ -179,6 +179,7 @@ class ChatTeacher:
         engine: any engine with `generate`; a ServedEngine keeps a journal
         inputs: what it is shown
         instruction: one of INSTRUCTIONS
+        seconds: that a plan covers
         new_tokens: tokens of a thought, at most
         temperature: of sampling
     """
@@ -188,10 +189,11 @@ class ChatTeacher:
         engine: Any,
         inputs: Inputs = PAPER,
         instruction: str = "short",
+        seconds: float = 3.0,
         new_tokens: int = 1024,
         temperature: float = 0.7,
     ) -> None:
-        self.engine, self.inputs, self.instruction = engine, inputs, instruction
+        self.engine, self.inputs, self.instruction, self.seconds = engine, inputs, instruction, seconds
         self.new_tokens, self.temperature = new_tokens, temperature
 
     def think(self, scene: Scene, tried: Sequence[Try] = (), attempt: int = 0) -> str | Refusal:
@@ -205,7 +207,7 @@ class ChatTeacher:
         Returns:
             text; a Refusal where the model gave none
         """
-        messages = teacher_prompt(scene, self.inputs, self.instruction)
+        messages = teacher_prompt(scene, self.inputs, self.instruction, self.seconds)
         if tried:
             last = messages[0]["content"][-1]
             last["text"] += AGAIN.format(thought=tried[-1].thought, feedback=tried[-1].feedback)
@@ -277,7 +279,7 @@ def helpers(
         at_once: conversations under way at the same time
         seed: of the scripted ones
         behaviours: that a scripted thought proposes
-        cuts: borders between the action words of the scripted teacher
+        cuts: borders between the action words of the scripted teacher, and the horizon of the plans
 
     Returns:
         (teacher, judge)
@@ -287,6 +289,13 @@ def helpers(
     """
     scripted = ScriptedTeacher(seed=seed, behaviours=behaviours, cuts=cuts), ScriptedJudge(seed=seed)
     return (
-        connect(teacher, scripted[0], lambda e: ChatTeacher(e, inputs, instruction), None, journal, at_once),
+        connect(
+            teacher,
+            scripted[0],
+            lambda e: ChatTeacher(e, inputs, instruction, cuts.horizon.seconds),
+            None,
+            journal,
+            at_once,
+        ),
         connect(judge, scripted[1], ChatJudge, None, journal, at_once),
     )

@@ -298,6 +298,7 @@ def summary_of_dreams(
     seconds: float = 0.5,
     encoder: Callable[[list], ArrayLike] | None = None,
     others: Sequence[Scene] = (),
+    inception: Callable[[list], ArrayLike] | None = None,
 ) -> dict[str, Any]:
     """What a policy's dreams show, beside the copied present and the codec's floor.
 
@@ -306,15 +307,17 @@ def summary_of_dreams(
         dreams: of each scene (n,) codes; None: unreadable
         codec: has `size`, `n`, `codes`, `encode` and `decode`, as drivelit.policy.codec.Codec
         seconds: how far ahead the dreamed view lies
-        encoder: pictures -> (B, D) features; None: no Fréchet distances
+        encoder: pictures -> (B, D) features; None: no Fréchet distances in them
         others: other scenes, of which as many are taken: their true views are a row of the Fréchet distances
+        inception: likewise, of `inception_features`; None: no FID
 
     Returns:
         dict for JSON; None where there is nothing to average. n, unreadable (share), seconds. right: all, changed,
         copied, changes (shares of codes). scene_right_changed, scene_close: lists of n. road_user: dream, copied,
         floor, each as of `told`, in pixels of 192 x 128. psnr: dream, copied, floor against the true view,
-        dream_to_floor and copied_to_floor against its reconstruction; decibels of the mean squared error. frechet:
-        dream, copied, floor, others; None without an encoder or with fewer than two readable dreams
+        dream_to_floor and copied_to_floor against its reconstruction; decibels of the mean squared error. frechet, of
+        the encoder's features, and fid: dream, copied, floor, others; None without a network or with fewer than two
+        readable dreams
 
     Raises:
         ValueError: another number of dreams than of scenes, or no scenes
@@ -338,10 +341,13 @@ def summary_of_dreams(
     close[read] = np.where(np.isnan(errors["dream"]), np.nan, errors["dream"] <= CLOSE)
     levels = {name: _level(picture_psnr(pictures, aims, size)) for name, pictures in shown.items()}
     levels |= {f"{k}_to_floor": _level(picture_psnr(shown[k], shown["floor"], size)) for k in ("dream", "copied")}
-    distances = None
-    if encoder is not None and len(read) > 1:
-        more = {"others": [next_image(s, "CAM_FRONT", size, seconds) for s in others[: len(read)]]} if others else {}
-        distances = {k: round(v, 4) for k, v in frechet_table(encoder, aims, shown | more).items()}
+    if others:
+        shown["others"] = [next_image(s, "CAM_FRONT", size, seconds) for s in others[: len(read)]]
+    apart = lambda network: (
+        None
+        if network is None or len(read) < 2
+        else {k: round(v, 4) for k, v in frechet_table(network, aims, shown).items()}
+    )
     return dict(
         n=len(scenes),
         unreadable=right["unreadable"] / len(scenes),
@@ -356,5 +362,6 @@ def summary_of_dreams(
         scene_close=_listed(close),
         road_user={name: told(e) for name, e in errors.items()},
         psnr=levels,
-        frechet=distances,
+        frechet=apart(encoder),
+        fid=apart(inception),
     )

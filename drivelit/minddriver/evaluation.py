@@ -20,7 +20,7 @@ from PIL import Image
 from ..metrics.blind import STANDING, best_blind, blind_plans, by_speed, name_of, WAYS
 from ..metrics.open_loop import errors, obstacles, protocols, to_lidar
 from ..metrics.pdm import prepare, score_scenes
-from .decisions import TOWN, Cuts, decide, decision_of, measure
+from .decisions import PLAN, TOWN, Cuts, Horizon, decide, decision_of, measure
 from .dreams import picture_psnr, summary_of_dreams
 from .formats import parse_answer, poses_of, read_thought, spans_of
 from .profile import MindDriverProfile
@@ -42,69 +42,87 @@ from ..training.shards import in_shards, player_for
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
 def carried_on(points: np.ndarray) -> np.ndarray:
-    """A plan of three seconds as one of four.
+    """A plan of three seconds, or of two, as one of four.
 
     Args:
-        points: (6, 2) metres
+        points: (6, 2) metres every 0.5 s, or (4, 2), at most 8
 
     Returns:
-        (8, 3) x, y, heading; the last step twice more
+        (8, 3) x, y, heading; the last step once more for each point that was not planned
     """
     poses = poses_of(points)
     before, last = poses[-2], poses[-1]
     step, turn = np.hypot(*(last[:2] - before[:2])), last[2] - before[2]
     out = list(poses)
-    for _ in range(2):
+    for _ in range(8 - len(poses)):
         h = out[-1][2] + turn
         out.append(np.array([*(out[-1][:2] + step * np.array([np.cos(h - turn / 2), np.sin(h - turn / 2)])), h]))
     return np.stack(out)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0008
-def judged(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], collisions: bool = True) -> dict[str, Any]:
+def judged(
+    scenes: Sequence[Scene],
+    plans: Sequence[np.ndarray | None],
+    collisions: bool = True,
+    pdms: bool = True,
+    horizon: Horizon = PLAN,
+) -> dict[str, Any]:
     """Table 1 and PDMS.
 
     Args:
         scenes: N, with an expert each
-        plans: N of (6, 2) metres, or None for one that cannot be read
+        plans: N of (points, 2) metres, or None for one that cannot be read
         collisions: count hits on the grid, too (needs OpenCV)
+        pdms: score by PDMS, too
+        horizon: of the plans
 
     Returns:
         dict: n; unreadable (share); l2 and hits by protocol: stp3 and uniad, each 1 s, 2 s, 3 s and their mean (metres,
-            shares; None without a readable plan); ade (metres) and pdms, means over readable plans; scene_ade and
-            scene_pdms, None where there is no plan
+            shares; None without a readable plan; no protocols for another horizon than PLAN); ade (metres) and, if
+            asked for, pdms, means over readable plans; scene_ade and scene_pdms, None where there is no plan
     """
-    truth = np.stack([truth_of(s) for s in scenes])
+    truth = np.stack([truth_of(s, horizon) for s in scenes])
+    table = _protocols(scenes, plans, truth, collisions) if horizon == PLAN else dict(l2={}, hits={})
+    ade = [None if p is None else round(float(displacement(p, t).mean()), 3) for p, t in zip(plans, truth, strict=True)]
+    there = [i for i, p in enumerate(plans) if p is not None]
+    mean = lambda v: float(np.mean([x for x in v if x is not None])) if there else None
+    scores = dict(ade=ade) | (dict(pdms=_pdms(scenes, plans, there)) if pdms else {})
+    means, single = {k: mean(v) for k, v in scores.items()}, {f"scene_{k}": v for k, v in scores.items()}
+    return dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **table, **means) | single
+
+
+def _protocols(scenes, plans, truth, collisions):
+    "L2 and hits by both protocols of nuScenes."
     lidar = [None if p is None else to_lidar(poses_of(p)) for p in plans]
     grids = [obstacles(s) for s in scenes] if collisions else None
     uniad = [obstacles(s, ("vehicle", "bicycle"), False) for s in scenes] if collisions else None
-    found = errors(lidar, to_lidar(truth), grids, uniad_grids=uniad)
-    ade = [None if p is None else round(float(displacement(p, t).mean()), 3) for p, t in zip(plans, truth, strict=True)]
-    there = [i for i, p in enumerate(plans) if p is not None]
+    return protocols(errors(lidar, to_lidar(truth), grids, uniad_grids=uniad))
+
+
+def _pdms(scenes, plans, there):
+    "PDMS of each plan, None where there is none."
     driven = [carried_on(plans[i])[None] for i in there]
     scores = score_scenes([prepare(scenes[i]) for i in there], driven) if there else []
-    pdms = dict(zip(there, (round(float(r.pdms[0]), 4) for r in scores), strict=True))
-    mean = lambda v: float(np.mean([x for x in v if x is not None])) if there else None
-    scene_pdms = [pdms.get(i) for i in range(len(plans))]
-    means = dict(ade=mean(ade), pdms=mean(scene_pdms))
-    return dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **protocols(found), **means) | dict(
-        scene_ade=ade, scene_pdms=scene_pdms
-    )
+    found = dict(zip(there, (round(float(r.pdms[0]), 4) for r in scores), strict=True))
+    return [found.get(i) for i in range(len(plans))]
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000b
 BY_SPEED = "the best plan of other scenes at this speed"
 USUAL = "the most frequent decision at this command"
 
 
-def _blind_ade(scenes):
+def _blind_ade(scenes, horizon):
     "name -> (n,) minus the mean distance to the expert, metres: more is better, as the choice wants it."
     plans = [blind_plans(s) for s in scenes]
-    far = lambda name: [-displacement(p[name][:6, :2], truth_of(s)).mean() for p, s in zip(plans, scenes, strict=True)]
+    far = lambda name: [
+        -displacement(horizon.pick(p[name]), truth_of(s, horizon)).mean() for p, s in zip(plans, scenes, strict=True)
+    ]
     return {name: np.array(far(name)) for name in plans[0]}
 
 
-def _blind_pdms(scenes):
+def _blind_pdms(scenes, horizon):
     "name -> (n,) PDMS."
-    plans = [{k: carried_on(p[:6, :2]) for k, p in blind_plans(s).items()} for s in scenes]
+    plans = [{k: carried_on(horizon.pick(p)[:, :2]) for k, p in blind_plans(s).items()} for s in scenes]
     results = score_scenes([prepare(s) for s in scenes], [np.stack(list(p.values())) for p in plans])
     return dict(zip(plans[0], np.array([r.pdms for r in results]).T, strict=True))
 
@@ -119,29 +137,33 @@ def _usual(scenes, known, cuts):
     return [int(decision_of(s, cuts) == usual.get(s.command, usual[""])) for s in scenes]
 
 
-def drivers(scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = TOWN) -> dict[str, dict[str, Any]]:
+def drivers(
+    scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = TOWN, pdms: bool = True
+) -> dict[str, dict[str, Any]]:
     """Who drives without a policy.
 
     Args:
         scenes: held-out ones
         known: others, from which a driver learns which plan is best at a command and a speed, and what is decided
             most often
-        cuts: borders between the action words
+        cuts: borders between the action words, and the horizon of the plans
+        pdms: score by PDMS, too
 
     Returns:
         dict: name -> `judged`; the learnt ones have ade or pdms alone, with their scenes' values; USUAL has no plan
             and is right in a share of decisions, in thoughts
     """
     same, blind = name_of(WAYS[0], 0.0), [blind_plans(s) for s in scenes]
-    plans = {"expert": [truth_of(s)[:, :2] for s in scenes]}
-    kinds = dict(ade=(_blind_ade, -1), pdms=(_blind_pdms, 1))
-    scores = {k: of(scenes) for k, (of, _) in kinds.items()}
+    horizon = cuts.horizon
+    plans = {"expert": [truth_of(s, horizon)[:, :2] for s in scenes]}
+    kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
+    scores = {k: of(scenes, horizon) for k, (of, _) in kinds.items()}
     names = {same: "constant velocity", STANDING: STANDING}
     names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}
-    plans |= {shown: [p[name][:6, :2] for p in blind] for name, shown in names.items()}
-    found = {name: judged(scenes, p) for name, p in plans.items()}
+    plans |= {shown: [horizon.pick(p[name])[:, :2] for p in blind] for name, shown in names.items()}
+    found = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
     for k, (of, sign) in kinds.items() if known else ():
-        v = sign * by_speed(known, of(known), scenes, scores[k])
+        v = sign * by_speed(known, of(known, horizon), scenes, scores[k])
         found[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
     if known:
         right = _usual(scenes, known, cuts)
@@ -208,6 +230,7 @@ def task_for(
         w_image=profile.w_image,
         w_plan=profile.w_plan,
         strict_format=profile.strict_format,
+        horizon=profile.horizon,
     )
     return MindDriverTask(
         codec,
@@ -296,8 +319,8 @@ def summary_of_thoughts(
     Args:
         scenes: N, at least one
         thoughts: N of a thought, or None where there is none
-        points: N of (6, 2) metres, the plans behind them, or None
-        cuts: borders between the action words
+        points: N of (points, 2) metres, the plans behind them, or None
+        cuts: borders between the action words, and the horizon of the plans
 
     Returns:
         dict: whole, sound (no `logic_errors`), right, direction and speed (the decision, or a part of it, is the true
@@ -308,9 +331,11 @@ def summary_of_thoughts(
     read = [read_thought(t) for t in thoughts]
     said = [None if isinstance(r.decision, ParseError) else r.decision for r in read]
     part = lambda k: float(np.mean([d is not None and d[k] == t[k] for d, t in zip(said, true, strict=True)]))
+    step = cuts.horizon.step
     pace = lambda s: float(np.hypot(*s.ego.velocity))
     driven = [
-        None if p is None else decide(measure(poses_of(p), pace(s)), cuts) for s, p in zip(scenes, points, strict=True)
+        None if p is None else decide(measure(poses_of(p, step), pace(s), cuts.horizon), cuts)
+        for s, p in zip(scenes, points, strict=True)
     ]
     both = [d == w for d, w in zip(said, driven, strict=True) if d is not None and w is not None]
     right = [int(d == t) for d, t in zip(said, true, strict=True)]
@@ -334,6 +359,8 @@ def summary(
     seconds: float = 0.5,
     encoder: Any = None,
     cuts: Cuts = TOWN,
+    inception: Any = None,
+    pdms: bool = True,
 ) -> dict[str, Any]:
     """The tables' numbers of one way of playing. A refused conversation is counted and is in no other number.
 
@@ -344,7 +371,9 @@ def summary(
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
         encoder: a function from images to features (B, D), for the Fréchet distance; None: without
-        cuts: borders between the action words
+        cuts: borders between the action words, and the horizon of the plans
+        inception: likewise, of Inception, for FID; None: without
+        pdms: score by PDMS, too
 
     Returns:
         dict: that of `judged`, scenes without an answer as None; failed (share); format (share of answers whose every
@@ -358,8 +387,8 @@ def summary(
     there = [not e.failed for e in episodes]
     info = [e.infos[0] if ok else None for e, ok in zip(episodes, there, strict=True)]
     some = [i for i, ok in enumerate(there) if ok]
-    found = judged([scenes[i] for i in some], [info[i]["points"] for i in some])
-    for name in ("scene_ade", "scene_pdms"):  # a place for each scene, whoever was refused
+    found = judged([scenes[i] for i in some], [info[i]["points"] for i in some], pdms=pdms, horizon=cuts.horizon)
+    for name in found.keys() & {"scene_ade", "scene_pdms"}:  # a place for each scene, whoever was refused
         values = dict(zip(some, found[name], strict=True))
         found[name] = [values.get(i) for i in range(len(scenes))]
     reasons = [info[i]["reasons"] for i in some]
@@ -372,7 +401,9 @@ def summary(
     )
     if "dream" in spans_of(form):
         dreams = [info[i]["dream"] for i in some]
-        found["dreams"] = summary_of_dreams([scenes[i] for i in some], dreams, codec, seconds, encoder)
+        found["dreams"] = summary_of_dreams(
+            [scenes[i] for i in some], dreams, codec, seconds, encoder, inception=inception
+        )
     if "think" in spans_of(form):
         found["thoughts"] = _thoughts(episodes, scenes, cuts)
     return found
@@ -399,6 +430,7 @@ def evaluate(
     swaps: bool = False,
     grey: bool = False,
     cuts: Cuts = TOWN,
+    inception: Any = None,
     **asked: Any,
 ) -> dict[str, Any]:
     """Drive held-out scenes.
@@ -413,23 +445,26 @@ def evaluate(
         swaps: once more with other dreams (SWAPS), greedy
         grey: once more with grey pictures, as the first of the plays
         cuts: borders between the action words
+        inception: a function from images to Inception's features, for FID, likewise
         **asked: form, seconds, ego_state of `task_for`
 
     Returns:
         dict: "greedy", "sampled" -> `summary`; "grey"; "swaps": how -> n, ade, pdms, unreadable, scene_ade, scene_pdms
     """
     task = task_for(profile, codec, **asked)
+    cuts = replace(cuts, horizon=task.horizon)
     found, first = {}, None
     for how, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
-        judge = encoder if first is None else None
-        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judge, cuts)
+        judges = (encoder, inception) if first is None else (None, None)
+        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms)
         first = first or episodes
     if grey:
         temperature = next(iter(profile.plays.values()))
         blind = task_for(profile, codec, pictures="grey", **asked)
         episodes = play(policy, scenes, blind, profile, temperature, seed)
-        found["grey"] = judged(scenes, [None if e.failed else e.infos[0]["points"] for e in episodes])
+        plans = [None if e.failed else e.infos[0]["points"] for e in episodes]
+        found["grey"] = judged(scenes, plans, pdms=profile.pdms, horizon=task.horizon)
         if "think" in spans_of(task.form):
             found["grey"]["thoughts"] = _thoughts(episodes, scenes, cuts)
     if swaps and "dream" in spans_of(task.form):
@@ -448,9 +483,9 @@ def _swapped(policy, scenes, profile, task, episodes, how):
         plans = {e.scene_id: e.infos[0]["points"] for e in play(policy, some, task, profile) if not e.failed}
     finally:
         task.openings = {}
-    found = judged(scenes, [plans.get(s.id) for s in scenes], collisions=False)
+    found = judged(scenes, [plans.get(s.id) for s in scenes], collisions=False, pdms=profile.pdms, horizon=task.horizon)
     kept = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
-    return dict(n=len(some)) | {k: found[k] for k in kept}
+    return dict(n=len(some)) | {k: found[k] for k in kept if k in found}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #7db8c2d7
 def planner(
@@ -476,15 +511,15 @@ def planner(
         **asked: form, seconds, ego_state of `task_for`, where they are not the profile's
 
     Returns:
-        Planner of six poses
+        Planner of as many poses as the profile has points: `points` of `drive_routes`
     """
     task = task_for(profile, codec, pictures=pictures, **asked)
     how = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
-        found = [parse_answer(e.texts[0], task.form, codec.n, codec.codes).answer for e in episodes]
-        return [poses_of(a) if isinstance(a, np.ndarray) else a for a in found]
+        found = [parse_answer(e.texts[0], task.form, codec.n, codec.codes, task.horizon).answer for e in episodes]
+        return [poses_of(a, task.horizon.step) if isinstance(a, np.ndarray) else a for a in found]
 
     return by_policy(policy, Unjudged(task), read, seed, engine or engine_for(policy, codec, profile.together), **how)
 
@@ -501,7 +536,7 @@ def evaluate_real(
         samples: folder as for `key_frames`; default: the environment's DRIVELIT_SAMPLES
 
     Returns:
-        dict: source -> n, unreadable (share without six points), reasons (span -> share), psnr (dB of the decoded front
+        dict: source -> n, unreadable (share without a plan), reasons (span -> share), psnr (dB of the decoded front
             views, each), codes (different ones in use, each); or None without samples
     """
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
@@ -509,9 +544,12 @@ def evaluate_real(
         return None
     inputs, engine, found = replace(profile.inputs, history=0), engine_of(policy, profile, codec), {}
     for name, moments in key_frames(samples).items():
-        asked = [Conversation(policy_prompt(s, inputs, profile.form, profile.seconds)) for s in moments]
+        asked = [
+            Conversation(policy_prompt(s, inputs, profile.form, profile.seconds, horizon=profile.horizon))
+            for s in moments
+        ]
         said = engine.generate(asked, profile.new_tokens, temperature=0)
-        answers = [parse_answer(c.text, profile.form, codec.n, codec.codes) for c in said]
+        answers = [parse_answer(c.text, profile.form, codec.n, codec.codes, profile.horizon) for c in said]
         views = [get_image(s, "CAM_FRONT", codec.size) for s in moments]
         ids = codec.encode(views)
         found[name] = dict(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .decisions import DIRECTIONS, POINTS, SPEEDS
+from .decisions import DIRECTIONS, DT, PLAN, SPEEDS, Horizon
 from ..policy.image_tokens import image_text, parse_image
 from ..policy.text import ParseError, control_words, harmless, span_between
 
@@ -22,11 +22,12 @@ _NUMBER = r"[+-]?[0-9]{1,3}(?:\.[0-9]{1,4})?"
 _POINT = re.compile(rf"\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")
 
 
-def format_points(points: np.ndarray) -> str:
+def format_points(points: np.ndarray, horizon: Horizon = PLAN) -> str:
     """A trajectory as the answer spells it.
 
     Args:
-        points: (6, 2) x, y in metres; of poses the heading is left out
+        points: (6, 2) x, y in metres, as many as the horizon has; of poses the heading is left out
+        horizon: of the plan
 
     Returns:
         "[(+3.10, -0.02), ...]"
@@ -35,22 +36,23 @@ def format_points(points: np.ndarray) -> str:
         ValueError: another number of points, NaN, or a point a kilometre away: what could not be read back
     """
     points = np.asarray(points, float)
-    if points.ndim != 2 or len(points) != POINTS or points.shape[1] not in (2, 3):
-        raise ValueError(f"points: expected shape ({POINTS}, 2), found {points.shape}")
+    if points.ndim != 2 or len(points) != horizon.points or points.shape[1] not in (2, 3):
+        raise ValueError(f"points: expected shape ({horizon.points}, 2), found {points.shape}")
     if not (np.abs(points[:, :2]) < 999.99).all():
         raise ValueError("points: holds NaN, infinity or a point a kilometre away")
     number = lambda v: f"{round(float(v), 2) + 0.0:+.2f}"
     return "[" + ", ".join(f"({number(x)}, {number(y)})" for x, y in points[:, :2]) + "]"
 
 
-def parse_points(text: object) -> np.ndarray | ParseError:
+def parse_points(text: object, horizon: Horizon = PLAN) -> np.ndarray | ParseError:
     """The trajectory in a text that holds nothing else, in time linear in its length.
 
     Args:
         text: what stands between `<answer>` and `</answer>`; anything
+        horizon: of the plan
 
     Returns:
-        (6, 2) metres, or a ParseError
+        (6, 2) metres, as many as the horizon has, or a ParseError
     """
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
@@ -60,26 +62,28 @@ def parse_points(text: object) -> np.ndarray | ParseError:
     found = _POINT.findall(text[1:-1])
     if re.sub(r"\s", "", _POINT.sub("#", text[1:-1])) != ",".join("#" * len(found)):
         return ParseError("something between the points is not (x, y)")
-    return np.array(found, float) if len(found) == POINTS else ParseError(f"{len(found)} points, expected {POINTS}")
+    right = len(found) == horizon.points
+    return np.array(found, float) if right else ParseError(f"{len(found)} points, expected {horizon.points}")
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0009
 STANDS = 0.1  # metres in half a second: less than that has no direction
 
 
-def poses_of(points: np.ndarray) -> np.ndarray:
+def poses_of(points: np.ndarray, step: float = DT) -> np.ndarray:
     """The points of an answer as poses.
 
     Args:
-        points: (6, 2) metres
+        points: (n, 2) metres
+        step: seconds between them
 
     Returns:
-        (6, 3) x, y, heading: metres, radians; who stands keeps the heading
+        (n, 3) x, y, heading: metres, radians; who stands keeps the heading
     """
     points = np.asarray(points, float)
-    step = np.diff(np.concatenate([np.zeros((1, 2)), points]), axis=0)
+    moves = np.diff(np.concatenate([np.zeros((1, 2)), points]), axis=0)
     chord, heading = [], 0.0
-    for dx, dy in step:
-        heading = float(np.arctan2(dy, dx)) if np.hypot(dx, dy) >= STANDS else heading
+    for dx, dy in moves:
+        heading = float(np.arctan2(dy, dx)) if np.hypot(dx, dy) >= STANDS * step / DT else heading
         chord.append(heading)
     chord = np.unwrap(chord)
     change = np.diff(chord, append=2 * chord[-1] - chord[-2])
@@ -173,7 +177,9 @@ def spans_of(form: str) -> tuple[str, ...]:
     return FORMS[form]
 
 
-def write_answer(form: str, points: np.ndarray, thought: str = "", codes: Sequence[int] | None = None) -> str:
+def write_answer(
+    form: str, points: np.ndarray, thought: str = "", codes: Sequence[int] | None = None, horizon: Horizon = PLAN
+) -> str:
     """An answer as eq. 8 has it.
 
     Args:
@@ -181,6 +187,7 @@ def write_answer(form: str, points: np.ndarray, thought: str = "", codes: Sequen
         points: (6, 2) metres
         thought: what stands in `<think>`; forms without one leave it out
         codes: (n,) of the picture; likewise
+        horizon: of the plan
 
     Returns:
         text that `parse_answer` reads back
@@ -188,7 +195,7 @@ def write_answer(form: str, points: np.ndarray, thought: str = "", codes: Sequen
     Raises:
         ValueError: the form has a span that nothing was given for, or a thought holds a tag or a control word
     """
-    parts = dict(answer=format_points(points))
+    parts = dict(answer=format_points(points, horizon))
     if "think" in spans_of(form):
         bad = [*(f"<{t}>" for t in TAGS), *(f"</{t}>" for t in TAGS)]
         if not thought.strip() or any(b in thought for b in bad) or control_words(thought):
@@ -239,7 +246,7 @@ def _order(text, form):
     return ParseError("something stands behind the answer") if rest.strip() else ""
 
 
-def parse_answer(text: object, form: str, n: int, codes: int) -> Answer:
+def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon = PLAN) -> Answer:
     """An answer, in time linear in its length.
 
     Args:
@@ -247,6 +254,7 @@ def parse_answer(text: object, form: str, n: int, codes: int) -> Answer:
         form: key of FORMS
         n: codes of a picture
         codes: size of the codebook
+        horizon: of the plan
 
     Returns:
         Answer: each span a value or a ParseError
@@ -266,7 +274,7 @@ def parse_answer(text: object, form: str, n: int, codes: int) -> Answer:
     if isinstance(found["dream"], str):
         found["dream"] = parse_image(found["dream"], n, codes)
     if isinstance(found["answer"], str):
-        found["answer"] = parse_points(found["answer"])
+        found["answer"] = parse_points(found["answer"], horizon)
     return Answer(**found, order=_order(text, form))
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0015

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'START_FORMS', 'PACKED',
            'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows',
-           'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features', 'examine', 'run_sft',
-           'adapters', 'settle', 'run_rft']
+           'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features', 'inception_of', 'examine',
+           'run_sft', 'adapters', 'settle', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -25,9 +25,9 @@ from torch.utils.data import ConcatDataset, Subset
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
 from ..data.shards import by_id, draw, ids_of, subset
-from ..metrics.images import embed_images, load_encoder
+from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
-from .decisions import TOWN, Cuts, fit_cuts, measured_of
+from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
 from .evaluation import drivers, engine_for, evaluate, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import MindDriverProfile
@@ -52,7 +52,7 @@ from drivelit.training.stages import (
     write_json,
     write_scenes,
 )
-from ..training.turn_grpo import train_rl
+from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005
 ARMS = dict(  # stage -> what it changes; the rest is the profile's
@@ -119,7 +119,8 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     """
     made = write_scenes(out, profile)
     cuts = cuts_of(made["train"], profile)
-    ends = drivers(made["heldout"], made["train"][:500], cuts)  # 500: enough to know what is usual at a speed
+    known = made["train"][:500]  # enough to know what is usual at a speed
+    ends = drivers(made["heldout"], known, cuts, profile.pdms)
     return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 
@@ -128,12 +129,14 @@ def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:
 
     Args:
         scenes: to learn from
-        profile: its source
+        profile: its source, and the horizon of its plans
 
     Returns:
         Cuts
     """
-    return TOWN if profile.source == "toy" else fit_cuts(np.array([measured_of(s) for s in scenes]))
+    if profile.source == "toy" and profile.horizon == PLAN:
+        return TOWN
+    return fit_cuts(np.array([measured_of(s, profile.horizon) for s in scenes]), profile.horizon)
 
 
 def codec_of(profile: MindDriverProfile) -> Codec:
@@ -153,11 +156,10 @@ def codec_of(profile: MindDriverProfile) -> Codec:
     return codec
 
 
-def _thoughts(scenes, profile, here):
+def _thoughts(scenes, profile, cuts, here):
     "strategy -> {scene id: thought}, and the counts of each."
     served = "@" in profile.teacher + profile.judge
     with Journal(here / "journal.jsonl" if served else None) as journal:
-        cuts = cuts_of(scenes, profile)
         who = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal, cuts=cuts)
         asked = dict(cuts=cuts, rounds=profile.rounds, at_once=16 if served else 1)
         found = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
@@ -175,17 +177,23 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     Returns:
         dict: drives (rows), left_out (reason -> count), thoughts (strategy -> count), counts (strategy -> what was
             asked, stopped and saved)
+
+    Raises:
+        ValueError: the profile names an Inception network that is not there
     """
+    if profile.inception != "none":
+        inception_file(os.path.expandvars(profile.inception))  # what is missing is told before anything is learnt
     here, codec, left = STAGES.folder(out, "data"), codec_of(profile), Counter()
     scenes = load_scenes(out, "train")
     scenes = draw(scenes, profile.data_rows or len(scenes))
-    write_rows(make_rows(scenes, None, codec, profile.inputs, "none", count=left), here / "drives.parquet")
+    cuts = cuts_of(scenes, profile)
+    write_rows(make_rows(scenes, None, codec, profile.inputs, "none", cuts=cuts, count=left), here / "drives.parquet")
     there = set(read_rows(here / "drives.parquet").column("scene_id"))
     tell_if_few("data, drives", len(there), profile.data_rows)
     scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in there])
     codes = {f"{t:g}": next_codes(codec, scenes, t) for t in sorted({*VIEWS_AHEAD, profile.seconds})}
     np.savez(here / "codes.npz", **codes)
-    (kept, counts), ids = _thoughts(scenes, profile, here), ids_of(scenes)
+    (kept, counts), ids = _thoughts(scenes, profile, cuts, here), ids_of(scenes)
     write_json(here / "thoughts.json", {s: {ids[k.number]: k.thought for k in v} for s, v in kept.items()})
     lines = sorted(set().union(*(thought_lines(v) for v in kept.values())))
     write_json(here / "text.json", lines)
@@ -207,6 +215,7 @@ class ArmRows(Sequence):
         inputs: what is shown; its pictures are those of the drives
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
+        horizon: of the plans
     """
 
     def __init__(
@@ -218,9 +227,10 @@ class ArmRows(Sequence):
         inputs: Inputs,
         form: str,
         seconds: float,
+        horizon: Horizon = PLAN,
     ) -> None:
         self.drives, self.scenes, self.thoughts, self.codes = drives, scenes, thoughts, codes
-        self.inputs, self.form, self.seconds = inputs, form, seconds
+        self.inputs, self.form, self.seconds, self.horizon = inputs, form, seconds, horizon
         ids, thinks = drives.column("scene_id"), "think" in spans_of(form)
         self.numbers = [k for k, name in enumerate(ids) if not thinks or name in thoughts]
 
@@ -237,11 +247,12 @@ class ArmRows(Sequence):
             as `make_row` makes it
         """
         row = self.drives[self.numbers[i]]
-        name, asked = row["scene_id"], question(self.inputs, self.form, self.seconds)
+        name, asked = row["scene_id"], question(self.inputs, self.form, self.seconds, self.horizon)
         scene = self.scenes[name]
         text = {"type": "text", "text": state_text(scene, self.inputs) + asked}
         images = [p for p in row["messages"][0]["content"] if p["type"] == "image"]
-        answer = write_answer(self.form, scene.expert.poses[:6], self.thoughts.get(name, ""), self.codes.get(name))
+        spans = self.horizon.of(scene), self.thoughts.get(name, ""), self.codes.get(name)
+        answer = write_answer(self.form, *spans, self.horizon)
         return row | dict(messages=[{"role": "user", "content": [*images, text]}, says("assistant", answer)])
 
 
@@ -264,7 +275,7 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
         codes = dict(zip(drives.column("scene_id"), found[f"{seconds:g}"], strict=True))
     thoughts = json.loads((here / "thoughts.json").read_text())[arm.get("strategy", "feedback")]
     inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
-    return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds)
+    return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds, profile.horizon)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000e
 def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
@@ -281,7 +292,8 @@ def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     lines = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     for arm in ARMS.values():
         inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
-        lines = [*kit_text(inputs, arm.get("form", profile.form), arm.get("seconds", profile.seconds)), *lines]
+        form, seconds = arm.get("form", profile.form), arm.get("seconds", profile.seconds)
+        lines = [*kit_text(inputs, form, seconds, profile.horizon), *lines]
     policy = load(profile.model, profile, seed, tuple(dict.fromkeys(lines)))
     return add_image_tokens(policy, codec_of(profile).codes, seed, TAGS)
 
@@ -402,6 +414,25 @@ def features(profile: MindDriverProfile) -> tuple[Any, Any]:
     return encoder, partial(embed_images, encoder, crop=False)
 
 
+def inception_of(profile: MindDriverProfile) -> Any:
+    """Inception's features, where the profile names its weights.
+
+    Args:
+        profile: its `inception`; $VARIABLES are read
+
+    Returns:
+        a function from images to (B, 2048) features, for FID; None: the profile says "none"
+
+    Raises:
+        ValueError: there is no such network
+    """
+    return (
+        None
+        if profile.inception == "none"
+        else inception_features(os.path.expandvars(profile.inception), device_of(profile))
+    )
+
+
 SWAPPED = ("sft", "sft_image", "rft_plan")  # whose dreams are replaced: with and without a thought, and the last
 
 
@@ -429,6 +460,7 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         features(profile)[1],
         swaps=stage in SWAPPED,
         grey=whole,
+        inception=inception_of(profile),
         cuts=cuts_of(() if profile.source == "toy" else load_scenes(out, "train"), profile),
         **asked,
     )
@@ -524,6 +556,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         seed=seed,
         engine=engine_for(policy, codec, profile.together),
         max_turns=1,
+        trainer=SequenceRatioTrainer if profile.ratio == "answer" else None,
         reference=tuned and load(STAGES.trained(out, tuned, seed), profile, seed),
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),

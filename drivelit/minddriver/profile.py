@@ -6,9 +6,11 @@
 __all__ = ['MindDriverProfile']
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380002
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .decisions import DT, POINTS, Horizon
 from .formats import FORMS
 from .prompt import INSTRUCTIONS, VIEWS, Inputs
 from ..training.profiles import Amount, Profile, described, key
@@ -21,6 +23,7 @@ class MindDriverProfile(Profile):
     system: ClassVar[str] = "minddriver"
     codec: str = key("base", "image tokens: 'base' or a folder with the weights of a codec")
     encoder: str = key("base", "judges dreams: 'base', or the folder or the name of a CLIP")
+    inception: str = key("none", "FID's network: a TorchScript file or a folder with one; 'none': no FID")
     teacher: str = key("scripted", "writes thoughts: 'scripted' or NAME@URL")
     judge: str = key("scripted", "the logic filter: 'scripted' or NAME@URL")
     instruction: str = key("short", "that a served teacher gets", choices=INSTRUCTIONS)
@@ -29,7 +32,10 @@ class MindDriverProfile(Profile):
     history: int = key(4, "earlier front images, 0.5 s apart", low=0)
     ego_state: bool = key(False, "speed and acceleration are told; table 1 has both")
     form: str = key("text then image", "of an answer; table 4 has all", choices=tuple(FORMS))
+    points: int = key(POINTS, "of a plan", low=2)
+    step: float = key(DT, "seconds between the points of a plan", low=0.1)
     seconds: float = key(0.5, "how far ahead the dreamed picture lies; table 5 has more", low=0)
+    pdms: bool = key(True, "plans are scored by PDMS, too; neither nuScenes nor Bench2Drive defines it")
     data_rows: int = key(0, "samples of supervised tuning; 0: as many as the scenes give", low=0)
     freeze_vision: bool = key(True, "the vision encoder is not trained")
     start: str = key("train", "what all arms begin with: 'train': start_steps updates first; 'packed', or a folder")
@@ -39,6 +45,7 @@ class MindDriverProfile(Profile):
     w_answer: float = key(1.0, "weight of the points' tokens", low=0)
     rl_steps_plan: int = key(20, "rollout batches of stage 2; stage 1 has rl_steps", low=0)
     lora_rank: int = key(0, "of the adapters in reinforcement; 0: all weights are trained", low=0)
+    ratio: str = key("token", "rho of eq. 6: for each token, or one for an answer", choices=("token", "answer"))
     ade_max: float = key(10.0, "metres, lambda of eq. 3", low=0)
     ade_scale: float = key(6.0, "metres, alpha of eq. 3", low=1e-6)
     w_format: float = key(10.0, "weight of the format in both stages, eq. 7", low=0)
@@ -50,6 +57,11 @@ class MindDriverProfile(Profile):
     def inputs(self) -> Inputs:
         "What the policy is shown."
         return Inputs(self.views, self.history, self.ego_state, tuple(self.image_size))
+
+    @property
+    def horizon(self) -> Horizon:
+        "How far plans reach."
+        return Horizon(self.points, self.step)
 
     @property
     def span_weights(self) -> dict[str, float]:
@@ -68,6 +80,13 @@ class MindDriverProfile(Profile):
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_rows
 
+    def servers(self) -> tuple[list[str], list[str]]:
+        "Nothing to start; which of the weights that the keys name are not on this machine."
+        said = {k: os.path.expandvars(getattr(self, k)) for k in ("codec", "inception", "start")}
+        unset = [f"{k}: {v} is not set in the environment" for k, v in said.items() if "$" in v]
+        named = {k: v for k, v in said.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
+        return [], unset + [f"{k}: there is no {v} here" for k, v in named.items() if not os.path.exists(v)]
+
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
         "What the keys want of the data: one row a scene."
         rows = Amount("data_rows", self.data_rows, self.scenes_of(train), why="one a train scene")
@@ -82,6 +101,8 @@ class MindDriverProfile(Profile):
         found = []
         if self.w_text + self.w_dream + self.w_answer <= 0:
             found.append("w_text, w_dream, w_answer: all are 0, so nothing is learnt")
+        if self.pdms and self.step != DT:
+            found.append(f"step: PDMS simulates poses every {DT} s; set pdms = no for points every {self.step:g} s")
         if self.w_image + self.w_plan <= 0:
             found.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
         if "dream" in FORMS[self.form] and not self.seconds > 0:

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'FAR', 'KEPT', 'EXPERT', 'SIGN', 'PROTOCOLS', 'TIMES', 'DREAMS', 'THOUGHTS', 'FORM_ROWS', 'AHEAD_ROWS',
-           'THOUGHT_ROWS', 'RL_ROWS', 'HOW', 'UNITS', 'FAR_OFF', 'SCORE', 'CODES', 'FRECHET', 'DECISIONS', 'ORDERINGS',
-           'LINE', 'PAIRS', 'collect', 'first_play', 'shown', 'best_without_eyes', 'skill_shown', 'score_cells',
-           'played', 'driver_rows', 'table1', 'table2', 'table_thoughts', 'ablation', 'table4', 'table5', 'table6',
-           'table7', 'table_swaps', 'difference', 'compared', 'orderings', 'asked', 'questions', 'plot_ade',
-           'plot_dreams', 'example_figure', 'plot_run', 'real_rows']
+           'THOUGHT_ROWS', 'RL_ROWS', 'HOW', 'UNITS', 'FAR_OFF', 'SCORE', 'CODES', 'FRECHET', 'DECISIONS', 'FID',
+           'ORDERINGS', 'LINE', 'PAIRS', 'collect', 'first_play', 'shown', 'metrics_of', 'best_without_eyes',
+           'skill_shown', 'score_cells', 'played', 'driver_rows', 'table1', 'has_fid', 'distances', 'table2',
+           'table_thoughts', 'ablation', 'table4', 'table5', 'table6', 'table7', 'table_swaps', 'difference',
+           'compared', 'orderings', 'asked', 'questions', 'plot_ade', 'plot_dreams', 'example_figure', 'plot_run',
+           'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from .decisions import PLAN, Horizon
 from .evaluation import USUAL, play, task_for
 from .formats import poses_of
 from .pipeline import STAGES, SWAPPED, TRAINED, arm_of, codec_of
@@ -123,6 +125,18 @@ def shown(
     return "" if np.isnan(v).all() and np.isnan(gone).all() else cell(v, percent, gone, digits)
 
 
+def metrics_of(results: dict[str, Any]) -> list[str]:
+    """What plans are scored by.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        keys of SIGN: PDMS is left out where the run's profile has none
+    """
+    return [m for m in SIGN if any(m in d for d in results["drivers"].values())]
+
+
 def best_without_eyes(results: dict[str, Any], metric: str = "ade") -> str:
     """Whom a policy has to beat.
 
@@ -174,12 +188,13 @@ def score_cells(results: dict[str, Any], who: str, times: Sequence[int] = (3,)) 
     play = (first_play(results),)
     at = lambda *path, **how: shown(results, who, play, *path, **how)
     cells = {}
-    for key, name in PROTOCOLS.items():
+    for key, name in PROTOCOLS.items() if results["drivers"][EXPERT]["l2"] else ():  # plans of six points have them
         cells |= {f"L2 m, {name}, {TIMES[j]}": at("l2", key, j) for j in times}
         cells |= {f"hits %, {name}, {TIMES[j]}": at("hits", key, j, percent=True) for j in times}
     lost = numbers(results, who, play, "unreadable")
     cells |= {"ADE m": at("ade"), "skill, ADE": skill_shown(results, who, play, "ade")}
-    cells |= {"PDMS": at("pdms", percent=True, digits=1), "skill, PDMS": skill_shown(results, who, play, "pdms")}
+    if "pdms" in metrics_of(results):
+        cells |= {"PDMS": at("pdms", percent=True, digits=1), "skill, PDMS": skill_shown(results, who, play, "pdms")}
     cells["unreadable"] = "" if who in results["drivers"] or np.isnan(lost).all() else cell(lost)
     return cells | failed_cell(numbers(results, who, play, "failed"))
 
@@ -195,8 +210,10 @@ def played(results: dict[str, Any], who: str, *play: str) -> dict[str, str]:
     Returns:
         dict: column -> cell
     """
-    ade, pdms = shown(results, who, play, "ade"), shown(results, who, play, "pdms", percent=True, digits=1)
-    return {f"{play[-1]}: ADE m": ade, f"{play[-1]}: PDMS": pdms}
+    cells = {f"{play[-1]}: ADE m": shown(results, who, play, "ade")}
+    if "pdms" in metrics_of(results):
+        cells[f"{play[-1]}: PDMS"] = shown(results, who, play, "pdms", percent=True, digits=1)
+    return cells
 
 
 def driver_rows(results: dict[str, Any], first: str, times: Sequence[int] = (3,), every: bool = False) -> list[dict]:
@@ -212,8 +229,8 @@ def driver_rows(results: dict[str, Any], first: str, times: Sequence[int] = (3,)
     Returns:
         a row for each, the best marked
     """
-    best = {m: best_without_eyes(results, m) for m in SIGN}
-    label = lambda n: f"no eyes: {n}" + "".join(f", the best by {m.upper()}" for m in SIGN if best[m] == n)
+    best = {m: best_without_eyes(results, m) for m in metrics_of(results)}
+    label = lambda n: f"no eyes: {n}" + "".join(f", the best by {m.upper()}" for m in best if best[m] == n)
     measured = {n: d["ade"] for n, d in results["drivers"].items() if n != EXPERT and "l2" in d}
     some = {*best.values(), min(measured, key=measured.get)}
     names = [
@@ -247,6 +264,32 @@ def table1(results: dict[str, Any]) -> pd.DataFrame:
 DREAMS = dict(sft="SFT", rft_image="RFT, stage 1", rft_plan="RFT, both stages", rft_once="RFT, one stage")
 
 
+def has_fid(results: dict[str, Any]) -> bool:
+    """Whether a run has looked at its dreams with Inception.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        bool
+    """
+    plays = [d.get(s, {}).get(first_play(results), {}) for d in results["seeds"].values() for s in DREAMS]
+    return any(p.get("dreams", {}).get("fid") for p in plays)
+
+
+def distances(results: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """The Fréchet distances of a run by the names that they have in tables.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        dict: name -> key in a summary of dreams, digits: of the run's encoder, which is named; and FID, if there is one
+    """
+    whose = "our encoder" if results["profile"].get("encoder", "base") == "base" else "CLIP"
+    return {f"Fréchet distance, {whose}": ("frechet", 3)} | ({"FID": ("fid", 1)} if has_fid(results) else {})
+
+
 def table2(results: dict[str, Any]) -> pd.DataFrame:
     """Table 2: what the dreams are worth.
 
@@ -256,7 +299,7 @@ def table2(results: dict[str, Any]) -> pd.DataFrame:
     Returns:
         DataFrame, a row for each arm
     """
-    rows, play = [], (first_play(results), "dreams")
+    rows, play, apart = [], (first_play(results), "dreams"), distances(results)
     for s, name in DREAMS.items():
         at = lambda *path, s=s, **how: shown(results, s, play, *path, **how)
         share = lambda *path, at=at: at(*path, percent=True, digits=1)
@@ -264,7 +307,7 @@ def table2(results: dict[str, Any]) -> pd.DataFrame:
         whose = dict(dream="", copied=", copied present", floor=", codec's floor")
         rows.append(
             {"arm": name}
-            | {f"Fréchet distance{words}": at("frechet", k, digits=3) for k, words in whose.items()}
+            | {f"{d}{w}": at(key, k, digits=n) for d, (key, n) in apart.items() for k, w in whose.items()}
             | {"right codes": share("right", "all"), "right codes, copied present": share("right", "copied")}
             | {"right codes that change": share("right", "changed"), "codes that change": share("right", "changes")}
             | {f"road user found{words}": share("road_user", k, "close") for k, words in whose.items()}
@@ -368,7 +411,7 @@ def table6(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def table7(results: dict[str, Any]) -> pd.DataFrame:
-    """Table 7: reinforcement in one stage or in two, with the Fréchet distance of the dreams.
+    """Table 7: reinforcement in one stage or in two, with the Fréchet distances of the dreams.
 
     Args:
         results: from `collect`
@@ -377,8 +420,9 @@ def table7(results: dict[str, Any]) -> pd.DataFrame:
         DataFrame
     """
     table, play = ablation(results, "reinforcement", RL_ROWS), (first_play(results), "dreams")
-    far = [shown(results, s, play, "frechet", "dream", digits=3) for s in RL_ROWS.values()]
-    table["Fréchet distance"] = far + [""] * (len(table) - len(far))
+    for name, (key, digits) in distances(results).items():
+        far = [shown(results, s, play, key, "dream", digits=digits) for s in RL_ROWS.values()]
+        table[name] = far + [""] * (len(table) - len(far))
     return table
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00027
@@ -394,7 +438,7 @@ def table_swaps(results: dict[str, Any]) -> pd.DataFrame:
     Returns:
         DataFrame, a row for each arm and dream, then the expert and the best drivers without eyes
     """
-    rows = []
+    rows, scored = [], "pdms" in metrics_of(results)
     for s in TRAINED:
         for how in HOW if any("swaps" in d.get(s, {}) for d in results["seeds"].values()) else ():
             play, lost = ("swaps", how), numbers(results, s, ("swaps", how), "unreadable")
@@ -404,11 +448,11 @@ def table_swaps(results: dict[str, Any]) -> pd.DataFrame:
                     "dream": how,
                     "scenes": cell(numbers(results, s, play, "n"), percent=False, digits=0),
                     "ADE m": shown(results, s, play, "ade"),
-                    "PDMS": shown(results, s, play, "pdms", percent=True, digits=1),
+                    **({"PDMS": shown(results, s, play, "pdms", percent=True, digits=1)} if scored else {}),
                     "unreadable": "" if np.isnan(lost).all() else cell(lost),
                 }
             )
-    ends = [{k: r[k] for k in ("arm", "ADE m", "PDMS")} for r in driver_rows(results, "arm")]
+    ends = [{k: r[k] for k in ("arm", "ADE m", "PDMS") if k in r} for r in driver_rows(results, "arm")]
     return _frame([*rows, *ends])
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00030
@@ -416,10 +460,11 @@ UNITS = {  # what is compared, times 100 -> where it stands in a play, 1: more i
     "ADE, cm": (("scene_ade",), -1, 10.0),
     "PDMS, points": (("scene_pdms",), 1, 3.0),
     "right codes that change, points": (("dreams", "scene_right_changed"), 1, 3.0),
-    "Fréchet distance x 100": (("dreams", "frechet", "dream"), -1, 0.0),
+    "Fréchet distance of the encoder x 100": (("dreams", "frechet", "dream"), -1, 0.0),
     "right decisions, points": (("thoughts", "scene_decided"), 1, 3.0),
+    "FID x 100": (("dreams", "fid", "dream"), -1, 0.0),
 }
-FAR_OFF, SCORE, CODES, FRECHET, DECISIONS = UNITS
+FAR_OFF, SCORE, CODES, FRECHET, DECISIONS, FID = UNITS
 
 
 def difference(results: dict[str, Any], unit: str, good: Sequence[str], other: Sequence[str]) -> report.Paired:
@@ -440,7 +485,7 @@ def difference(results: dict[str, Any], unit: str, good: Sequence[str], other: S
     seeds = [s for s in a if s in b]
     both = [sign * np.stack([of[s] for s in seeds]) if seeds else np.zeros((0, 0)) for of in (a, b)]
     found = report.paired(*both, margin=margin)
-    if unit != FRECHET:
+    if unit not in (FRECHET, FID):
         return found
     shares = [report.scene_scores(results, *path, "dreams", "unreadable") for path in (good, other)]
     return replace(found, lost=tuple(max(float(of[s][0]) for of in shares) for s in seeds))
@@ -496,7 +541,9 @@ def orderings(results: dict[str, Any], play: str = "") -> pd.DataFrame:
         DataFrame as `compared`
     """
     how = play or first_play(results)
-    return compared(results, [(w, unit, f"{ROWS[a]} > {ROWS[b]}", (a, how), (b, how)) for w, unit, a, b in ORDERINGS])
+    both = lambda unit: (unit, FID) if unit == FRECHET and has_fid(results) else (unit,)
+    rows = [(w, u, f"{ROWS[a]} > {ROWS[b]}", (a, how), (b, how)) for w, unit, a, b in ORDERINGS for u in both(unit)]
+    return compared(results, rows)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00035
 LINE = ("sft", "rft_plan", "sft_ego", "rft_ego_plan")  # table 1
@@ -521,7 +568,8 @@ def asked(results: dict[str, Any]) -> list[tuple]:
         list of rows for `compared`
     """
     how, rows = first_play(results), []
-    for metric, unit in dict(ade=FAR_OFF, pdms=SCORE).items():
+    for metric in metrics_of(results):
+        unit = dict(ade=FAR_OFF, pdms=SCORE)[metric]
         best, name = ("drivers", best_without_eyes(results, metric)), lambda s: ROWS[s]
         rows += [
             ("beats drivers without eyes?", unit, f"{name(s)} > the best", (s, how), best) for s in (*LINE, "sft_none")
@@ -601,9 +649,13 @@ def plot_ade(results: dict[str, Any], ax: plt.Axes | None = None) -> plt.Axes:
         label = f"no eyes: {name}{', the best' * (name == best)}"
         ax.axvline(results["drivers"][name]["ade"], color="#e8590c", ls=style, lw=1.5, label=label)
     ax.plot([], [], "o-", color="#1971c2", label="seeds, mean and 95 % interval")
+    far = results["profile"].get("points", 6) * results["profile"].get("step", 0.5)
     names = [ROWS[s] for s in reversed(there)]
     ax.set(
-        yticks=range(len(there)), yticklabels=names, xlabel="ADE (m)", title=f"Distance to the expert over 3 s, {play}"
+        yticks=range(len(there)),
+        yticklabels=names,
+        xlabel="ADE (m)",
+        title=f"Distance to the expert over {far:g} s, {play}",
     )
     ax.set_ylim(-0.6, max(len(there), 1) - 0.4)
     ax.set_xlim(left=0)
@@ -619,13 +671,13 @@ def _extent(points):
     return low[0] - grow[0], high[0] + grow[0], low[1] - grow[1], high[1] + grow[1]
 
 
-def _draw_plan(scene, plan, ax):
+def _draw_plan(scene, plan, ax, horizon):
     "The last panel of a row."
-    truth = truth_of(scene)
+    truth = truth_of(scene, horizon)
     if plan is None:
         plans, title = {}, "the plan could not be read"
     else:
-        plans = {"plan": poses_of(np.asarray(plan, float)[:, :2])}
+        plans = {"plan": poses_of(np.asarray(plan, float)[:, :2], horizon.step)}
         title = f"plan: ADE {displacement(plans['plan'], truth).mean():.2f} m"
     extent = _extent(np.concatenate([truth[:, :2], *(p[:, :2] for p in plans.values())]))
     plot_scene(scene, ax, plans, extent=extent, legend=False, title=title)
@@ -640,16 +692,18 @@ def plot_dreams(
     codec: Any,
     seconds: float = 0.5,
     title: str = "",
+    horizon: Horizon = PLAN,
 ) -> Figure:
     """Single scenes: present view, true next view, dreamed view, their difference, and the plan from above.
 
     Args:
         scenes: N, with an expert each
         codes: N of (n,) dreamed codes; None: unreadable, or none was dreamed
-        plans: N of (6, 2 or 3) x, y every 0.5 s, metres; None: unreadable
+        plans: N of (points, 2 or 3) x, y, metres; None: unreadable
         codec: has `size`, `encode` and `decode`, as drivelit.policy.codec.Codec
         seconds: how far ahead the dreamed view lies
         title: of the figure
+        horizon: of the plans
 
     Returns:
         Figure, a row for each scene
@@ -681,7 +735,7 @@ def plot_dreams(
             ax.set_title(words, fontsize=10)
         for ax in row[:4]:
             ax.axis("off")
-        _draw_plan(scene, plan, row[4])
+        _draw_plan(scene, plan, row[4], horizon)
     figure.suptitle(title)
     handles, labels = axes[0, 4].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
@@ -734,11 +788,11 @@ def plot_run(
     nothing = dict(points=None, dream=None)
     said = [nothing if e.failed else e.infos[0] for e in episodes]
     plans = [d["points"] for d in said]
-    far = lambda p, s: np.nan if p is None else displacement(p, truth_of(s)).mean()
+    far = lambda p, s: np.nan if p is None else displacement(p, truth_of(s, task.horizon)).mean()
     picked = spread([far(p, s) for p, s in zip(plans, scenes, strict=True)], count)
     title = f"{ROWS[stage]}, {how}: {len(picked)} of {len(scenes)} scenes, spread over the order of their ADE"
     of = lambda v: [v[k] for k in picked]
-    return plot_dreams(of(scenes), of([d["dream"] for d in said]), of(plans), codec, task.seconds, title)
+    return plot_dreams(of(scenes), of([d["dream"] for d in said]), of(plans), codec, task.seconds, title, task.horizon)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #c6a5b267
 def real_rows(real: dict[str, Any]) -> Iterator[dict]:

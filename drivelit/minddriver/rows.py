@@ -16,7 +16,7 @@ import numpy as np
 
 from ..data.rows import card, make_row, says, write_rows
 from .annotation import Kept
-from .decisions import DIRECTIONS, SPEEDS, TOWN, Cuts, decision_of
+from .decisions import DIRECTIONS, PLAN, SPEEDS, TOWN, Cuts, Horizon, decision_of
 from .formats import SECTIONS, TAGS, format_points, spans_of, write_answer
 from .prompt import AREAS, COMMANDS, PAPER, SIGNALS, Inputs, policy_prompt, question
 from .teacher import CATEGORIES, MOTIONS
@@ -47,13 +47,12 @@ def next_codes(codec: Any, scenes: Sequence[Scene], seconds: float = 0.5) -> np.
     return np.concatenate([codec.encode(views(scenes[k : k + AT_ONCE])) for k in range(0, len(scenes), AT_ONCE)])
 
 # %% ../../nbs/53_minddriver/30_rows.ipynb #30a4000a
-def _whole(scene, inputs, form, seconds, codec):
+def _whole(scene, inputs, form, seconds, codec, horizon):
     "The prompt of a scene, its points, and its next view if the form has one."
-    messages = policy_prompt(scene, inputs, form, seconds)
-    if scene.expert is None:
-        raise SceneError(f"scene {scene.id}: no expert")
+    messages = policy_prompt(scene, inputs, form, seconds, horizon=horizon)
+    points = horizon.of(scene)
     view = next_image(scene, "CAM_FRONT", codec.size, seconds) if "dream" in spans_of(form) else None
-    return messages, scene.expert.poses[:6], view
+    return messages, points, view
 
 
 def make_rows(
@@ -75,7 +74,7 @@ def make_rows(
         inputs: what the policy is shown
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
-        cuts: borders of the decisions, which the rows note
+        cuts: borders of the decisions, which the rows note; their horizon is that of the plans
         count: what was left out is counted here, by its reason
 
     Returns:
@@ -93,13 +92,13 @@ def make_rows(
         for k in kept[start : start + AT_ONCE]:
             try:
                 scene = scenes[k.number]
-                ready.append((k, *_whole(scene, inputs, form, seconds, codec), decision_of(scene, cuts)))
+                ready.append((k, *_whole(scene, inputs, form, seconds, codec, cuts.horizon), decision_of(scene, cuts)))
             except SceneError as e:
                 count["left out: " + str(e).split(": ", 1)[-1][:100]] += 1
         views = [view for *_, view, _ in ready if view is not None]
         codes = list(codec.encode(views)) if views else [None] * len(ready)
         for (k, messages, points, _, (direction, speed)), ids in zip(ready, codes, strict=True):
-            answer = write_answer(form, points, k.thought, ids)
+            answer = write_answer(form, points, k.thought, ids, cuts.horizon)
             meta = dict(form=form, seconds=seconds, direction=direction, speed=speed, rounds=len(k.tries))
             count["rows"] += 1
             yield make_row("drive", scenes[k.number], [*messages, says("assistant", answer)], **meta)
@@ -108,13 +107,16 @@ def make_rows(
 AHEAD = ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT")  # the views that show nearly every risk
 
 
-def kit_text(inputs: Inputs = PAPER, form: str = "text then image", seconds: float = 0.5) -> tuple[str, ...]:
+def kit_text(
+    inputs: Inputs = PAPER, form: str = "text then image", seconds: float = 0.5, horizon: Horizon = PLAN
+) -> tuple[str, ...]:
     """The lines of questions and answers that every run has: `text=` of the toy's or the base's tokenizer.
 
     Args:
         inputs: what the policy is shown
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
+        horizon: of the plans
 
     Returns:
         whole lines; the pieces of each become one token each
@@ -126,14 +128,14 @@ def kit_text(inputs: Inputs = PAPER, form: str = "text then image", seconds: flo
     return (
         *(f"Command: [{c}]\n" for c in COMMANDS.values()),
         "Speed: 1.00 m/s, acceleration: +1.00 m/s²\n",
-        *(part for part in re.split(f"</?(?:{'|'.join(TAGS)})>", question(inputs, form, seconds)) if part),
+        *(part for part in re.split(f"</?(?:{'|'.join(TAGS)})>", question(inputs, form, seconds, horizon)) if part),
         *(f"[{s}]:\n" for s in SECTIONS),
         *(f"{sign}, Drivable Area: <{a}>\n" for sign in signs for a in areas),
         "None\n",
         *risks,
         *(f"Combined Drivable Area: <{a}>\n" for a in areas),
         *(f"{decided}: <{d}>, <{s}>." for d in DIRECTIONS for s in SPEEDS),
-        format_points(np.ones((6, 2))),
+        format_points(np.ones((horizon.points, 2)), horizon),
     )
 
 

@@ -7,40 +7,37 @@ __all__ = ['truth_of', 'Views', 'turn_of', 'MindDriverTask']
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae0002
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..metrics.images import embed_images
-from .decisions import POINTS
+from .decisions import PLAN, Horizon
 from .formats import Answer, format_reward, parse_answer, spans_of
 from .prompt import PAPER, Inputs, policy_prompt, shown
 from .rewards import LEARNT, displacement, plan_reward, reward_of
 from ..policy.engines import Completion
 from ..rollout.core import Step, Task, TurnState
 from ..scene.cameras import next_image
-from ..scene.core import Recent, Scene, SceneError, remembered
+from ..scene.core import Recent, Scene, remembered
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae0005
 @remembered
-def truth_of(scene: Scene) -> np.ndarray:
+def truth_of(scene: Scene, horizon: Horizon = PLAN) -> np.ndarray:
     """Where the expert drives.
 
     Args:
         scene: with an expert
+        horizon: of the plans that are compared with it
 
     Returns:
-        (6, 3) x, y, heading every 0.5 s, ego frame; metres, radians
+        (6, 3) x, y, heading every 0.5 s, or at the horizon's times, ego frame; metres, radians
 
     Raises:
-        SceneError: no expert, or one that knows less than three seconds
+        SceneError: no expert, or one that knows less than the horizon
     """
-    known = 0 if scene.expert is None else len(scene.expert.poses)
-    if known < POINTS:
-        raise SceneError(
-            f"scene {scene.id}: expert: {POINTS} poses are needed to compare a plan with, there are {known}"
-        )
-    return np.asarray(scene.expert.poses[:POINTS], float)
+    return horizon.of(scene)
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae0008
 class Views:
@@ -94,7 +91,13 @@ class Views:
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae000b
 def turn_of(
-    answer: Answer, scene: Scene, image: float, learnt: str, numbers: Mapping[str, float], strict: bool
+    answer: Answer,
+    scene: Scene,
+    image: float,
+    learnt: str,
+    numbers: Mapping[str, float],
+    strict: bool,
+    horizon: Horizon = PLAN,
 ) -> tuple[dict, dict]:
     """The rewards and the info of an answer.
 
@@ -105,13 +108,14 @@ def turn_of(
         learnt: one of LEARNT
         numbers: ade_max, ade_scale, w_format, w_image, w_plan
         strict: the format asks for every span
+        horizon: of the plan
 
     Returns:
         rewards: reward, format, ade (m), plan, image; info: unreadable (0 or 1: the points), reasons by span, points
         (6, 2) or None, dream (n,) or None, think
     """
     points = answer.answer if isinstance(answer.answer, np.ndarray) else None
-    ade = np.nan if points is None else float(displacement(points, truth_of(scene)).mean())
+    ade = np.nan if points is None else float(displacement(points, truth_of(scene, horizon)).mean())
     form, plan = format_reward(answer, strict), plan_reward(ade, numbers["ade_max"], numbers["ade_scale"])
     weights = {k: numbers[k] for k in ("w_format", "w_image", "w_plan")}
     rewards = dict(reward=reward_of(learnt, image, plan, form, **weights), format=form, ade=ade, plan=plan, image=image)
@@ -137,6 +141,7 @@ class MindDriverTask(Task):
         w_image: weight of the picture if both are learnt
         w_plan: weight of the plan if both are learnt
         strict_format: the format asks for every span in its place
+        horizon: of the plans
 
     Raises:
         ValueError: an unknown form or word, or a picture is to be learnt and there is no encoder or no picture
@@ -158,6 +163,7 @@ class MindDriverTask(Task):
         w_image: float = 0.33,
         w_plan: float = 0.67,
         strict_format: bool = False,
+        horizon: Horizon = PLAN,
     ) -> None:
         if learnt not in LEARNT:
             raise ValueError(f"learnt: {learnt!r} is not one of {', '.join(LEARNT)}")
@@ -167,7 +173,7 @@ class MindDriverTask(Task):
         self.codec, self.inputs, self.form, self.seconds, self.learnt = codec, inputs, form, seconds, learnt
         self.look = Recent(shown, int(2e8) // (11 * 3 * inputs.size[0] * inputs.size[1]))  # bytes, of at most 11
         self.views = Views(encoder, codec.size, seconds) if dreams and encoder is not None else None
-        self.openings, self.strict = openings or {}, strict_format
+        self.openings, self.strict, self.horizon = openings or {}, strict_format, horizon
         self.numbers = dict(ade_max=ade_max, ade_scale=ade_scale, w_format=w_format, w_image=w_image, w_plan=w_plan)
 
     def prompt(self, scene: Scene) -> list[dict]:
@@ -182,7 +188,7 @@ class MindDriverTask(Task):
         Raises:
             SceneError: a camera, a time or a file that the scene does not have
         """
-        return policy_prompt(scene, self.inputs, self.form, self.seconds, self.look)
+        return policy_prompt(scene, self.inputs, self.form, self.seconds, self.look, self.horizon)
 
     def opening(self, scene: Scene, place: int, group: int) -> str:
         """The first words of the answer, if they are given.
@@ -210,11 +216,13 @@ class MindDriverTask(Task):
         Raises:
             SceneError: a scene without an expert or without a next view
         """
-        answers = [parse_answer(c.text, self.form, self.codec.n, self.codec.codes) for c in completions]
+        read = partial(parse_answer, form=self.form, n=self.codec.n, codes=self.codec.codes, horizon=self.horizon)
+        answers = [read(c.text) for c in completions]
         images, some = np.full(len(answers), np.nan), [s.scene for s in states]
         seen = [i for i, a in enumerate(answers) if isinstance(a.dream, np.ndarray)] if self.views else []
         if seen:
             dreams = self.codec.decode(np.stack([answers[i].dream for i in seen]))
             images[seen] = self.views.similarity(dreams, [some[i] for i in seen])
         judged = zip(answers, some, images.tolist(), strict=True)
-        return [Step(None, *turn_of(a, s, i, self.learnt, self.numbers, self.strict)) for a, s, i in judged]
+        how = self.learnt, self.numbers, self.strict, self.horizon
+        return [Step(None, *turn_of(a, s, i, *how)) for a, s, i in judged]

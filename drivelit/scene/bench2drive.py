@@ -520,7 +520,7 @@ FOLDERS = dict(
 
 
 def _cameras(clip: str | Path, frame: int, anno: dict, there: set[int]) -> dict[str, Camera]:
-    "Calibrations, and the images of now and of 5 s before."
+    "Calibrations, and the images of now, of 5 s before, and of 1.5 s ahead: what a dream is compared with."
     out = {}
     for name, folder in FOLDERS.items():
         if name not in anno["sensors"]:
@@ -529,7 +529,7 @@ def _cameras(clip: str | Path, frame: int, anno: dict, there: set[int]) -> dict[
             s = anno["sensors"][name]
             files = {
                 DT * -k: Path(clip) / "camera" / folder / f"{frame - RATE * k:05d}.jpg"
-                for k in range(11)
+                for k in range(-3, 11)
                 if frame - RATE * k in there
             }
             pose = camera_pose(s["cam2ego"], ego_box(anno))
