@@ -118,8 +118,7 @@ HEAD, LINE_DEPTH = (0.25, 0.45, 1.2), 0.5  # metres: a signal's head, a stop lin
 def _bodies(scene: Scene) -> Iterator[tuple]:
     "(id, label, centre, heading, size) of all that can be in a picture now."
     for a in scene.agents:
-        pose = a.poses[0] if len(a.times) == 1 else a.at(0.0)
-        if pose is not None:
+        if (pose := a.seen()) is not None:
             yield a.id, LABELS[a.type], (*pose[:2], a.z), pose[2], (a.length, a.width, a.height)
     for light in scene.lights:
         if len(light.stop_line):  # a source without stop lines does not know where the heads are either

@@ -75,7 +75,7 @@ def _candidates(scene, camera, size, time, ego):
     "(id, kind, distance, outline, state, reach), the far ones first."
     out, here = [], ego[:2] + camera.cam2ego[:2, 3]
     for a in scene.agents:
-        pose = a.poses[0] if len(a.times) == 1 else a.at(time)
+        pose = a.seen(time)
         if pose is None:
             continue
         hull = outline([*pose[:2], a.z], pose[2], (a.length, a.width, a.height), camera, size, ego)
@@ -154,7 +154,7 @@ def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
 def _route(facts):
     "The route from the car's front on, as a shapely line; None where nobody knows it."
     c = facts.scene.map.centerline
-    if len(c) < 2:
+    if len(c) < 2 or not facts.scene.meta.get("route_known", True):  # where it is not, the line is where the car went
         return None
     line = shapely.LineString(c[:, :2])
     s = line.project(shapely.Point(EGO_FRONT, 0))

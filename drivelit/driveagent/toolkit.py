@@ -592,13 +592,14 @@ class ExactDetector:
             object_types(text),
             [("traffic light", Box("traffic light", *x.position, 0.25, 0.45, 1.2, x.heading)) for x in scene.lights],
         )
-        if scene.source != "toy" and not (scene.lights if wanted == {"traffic light"} else scene.agents):
+        if scene.source != "toy" and not (
+            scene.lights if wanted == {"traffic light"} else any(a.times[0] <= 1e-6 for a in scene.agents)
+        ):
             raise ToolError(
                 "not available", "nobody has marked such objects in this scene.", f"no annotations of {sorted(wanted)}"
             )
         for a in scene.agents:
-            pose = a.poses[0] if len(a.times) == 1 else a.at(0.0)
-            if pose is not None:
+            if (pose := a.seen()) is not None:
                 boxes.append(
                     (a.type, Box(a.type.replace("_", " "), *pose[:2], a.z, a.length, a.width, a.height, pose[2]))
                 )

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from .controls import LOST, NO_START, Drive, by_experts, new_carla, play
 from .experts import Experts, Look, add_reference, add_value, load_experts, value
 from .imitation import descend, latest_point, save_point
-from .profile import NONE, MindDriveProfile
+from .profile import NONE, SCENARIO, MindDriveProfile
 from .words import PATHS, Inputs
 from ..policy.model import Encoded
 from ..rollout.carla import CarlaWorld, NoSimulator
@@ -289,14 +289,16 @@ def simulator(
         CarlaWorld; None: the kit's world
 
     Raises:
-        RunError: there are fewer simulators
+        RunError: there are fewer simulators, or the scenario is not known
     """
     if profile.simulators == NONE:
         yield None
         return
     if k >= len(there := profile.addresses()):
         raise RunError(f"simulators: collector {k} has none, there are {len(there)}; collectors = {len(there)} at most")
-    scenario = None if profile.scenario == NONE else pkgutil.resolve_name(profile.scenario)
+    if "$" in (said := os.path.expandvars(profile.scenario)):
+        raise RunError(f"scenario: {said} is not set in the environment; {SCENARIO}")
+    scenario = None if said == NONE else pkgutil.resolve_name(said)
     with closing(new_carla(*there[k], inputs or profile.inputs, ends, scenario)) as world:
         yield world
 

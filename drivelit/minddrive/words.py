@@ -303,10 +303,12 @@ def state_of(scene: Scene) -> np.ndarray:
         (9,) speed in m/s; x, y of the lane 5, 10, 15 and 20 m ahead, metres
 
     Raises:
-        SceneError: a recorded scene without a route, whose centre line is the way that the car took
+        SceneError: no centre line, or a recorded scene without a route, whose centre line is the way that the car took
     """
     if not scene.meta.get("route_known", True):
         raise SceneError(f"scene {scene.id}: no route is recorded, and the way that the car took would tell the answer")
+    if len(scene.map.centerline) < 2:
+        raise SceneError(f"scene {scene.id}: no centre line")
     ahead = along(scene.map.centerline, np.array(TARGETS))[:, :2]
     return np.r_[float(scene.ego.velocity[0]), ahead.ravel()]
 

@@ -42,6 +42,7 @@ from drivelit.scene.recorded import (
     far_future,
     half_seconds,
     joined,
+    known_size,
     motion,
     poses_at,
     route_of,
@@ -122,8 +123,7 @@ def _tracks(boxes: dict[str, np.ndarray], sweeps: np.ndarray, poses: np.ndarray)
             raise SceneError(f"track_uuid: {name} stands twice in a sweep")
         out[str(name)] = dict(
             kind=kind,
-            size=[float(np.median(boxes[k][rows])) for k in ("length_m", "width_m", "height_m")],
-            z=float(np.median(boxes["tz_m"][rows])),
+            sizes=np.stack([boxes[k][rows] for k in ("length_m", "width_m", "height_m", "tz_m")], 1).astype(float),
             sweep=sweep[rows],
             poses=np.stack([from_frame(local[r], poses[sweep[r]]) for r in rows]),
         )
@@ -190,7 +190,8 @@ def _agents(d: dict, k: int) -> list[Agent]:
         if not inside.any():
             continue
         whole, times = to_frame(x["poses"][inside], d["poses"][k]), (d["times"][x["sweep"]] - d["times"][k])[inside]
-        z = max(x["z"], x["size"][2] / 2)
+        *size, z = known_size(times, x["sizes"][inside])
+        z = max(z, size[2] / 2)
         for id, seen in stretches(name, times):
             t, poses = times[seen], whole[seen]
             keep = thin(t)
@@ -198,7 +199,7 @@ def _agents(d: dict, k: int) -> list[Agent]:
                 continue
             # Sweeps are 0.1 s apart but for milliseconds: 0.55 s always reach the one half a second before.
             v = backward_velocity(t, poses[:, :2], 0.55)[keep]
-            out.append(Agent(id, TYPES.get(x["kind"], "vehicle"), *x["size"], t[keep], poses[keep], v, z))
+            out.append(Agent(id, TYPES.get(x["kind"], "vehicle"), *size, t[keep], poses[keep], v, z))
     return out
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #streets1

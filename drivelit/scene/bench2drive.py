@@ -43,7 +43,18 @@ from drivelit.scene.core import (
     wrap_angle,
 )
 from .pickles import PlainUnpickler
-from .recorded import GLOBE, enough, half_seconds, joined, motion, route_of, stretches, thin, unknown
+from drivelit.scene.recorded import (
+    GLOBE,
+    enough,
+    half_seconds,
+    joined,
+    known_size,
+    motion,
+    route_of,
+    stretches,
+    thin,
+    unknown,
+)
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #995fd430
 def pose_of(box: dict) -> np.ndarray:
@@ -243,7 +254,7 @@ def _agents(annos: dict[float, dict], origin: np.ndarray) -> list[Agent]:
     out = []
     for (name, kind), rows in tracks.items():
         t, poses, sizes, speed = (np.array(column) for column in zip(*rows, strict=True))
-        size = np.median(sizes[t <= 0] if (t <= 0).any() else sizes, 0)
+        size = known_size(t, sizes)
         for id, part in stretches(name, t):
             velocity = _velocity(t[part], poses[part], speed[part])
             out.append(Agent(id, kind, *size, t[part], poses[part], velocity))

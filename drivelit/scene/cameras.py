@@ -266,7 +266,8 @@ def _ground(scene: Scene) -> tuple[list, list, list]:
 
 def _agents_at(scene: Scene, time: float, ego: np.ndarray) -> list[tuple[Agent, np.ndarray]]:
     "Road users with their poses, far ones first."
-    found = [(a, a.poses[0] if len(a.times) == 1 else a.at(time)) for a in scene.agents]
+    then = lambda a: a.poses[0] if len(a.times) == 1 else a.at(time)  # of a picture that lies ahead, to be foretold
+    found = [(a, a.seen(time) if time <= 1e-6 else then(a)) for a in scene.agents]
     found = [(a, p) for a, p in found if p is not None]
     return sorted(found, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
 

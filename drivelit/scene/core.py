@@ -427,6 +427,23 @@ class Agent:
         pose = self.along([time])[0]
         return None if np.isnan(pose).any() else pose
 
+    def seen(self, time: float = 0.0) -> np.ndarray | None:
+        """The pose as it is known now: what a policy is shown or told comes from here, and not from `at`.
+
+        Args:
+            time: seconds from now, at most 0
+
+        Returns:
+            (3,) box centre pose, from frames up to now alone; who has a single frame stands. None where it was not
+            observed, or only later
+        """
+        known = self.times[self.times <= 1e-6]
+        if not len(known):
+            return None
+        if len(self.times) == 1:
+            return self.poses[0]
+        return self.at(min(time, known[-1])) if time <= known[-1] + 0.05 else None
+
 # %% ../../nbs/00_scene/00_scene.ipynb #veloc001
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
     """Velocities from positions, each from the past alone.

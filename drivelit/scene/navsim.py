@@ -38,7 +38,7 @@ from drivelit.scene.core import (
 )
 from .extras import Extra
 from .pickles import PlainUnpickler
-from .recorded import GLOBE, at_times, enough, half_seconds, joined, stretches, unknown
+from .recorded import GLOBE, at_times, enough, half_seconds, joined, known_size, stretches, unknown
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #ex7ra44a
 # Only nuPlan's maps need these: `pip install "drivelit[navsim]"`.
@@ -260,7 +260,7 @@ def _agents(frames: list[dict], now: int) -> list[Agent]:
     out = []
     for token, (name, rows) in tracks.items():
         times, poses, velocity, sizes = zip(*rows, strict=True)
-        length, width, height, z = np.median(sizes, 0)
+        length, width, height, z = known_size(times, sizes)
         kind = name if name in TYPES else "generic_object"
         for id, part in stretches(token, times):
             out.append(Agent(id, kind, length, width, height, times[part], poses[part], velocity[part], z=z))

@@ -43,6 +43,7 @@ from drivelit.scene.recorded import (
     far_future,
     half_seconds,
     joined,
+    known_size,
     motion,
     route_of,
     stretches,
@@ -216,7 +217,7 @@ def _agents(nusc: Any, samples: dict[float, dict], origin: np.ndarray) -> list[A
     out = []
     for token, rows in tracks.items():
         t, poses = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
-        w, l, h = np.median([r[2] for r in rows], 0)
+        w, l, h = known_size(t, [r[2] for r in rows])
         kind = next((kind for start, kind in KINDS if rows[0][3].startswith(start)), "generic_object")
         for id, part in stretches(token, t):
             out.append(Agent(id, kind, l, w, h, t[part], poses[part], backward_velocity(t[part], poses[part, :2])))
