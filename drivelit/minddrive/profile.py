@@ -197,7 +197,7 @@ class MindDriveProfile(Profile):
         return self.rl_scenes, drives, -(-drives * LONGEST // self.decisions) * self.num_iterations
 
     def in_a_pass(self, kind: str) -> int:
-        "A GPU's part of a batch of imitation is one pass; an update of reinforcement is cut into passes of micro_batch."
+        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
         return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
 
     def addresses(self) -> list[tuple[str, int]]:
