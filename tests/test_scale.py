@@ -188,9 +188,14 @@ from accelerate.utils import DistributedType
 from PIL import Image
 from transformers import TrainerCallback
 
+from drivelit.minddrive import imitation
+from drivelit.minddrive.experts import Experts
+from drivelit.minddrive.rows import make_rows
+from drivelit.minddrive.words import Inputs
 from drivelit.policy.engines import Completion
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import Step, Task
+from drivelit.scene.town_routes import routes
 from drivelit.training import sft, turn_grpo
 from drivelit.training.checkpoints import read_metrics
 from drivelit.training.sharding import fsdp_settings, is_sharded
@@ -199,7 +204,7 @@ torch.set_num_threads(1)
 here, picture, usual = Path(sys.argv[1]), Image.new("RGB", (56, 28), "grey"), sft.trl_config
 says = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
 ask = lambda text: [{"role": "user", "content": [{"type": "image"}, *says("", text)["content"]]}]
-KINDS = dict(sharded={}, bf16=dict(bf16=True), rl={}, held={})
+KINDS = dict(sharded={}, bf16=dict(bf16=True), rl={}, held={}, experts={})
 
 
 def config(*args):
@@ -259,8 +264,30 @@ def elsewhere():
     return policy
 
 
+usual_step, heavy = imitation._step, imitation.Weights(bound=3.0, collision=1.0)
+
+
+def imitate(out, stop):
+    "MindDrive's experts: batches of five, which two processes cannot halve, and of one question."
+    experts, done = Experts("toy", image_size=(56, 28)), []
+
+    def step(*args):
+        if stop and len(done) == 3:
+            raise Killed
+        done.append(usual_step(*args))
+        return done[-1]
+
+    with patch.object(imitation, "_step", step):
+        imitation.imitate(experts, imitation.lessons(experts, rows), 4, 5, 1e-3, 0, out, 2, 0.5, weights=heavy)
+
+
 def run(kind, out, stop):
     "Four updates; with `stop` it ends after the third, behind the checkpoint of the second."
+    if kind == "experts":
+        try:
+            return imitate(out / kind, stop)
+        except Killed:
+            return None
     policy = load_policy(here / "start", dtype="bfloat16" if kind == "bf16" else "float32")
     how = KINDS[kind] | dict(sharding=True, callbacks=[Stop()] if stop else [], steps=4, save_steps=2, lr=1e-3)
     settings = partial(fsdp_settings, sharded_checkpoints=kind == "sharded")
@@ -320,6 +347,9 @@ def processes(world, out, stop=False):
 
 
 load_policy("toy", size="tiny").save(here / "start")
+rows = list(make_rows(routes(2, "tuning", ("parked_truck",)), Inputs("front", (56, 28))))[:12]
+for row in rows:  # a road that is narrow, and another car that is near
+    row["meta"] |= dict(edges=[[x, 0.5, x + 1, 0.5] for x in range(-3, 30)], others=[[[x, 0.3] for x in range(3, 9)]])
 assert processes(2, "2") == [0, 0]
 assert processes(2, "2 to 1", True) == [0, 0]
 assert processes(1, "1 to 2", True) == [0]
@@ -353,6 +383,13 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
         key, near, close = (
             ("loss", 0.03, 2e-3) if kind == "bf16" else ("kl" if kind in ("rl", "held") else "loss", 2e-5, 2e-5)
         )
+        if kind == "experts":  # every part of the loss
+            for how in found:
+                assert [r["step"] for r in found[how][kind]] == [1, 2, 3, 4]
+                for ours, theirs in zip(found[how][kind], whole, strict=True):
+                    assert ours == pytest.approx(theirs, rel=2e-5, abs=2e-5), (how, ours, theirs)
+                    assert {"words", "speed_way", "bound", "collision", "questions", "norm"} < set(ours)
+            continue
         for how in found:
             rows, others = ([r for r in run if key in r] for run in (found[how][kind], whole))
             assert [r["step"] for r in rows] == [1, 2, 3, 4]

@@ -102,7 +102,12 @@ class WayDecoder(nn.Module):
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 * modes))
 
     def forward(
-        self, hidden: torch.Tensor, state: torch.Tensor, start: torch.Tensor, way: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        state: torch.Tensor,
+        start: torch.Tensor,
+        way: torch.Tensor | None = None,
+        noise: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Way-points of all modes.
 
@@ -111,6 +116,7 @@ class WayDecoder(nn.Module):
             state: (N, 9) of `state_of`
             start: (N, points, 2) metres, of `carried_on`
             way: (N, points, 2) metres, the true one: z is drawn from q; without it z is the mean of p
+            noise: (N, latent) standard normal, of that draw; None: drawn here
 
         Returns:
             tuple: (N, modes, points, 2) metres in the ego frame, and (N,) KL(q || p), 0 without a way
@@ -122,7 +128,8 @@ class WayDecoder(nn.Module):
         if way is not None:
             m, log_s = self.posterior(torch.cat([seen, (way - start).flatten(1) / TEN], 1)).chunk(2, 1)
             log_s = log_s.clamp(-6, 4)
-            z, kl = m + (log_s / 2).exp() * torch.randn_like(m), gaussian_kl(m, log_s, mu, log_sigma)
+            noise = torch.randn_like(m) if noise is None else noise
+            z, kl = m + (log_s / 2).exp() * noise, gaussian_kl(m, log_s, mu, log_sigma)
         out, _ = self.gru(z[:, None].expand(-1, self.points, -1), self.begin(seen)[None].contiguous())
         steps = self.head(out).unflatten(2, (self.modes, 2)).transpose(1, 2)
         return start[:, None] + self.step * steps.cumsum(2), kl
@@ -355,6 +362,7 @@ class Experts(_Adapters):
         state: torch.Tensor,
         truth: tuple[torch.Tensor, torch.Tensor] | None = None,
         looks: Sequence[Look] | None = None,
+        noise: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Where the action expert would drive, in every mode.
 
@@ -365,6 +373,7 @@ class Experts(_Adapters):
             state: (N, 9) of `words.state_of`
             truth: (N, 6, 2) and (N, 20, 2) true way-points, to learn from
             looks: of `look`, if there are any
+            noise: (N, latent) for each decoder, if truth is given; None: drawn
 
         Returns:
             tuple: (N, 7, 6, 2) and (N, 6, 20, 2) metres in the ego frame, and (N,) KL of both decoders
@@ -372,9 +381,9 @@ class Experts(_Adapters):
         said = zip(speed.tolist(), path.tolist(), strict=True)
         said = [[self.tokens[a], self.tokens[len(SPEEDS) + b]] for a, b in said]
         _, hidden = self._read("action", prompts, looks, said)
-        ways, start = truth or (None, None), carried_on(state)
-        fast, kl = self.speed_decoder(hidden[:, 0], state, start[0], ways[0])
-        where, more = self.path_decoder(hidden[:, 1], state, start[1], ways[1])
+        ways, start, noise = truth or (None, None), carried_on(state), noise or (None, None)
+        fast, kl = self.speed_decoder(hidden[:, 0], state, start[0], ways[0], noise[0])
+        where, more = self.path_decoder(hidden[:, 1], state, start[1], ways[1], noise[1])
         return fast, where, kl + more
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #5895851b

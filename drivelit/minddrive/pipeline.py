@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', 'SHARED', 'KINDS', 'STAGES', 'FUNCTIONS',
            'make_routes', 'scored', 'roads', 'run_scenes', 'run_data', 'driven', 'judged', 'run_warm', 'model_of',
-           'run_il', 'chosen', 'by_round', 'run_rl']
+           'try_some', 'run_il', 'chosen', 'by_round', 'run_rl']
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #8420a65a
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from drivelit.minddrive.evaluation import (
     without_policy,
 )
 from .experts import Experts, load_experts, save_experts, start_policy
-from .imitation import chances, imitate, lessons
+from .imitation import Lessons, Weights, chances, group, imitate, lessons
 from .online import reinforce, routes_of, where
 from .profile import NONE, MindDriveProfile
 from .rows import make_rows, save_rows
@@ -309,8 +309,29 @@ def model_of(out: str | Path, profile: MindDriveProfile) -> str:
     return str(STAGES.trained(out, "warm").resolve()) if profile.warm_steps else profile.model
 
 
+def try_some(known: Lessons, profile: MindDriveProfile, most: int = 500) -> None:
+    """Read some rows, spread over all, before training begins.
+
+    Args:
+        known: Lessons; a row that is too long or damaged is an error when it is read
+        profile: w_bound
+        most: how many rows
+
+    Returns:
+        None
+
+    Raises:
+        RunError: a question is longer than `tokens`, or `w_bound` is given and no row has an edge of the road
+        ValueError: a row that cannot be read
+    """
+    some = np.unique(np.linspace(0, len(known.plans) - 1, most).astype(int))
+    edges = [known.plans[int(k)].edges for k in some]
+    if profile.w_bound and not any(e is not None and len(e) for e in edges):
+        raise RunError("w_bound: no row has an edge of the road: the source has no map, or an older run made the rows")
+
+
 def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
-    """Stages `il` and `il_single`: learn from the expert's rows, then drive.
+    """Stages `il` and `il_single`: learn from the expert's rows, on one GPU or several, then drive.
 
     Args:
         stage: key of IMITATED
@@ -322,16 +343,18 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
         dict: steps, rows, asked (questions), loss (its parts, mean over the last tenth), and what `judged` returns
 
     Raises:
-        RunError: a question is longer than `tokens`
+        RunError: a question is longer than `tokens`, or a loss asks for what the rows do not have
     """
     profile, here = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
-    known = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"))
-    if (most := max(len(p.input_ids) for p in known.prompts)) > profile.tokens:
-        raise RunError(f"tokens: a question has {most} tokens, and tokens is {profile.tokens}")
-    how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
-    experts, log = imitate(experts, known, *how, profile.sft_schedule, profile.sft_warmup)
+    known = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
+    try_some(known, profile)
+    p, weights = profile, Weights(*(getattr(profile, f"w_{f.name}") for f in fields(Weights)))
+    how = p.sft_steps, p.sft_batch, p.sft_lr, seed, here, p.save_every, p.balance
+    experts, log = imitate(experts, known, *how, p.sft_schedule, p.sft_warmup, weights)
+    if group()[0]:  # one process saves and judges for all
+        return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     last = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in last])) for k in last[0]}

@@ -124,7 +124,7 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
     return lines, lacks
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #18fef3bb
-LACKS = (  # keys of systems that write answers token by token, or train on several GPUs
+LACKS = (  # keys of systems that write answers token by token, or share out the weights of a whole model
     *("new_tokens", "sft_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
     *("eval_temperature", "checkpointing", "picture_cache", "player", "importance_cap", "sampling_bound"),
     *("sharding", "rl_schedule", "rl_warmup", "epsilon", "epsilon_high"),  # PPO has `clip` and one rate
@@ -154,6 +154,11 @@ class MindDriveProfile(Profile):
     warm_warmup: float = key(0.05, "the same for the updates of all weights", low=0)
     warm_steps: int = key(0, "updates of all weights on the rows, before the experts are put on; 0: none", low=0)
     balance: float = key(0.0, "0: moments are drawn as they come, 1: each speed word as often", low=0, high=1)
+    w_speed_way: float = key(1.0, "weight of the speed way's error in imitation", low=0)
+    w_path_way: float = key(1.0, "weight of the path way's error", low=0)
+    w_latent: float = key(0.01, "weight of the KL between the two distributions of z", low=0)
+    w_bound: float = key(0.0, "weight of what a way lacks of 1 m to the edge of the road", low=0)
+    w_collision: float = key(0.0, "weight of what a plan lacks of the distance to others", low=0)
     wrong: float = key(0.25, "share of wrong decisions in every second drive of the expert", low=0, high=1)
     rl_scenes: int = key(44, "routes to reinforce on, the families in turn", low=1)
     rl_steps: int = key(1, "rounds of collecting and updating", low=0)
@@ -204,8 +209,8 @@ class MindDriveProfile(Profile):
         return self.rl_scenes, drives, -(-drives * LONGEST // self.decisions) * self.num_iterations
 
     def in_a_pass(self, kind: str) -> int:
-        "A batch of imitation is one forward pass; an update of reinforcement is cut into passes of micro_batch."
-        return self.sft_batch if kind == "sft" else min(self.micro_batch, self.decisions)
+        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
+        return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
 
     def addresses(self) -> list[tuple[str, int]]:
         "Host and port of each simulator; none in the kit's world. ProfileError: as `addresses_in`."
@@ -229,9 +234,9 @@ class MindDriveProfile(Profile):
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
-        found, gpus = _wrong_about_simulators(self), max(self.sft_gpus, self.rl_gpus)
-        if gpus > 1:
-            found.append(f"sft_gpus, rl_gpus: {gpus}, and the experts are trained on one")
+        found = _wrong_about_simulators(self)
+        if self.rl_gpus > 1:
+            found.append(f"rl_gpus: {self.rl_gpus}, and a round's update is made on one; imitation can have more")
         for few, many in (("rl_scenes", "train_scenes"), ("collectors", "rl_scenes"), ("eval_rounds", "eval_scenes")):
             if (a := getattr(self, few)) > (b := getattr(self, many)):
                 found.append(f"{few}: {a} are more than the {b} routes of {many}")
