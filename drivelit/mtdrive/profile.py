@@ -48,7 +48,7 @@ class MTDriveProfile(Profile):
 
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "A supervised stage takes a share of sft_steps, or its own data sets as often as sft_epochs says."
-        from .pipeline import MIX, UPDATES  # which needs this module
+        from drivelit.mtdrive.pipeline import MIX, UPDATES  # which needs this module
 
         if stage not in MIX:
             return super().updates(stage, kind)
