@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from drivelit.training.profiles import (
     ProfileError,
     checked,
     checked_cluster,
+    data_amounts,
     find_system,
     launch,
     load_profile,
@@ -123,7 +125,7 @@ def _systems(as_json):
         print("  ".join(f"{x:<{w}}" for x, w in zip(row, wide, strict=True)).rstrip())
 
 
-def _planned(profile, parameters, kinds):
+def _planned(profile, parameters, kinds, hours=()):
     "The page of `preview` as data."
     plays, config = ["play"] if profile.player == "here" else [], model_config(profile.model)
     gb = {s: memory(profile, s, config) for s in ("sft", "rl", *plays, "evaluation")}
@@ -133,6 +135,8 @@ def _planned(profile, parameters, kinds):
         values={k: getattr(profile, k) for k in profile.keys()},
         origins=profile.origin,
         steps=steps(profile),
+        hours=list(hours),
+        data=[asdict(a) | dict(short=a.short) for a in data_amounts(profile)],
         gigabytes=gb,
         commands=[*serve_commands(profile), *launch(profile, parameters, kinds)],
         notes=notes(profile, gb),
@@ -143,11 +147,16 @@ def _planned(profile, parameters, kinds):
 @_profile
 @_out
 @_set
+@click.option("--measured", callback=_not_empty, metavar="PATH", help="a run, its metrics.jsonl, or a JSON of seconds")
 @_json
-def _plan(profile, out, pairs, as_json):
+def _plan(profile, out, pairs, measured, as_json):
     "Everything that is known about a run before it starts."
     profile = profile_of(profile, pairs)
     what = profile, dict(out=out) if out else None, find_system(profile.system).stages.planned
+    if measured:
+        from drivelit.training.stages import hours, read_measured
+
+        what = *what, hours(profile, what[2], read_measured(measured))
     print(json.dumps(_planned(*what)) if as_json else preview(*what))
 
 # %% ../nbs/40_training/60_command.ipynb #c38f7d32

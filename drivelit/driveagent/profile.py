@@ -68,6 +68,15 @@ class DriveAgentProfile(Profile):
         own = [pairs, Amount("data_thoughts and rl_scenes", learnt, labelled, why=need)]
         return super().amounts(train, heldout, why, far) + own
 
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        "Alignment has a number of its own; a variant is tuned and takes both stages of reinforcement."
+        counted = super().updates(stage, kind)
+        if stage == "align":
+            return dict(sft=self.align_steps)
+        if stage in ("alignment_swapped", "surround", "retrieve", "front"):
+            return super().updates(stage, "sft") | {k: 2 * n for k, n in super().updates(stage, "rl").items()}
+        return counted
+
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
         plain = {k: ("scripted", "none") if k == "reviewer" else ("scripted",) for k in HELPERS}

@@ -123,7 +123,7 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
         lines.append(f"bash ci/serve_carla.sh {n} {port}{where}")
     return lines, lacks
 
-# %% ../../nbs/54_minddrive/15_profile.ipynb #18fef3bb
+# %% ../../nbs/54_minddrive/15_profile.ipynb #f882f59b
 LACKS = (  # keys of systems that write answers token by token, or share out the weights of a whole model
     *("new_tokens", "sft_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
     *("eval_temperature", "checkpointing", "picture_cache", "player", "importance_cap", "sampling_bound"),
@@ -133,6 +133,18 @@ SAMPLES = 234_769  # of the paper's imitation: MindDrive, method summary
 LONGEST = 120  # decisions of a drive, about: two a second for a minute
 
 
+def _read(p, train, why) -> list[Amount]:
+    "What imitation reads of recorded moments, beside the paper's samples."
+    n, drawn = p.scenes_of(train), p.sft_steps * p.sft_batch
+    rows = n + (n // p.look if p.look else 0)  # a plan each, and some with a question
+    told = "plans and questions; of the paper's planning and Chat-B2D pairs (method summary)"
+    return [
+        Amount("train_scenes", p.train_scenes, train, whole=train or 0, why=why),
+        Amount("rows of imitation", rows, whole=SAMPLES, why=told),
+        Amount("samples of imitation", drawn, why=f"{drawn / max(rows, 1):.1f} passes over the rows"),
+    ]
+
+# %% ../../nbs/54_minddrive/15_profile.ipynb #18fef3bb
 @dataclass(frozen=True)
 class MindDriveProfile(Profile):
     """The numbers of a MindDrive run, on top of those that all systems share."""
@@ -212,6 +224,10 @@ class MindDriveProfile(Profile):
         "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
         return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
 
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        "Stage `warm` has a number of its own."
+        return dict(sft=self.warm_steps) if stage == "warm" else super().updates(stage, kind)
+
     def addresses(self) -> list[tuple[str, int]]:
         "Host and port of each simulator; none in the kit's world. ProfileError: as `addresses_in`."
         return [] if self.simulators == NONE else addresses_in(self.simulators)
@@ -221,16 +237,8 @@ class MindDriveProfile(Profile):
         return _carla_servers(self)
 
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
-        "What imitation reads, beside the paper's samples. Routes are no part of the source where simulators have them."
-        if self.simulators == NONE:
-            return super().amounts(train, heldout, why, far)
-        n = self.scenes_of(train)
-        rows = n + (n // self.look if self.look else 0)  # a plan each, and some with a question
-        told = "plans and questions; of the paper's planning and Chat-B2D pairs (method summary)"
-        scenes = Amount("train_scenes", self.train_scenes, train, whole=train or 0, why=why[0])
-        drawn = self.sft_steps * self.sft_batch
-        read = Amount("samples of imitation", drawn, why=f"{drawn / rows:.1f} passes over the rows")
-        return [scenes, Amount("rows of imitation", rows, whole=SAMPLES, why=told), read]
+        "What imitation reads. Routes are no part of the source where simulators have them."
+        return _read(self, train, why[0]) if self.simulators != NONE else super().amounts(train, heldout, why, far)
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
@@ -251,7 +259,7 @@ class MindDriveProfile(Profile):
             found.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
         return found
 
-
+# %% ../../nbs/54_minddrive/15_profile.ipynb #e26a491d
 described(MindDriveProfile);
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #4e42e0f3

@@ -92,6 +92,14 @@ class MindDriverProfile(Profile):
         rows = Amount("data_rows", self.data_rows, self.scenes_of(train), why="one a train scene")
         return [*super().amounts(train, heldout, why, far), rows]
 
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        "The start and each stage of reinforcement have numbers of their own."
+        if stage == "start":
+            return dict(sft=self.start_steps)
+        rollouts = dict(image=self.rl_steps, plan=self.rl_steps_plan, once=self.rl_steps + self.rl_steps_plan)
+        n = rollouts.get(stage.rpartition("_")[2], 0) if kind == "rl" else 0
+        return dict(rl=n * self.batch()[2]) if n else super().updates(stage, kind)
+
     def reference_apart(self) -> bool:
         "In the second stage of reinforcement the reference is the policy before the first."
         return self.rl_steps_plan > 0

@@ -6,6 +6,7 @@
 __all__ = ['MTDriveProfile']
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #f25535f4
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,6 +46,20 @@ class MTDriveProfile(Profile):
         of = lambda k: "one a scene" if k == 1 else f"at most {k} a scene: those whose plans go wrong"
         own = [Amount(name, getattr(self, name), k * n, why=of(k)) for name, k in rows.items()]
         return super().amounts(train, heldout, why, far) + own
+
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        "A supervised stage takes a share of sft_steps, or its own data sets as often as sft_epochs says."
+        from drivelit.mtdrive.pipeline import MIX, UPDATES  # which needs this module
+
+        if stage not in MIX:
+            return super().updates(stage, kind)
+        if self.sft_steps:
+            return dict(sft=max(1, round(self.sft_steps * UPDATES[stage])))
+        key = dict(
+            single="data_single", two="data_two_turn", multi="data_multi_turn", understanding="data_understanding"
+        )
+        rows = sum(getattr(self, key[name.split("/")[1]]) for name in MIX[stage])
+        return dict(sft=math.ceil(rows * self.sft_epochs / self.sft_batch))
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['ATTENTION', 'SCHEDULES', 'REPORTS', 'WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'HUB', 'KNOWN', 'ProfileError', 'key',
-           'described', 'Amount', 'Profile', 'nearest', 'convert', 'typed', 'checked', 'read_sections', 'profile_names',
-           'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens', 'conflicts', 'steps',
-           'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights', 'memory',
-           'prepared_pictures', 'Frames', 'data_amounts', 'stage_gpus', 'given_again', 'run_folder', 'serve_commands',
-           'launch', 'remedy', 'missing_packages', 'notes', 'preview', 'notebook_parameters', 'check_parameters',
-           'RunParameters', 'checked_cluster', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
+           'described', 'Amount', 'SaysOfItself', 'Profile', 'nearest', 'convert', 'typed', 'checked', 'read_sections',
+           'profile_names', 'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens',
+           'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights',
+           'memory', 'prepared_pictures', 'Frames', 'data_amounts', 'stage_gpus', 'given_again', 'run_folder',
+           'serve_commands', 'launch', 'remedy', 'missing_packages', 'notes', 'preview', 'notebook_parameters',
+           'check_parameters', 'RunParameters', 'checked_cluster', 'run_parameters', 'skipped', 'stop_here',
+           'read_keys', 'unread_keys']
 
 # %% ../../nbs/40_training/00_profiles.ipynb #3d4ac199
 import ast
@@ -64,7 +65,7 @@ def described(cls: type) -> type:
     cls.__doc__ = "\n".join([told if "\nAttributes:\n" in told else f"{told}\n\nAttributes:", *lines])
     return cls
 
-# %% ../../nbs/40_training/00_profiles.ipynb #ed16324f
+# %% ../../nbs/40_training/00_profiles.ipynb #af740a2c
 ATTENTION = ("sdpa", "eager", "flash_attention_2")  # transformers' names
 SCHEDULES = (  # transformers' names, of those that need no further number
     *("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
@@ -105,9 +106,94 @@ class Amount:
         papers = f", {self.wanted / self.paper:.1%} of the paper's {self.paper:,}" if self.paper else ""
         return f"{text}{share}{papers}" + (f": {self.why}" if self.why else "")
 
-# %% ../../nbs/40_training/00_profiles.ipynb #5aba07bc
+# %% ../../nbs/40_training/00_profiles.ipynb #84a3db5d
+class SaysOfItself:
+    "What a profile's keys lead to; a system says where it is otherwise."
+
+    def answers(self) -> int:
+        "Answers in an episode, at most; a system says its own."
+        return 1
+
+    def pictures(self) -> int:
+        "Pictures in an episode, at most; a system says its own."
+        return 1
+
+    def questions(self) -> int:
+        "Questions in an episode that are read anew, each of `tokens` at most; a system says its own."
+        return 1
+
+    def trains(self, kind: str) -> tuple[int, bool]:
+        "What an 'sft' or 'rl' stage trains: rank of its adapters, 0: all weights; whether the vision encoder learns."
+        return 0, True
+
+    def batch(self) -> tuple[int, int, int]:
+        "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
+        return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
+
+    def in_a_pass(self, kind: str) -> int:
+        "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
+        return self.micro_batch
+
+    def samples(self) -> int:
+        "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
+        return 0
+
+    def scenes_of(self, train: int | None) -> int:
+        "Scenes that a run learns from, where the source has `train` of them; None: as many as are wanted."
+        return min(self.train_scenes, self.train_scenes if train is None else train)
+
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        """Updates of a stage, to tell its hours; a system says where a stage has another number.
+
+        Args:
+            stage: its name
+            kind: "sft" or "rl"
+
+        Returns:
+            dict: kind -> updates; empty: not known before the run
+        """
+        counted = steps(self)
+        return {kind: counted[f"{kind}_updates"]} if kind in ("sft", "rl") else {}
+
+    def update_size(self, kind: str) -> float:
+        "Samples of supervised tuning in an update, or episodes of reinforcement that one is made of."
+        counted = steps(self)
+        return counted["rl_episodes"] / max(counted["rl_updates"], 1) if kind == "rl" else self.sft_batch
+
+    def reference_apart(self) -> bool:
+        "A stage of reinforcement has a policy of its own as the reference, whole on each device."
+        return False
+
+    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
+        """What the keys want of the data, and what there is; a system adds its own.
+
+        Args:
+            train: scenes that the source has; None: unknown, or as many as are wanted
+            heldout: likewise
+            why: where these two numbers are from
+            far: of the train scenes, those with eight seconds of future; None: unknown
+
+        Returns:
+            list of Amount
+        """
+        scenes = self.scenes_of(train)
+        return [
+            Amount("train_scenes", self.train_scenes, train, whole=train or 0, why=why[0]),
+            Amount("eval_scenes", self.eval_scenes, heldout, whole=heldout or 0, why=why[1]),
+            Amount("rl_scenes", self.rl_scenes, scenes, why="they are drawn from the train scenes"),
+        ]
+
+    def problems(self) -> list[str]:
+        "What is wrong with a system's own keys taken together."
+        return []
+
+    def servers(self) -> tuple[list[str], list[str]]:
+        "Command lines that start what a system's own keys name, and what this machine lacks for these keys."
+        return [], []
+
+# %% ../../nbs/40_training/00_profiles.ipynb #ed16324f
 @dataclass(frozen=True)
-class Profile:
+class Profile(SaysOfItself):
     """The numbers of one run that all systems share, typed; `load_profile` checks them.
 
     A system subclasses it, adds keys and says how many answers, pictures and samples they lead to.
@@ -184,69 +270,6 @@ class Profile:
         "How held-out scenes are played -> temperature; the first is the one that tables compare."
         both = dict(greedy=0.0, sampled=self.play_temperature)
         return both if self.eval_play == "both" else {self.eval_play: both[self.eval_play]}
-
-    def answers(self) -> int:
-        "Answers in an episode, at most; a system says its own."
-        return 1
-
-    def pictures(self) -> int:
-        "Pictures in an episode, at most; a system says its own."
-        return 1
-
-    def questions(self) -> int:
-        "Questions in an episode that are read anew, each of `tokens` at most; a system says its own."
-        return 1
-
-    def trains(self, kind: str) -> tuple[int, bool]:
-        "What an 'sft' or 'rl' stage trains: rank of its adapters, 0: all weights; whether the vision encoder learns."
-        return 0, True
-
-    def batch(self) -> tuple[int, int, int]:
-        "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
-        return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
-
-    def in_a_pass(self, kind: str) -> int:
-        "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
-        return self.micro_batch
-
-    def samples(self) -> int:
-        "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
-        return 0
-
-    def scenes_of(self, train: int | None) -> int:
-        "Scenes that a run learns from, where the source has `train` of them; None: as many as are wanted."
-        return min(self.train_scenes, self.train_scenes if train is None else train)
-
-    def reference_apart(self) -> bool:
-        "A stage of reinforcement has a policy of its own as the reference, whole on each device."
-        return False
-
-    def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
-        """What the keys want of the data, and what there is; a system adds its own.
-
-        Args:
-            train: scenes that the source has; None: unknown, or as many as are wanted
-            heldout: likewise
-            why: where these two numbers are from
-            far: of the train scenes, those with eight seconds of future; None: unknown
-
-        Returns:
-            list of Amount
-        """
-        scenes = self.scenes_of(train)
-        return [
-            Amount("train_scenes", self.train_scenes, train, whole=train or 0, why=why[0]),
-            Amount("eval_scenes", self.eval_scenes, heldout, whole=heldout or 0, why=why[1]),
-            Amount("rl_scenes", self.rl_scenes, scenes, why="they are drawn from the train scenes"),
-        ]
-
-    def problems(self) -> list[str]:
-        "What is wrong with a system's own keys taken together."
-        return []
-
-    def servers(self) -> tuple[list[str], list[str]]:
-        "Command lines that start what a system's own keys name, and what this machine lacks for these keys."
-        return [], []
 
 
 described(Profile);
@@ -913,10 +936,13 @@ KNOWN["DRIVEAGENT_SCENES"] = KNOWN["NUSCENES_SCENES"]  # the paper's own set is 
 
 
 def _counted(folder):
-    "Scenes of a folder on this machine."
-    from drivelit.data.shards import Shards, is_shards  # with pyarrow
+    "Scenes of a folder on this machine; None: of shards that cannot be read, which the stage `scenes` will tell."
+    from drivelit.data.shards import ShardError, Shards, is_shards  # with pyarrow
 
-    return len(Shards(folder)) if is_shards(folder) else sum(1 for _ in Path(folder).glob("*.json"))
+    try:
+        return len(Shards(folder)) if is_shards(folder) else sum(1 for _ in Path(folder).glob("*.json"))
+    except ShardError:
+        return None
 
 
 def data_amounts(profile: Profile) -> list[Amount]:
@@ -941,7 +967,7 @@ def data_amounts(profile: Profile) -> list[Amount]:
 def _wanted(p):
     "As `data_amounts`, without the paper's numbers."
     folder = Path(os.path.expandvars(p.source))
-    if all((folder / split).is_dir() for split in ("train", "heldout")):
+    if all(os.path.isdir(folder / split) for split in ("train", "heldout")):  # also of a name that is too long
         return p.amounts(_counted(folder / "train"), _counted(folder / "heldout"), (f"counted in {folder}",) * 2)
     if not (known := KNOWN.get(p.source.strip("${}"))):
         return p.amounts(None, None, ("", ""))

@@ -920,7 +920,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         if self.reference:
             self.reference.load(folder)
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #b51c230f
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #cb639245
 RENAMED = dict(
     learning_rate="lr",
     max_steps="steps",
@@ -938,7 +938,7 @@ RENAMED = dict(
     output_dir="out",
 )
 
-# %% ../../nbs/40_training/30_turn_grpo.ipynb #dd83f3f9
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #b51c230f
 def rl_config(
     out: str | Path,
     *,
