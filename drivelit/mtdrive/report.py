@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['ROWS', 'TABLE_COLUMNS', 'ORDERINGS', 'WORDS', 'PLAN_COLOR', 'BEFORE_COLOR', 'WRONG_COLOR', 'STANDS', 'collect',
            'first_play', 'values', 'best_without_eyes', 'blind_drivers', 'driver_rows', 'table1', 'table2', 'table3',
-           'orderings', 'asked', 'questions', 'plot_turns', 'turn_words', 'fit_extent', 'draw_turn', 'turn_legend',
-           'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_rows', 'real_table',
-           'real_words']
+           'table_sizes', 'orderings', 'asked', 'questions', 'plot_turns', 'turn_words', 'fit_extent', 'draw_turn',
+           'turn_legend', 'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode', 'real_rows',
+           'real_table', 'real_words']
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #b72cba16
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from ..metrics.blind import best_blind
 from .agent import Issue
 from .evaluation import play
 from .formats import format_trajectory
-from .pipeline import RL_ARMS, STAGES, TRAINED, trained
+from .pipeline import RL_ARMS, SIZES, STAGES, TRAINED, trained
 from .profile import MTDriveProfile
 from .task import MTDriveTask
 from ..policy.engines import Completion
@@ -48,6 +48,9 @@ ROWS = dict(  # stage: how the tables call it
     grpo="GRPO, sequence",
     mtgrpo_turn="mtGRPO, per turn",
     mtgrpo_cross="mtGRPO, across turns",
+    size_hard="mtGRPO, the hard scenes alone",
+    size_double="mtGRPO, twice the scenes",
+    size_triple="mtGRPO, three times the scenes",
 )
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #163394f5
@@ -66,7 +69,7 @@ def collect(out: str | Path, seeds: Iterable[int]) -> dict:
     """
     scenes = STAGES.result(out, "scenes")
     more = dict(heldout=scenes["heldout"], drivers=scenes["drivers"])
-    return report.collect(STAGES, out, seeds, TRAINED, keep=("scene_pdms", "scene_distance"), **more)
+    return report.collect(STAGES, out, seeds, (*TRAINED, *SIZES), keep=("scene_pdms", "scene_distance"), **more)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 def first_play(results: dict) -> str:
@@ -279,6 +282,31 @@ def table3(results: dict) -> pd.DataFrame:
         said = dict(model=r["model"], play="–", feedback=r["feedback"], skill=r["skill"])
         rows.append(said | {f"turn {j + 1}": r["PDMS"] for j in last})
     return pd.DataFrame(rows).astype(object).fillna("")
+
+# %% ../../nbs/50_mtdrive/28_report.ipynb #4ae3e2c6
+def table_sizes(results: dict) -> pd.DataFrame:
+    """Appendix C: reinforcement on more or fewer scenes, oracle feedback.
+
+    Args:
+        results: from `collect`
+
+    Returns:
+        DataFrame, a row for each size that has run, and for `mtgrpo_cross`; none without a stage of SIZES
+    """
+    ran = [s for s in SIZES if any(s in d for d in results["seeds"].values())]
+    how, rows = first_play(results), []
+    for s in ("size_hard", "mtgrpo_cross", "size_double", "size_triple") if ran else ():
+        done = [d[s] for d in results["seeds"].values() if s in d]
+        if not done:
+            continue
+        scenes = sorted({d.get("scenes", results["profile"].get("rl_scenes")) for d in done})
+        own = [d["own"]["oracle"][how]["turns"][-1]["pdms"] for d in done if "own" in d]
+        row = dict(model=ROWS[s], scenes=" to ".join(dict.fromkeys(map(str, (scenes[0], scenes[-1])))), play=how)
+        row |= {"first plan": cell(_readable(results, s, turn=0)), "last plan": cell(_readable(results, s))}
+        lost = cell(values(results, s, metric="unreadable"))
+        own = cell(np.array([np.nan if v is None else v for v in own], float)) if own else ""
+        rows.append(row | {"last plan, own scenes": own, "unreadable": lost})
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #7bef4954
 ORDERINGS = (  # where, (the paper's better one, its turn), (the other, its turn); 0: the first, -1: the last
