@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOOK', 'NAMES', 'FAR', 'HALF', 'CLEAR', 'NEAR', 'PIECE', 'NOWHERE', 'BACK', 'look_out', 'edges', 'others', 'driven',
-           'recorded', 'make_rows', 'save_rows', 'Plan', 'read_plan']
+           'recorded', 'chat_rounds', 'chat_file', 'make_rows', 'save_rows', 'Plan', 'read_plan']
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #940ffe31
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -198,6 +199,74 @@ def _imitated(scene, driver, share, seed, count):
         return []
     return found
 
+# %% ../../nbs/54_minddrive/30_rows.ipynb #cdfa8b78
+def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | None]:
+    """A moment's questions and answers in a file of Chat-B2D.
+
+    Args:
+        path: CLIP/FRAME.json
+
+    Returns:
+        tuple: (question, answer) of each round; and the decision, which is the last round of Chat-B2D-plus, or None
+
+    Raises:
+        ValueError: the file cannot be read or has another form; names it and the round
+    """
+    try:
+        said = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{path}: cannot be read ({type(e).__name__}: {e})") from None
+    if not isinstance(said, list) or not said:
+        raise ValueError(f"{path}: expected a list of rounds")
+    rounds = []
+    for k, turn in enumerate(said):
+        fits = isinstance(turn, list) and all(isinstance(m, dict) for m in turn)
+        if not fits or [m.get("from") for m in turn] != ["human", "gpt"]:
+            raise ValueError(f"{path}, round {k}: expected a message from 'human' and one from 'gpt'")
+        words = [m.get("value") for m in turn]
+        if not all(isinstance(w, str) and w.strip() for w in words):
+            raise ValueError(f"{path}, round {k}: value: expected a text")
+        rounds.append(tuple(w.strip() for w in words))
+    last = rounds[-1][1].split()[-2:]
+    if not all(w.startswith("<") and w.endswith(">") for w in last):
+        return rounds, None
+    decision = parse_decision("".join(last))
+    if isinstance(decision, ParseError):
+        raise ValueError(f"{path}, round {len(rounds) - 1}: {decision.reason}")
+    return rounds[:-1], decision
+
+
+def chat_file(folder: str | Path, scene: Scene) -> Path:
+    """Where the questions of a recorded moment are.
+
+    Args:
+        folder: `train` or `val` of Chat-B2D
+        scene: of a clip of Bench2Drive
+
+    Returns:
+        CLIP/FRAME.json below it
+    """
+    clip, _, frame = scene.id.rpartition("-")
+    return Path(folder) / clip / f"{frame}.json"
+
+
+def _chat_row(m, inputs, rounds):
+    "One conversation of all rounds; the pictures and the state stand in the first question."
+    messages = [*question(shown(m.scene, inputs), state_text(m.scene), rounds[0][0]), says("assistant", rounds[0][1])]
+    for asked, said in rounds[1:]:
+        messages += [says("user", asked), says("assistant", said)]
+    return make_row("chat", m.scene, messages, loss="all", rounds=len(rounds))
+
+# %% ../../nbs/54_minddrive/30_rows.ipynb #86157277
+def _annotated(m, scene, folder, count):
+    "The moment with the words that are annotated for it, and its questions."
+    path = chat_file(folder, scene)  # the world has another name for its moments
+    if not path.exists():
+        count["recorded moments without a file of Chat-B2D"] += 1
+        return m, []
+    rounds, words = chat_rounds(path)
+    return (replace(m, speed=words.speed, path=words.path, done=words.speed) if words else m), rounds
+
 
 def make_rows(
     scenes: Iterable[Scene],
@@ -206,6 +275,7 @@ def make_rows(
     look: int = 2,
     driver: Driver = true_idm,
     count: Counter | None = None,
+    chat: str | Path | None = None,
 ) -> Iterator[dict]:
     """Rows of imitation from an expert's drives, one drive at a time; or from recorded moments.
 
@@ -213,22 +283,27 @@ def make_rows(
         scenes: routes; every second one is driven with wrong decisions. A scene with pictures in files is a moment
         inputs: what the policy is shown
         wrong: share of wrong decisions in those
-        look: every so many moments a row of what to look out for; 0: none
+        look: every so many moments a row of questions; 0: none
         driver: the expert
         count: what was left out is counted here, by its reason
+        chat: folder of Chat-B2D's questions of recorded moments; None: what to look out for is asked
 
     Returns:
         iterator of rows, as `write_rows` takes them
+
+    Raises:
+        ValueError: a file of Chat-B2D that cannot be read
     """
     count = Counter() if count is None else count
     for k, scene in enumerate(scenes):
         found = _imitated(scene, driver, wrong if k % 2 else 0.0, k, count)
         for i, m in enumerate(found, k if len(found) == 1 else 0):  # of recorded moments every so many, too
+            m, rounds = (m, []) if chat is None else _annotated(m, scene, chat, count)
             yield _plan_row(m, inputs)
             count["plan rows"] += 1
-            if look and i % look == 0:
-                yield _look_row(m, inputs)
-                count["look rows"] += 1
+            if look and i % look == 0 and (rounds or chat is None):
+                yield _chat_row(m, inputs, rounds) if rounds else _look_row(m, inputs)
+                count["chat rows" if rounds else "look rows"] += 1
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #f1a2b3c4
 def save_rows(path: str | Path, rows: Iterable[dict], count: Counter | None = None, how: str = "") -> Path:
