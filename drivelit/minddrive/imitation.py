@@ -385,7 +385,7 @@ def descend(optimizer: torch.optim.Optimizer, most: float, told: Mapping[str, fl
     optimizer.step()
     return norm
 
-
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #5a4009df
 def group() -> tuple[int, int]:
     """The processes that train together, as torchrun or the cluster started them.
 

@@ -123,7 +123,7 @@ LACKS = (  # keys of systems that write answers token by token, or share out the
 )
 LONGEST = 120  # decisions of a drive, about: two a second for a minute
 
-
+# %% ../../nbs/54_minddrive/15_profile.ipynb #10b5aa08
 @dataclass(frozen=True)
 class MindDriveProfile(Profile):
     """The numbers of a MindDrive run, on top of those that all systems share."""
