@@ -78,7 +78,7 @@ class _Part(Sequence):
     def __getitem__(self, k):
         return [m[self.part] for m in self.made[k]] if isinstance(k, slice) else self.made[k][self.part]
 
-
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #4ca51672
 @dataclass(frozen=True, eq=False)
 class Lessons:
     """Rows of imitation, encoded when they are asked for.
