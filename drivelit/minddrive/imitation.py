@@ -80,7 +80,7 @@ class _Part(Sequence):
     def __getitem__(self, k):
         return [m[self.part] for m in self.made[k]] if isinstance(k, slice) else self.made[k][self.part]
 
-
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #4ca51672
 @dataclass(frozen=True, eq=False)
 class Lessons:
     """Rows of imitation, encoded when they are asked for.
@@ -387,7 +387,7 @@ def descend(optimizer: torch.optim.Optimizer, most: float, told: Mapping[str, fl
     optimizer.step()
     return norm
 
-
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #5a4009df
 def group() -> tuple[int, int]:
     """The processes that train together, as torchrun or the cluster started them.
 

@@ -11,7 +11,7 @@ __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', '
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -350,7 +350,8 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
     known = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
     try_some(known, profile)
-    p, weights = profile, Weights(*(getattr(profile, f"w_{f.name}") for f in fields(Weights)))
+    p = profile
+    weights = Weights(p.w_speed_way, p.w_path_way, p.w_latent, p.w_bound, p.w_collision)
     how = p.sft_steps, p.sft_batch, p.sft_lr, seed, here, p.save_every, p.balance
     experts, log = imitate(experts, known, *how, p.sft_schedule, p.sft_warmup, weights)
     if group()[0]:  # one process saves and judges for all

@@ -144,7 +144,7 @@ def _read(p, train, why) -> list[Amount]:
         Amount("samples of imitation", drawn, why=f"{drawn / max(rows, 1):.1f} passes over the rows"),
     ]
 
-# %% ../../nbs/54_minddrive/15_profile.ipynb #18fef3bb
+# %% ../../nbs/54_minddrive/15_profile.ipynb #10b5aa08
 @dataclass(frozen=True)
 class MindDriveProfile(Profile):
     """The numbers of a MindDrive run, on top of those that all systems share."""

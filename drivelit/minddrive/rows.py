@@ -10,7 +10,7 @@ __all__ = ['LOOK', 'NAMES', 'FAR', 'HALF', 'CLEAR', 'NEAR', 'PIECE', 'NOWHERE', 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
