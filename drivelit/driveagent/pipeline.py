@@ -7,7 +7,7 @@ __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'EXPERT', 'ALL', 'AT
            'reward_weights', 'drivers', 'choose_scenes', 'run_scenes', 'journal_of', 'necessity', 'teach',
            'thought_lines', 'save_variant', 'hold_back', 'draw_explore', 'run_data', 'save_weights', 'save_words',
            'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'reinforce', 'run_sft',
-           'run_rl', 'run_variant', 'run_motion']
+           'run_rl', 'run_variant', 'run_motion', 'run_attention']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -26,11 +26,21 @@ from ..data.rows import Rows, read_rows, write_rows
 from ..data.shards import subset
 from ..data.served import Journal, connect
 from . import formats, motion, questions, refine, thoughts, vqa_data, vqa_pairs
-from .evaluation import chosen_scenes, evaluate, middles, play, read_weights, score_actions
+from drivelit.driveagent.evaluation import (
+    chosen_scenes,
+    evaluate,
+    middles,
+    play,
+    read_need,
+    read_weights,
+    score_actions,
+    summary,
+)
 from .evidence import PolicyReader, ScriptedReader, needs_look, partition
 from .labels import blind_answers, label_scene
 from .profile import DriveAgentProfile
 from .rewards import position_weights
+from .task import ATTENTION
 from .variants import VARIANTS, task_for
 from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
@@ -58,6 +68,7 @@ NEEDS = dict(
     fcm_twice=("fcm",),  # variant 3: as many updates as DriveAgent-R1, all of one kind
     ams_twice=("ams_only",),  # variant 5: of the other kind
     motion=("ams",),  # table 3: way-points from the frozen policy
+    attention=("ams",),  # table 11: told where to look, or looking
     alignment_swapped=(
         "align",
     ),  # table 5: all three stages without domain alignment, or with it if the others have none
@@ -70,7 +81,7 @@ NEEDS = dict(
 
 SHARED = ("scenes", "data", "vqa", "served")  # the same for all seeds
 TRAINED = tuple(s for s in NEEDS if s not in SHARED)  # what has results for each seed
-KINDS = {s: "" if s in (*SHARED, "motion") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
+KINDS = {s: "" if s in (*SHARED, "motion", "attention") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
 STAGES = Stages("drivelit.driveagent", NEEDS, SHARED, KINDS, optional=("alignment_swapped", "served"))
 
 
@@ -718,9 +729,32 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     heads = {n: t.reset_index().to_dict("records") for n, t in found.items()}
     return dict(heads=heads, scenes=count(splits), of_scenes=count(there))
 
+# %% ../../nbs/51_driveagent/60_pipeline.ipynb #3f6a1507
+def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stage `attention`: DriveAgent-R1 in text, in text and told where to look, and looking by RoI Inspection alone
+    (A.13.1).
+
+    Args:
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        dict: "text", "told", "roi" -> numbers of `summary` in the play that tables compare
+    """
+    policy, (_, heat) = load(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
+    heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
+    tasks = {k: task_for(profile, "full", m) for k, m in dict(text="text", told="text", roi="tool").items()}
+    tasks["told"].hint = ATTENTION
+    tasks["roi"].toolkit = replace(tasks["roi"].toolkit, tools=("RoI Inspection",))
+    need, weights, found = read_need(out), read_weights(out), {}
+    for name, task in tasks.items():
+        found[name] = summary(play(policy, heldout, task, profile, seed, temperature=heat), need, weights)
+    return found
+
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
 FUNCTIONS = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft, motion=run_motion)
-FUNCTIONS |= dict(served=run_served)
+FUNCTIONS |= dict(served=run_served, attention=run_attention)
 
 
 FUNCTIONS |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only", "fcm_twice", "ams_twice")}
