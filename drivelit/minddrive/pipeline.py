@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', 'SHARED', 'KINDS', 'STAGES', 'FUNCTIONS',
-           'make_routes', 'scored', 'roads', 'run_scenes', 'run_data', 'driven', 'judged', 'run_warm', 'model_of',
-           'try_some', 'run_il', 'chosen', 'by_round', 'run_rl']
+           'make_routes', 'scored', 'roads', 'run_scenes', 'chat_folder', 'run_data', 'driven', 'judged', 'run_warm',
+           'model_of', 'try_some', 'run_il', 'chosen', 'by_round', 'run_rl']
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #8420a65a
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -170,6 +171,24 @@ def _words_of(rows: Iterable[dict], words: Counter) -> Iterator[dict]:
         yield row
 
 
+def chat_folder(profile: MindDriveProfile) -> Path | None:
+    """Where the questions of recorded moments are.
+
+    Args:
+        profile: of MindDrive
+
+    Returns:
+        Path; None: the kit's own question is asked
+
+    Raises:
+        RunError: the folder is not there, or its $VARIABLE is not set
+    """
+    folder = Path(os.path.expandvars(profile.chat))
+    if profile.chat != NONE and not folder.is_dir():
+        raise RunError(f"chat: {folder} is no folder; give Chat-B2D's, or 'none' for the kit's own question")
+    return None if profile.chat == NONE else folder
+
+
 def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
     """Stage `data`: rows to learn from, and rows of held-out drives for the open loop, each with its card.
 
@@ -180,8 +199,12 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
 
     Returns:
         dict: train, heldout (counts of rows and of drives left out), words (share of each speed word in train)
+
+    Raises:
+        RunError: as `chat_folder`, or no moment to learn from has a file in it
     """
     here, words, counts = STAGES.folder(out, "data"), Counter(), {}
+    chat = chat_folder(profile)
     how = f"python -m drivelit run minddrive.{profile.name} --stages data"
     some = load_scenes(out, "heldout")[: profile.eval_rounds]
     for split, scenes, wrong, look, said in (
@@ -189,8 +212,10 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
         ("heldout", some, 0.0, 0, Counter()),
     ):
         counts[split] = count = Counter()
-        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, count=count), said)
+        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, count=count, chat=chat), said)
         save_rows(here / f"{split}.parquet", rows, count, how)
+        if split == "train" and chat and not count["chat rows"]:
+            raise RunError(f"chat: no file in {chat} belongs to a moment of source = {profile.source}")
     shares = {w: words[w] / max(sum(words.values()), 1) for w in SPEEDS}
     return dict({split: dict(c) for split, c in counts.items()}, words=shares)
 

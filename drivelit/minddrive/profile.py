@@ -108,6 +108,8 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
     lacks = [f"{k}: {why}" for k in ("simulators", "routes") if (why := lacking(getattr(p, k)))]
     if "$" in (scenario := os.path.expandvars(p.scenario)):
         lacks.append(f"scenario: {scenario} is not set in the environment; {SCENARIO}")
+    if p.chat != NONE and (why := lacking(p.chat)):
+        lacks.append(f"chat: {why}")
     if why := lacking(p.simulators):
         said = os.path.expandvars(p.simulators)
         file = '"$PWD/runs/carla-ports"' if "$" in said else f'"{said}"'
@@ -190,6 +192,7 @@ class MindDriveProfile(Profile):
     kl: float = key(0.5, "weight of KL(reference || new)", low=0)
     max_norm: float = key(1.0, "length at which gradients are cut", low=0)
     simulators: str = key(NONE, "CARLA: HOST:PORT with commas, or a file of them; 'none': the kit's world")
+    chat: str = key(NONE, "folder of Chat-B2D's questions, for recorded moments; 'none': what to look out for is asked")
     routes: str = key(NONE, "folder with Bench2Drive's train.xml and heldout.xml, for simulators")
     scenario: str = key(NONE, "package.module:function that puts others on a route (CarlaWorld's scenario)")
 
