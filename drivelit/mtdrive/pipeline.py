@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['NEEDS', 'RL_ARMS', 'SIZES', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', 'ADVANTAGE', 'FUNCTIONS', 'trained',
            'plans_of', 'at_turn', 'run_scenes', 'save_data', 'run_data_single', 'order_of', 'in_turn', 'run_data_two',
-           'run_data_multi', 'run_data_rl', 'start_of', 'rows_of', 'fresh', 'run_served', 'examine', 'run_sft',
-           'run_rl', 'reinforced', 'run_size']
+           'run_data_multi', 'run_data_rl', 'start_of', 'rows_of', 'fresh', 'run_served', 'turns_of', 'examine',
+           'choose', 'run_sft', 'run_rl', 'reinforced', 'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -26,12 +28,12 @@ from .evaluation import drivers, evaluate, play, task_for
 from ..rollout.core import Episode
 from .profile import MTDriveProfile
 from ..policy.model import Policy
-from ..training.checkpoints import first_process
+from ..training.checkpoints import first_process, wait_for_all
 from ..training.processes import RunError
 from ..training.profiles import rl_options, sft_options
-from ..training.sft import train_sft
+from ..training.sft import candidate, train_sft
 from ..training.shards import save_served
-from ..training.stages import Stages, load, load_scenes, tell_if_few, write_json, write_scenes
+from ..training.stages import Stages, load, load_scenes, tell_if_few, write_choice, write_json, write_scenes
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #7751ab47
@@ -115,6 +117,8 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: train and heldout (counts), drivers (the expert and those without eyes, on the held-out scenes)
     """
     made = write_scenes(out, profile, references=True)
+    if profile.sft_candidates > 1:
+        write_choice(out, profile, profile.choice_scenes)
     ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
     return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
@@ -349,6 +353,19 @@ def run_served(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     return save_served(fresh(profile, seed), STAGES.folder(out, "served"), profile)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #06089f8a
+def turns_of(stage: str, profile: MTDriveProfile) -> int:
+    """How many turns a trained policy is played with.
+
+    Args:
+        stage: one of TRAINED
+        profile: of MTDrive
+
+    Returns:
+        1 for single-turn tuning, 2 for 2-turn tuning, else all
+    """
+    return min(dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2).get(stage, profile.turns), profile.turns)
+
+
 def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Let a trained policy drive the held-out scenes, as the tables need it.
 
@@ -362,17 +379,63 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
     Returns:
         dict: what `evaluate` returns
     """
-    turns = dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2).get(stage, profile.turns)
     whole = stage == "sft_multi" or stage in RL_ARMS
     return evaluate(
         policy,
         load_scenes(out, "heldout"),
         profile,
         seed,
-        turns=min(turns, profile.turns),
+        turns=turns_of(stage, profile),
         perceptions=("oracle", "kinematic") if whole else ("oracle",),
         grey=whole or stage == "sft_single",
     )
+
+# %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e453ef5c
+def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
+    """Take the best of the policies that a tuning has kept; a stage that is killed goes on with the same choice.
+
+    Args:
+        stage: a key of MIX
+        out: the run's folder
+        profile: its `sft_candidates` is their number
+        seed: of the run
+
+    Returns:
+        dict: candidates (for each its pdms and unreadable share on the scenes of the choice), chosen (from 1)
+    """
+    here, count = STAGES.folder(out, stage, seed), profile.sft_candidates
+    note, how = here / "chosen.json", next(iter(profile.plays))
+    known = note.exists()
+    wait_for_all()  # all processes have looked before the first one writes
+    if not known:
+        scenes, found = load_scenes(out, "choice"), []
+        for k in range(1, count + 1):
+            policy = load(candidate(here, k, count), profile, seed)
+            asked = dict(turns=turns_of(stage, profile), perceptions=("oracle",))
+            last = evaluate(policy, scenes, profile, seed, **asked)["oracle"][how]["turns"][-1]
+            found.append(dict(pdms=last["pdms"], unreadable=last["unreadable"]))
+        best = 1 + int(np.argmax([(c["pdms"] or 0.0) * (1 - c["unreadable"]) for c in found]))
+        if first_process():
+            write_json(note, dict(candidates=found, chosen=best))
+        wait_for_all()
+    told = json.loads(note.read_text())
+    if first_process():
+        _take(here, told["chosen"], count)
+    wait_for_all()
+    return told
+
+
+def _take(here, best, count):
+    "Put a candidate in the place of the last one; the others go, it stays: a stage that runs again needs it."
+    if best < count:
+        new, final = here / "final.new", here / "final"
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(candidate(here, best, count), new, copy_function=os.link)  # the same bytes, once on the disk
+        shutil.rmtree(final)
+        os.replace(new, final)
+    for k in range(1, count):
+        if k != best:
+            shutil.rmtree(here / f"candidate-{k}", ignore_errors=True)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #bcdeff94
 def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -395,8 +458,12 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         STAGES.folder(out, stage, seed),
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt
+        candidates=profile.sft_candidates,
         **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if before else 1.0),
     )
+    if profile.sft_candidates > 1:
+        result |= choose(stage, out, profile, seed)
+        policy = load(trained(out, stage, seed), profile, seed)
     return result | examine(policy, stage, out, profile, seed)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2

@@ -28,6 +28,8 @@ class MTDriveProfile(Profile):
     data_understanding: int = key(0, "samples of PDM understanding; 0: as many as the scenes give", low=0)
     sft_warm: bool = key(True, "table 2: rows 3 and 4 go on from row 1, row 5 from row 4; no: from the base model")
     sft_warm_lr: float = key(0.5, "times sft_lr in a stage that goes on from another (row 2 always does)", low=0)
+    sft_candidates: int = key(1, "policies of a tuning, evenly over it, of which the best is taken; 1: the last", low=1)
+    choice_scenes: int = key(200, "scenes, neither learnt from nor judged on, by which it is chosen", low=1)
     w_p: float = key(0.8, "weight of PDMS, MTDrive eq. 2", low=0)
     w_f: float = key(0.2, "weight of the format, MTDrive eq. 2", low=0)
 

@@ -6,7 +6,7 @@
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
            'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
            'freeze_vision', 'SafeTrainer', 'states_of', 'OrderedSFTTrainer', 'check_policy', 'trl_config',
-           'memory_settings', 'finish', 'sft_config', 'train_sft']
+           'memory_settings', 'finish', 'candidate', 'Candidates', 'sft_config', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
 import inspect
@@ -27,7 +27,7 @@ import trl.trainer.utils
 from datasets import Dataset
 from peft import PeftConfig
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
@@ -628,6 +628,41 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
         how = dict(device=str(trainer.accelerator.device), attn_implementation=policy.model.config._attn_implementation)
         policy.model = load_policy(final, **how).model.eval()
 
+# %% ../../nbs/40_training/10_sft.ipynb #5c968762
+def candidate(out: str | Path, k: int, count: int) -> Path:
+    """Where one of several policies of a tuning lies.
+
+    Args:
+        out: folder of the run
+        k: which, from 1
+        count: how many there are
+
+    Returns:
+        its folder
+    """
+    return Path(out) / ("final" if k == count else f"candidate-{k}/final")
+
+
+class Candidates(TrainerCallback):
+    """Keep several policies of a tuning, evenly over its updates.
+
+    Args:
+        policy: that is trained
+        out: folder of the run
+        steps: updates
+        count: how many; the last one is what the tuning saves at its end
+    """
+
+    def __init__(self, policy: Policy, out: str | Path, steps: int, count: int) -> None:
+        self.policy, self.out, self.trainer = policy, Path(out), None
+        self.after = {max(1, round(steps * k / count)): k for k in range(1, count)}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        "Save the policy, if it is time."
+        if k := self.after.get(state.global_step):
+            folder = self.out / f"candidate-{k}"
+            save_final(self.policy, folder, full_weights(self.policy.model, self.trainer.came_in))
+
 # %% ../../nbs/40_training/10_sft.ipynb #525ec37b
 RENAMED = dict(
     learning_rate="lr",
@@ -737,6 +772,7 @@ def train_sft(
     spans: Callable[[Sequence[int]], Sequence[str]] | None = None,
     weights: dict[str, float] | None = None,
     numerals: Numerals | None = None,
+    candidates: int = 1,
     **settings: object,
 ) -> dict:
     """Supervised tuning; the policy in `out/final` can be loaded again.
@@ -760,6 +796,7 @@ def train_sft(
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
         numerals: their distance from the right number is added to the loss, and logged as loss/distance
+        candidates: policies that are kept, evenly over the updates, as `Candidates` keeps them
         **settings: of sft_config (lr, warmup, schedule, micro_batch, save_steps, checkpointing), and TRL's own
 
     Returns:
@@ -781,6 +818,7 @@ def train_sft(
     try_longest(encoded, estimates)
     order = batches(estimates, batch, steps, seed).ravel()
     start = resume_point(out, args.world_size) if resume else None
+    keeper = Candidates(policy, out, steps, candidates)
     trainer = OrderedSFTTrainer(
         model=policy.model,
         args=args,
@@ -788,9 +826,9 @@ def train_sft(
         data_collator=collator(policy, rows, encoded, parts),
         processing_class=policy.tokenizer,
         peft_config=peft_config,
-        callbacks=[SafeCheckpoints(out, start), *callbacks],
+        callbacks=[SafeCheckpoints(out, start), keeper, *callbacks],
     )
-    trainer.spans, trainer.numerals = parts, numerals
+    trainer.spans, trainer.numerals, keeper.trainer = parts, numerals, trainer
     if not hasattr(head := trainer.model.get_output_embeddings(), "bias"):
         head.bias = None  # TRL asks for it, and peft's wrapper of a head with trained rows does not answer
     trainer.remove_callback(PrinterCallback)  # the file has it all
