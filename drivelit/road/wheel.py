@@ -127,5 +127,7 @@ def take_wheel(
     if pictures not in ("own", "grey"):
         raise ValueError(f"pictures: {pictures!r} is not 'own' or 'grey'")
     heat = profile.play_temperature if temperature is None else temperature
-    points = profile.points if system == "autodrive_p3" else POINTS[system]  # nuScenes has six, NAVSIM eight
+    points = getattr(profile, "points", POINTS[system])  # nuScenes has six, NAVSIM eight, Bench2Drive four
+    if (step := getattr(profile, "step", 0.5)) != 0.5:
+        raise RunError(f"{out}: step = {step:g} s, and a world follows poses every half second")
     return OPENED[system](out, stage, seed, pictures, heat, engine, **how), points

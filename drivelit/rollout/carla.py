@@ -684,7 +684,7 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
         size: (width, height) of the pictures
 
     Returns:
-        Scene: nobody's future is known; pictures of up to five seconds ago
+        Scene: nobody's future is known; pictures of up to five seconds ago, before the drive its first one
     """
     scene, origin = moment(stage, now), now.ego[:3]
     rows = ride.others[-51:][::-1][::5][::-1]
@@ -709,6 +709,8 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
         for m in ride.lights
     ]
     past = {step: f for step, f in ride.files.items() if now.steps - step <= 50}
+    if 0 in past:  # before the drive the car has stood where it began, as its own past says
+        past |= {step: past[0] for step in range(-5, now.steps - 51, -5)}
     cameras = {
         name: camera_of(
             name, size, ride.middle, {round((step - now.steps) * kin.DT, 3): f[name] for step, f in past.items()}
