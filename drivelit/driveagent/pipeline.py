@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'EXPERT', 'ALL', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_of',
            'reward_weights', 'drivers', 'choose_scenes', 'run_scenes', 'journal_of', 'necessity', 'teach',
-           'thought_lines', 'save_variant', 'hold_back', 'draw_explore', 'run_data', 'save_weights', 'save_words',
-           'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'reinforce', 'run_sft',
-           'run_rl', 'run_variant', 'run_motion', 'run_attention']
+           'thought_lines', 'save_variant', 'hold_back', 'draw_explore', 'run_data', 'save_weights', 'attention_tasks',
+           'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'reinforce',
+           'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -408,6 +408,21 @@ def save_weights(folder: str | Path, labels: dict[int, list]) -> None:
     write_json(folder / "weights.json", [w.tolist() for w in reward_weights(encode(list(labels.values())))])
 
 
+def attention_tasks(profile: Profile) -> dict[str, Any]:
+    """The three settings of table 11 (A.13.1).
+
+    Args:
+        profile: Profile
+
+    Returns:
+        dict: "text", "told" (where to look), "roi" (looking by RoI Inspection alone) -> DriveAgentTask
+    """
+    tasks = {k: task_for(profile, "full", m) for k, m in dict(text="text", told="text", roi="tool").items()}
+    tasks["told"].hint = ATTENTION
+    tasks["roi"].toolkit = replace(tasks["roi"].toolkit, tools=("RoI Inspection",))
+    return tasks
+
+
 def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
     """The words of a run, as text.json.
 
@@ -416,7 +431,8 @@ def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
         lines: set of lines of thoughts
         profile: Profile
     """
-    fixed = {part for variant in VARIANTS for part in task_for(profile, variant, "text").fixed_parts()}
+    asked = [*(task_for(profile, variant, "text") for variant in VARIANTS), *attention_tasks(profile).values()]
+    fixed = {part for task in asked for part in task.fixed_parts()} | {ATTENTION}
     text = [*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(tuple(profile.image_size))]
     write_json(folder / "text.json", dict(fixed=sorted(fixed), text=text))
 
@@ -744,11 +760,8 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
     """
     policy, (_, heat) = load(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
-    tasks = {k: task_for(profile, "full", m) for k, m in dict(text="text", told="text", roi="tool").items()}
-    tasks["told"].hint = ATTENTION
-    tasks["roi"].toolkit = replace(tasks["roi"].toolkit, tools=("RoI Inspection",))
     need, weights, found = read_need(out), read_weights(out), {}
-    for name, task in tasks.items():
+    for name, task in attention_tasks(profile).items():
         found[name] = summary(play(policy, heldout, task, profile, seed, temperature=heat), need, weights)
     return found
 

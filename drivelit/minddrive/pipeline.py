@@ -375,10 +375,10 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
     known = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
     try_some(known, profile)
-    p = profile
-    weights = Weights(p.w_speed_way, p.w_path_way, p.w_latent, p.w_bound, p.w_collision)
-    how = p.sft_steps, p.sft_batch, p.sft_lr, seed, here, p.save_every, p.balance
-    experts, log = imitate(experts, known, *how, p.sft_schedule, p.sft_warmup, weights)
+    ways = profile.w_speed_way, profile.w_path_way
+    weights = Weights(*ways, profile.w_latent, profile.w_bound, profile.w_collision)
+    how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
+    experts, log = imitate(experts, known, *how, profile.sft_schedule, profile.sft_warmup, weights)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
