@@ -14,7 +14,7 @@ summary=() failures=0 start=$SECONDS
 step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
   local name=$1 begin=$SECONDS verdict=ok; shift
   printf '\n== %s\n' "$name"
-  "$@" 2>&1 | grep -v 'Kernel is running over TCP without encryption'
+  "$@" 2>&1 | grep --line-buffered -v 'Kernel is running over TCP without encryption'
   [ "${PIPESTATUS[0]}" = 0 ] || { verdict=FAILED; failures=$((failures + 1)); }
   summary+=("$(printf '%-7s %4d s  %s' "$verdict" $((SECONDS - begin)) "$name")")
 }
