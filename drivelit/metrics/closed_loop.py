@@ -160,6 +160,16 @@ def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLi
     return float(np.mean(np.all([((v > COMFORT[k][0]) & (v < COMFORT[k][1])).all(1) for k, v in signals.items()], 0)))
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #36d2f04c
+def _json(path):
+    "What a file holds."
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path}: not JSON, or cut short ({e})") from None
+
+
 def read_comfort(path: str | Path) -> float:
     """Bench2Drive's comfort of one route from the file that its agents write.
 
@@ -172,12 +182,7 @@ def read_comfort(path: str | Path) -> float:
     Raises:
         ValueError: naming the file, the step and the field
     """
-    try:
-        steps = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path}: not JSON, or cut short ({e})") from None
+    steps = _json(path)
     if not isinstance(steps, dict):
         raise ValueError(f"{path}: not an object of steps")
     names = ("acceleration", "angular_velocity", "forward_vector", "right_vector")
@@ -206,12 +211,7 @@ def read_results(path: str | Path) -> list[dict]:
     Raises:
         ValueError: naming the file, the record and the field
     """
-    try:
-        data = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path}: not JSON, or cut short ({e})") from None
+    data = _json(path)
     records = data.get("_checkpoint", {}).get("records") if isinstance(data, dict) else None
     if not isinstance(records, list):
         raise ValueError(f"{path}: _checkpoint.records: missing")

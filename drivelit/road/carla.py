@@ -8,18 +8,20 @@ __all__ = ['SIZE', 'drive_in_carla', 'summed', 'main']
 # %% ../../nbs/60_road/05_carla.ipynb #a506f58f
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from ..metrics.closed_loop import composed, success
+from ..minddrive.profile import addresses_in
 from .wheel import take_wheel
-from ..rollout.carla import MOUNTS, CarlaWorld, carla
+from ..rollout.carla import MOUNTS, CarlaWorld, NoSimulator, carla
 from ..rollout.road import Planner, drive_routes
 from ..scene.core import file_name
 from ..scene.routes import Route, read_routes
-from ..training.processes import write_json
+from ..training.processes import RunError, write_json
 
 # %% ../../nbs/60_road/05_carla.ipynb #db48947c
 SIZE = (1600, 900)  # pixels of a camera, as Bench2Drive mounts them
@@ -92,43 +94,35 @@ def _share(text: str) -> tuple[int, int]:
     return int(k), int(n)
 
 
-def _address(text: str) -> tuple[str, int]:
-    "`HOST:PORT`."
-    host, _, port = text.rpartition(":")
-    if not (host and port.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return host, int(port)
-
-
-def _function(text: str) -> Callable:
-    "`package.module:function`."
-    module, _, name = text.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise argparse.ArgumentTypeError(f"{text!r} is not package.module:function ({e})") from e
-
-
-def summed(records: Sequence[dict]) -> dict[str, float]:
+def summed(records: Sequence[dict]) -> dict[str, Any]:
     """What Bench2Drive tells of drives.
 
     Args:
         records: of `drive_in_carla`
 
     Returns:
-        dict: routes, driving_score (0 to 100), success (share), lost (routes whose simulator was lost every time)
+        dict: routes, driving_score and success in percent, ends by reason
     """
     n = max(len(records), 1)
     return dict(
         routes=len(records),
         driving_score=sum(composed(r) for r in records) / n,
-        success=sum(float(success(r)) for r in records) / n,
-        lost=sum(r["reason"] == "simulator_lost" for r in records),
+        success=100 * sum(map(success, records)) / n,
+        ends=dict(Counter(r["reason"] for r in records)),
     )
 
 
-def main(arguments: Sequence[str] | None = None, **how: Any) -> dict[str, float]:
-    """The command.
+def _claim(out, who):
+    "The folder is this driver's: records of two policies in one folder would be one table."
+    path = Path(out) / "driver.json"
+    if path.exists() and (was := json.loads(path.read_text())) != who:
+        raise RunError(f"{path}: drives of another driver ({was}, not {who}); choose another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, who)
+
+
+def main(arguments: Sequence[str] | None = None, **how: Any) -> dict[str, Any]:
+    """A trained policy drives Bench2Drive's routes in a CARLA simulator.
 
     Args:
         arguments: of the command line; None: those of this process
@@ -141,17 +135,25 @@ def main(arguments: Sequence[str] | None = None, **how: Any) -> dict[str, float]
     for name, told in dict(system="a section of settings.ini", run="its folder", stage="that has trained it").items():
         parser.add_argument(name, help=told)
     parser.add_argument("--routes", required=True, help="bench2drive220.xml or the like")
-    parser.add_argument("--simulator", type=_address, default=("127.0.0.1", 2000), help="HOST:PORT")
+    parser.add_argument("--simulator", default="127.0.0.1:2000", help="HOST:PORT")
     parser.add_argument("--out", required=True, help="folder of the records")
     parser.add_argument("--seed", type=int, default=0, help="of the run")
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampled words; 0: the likeliest")
-    parser.add_argument("--scenario", type=_function, help="package.module:function that puts others on a route")
+    parser.add_argument("--scenario", help="package.module:function that puts others on a route")
     parser.add_argument("--share", type=_share, default=(1, 1), help="K/N: every Nth route, from the Kth")
     given = parser.parse_args(arguments)
-    planner, points = take_wheel(given.system, given.run, given.stage, given.seed, temperature=given.temperature)
-    (host, port), (k, n) = given.simulator, given.share
-    routes = read_routes(given.routes)[k - 1 :: n]
-    told = summed(drive_in_carla(planner, points, routes, given.out, host, port, scenario=given.scenario, **how))
+    k, n = given.share
+    who = dict(system=given.system, run=str(Path(given.run).resolve()), stage=given.stage)
+    who |= dict(seed=given.seed, temperature=given.temperature, scenario=given.scenario)
+    try:
+        ((host, port),) = addresses_in(given.simulator)
+        scenario = given.scenario and resolve_name(given.scenario)
+        planner, points = take_wheel(given.system, given.run, given.stage, given.seed, temperature=given.temperature)
+        routes = read_routes(given.routes)[k - 1 :: n]
+        _claim(given.out, who)
+        told = summed(drive_in_carla(planner, points, routes, given.out, host, port, scenario=scenario, **how))
+    except (ValueError, ImportError, AttributeError, RunError, NoSimulator) as e:  # what was told is wrong
+        parser.error(str(e))
     print(json.dumps(told))
     return told
 

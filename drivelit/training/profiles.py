@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ATTENTION', 'SCHEDULES', 'REPORTS', 'WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'HUB', 'KNOWN', 'ProfileError', 'key',
-           'described', 'Amount', 'SaysOfItself', 'Profile', 'nearest', 'convert', 'typed', 'checked', 'read_sections',
+           'described', 'Amount', 'Derived', 'Profile', 'nearest', 'convert', 'typed', 'checked', 'read_sections',
            'profile_names', 'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens',
            'conflicts', 'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights',
            'memory', 'prepared_pictures', 'Frames', 'data_amounts', 'stage_gpus', 'given_again', 'run_folder',
@@ -107,7 +107,7 @@ class Amount:
         return f"{text}{share}{papers}" + (f": {self.why}" if self.why else "")
 
 # %% ../../nbs/40_training/00_profiles.ipynb #84a3db5d
-class SaysOfItself:
+class Derived:
     "What a profile's keys lead to; a system says where it is otherwise."
 
     def answers(self) -> int:
@@ -193,7 +193,7 @@ class SaysOfItself:
 
 # %% ../../nbs/40_training/00_profiles.ipynb #ed16324f
 @dataclass(frozen=True)
-class Profile(SaysOfItself):
+class Profile(Derived):
     """The numbers of one run that all systems share, typed; `load_profile` checks them.
 
     A system subclasses it, adds keys and says how many answers, pictures and samples they lead to.
