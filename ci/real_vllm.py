@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -218,6 +219,19 @@ def check_rule(folder, url, work):
         close(engine, f"log-probabilities under the rule, after {opening!r}", few(6, opening), 24)
 
 
+def check_stops(policy, engine):
+    "An answer ends behind a text, such as that of a tool call, with the token in which the text ends."
+    here, same = TransformersEngine(policy), []
+    for k, (talk, said) in enumerate(zip(few(), here.generate(few(), 24, temperature=0), strict=True)):
+        inner = said.text[k + 2 :][:9]  # nine letters: they begin and end inside tokens
+        talk = replace(talk, stops=(inner,))
+        (ours,), (theirs,) = (e.generate([talk], 24, temperature=0) for e in (here, engine))
+        apart = np.abs(np.subtract(ours.logprobs, theirs.logprobs)).max() if ours.ids == theirs.ids else np.inf
+        same.append((ours.text, ours.stop) == (theirs.text, theirs.stop) and apart < EXACT)
+        same[-1] &= theirs.stop == "stop" and theirs.text.endswith(inner) and len(theirs.ids) < len(said.ids)
+    report(np.mean(same) == 1, "answers that a text ends are those of this process", f"{sum(same)} of {len(same)}")
+
+
 def check_adapters(folder, url, work):
     base = VLLMEngine(load_policy(folder, dtype="float32"), [url], work / "base", dtype="float32")
     base.publish("base")
@@ -326,8 +340,12 @@ def asks_of(policy):
     seen = plain | dict(token_ids=short, content_parts=parts[:1])
     with_ = lambda **more: plain | dict(sampling_params=how | more)
     rule = DreamRule(policy, 6, 8).told(policy.tokenizer("<dream>", add_special_tokens=False)["input_ids"])
+    word = policy.tokenizer("assistant\n", add_special_tokens=False)["input_ids"]  # this policy goes on saying it
+    behind = dict(stop=["tant\nassis"], include_stop_str_in_output=True, max_tokens=8)  # it ends inside a token
     generate = {
         "words": plain,
+        "words that a text ends": with_(**behind, detokenize=True) | dict(token_ids=[5, 6, *word]),
+        "a text without words to look in": with_(**behind),
         "a picture": seen,
         "a picture by its name": seen | dict(content_parts=[dict(type="image_url", uuid="red")]),
         "a picture that was never sent": seen | dict(content_parts=[dict(type="image_url", uuid="nobody")]),
@@ -456,6 +474,7 @@ def main():
             engine.publish("start")
             talks(policy, engine)
             check_publish(policy, engine, "tied weights")
+            check_stops(policy, engine)
             check_rule(folder, server.url, work)
             check_adapters(folder, server.url, work)
             check_vocabulary(folder, server.url, work)

@@ -739,11 +739,11 @@ def read_measured(path: str | Path) -> Measured:
     if path.suffix == ".json":
         try:
             seconds = json.loads(path.read_text())
-            assert seconds and all(type(v) in (int, float) and 0 < v < np.inf for v in seconds.values())
-        except (OSError, ValueError, AttributeError, AssertionError):
-            raise RunError(
-                f'{path}: expected {{stage, sft or rl: seconds of an update}}, such as {{"sft": 1.5}}'
-            ) from None
+        except (OSError, ValueError):
+            seconds = None
+        good = isinstance(seconds, dict) and all(type(v) in (int, float) and 0 < v < np.inf for v in seconds.values())
+        if not good or not seconds:
+            raise RunError(f'{path}: expected {{stage, sft or rl: seconds of an update}}, such as {{"sft": 1.5}}')
         return Measured(seconds)
     run = next((p for p in (path, *path.parents) if (p / "run.json").exists()), None)
     if run is None:
