@@ -226,8 +226,8 @@ def check_stops(policy, engine):
         inner = said.text[k + 2 :][:9]  # nine letters: they begin and end inside tokens
         talk = replace(talk, stops=(inner,))
         (ours,), (theirs,) = (e.generate([talk], 24, temperature=0) for e in (here, engine))
-        apart = np.abs(np.subtract(ours.logprobs, theirs.logprobs)).max() if ours.ids == theirs.ids else np.inf
-        same.append((ours.text, ours.stop) == (theirs.text, theirs.stop) and apart < EXACT)
+        apart = (scored(policy, talk, theirs, engine.never) - torch.tensor(theirs.logprobs)).abs().max()
+        same.append((ours.ids, ours.text, ours.stop) == (theirs.ids, theirs.text, theirs.stop) and apart < EXACT)
         same[-1] &= theirs.stop == "stop" and theirs.text.endswith(inner) and len(theirs.ids) < len(said.ids)
     report(np.mean(same) == 1, "answers that a text ends are those of this process", f"{sum(same)} of {len(same)}")
 
