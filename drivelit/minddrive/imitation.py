@@ -39,6 +39,7 @@ from drivelit.training.checkpoints import (
     plot_metrics,
     remove_checkpoint,
     told_if_full,
+    wait_for_all,
 )
 from ..training.processes import RunError
 from ..training.sft import IGNORE, encode_row
@@ -545,5 +546,6 @@ def imitate(
     if writes:
         told = [k for k in ("bound", "collision") if log and k in log[-1]]
         plot_metrics(out, ("words", "questions", "speed_way", "path_way", *told, "norm"))
+    wait_for_all()  # nobody goes on, or leaves, before the first has saved
     experts.eval()
     return experts, log
