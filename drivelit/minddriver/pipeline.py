@@ -6,7 +6,7 @@
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'START_FORMS', 'PACKED',
            'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'distances', 'with_views', 'cuts_of', 'codec_of',
            'run_data', 'ArmRows', 'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features',
-           'inception_of', 'examine', 'run_sft', 'adapters', 'settle', 'run_rft']
+           'inception_of', 'examine', 'run_sft', 'adapters', 'settle', 'make', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -32,6 +32,7 @@ from .evaluation import drivers, engine_for, evaluate, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import MindDriverProfile
 from .prompt import Inputs, question, state_text
+from .task import MindDriverTask
 from .rows import kit_text, make_rows, next_codes, thought_lines
 from ..policy.codec import Codec, load_codec
 from ..policy.image_tokens import add_image_tokens, image_lora, image_text, spans_by_tag
@@ -132,7 +133,7 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if any(left.values()) else {})
 
-
+# %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
 def distances(profile: MindDriverProfile) -> list[float]:
     """How far ahead the views of a run lie.
 
@@ -182,7 +183,7 @@ def with_views(
         save_scenes(scenes, here.with_suffix(".npz"))
     return scenes, dict(left)
 
-
+# %% ../../nbs/53_minddriver/60_pipeline.ipynb #15b65019
 def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:
     """The borders between action words: the toy town's, or the percentiles of other data (supplement 6).
 
@@ -585,6 +586,25 @@ def settle(policy: Policy, folder: Path) -> Policy:
     return policy
 
 
+def make(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> tuple[Any, Policy, MindDriverTask]:
+    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+
+    Args:
+        stage: key of REINFORCED
+        out: the run's folder
+        profile: of MindDriver
+        seed: of the run
+
+    Returns:
+        engine, policy, task
+    """
+    before, learnt = REINFORCED[stage]
+    policy, codec = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True), codec_of(profile)
+    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **asked)
+    return engine_for(policy, codec, profile.together), policy, task
+
+
 def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
     """Stages `rft*`: reinforce, then drive the held-out scenes.
 
@@ -599,21 +619,20 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
     """
     before, learnt = REINFORCED[stage]
     steps = dict(image=profile.rl_steps, plan=profile.rl_steps_plan, both=profile.rl_steps + profile.rl_steps_plan)
-    policy = load(STAGES.trained(out, before, seed), profile, seed)
-    codec, encoder, here = codec_of(profile), features(profile)[0], STAGES.folder(out, stage, seed)
-    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    (engine, policy, task), here = make(stage, out, profile, seed), STAGES.folder(out, stage, seed)
     scenes = load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]
     # eq. 4: the reference is the policy of the SFT stage, in the second stage of reinforcement too
     tuned = REINFORCED[before][0] if before in REINFORCED else None
     result = train_rl(
-        freeze_vision(policy, True),
-        task_for(profile, codec, learnt=learnt, encoder=encoder, **asked),
+        policy,
+        task,
         Subset(scenes, chosen.tolist()),  # shards read a scene when it is played
         here,
         "sequence",
         seed=seed,
-        engine=engine_for(policy, codec, profile.together),
+        engine=engine,
+        make=partial(make, stage, out, profile, seed),
         max_turns=1,
         trainer=SequenceRatioTrainer if profile.ratio == "answer" else None,
         reference=tuned and load(STAGES.trained(out, tuned, seed), profile, seed),
