@@ -40,11 +40,11 @@ from ..policy.model import Policy, load_policy, model_card
 from ..scene.cameras import check_view
 from ..scene.core import Scene, SceneError
 from ..training.checkpoints import pack_weights, read_metrics, save_final
-from ..training.processes import RunError
-from ..training.profiles import rl_options, sft_options
+from ..scene.files import RunError
+from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
-from ..training.shards import save_served
-from drivelit.training.stages import (
+from ..runs.plays import save_served
+from drivelit.runs.stages import (
     Stages,
     device_of,
     load,
@@ -52,9 +52,9 @@ from drivelit.training.stages import (
     run_profile,
     save_scenes,
     tell_if_few,
-    write_json,
     write_scenes,
 )
+from ..scene.files import write_json
 from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005

@@ -39,9 +39,10 @@ from ..policy.model import Policy
 from ..policy.vllm import VLLMEngine
 from ..rollout.core import Episode, RolloutError, rollout
 from ..scene.core import to_rgb
+from ..scene.files import whole_file
+from ..scene.processes import follow_parent
 from ..scene.weights import WeightsError, check_tensors, load_tensors
 from .checkpoints import first_process, wait_for_all
-from .processes import follow_parent
 from .sharding import full_weights, in_bf16, is_sharded
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
@@ -128,15 +129,12 @@ ALIGNED = 64  # bytes: an array begins at a multiple of it, as numpy's and torch
 
 def _write(path, parts):
     "Write a file that is either complete or absent."
-    new = path.with_name(f"{path.name}.{uuid4().hex}.new")
     try:
-        with open(new, "wb") as f:
+        with whole_file(path, sync=False) as new, open(new, "wb") as f:
             for part in parts:
                 f.write(bytes(-f.tell() % ALIGNED))
                 f.write(part)
-        os.replace(new, path)
     except OSError as e:
-        new.unlink(missing_ok=True)
         need, free = sum(p.nbytes for p in map(memoryview, parts)), shutil.disk_usage(path.parent).free
         raise StoreError(
             f"{path.parent}: {need / 1e6:.1f} MB of a finished episode cannot be written ({e.strerror}; "
@@ -451,10 +449,8 @@ def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> None:
         low = in_bf16(model) if bf16 else set()
         kind = lambda p: torch.bfloat16 if id(p) in low else p.dtype
         of = lambda n, p: (p.detach() if whole is None else whole[n]).to("cpu", kind(p)).contiguous()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        save_file({n: of(n, p) for n, p in trained.items()}, new)
-        os.replace(new, path)
+        with whole_file(path, sync=False) as new:
+            save_file({n: of(n, p) for n, p in trained.items()}, new)
         for old in path.parent.glob("*.safetensors"):
             if old != path:
                 old.unlink()
