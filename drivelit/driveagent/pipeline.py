@@ -46,14 +46,15 @@ from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
-from ..training.profiles import rl_options, sft_options
+from ..runs.profiles import rl_options, sft_options
 from ..training.sft import train_sft
-from ..training.shards import player_for, save_served
-from ..training.stages import Stages, device_of, load, load_scenes, tell_if_few, write_json, write_scenes
+from ..runs.plays import player_for, save_served
+from ..runs.stages import Stages, device_of, load, load_scenes, tell_if_few, write_scenes
+from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
 from typing import Any
 from ..policy.model import Policy
-from ..training.profiles import Profile
+from ..runs.profiles import Profile
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #fdcefa4c
 NEEDS = dict(
