@@ -128,8 +128,8 @@ def mover(
     moving = np.hypot(*v.T) > 0.2
     p[:, 2] = np.where(moving, np.arctan2(v[:, 1], v[:, 0]), p[:, 2] + heading)
     if not moving.all() and moving.any():  # one that stands keeps the heading of its nearest motion
-        known = np.nonzero(moving)[0]
-        nearest = known[np.abs(known[None] - np.arange(len(times))[:, None]).argmin(1)]
+        moves = np.nonzero(moving)[0]
+        nearest = moves[np.abs(moves[None] - np.arange(len(times))[:, None]).argmin(1)]
         p[:, 2] = p[nearest, 2]
     p[:, 2] = wrap_angle(p[:, 2])
     return Agent(id, TYPES[kind], length, width, height, times, p, np.where(moving[:, None], v, 0.0))
@@ -1338,10 +1338,10 @@ def far_sighted(draft: Draft, plans: Plans, safe: Iterable[tuple[int, int]], roa
     for k, _ in safe:
         rest, bad = carry_on(draft, plans, k, road)
         if bad < least:
-            least, found = bad, np.concatenate([plans.poses[k, :41], rest[1:]])
+            least, longest = bad, np.concatenate([plans.poses[k, :41], rest[1:]])
         if not bad:
             break
-    return found
+    return longest
 
 # %% ../../nbs/00_scene/21_town.ipynb #finishf1
 def beside(poses: np.ndarray, s: np.ndarray, start: tuple[float, float], reach: float) -> np.ndarray:
