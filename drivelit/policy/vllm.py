@@ -392,8 +392,8 @@ class _Tells:
                 word = harmless(self.policy.tokenizer.decode(ids[place : place + 1]), 40)
                 raise EngineError(
                     f"{url} has another vocabulary than the trainer's policy: it reads {word!r} as token "
-                    f"{heard[place : place + 1]}, the policy as {ids[place : place + 1]}; start it with a folder of this policy "
-                    f"({SERVE})"
+                    f"{heard[place : place + 1]}, the policy as {ids[place : place + 1]}; start it with a folder of this "
+                    f"policy ({SERVE})"
                 )
             if self._post(url, "/detokenize", dict(model=self.model, tokens=[size]), seconds)["prompt"]:
                 raise EngineError(
