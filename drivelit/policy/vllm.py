@@ -392,13 +392,13 @@ class _Tells:
                 word = harmless(self.policy.tokenizer.decode(ids[place : place + 1]), 40)
                 raise EngineError(
                     f"{url} has another vocabulary than the trainer's policy: it reads {word!r} as token "
-                    f"{heard[place : place + 1]}, the policy as {ids[place : place + 1]}; start it with a folder of this "
-                    f"policy ({SERVE})"
+                    f"{heard[place : place + 1]}, the policy as {ids[place : place + 1]}; start it with a folder of "
+                    f"this policy ({SERVE})"
                 )
             if self._post(url, "/detokenize", dict(model=self.model, tokens=[size]), seconds)["prompt"]:
                 raise EngineError(
-                    f"{url} knows more tokens than the {size} of the trainer's policy: start it with a folder of this "
-                    f"policy ({SERVE})"
+                    f"{url} knows more tokens than the {size} of the trainer's policy: start it with a folder of "
+                    f"this policy ({SERVE})"
                 )
             if self.rule and not holds_rule(url, seconds):
                 raise EngineError(f"{url} does not know the rule of dreamed codes: start it with ci/serve_vllm.sh")
