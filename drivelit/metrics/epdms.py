@@ -142,8 +142,8 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
     else:
         v = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], t)
         a = np.stack([np.gradient(v, t), v * np.gradient(np.unwrap(poses[:, 2]), t)], 1)
-    at = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
-    out = np.zeros((len(at), 11))
+    times = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
+    out = np.zeros((len(times), 11))
     for column, value in (
         (X, poses[:, 0]),
         (Y, poses[:, 1]),
@@ -151,7 +151,7 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
         (AX, a[:, 0]),
         (AY, a[:, 1]),
     ):
-        out[:, column] = np.interp(at, t, value)
+        out[:, column] = np.interp(times, t, value)
     return out
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8009

@@ -99,9 +99,9 @@ def interpolate(poses: ArrayLike, dt: float = 0.5, steps: int = STEPS) -> np.nda
         raise ValueError(f"poses: {poses.shape[1]} poses of {dt} s do not reach {steps * DT} s")
     full = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)
     full[..., 2] = np.unwrap(full[..., 2], axis=1)
-    at = np.arange(steps + 1) * DT / dt
-    left = np.minimum(at.astype(int), poses.shape[1] - 1)
-    part = (at - left)[:, None]
+    position = np.arange(steps + 1) * DT / dt
+    left = np.minimum(position.astype(int), poses.shape[1] - 1)
+    part = (position - left)[:, None]
     out = full[:, left] * (1 - part) + full[:, left + 1] * part
     out[..., 2] = wrap_angle(out[..., 2])
     return out

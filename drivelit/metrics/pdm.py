@@ -189,11 +189,11 @@ def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
     if perception not in ("oracle", "kinematic"):
         raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
     # Who is not observed from now on is not part of the score.
-    known = [
+    present = [
         (a, c) for a in (scene if perception == "oracle" else kinematic(scene)).agents if (c := at_10hz(a)) is not None
     ]
-    speed = np.array([np.hypot(*a.velocity[np.argmax(a.times > -1e-6)]) for a, _ in known])
-    moving = np.array([a.type in MOVING_TYPES for a, _ in known], bool)
+    speed = np.array([np.hypot(*a.velocity[np.argmax(a.times > -1e-6)]) for a, _ in present])
+    moving = np.array([a.type in MOVING_TYPES for a, _ in present], bool)
     lanes = [a.polygon for a in scene.map.of("lane", "lane_connector")]
     shapely.prepare(lanes)
     line = scene.map.centerline
@@ -201,9 +201,9 @@ def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
     shapely.prepare(route)
     return PDMScene(
         scene=scene,
-        ids=[a.id for a, _ in known],
-        centers=np.stack([c for _, c in known]) if known else np.zeros((0, AHEAD + 1, 3)),
-        half=np.array([[a.length / 2, a.width / 2] for a, _ in known]).reshape(-1, 2),
+        ids=[a.id for a, _ in present],
+        centers=np.stack([c for _, c in present]) if present else np.zeros((0, AHEAD + 1, 3)),
+        half=np.array([[a.length / 2, a.width / 2] for a, _ in present]).reshape(-1, 2),
         moving_type=moving,
         stopped=~moving | (speed <= 0.05),
         drivable=_union(scene.map.of(*DRIVABLE_KINDS)),
@@ -410,8 +410,8 @@ def too_close(
     """
     moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
     hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
-    n, a, at = _first(hit)
-    k, look = at // len(LOOK), LOOK[at % len(LOOK)]
+    n, a, index = _first(hit)
+    k, look = index // len(LOOK), LOOK[index % len(LOOK)]
     state, agent = states[n, k], prepared.centers[a, k + look]
     angle = bearing(state[:, :3], agent[:, :2])
     exposed = offroad[n, k] | in_several_lanes(prepared, state) | inside(prepared.intersections, state[:, :2])

@@ -30,9 +30,9 @@ from ..rollout.world import World
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town_routes import make_route
-from ..training import report
-from ..training.report import cell, numbers, skill_cell, spread
-from ..training.stages import load_scenes
+from ..runs import report
+from ..runs.report import cell, numbers, skill_cell, spread
+from ..runs.stages import load_scenes
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #19380113
 ROWS = dict(  # stage -> its name in the tables
