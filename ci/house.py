@@ -20,7 +20,8 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "20_policy": ("the model that plans:\ntoy or Qwen2.5-VL, parsers, engines", 39, 11, 37, 9),
     "30_rollout": ("tasks and episodes: many turns with feedback", 0, 24, 76, 7),
     "35_data": ("rows and pictures on disk, teachers and judges", 0, 35, 76, 7),
-    "40_training": ("supervised tuning, GRPO family, sharding, profiles, stages, report", 0, 46, 76, 7),
+    "40_training": ("supervised tuning, GRPO family, stages", 0, 46, 43, 7),
+    "42_runs": ("the record of a run", 45, 46, 31, 7),
     "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 57, 76, 7),
     "60_road": ("the policies of all systems on the same routes", 0, 85, 76, 7),
 }
