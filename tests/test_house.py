@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
 
-from drivelit.training.profiles import load_profile, systems
+from drivelit.runs.profiles import load_profile, systems
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = subprocess.run(
@@ -192,11 +192,12 @@ def test_rooms_import_what_stands_below_them(path):
     parts = path.relative_to(ROOT).parts[:-1]
     used = {m.split(".")[1] for m in imports(path.read_text(), parts) if m.startswith("drivelit.")}
     room = parts[1] if len(parts) > 1 else ""
-    above = {"training"} if path.name == "__main__.py" else set()  # the command line finds the systems by their names
+    # the command line finds the systems by their names
+    above = {"scene", "runs"} if path.name == "__main__.py" else set()
     assert used - {room} <= MAY_IMPORT.get(room, above)
 
 
-OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "training/shards.py")
+OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "runs/plays.py")
 
 
 def test_pictures_that_are_given_become_rgb_by_to_rgb():
@@ -427,7 +428,7 @@ def wheel(tmp_path_factory):
 
 
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
-    assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/training/profiles.py"} <= set(wheel.namelist())
+    assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/runs/profiles.py"} <= set(wheel.namelist())
     weights = ("base/weights/model", "base/codec_weights/diffusion_pytorch_model", "base/encoder_weights/model")
     weights += ("minddriver/start_weights/model",)
     assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
@@ -467,7 +468,7 @@ def test_the_package_is_found_beside_its_clone(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import drivelit.training.profiles as p, drivelit.policy.model as m; print(p.SETTINGS, m.BASE)",
+        "import drivelit.runs.profiles as p, drivelit.policy.model as m; print(p.SETTINGS, m.BASE)",
     ]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -26,10 +26,10 @@ from ..data.rows import read_rows
 from ..data.shards import draw
 from ..data.served import Journal
 from ..policy.model import Policy
-from ..training.profiles import rl_options, sft_options
+from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
-from ..training.shards import save_served
-from ..training.stages import Stages, load, load_scenes, tell_if_few, write_scenes
+from ..runs.plays import save_served
+from ..runs.stages import Stages, load, load_scenes, tell_if_few, write_scenes
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ec7ed5f8

@@ -8,7 +8,6 @@ __all__ = ['SMOKE', 'CodecRecipe', 'colours', 'rare_weights', 'Pictures', 'rate'
 
 # %% ../../nbs/45_base/60_codec.ipynb #2eba6a58
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from ..policy.model import Policy, load_policy
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..scene.town import scenes
-from ..training.processes import hold, write_json
+from ..scene.files import hold, whole_file, write_json
 
 # %% ../../nbs/45_base/60_codec.ipynb #0ca31761
 @dataclass(frozen=True)
@@ -289,13 +288,6 @@ def exam_shelf(lessons: str | Path, recipe: CodecRecipe) -> Shelf:
     return Shelf(save_lessons(recipe.exam, Path(lessons) / "exam", EXAM_SEED, shard=recipe.exam))
 
 
-def _keep(path, value):
-    "A file that is either complete or the old one."
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    torch.save(value, new)
-    os.replace(new, path)
-
-
 def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None = None) -> Codec:
     """Train, or go on.
 
@@ -324,7 +316,8 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
         if run.step % 10 == 0 or run.step in at:
             rows.append(dict(step=run.step) | row | (measure(codec, held) if run.step in at else {}))
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
-            _keep(out / "state.pt", run.state() | dict(rows=rows))
+            with whole_file(out / "state.pt") as new:
+                torch.save(run.state() | dict(rows=rows), new)
             write_json(out / "metrics.json", rows)
     codec.model.half().float()  # the package holds half precision: what is examined is what is packed
     codec.save(out / "final")

@@ -10,7 +10,6 @@ __all__ = ['SMOKE', 'FACTS', 'VOCABULARY', 'LENGTH', 'EncoderRecipe', 'told', 's
 
 # %% ../../nbs/45_base/70_encoder.ipynb #1bb50a07
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..scene.town import scenes
 from ..scene.weights import seal
-from ..training.processes import RunError, hold, write_json
+from ..scene.files import RunError, hold, whole_file, whole_folder, write_json
 
 # %% ../../nbs/45_base/70_encoder.ipynb #dc1b3ab4
 @dataclass(frozen=True)
@@ -201,17 +200,16 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
     """
     path = Path(path)
     if not path.exists():
-        new = path.with_name(f"{path.name}.{os.getpid()}.new")
-        out = np.lib.format.open_memmap(new, "w+", np.uint8, (n, 4, size, size, 3))
-        for k in tqdm(range(0, n, 16), desc="pictures", mininterval=5):
-            own = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
-            both = [own, codec.decode(codec.encode(own))]
-            squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in some] for some in both]
-            out[k : k + 16] = (
-                np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
-            )
-        out.flush()
-        os.replace(new, path)
+        with whole_file(path) as new:
+            out = np.lib.format.open_memmap(new, "w+", np.uint8, (n, 4, size, size, 3))
+            for k in tqdm(range(0, n, 16), desc="pictures", mininterval=5):
+                own = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
+                both = [own, codec.decode(codec.encode(own))]
+                squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in some] for some in both]
+                out[k : k + 16] = (
+                    np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
+                )
+            out.flush()
     found = np.load(path, mmap_mode="r")
     if found.shape != (n, 4, size, size, 3):
         raise RunError(f"{path}: shape {found.shape}, expected {(n, 4, size, size, 3)}; remove it, and it is made anew")
@@ -510,12 +508,12 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
         if run.step in at:
             rows[-1] |= look_at(run.model, pictures[learnt:], said[learnt:])
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
-            torch.save(run.state() | dict(rows=rows), out / "state.new")
-            os.replace(out / "state.new", out / "state.pt")
+            with whole_file(out / "state.pt") as new:
+                torch.save(run.state() | dict(rows=rows), new)
             write_json(out / "metrics.json", rows)
-    run.model.half().save_pretrained(out / "final.new")  # what is examined is what is packed
-    seal(out / "final.new")
-    os.replace(out / "final.new", out / "final")
+    with whole_folder(out / "final") as new:
+        run.model.half().save_pretrained(new)  # what is examined is what is packed
+        seal(new)
     return load_encoder(out / "final")
 
 # %% ../../nbs/45_base/70_encoder.ipynb #307eda20

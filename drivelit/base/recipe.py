@@ -27,7 +27,7 @@ from ..policy.numerals import Numerals
 from ..policy.model import BASE, SIZES, Policy, load_policy, model_card, new_policy, word_tokenizer
 from ..scene.town import MIX, scenes
 from ..training.checkpoints import pack_weights
-from ..training.processes import RunError, hold, write_json
+from ..scene.files import RunError, hold, write_json
 from ..training.sft import train_sft
 
 # %% ../../nbs/45_base/40_recipe.ipynb #664c4bf5

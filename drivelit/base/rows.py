@@ -9,7 +9,6 @@ __all__ = ['TAUGHT', 'SHARD', 'ASIDE', 'ASKEW', 'FRONT', 'BEFORE', 'LESSONS', 'l
 # %% ../../nbs/45_base/20_rows.ipynb #0b35e616
 import io
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..metrics.pdm import score_scenes
 from ..policy.model import Policy
 from ..scene.core import Scene
 from ..scene.town import FAMILIES, SHARES, make_scene, scenes, spread
-from ..training.processes import RunError
+from ..scene.files import RunError, whole_file
 from ..training.sft import IGNORE, Size
 
 # %% ../../nbs/45_base/20_rows.ipynb #4c57eb59
@@ -80,10 +79,8 @@ def save_shard(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
         known, shown = look(scene, np.random.default_rng([seed, k]))
         facts.append(known)
         pictures += [_png(p) for p in shown]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
     text = [json.dumps(f).encode() for f in facts]
-    with open(new, "wb") as f:
+    with whole_file(path) as new, open(new, "wb") as f:
         np.savez(
             f,
             facts=np.frombuffer(b"".join(text), np.uint8),
@@ -91,7 +88,6 @@ def save_shard(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
             pictures=np.frombuffer(b"".join(pictures), np.uint8),
             stops=np.cumsum([len(p) for p in pictures]).reshape(len(made), -1),
         )
-    os.replace(new, path)
     return path
 
 

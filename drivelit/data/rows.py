@@ -28,6 +28,7 @@ from ..policy.text import spoken_control
 from ..policy.video import read_video
 from ..scene.cameras import open_resized
 from ..scene.core import Scene, SceneError, to_rgb
+from ..scene.files import whole_file, write_json
 
 # %% ../../nbs/35_data/00_rows.ipynb #513d8ed0
 def says(role: str, text: str) -> dict:
@@ -135,13 +136,8 @@ def save_picture(image: Image.Image, folder: str | Path, name: str = "") -> str:
     path = Path(folder) / name
     if path.exists():
         return name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
+    with whole_file(path, sync=False) as new:
         to_rgb(image).save(new, format="png", compress_level=1)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
     return name
 
 # %% ../../nbs/35_data/00_rows.ipynb #5708a31d
@@ -275,10 +271,8 @@ class _Pictures:
     def note(self) -> None:
         "Write where the sources are, so that somebody can say where they are later."
         if self.roots:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            root, new = os.path.commonpath(self.roots), self.folder / f"{ROOTS}.{os.getpid()}.new"
-            new.write_text(json.dumps({root: root} | moved(self.folder), indent=1))
-            os.replace(new, self.folder / ROOTS)
+            root = os.path.commonpath(self.roots)
+            write_json(self.folder / ROOTS, {root: root} | moved(self.folder))
 
 
 def _packed(row: dict, pictures: _Pictures) -> dict:
@@ -347,22 +341,15 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
         OSError: the disk is full or read-only; the file is absent then
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new, refused = path.with_name(f"{path.name}.{os.getpid()}.new"), []
+    refused = []
     left, pictures = _learnable(rows, refused), _Pictures(path.parent / PICTURES, refer)
-    try:
-        with open(new, "wb") as file:
-            # page checksums: flipped bytes are found when they are read
-            with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as out:
-                while (table := _table(islice(left, in_group), pictures, path)).num_rows:
-                    out.write_table(table)
-                out.add_key_value_metadata({REFUSED: str(len(refused))})
-            file.flush()
-            os.fsync(file.fileno())
+    with whole_file(path) as new, open(new, "wb") as file:
+        # page checksums: flipped bytes are found when they are read
+        with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as out:
+            while (table := _table(islice(left, in_group), pictures, path)).num_rows:
+                out.write_table(table)
+            out.add_key_value_metadata({REFUSED: str(len(refused))})
         pictures.note()
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
     if refused:
         warnings.warn(
             f"{path}: {len(refused)} rows left out, a control word in an answer, as in {refused[0]}", stacklevel=2

@@ -8,7 +8,6 @@ __all__ = ['FIRST_REFUSALS', 'Refusal', 'Journal', 'asked_key', 'ask_all', 'uncl
 
 # %% ../../nbs/35_data/10_served.ipynb #e777be6a
 import fcntl
-import hashlib
 import json
 import os
 import threading
@@ -26,6 +25,7 @@ from .rows import picture_name
 from ..policy.engines import Completion, Conversation, EngineError, OpenAIEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError, control_words, harmless
+from ..scene.files import sha256
 
 # %% ../../nbs/35_data/10_served.ipynb #37ad9ad3
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ FIRST_REFUSALS = 8  # so many refusals without one answer are a wrong setting
 
 
 def _digest(entry: dict) -> str:
-    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()
+    return sha256(json.dumps(entry))
 
 
 def _line(entry: dict) -> bytes:
@@ -220,7 +220,7 @@ def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
     what = [model, conversation.messages, conversation.opening, how]
     if conversation.stops:  # only then, so that older journals stay readable
         what.append(list(conversation.stops))
-    return hashlib.sha256(json.dumps(what, sort_keys=True, default=plain).encode()).hexdigest()[:32]
+    return sha256(json.dumps(what, sort_keys=True, default=plain))[:32]
 
 # %% ../../nbs/35_data/10_served.ipynb #c5581a42
 def ask_all(

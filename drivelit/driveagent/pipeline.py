@@ -46,14 +46,15 @@ from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
-from ..training.profiles import rl_options, sft_options
+from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
-from ..training.shards import player_for, save_served
-from ..training.stages import Stages, device_of, load, load_scenes, tell_if_few, write_json, write_scenes
+from ..runs.plays import player_for, save_served
+from ..runs.stages import Stages, device_of, load, load_scenes, tell_if_few, write_scenes
+from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
 from typing import Any
 from ..policy.model import Policy
-from ..training.profiles import Profile
+from ..runs.profiles import Profile
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #fdcefa4c
 NEEDS = dict(
@@ -570,7 +571,7 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
     data = STAGES.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
     rows = read_rows(data / f"{variant}.parquet")
-    if profile.model in ("toy", "base"):
+    if is_small(profile.model):
         rows = list(rows)  # small enough that every picture is opened once and kept
     train_sft(policy, rows, folder, seed=seed, **sft_options(profile))
     return policy

@@ -42,7 +42,7 @@ from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_
 from ..scene.core import Scene
 from ..scene.routes import Route
 from ..runs.record import DRIVER, NO_SEED, Part
-from ..training.processes import write_json
+from ..scene.files import write_json
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #df367ba0
 DRIVERS: dict[str, Driver] = {

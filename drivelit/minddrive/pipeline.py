@@ -43,10 +43,10 @@ from ..scene.routes import Route
 from ..scene.town_routes import PART, routes
 from ..scene.weights import seal
 from ..runs.record import NO_SEED, write_part
-from ..training.processes import RunError, write_json
-from ..training.profiles import sft_options
+from ..scene.files import RunError, write_json
+from ..runs.profiles import sft_options
 from ..training.sft import train_sft
-from ..training.stages import Stages, load_scenes, save_scenes, write_scenes
+from ..runs.stages import Stages, load_scenes, save_scenes, write_scenes
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #404df2e1
 IMITATED = dict(il={}, il_single=dict(single=True))  # stage -> what it changes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .words import VIEWS, Inputs
-from ..training.profiles import Amount, Profile, ProfileError, described, key
+from ..runs.profiles import Amount, Profile, ProfileError, described, key
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #a0c1d2e3
 NONE = "none"  # of simulators and routes: the kit's world

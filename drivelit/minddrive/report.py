@@ -32,8 +32,8 @@ from ..scene.plot import plot_scene
 from ..scene.town_routes import make_route
 from ..runs import record
 from ..runs.record import Claim, Column, Condition, Record, Study, Unit, driver, framed, read_parts, shown, table
-from ..training.report import cell, spread
-from ..training.stages import load_scenes
+from ..runs.report import cell, spread
+from ..runs.stages import load_scenes
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #19380113
 ROWS = dict(  # stage -> its name in the tables
@@ -63,7 +63,8 @@ def collect(out: str | Path, seeds: Iterable[int]) -> Record:
     Raises:
         RunError: the folder holds no run, or one that has not made its routes and rows yet
     """
-    told = {k: v for k, v in STAGES.result(out, "scenes").items() if k != "drivers"}
+    made = STAGES.result(out, "scenes")
+    told = {k: made[k] for k in ("train", "heldout", "families", "left_out")}
     names = ["drivers", *(f"{s}-{k}" for k in seeds for s in TRAINED)]
     return record.collect(out, names, **told, data=STAGES.result(out, "data"))
 

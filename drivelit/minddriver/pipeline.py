@@ -38,20 +38,12 @@ from ..policy.image_tokens import add_image_tokens, image_lora, image_text, span
 from ..policy.model import Policy, load_policy, model_card
 from ..scene.core import Scene
 from ..training.checkpoints import pack_weights, read_metrics, save_final
-from ..training.processes import RunError
-from ..training.profiles import rl_options, sft_options
+from ..scene.files import RunError
+from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
-from ..training.shards import save_served
-from drivelit.training.stages import (
-    Stages,
-    device_of,
-    load,
-    load_scenes,
-    run_profile,
-    tell_if_few,
-    write_json,
-    write_scenes,
-)
+from ..runs.plays import save_served
+from ..runs.stages import Stages, device_of, load, load_scenes, run_profile, tell_if_few, write_scenes
+from ..scene.files import write_json
 from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005

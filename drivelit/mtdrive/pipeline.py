@@ -29,11 +29,12 @@ from ..rollout.core import Episode
 from .profile import MTDriveProfile
 from ..policy.model import Policy
 from ..training.checkpoints import first_process, wait_for_all
-from ..training.processes import RunError
-from ..training.profiles import rl_options, sft_options
+from ..scene.files import RunError, whole_folder
+from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
-from ..training.shards import save_served
-from ..training.stages import Stages, load, load_scenes, tell_if_few, write_choice, write_json, write_scenes
+from ..runs.plays import save_served
+from ..runs.stages import Stages, load, load_scenes, tell_if_few, write_choice, write_scenes
+from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #7751ab47
@@ -428,11 +429,8 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 def _take(here, best, count):
     "Put a candidate in the place of the last one; the others go, it stays: a stage that runs again needs it."
     if best < count:
-        new, final = here / "final.new", here / "final"
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(candidate(here, best, count), new, copy_function=os.link)  # the same bytes, once on the disk
-        shutil.rmtree(final)
-        os.replace(new, final)
+        with whole_folder(here / "final") as new:  # the same bytes, once on the disk
+            shutil.copytree(candidate(here, best, count), new, copy_function=os.link)
     for k in range(1, count):
         if k != best:
             shutil.rmtree(here / f"candidate-{k}", ignore_errors=True)

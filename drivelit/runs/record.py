@@ -11,7 +11,6 @@ __all__ = ['KEYS', 'SET_KEYS', 'WORDS', 'DRIVER', 'NO_SEED', 'FIRST', 'BEST', 'W
 # %% ../../nbs/42_runs/50_record.ipynb #045fea90
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..training.processes import RunError, write_json
-from ..training.report import COMPARED, Paired, cell, paired, paired_row, skill_cell
+from ..scene.files import RunError, whole_file, write_json
+from .report import COMPARED, Paired, cell, paired, paired_row, skill_cell
 
 # %% ../../nbs/42_runs/50_record.ipynb #54ff4103
 KEYS = ("seed", "arm", "play", "swap", "turn", "scene")
@@ -99,8 +98,8 @@ class Part:
         """What an evaluation says of one play: its lists are measures of scenes, its numbers belong to the set.
 
         Args:
-            summary: numbers, nested; a list with a value for each scene has a name that begins with `scene_`; None: there
-                is no value, and the row's reason says of what
+            summary: numbers, nested; a list with a value for each scene has a name that begins with `scene_`, and None
+                where there is no value: the row's reason says of what
             play: as in `add`
             swap: likewise
             turn: likewise
@@ -142,11 +141,9 @@ def _frames(scenes, sets):
 
 
 def _write(table, path):
-    "Whole or absent; a name that begins with a point is none that readers of the folder take."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    table.to_parquet(new, compression="zstd", compression_level=19, index=False)
-    os.replace(new, path)
+    "Whole or absent."
+    with whole_file(path) as new:
+        table.to_parquet(new, compression="zstd", compression_level=19, index=False)
 
 
 def write_part(out: str | Path, name: str, *parts: Part) -> None:

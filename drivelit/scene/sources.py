@@ -10,7 +10,6 @@ __all__ = ['SOURCES', 'OF_SCENE', 'ASPECTS', 'module', 'gives', 'open_scenes', '
 import csv
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -25,6 +24,7 @@ import yaml
 from tqdm import tqdm
 
 from .core import Scene, SceneError, file_name, read_bytes, to_json
+from .files import whole_file
 
 # %% ../../nbs/00_scene/90_sources.ipynb #801312a6
 SOURCES = dict(
@@ -222,9 +222,8 @@ def write_folder(
         if path.exists():
             count["there"] += 1
         else:
-            part = path.with_suffix(".part")
-            to_json(scene, part)
-            os.replace(part, path)
+            with whole_file(path, sync=False) as new:
+                to_json(scene, new)
             count["written"] += 1
     return count
 

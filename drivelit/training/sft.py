@@ -43,7 +43,7 @@ from drivelit.training.checkpoints import (
     save_final,
     told_if_full,
 )
-from .profiles import nearest
+from ..policy.text import nearest
 from .sharding import fsdp_settings, full_weights, is_sharded
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2

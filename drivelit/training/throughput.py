@@ -33,7 +33,8 @@ from ..data.rows import Picture, picture_name
 from ..policy.model import Policy
 from ..rollout.core import Episode, RolloutError, rollout, seed_of
 from ..scene.core import to_rgb
-from .processes import follow_parent
+from ..scene.processes import follow_parent
+from ..scene.files import whole_file
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
 class TensorCache:
@@ -119,15 +120,12 @@ ALIGNED = 64  # bytes: an array begins at a multiple of it, as numpy's and torch
 
 def _write(path, parts):
     "Write a file that is either complete or absent."
-    new = path.with_name(f"{path.name}.{uuid4().hex}.new")
     try:
-        with open(new, "wb") as f:
+        with whole_file(path, sync=False) as new, open(new, "wb") as f:
             for part in parts:
                 f.write(bytes(-f.tell() % ALIGNED))
                 f.write(part)
-        os.replace(new, path)
     except OSError as e:
-        new.unlink(missing_ok=True)
         need, free = sum(p.nbytes for p in map(memoryview, parts)), shutil.disk_usage(path.parent).free
         raise StoreError(
             f"{path.parent}: {need / 1e6:.1f} MB of a finished episode cannot be written ({e.strerror}; "

@@ -42,9 +42,9 @@ from drivelit.training.checkpoints import (
     told_if_full,
 )
 from .grpo import ADVANTAGES, k3, spread_to_tokens
-from .profiles import nearest
+from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
-from .shards import read_episodes, write_episodes
+from ..data.episodes import read_episodes, write_episodes
 from .sharding import full_weights, gathered, is_sharded, put_slice, slice_of
 from .throughput import prepared_once
 
