@@ -47,7 +47,7 @@ from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..policy.engines import TransformersEngine
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
-from ..runs.profiles import rl_options, sft_options
+from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import player_for, save_served
 from ..runs.stages import Stages, device_of, load, load_scenes, tell_if_few, write_scenes
@@ -572,7 +572,7 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
     data = STAGES.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
     rows = read_rows(data / f"{variant}.parquet")
-    if profile.model in ("toy", "base"):
+    if is_small(profile.model):
         rows = list(rows)  # small enough that every picture is opened once and kept
     train_sft(policy, rows, folder, seed=seed, **sft_options(profile))
     return policy

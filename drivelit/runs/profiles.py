@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ATTENTION', 'SCHEDULES', 'REPORTS', 'WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'HUB', 'KNOWN', 'ProfileError', 'key',
            'described', 'Amount', 'Derived', 'Profile', 'convert', 'typed', 'checked', 'read_sections', 'profile_names',
-           'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens', 'conflicts', 'steps',
-           'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights', 'memory',
+           'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens', 'is_small', 'conflicts',
+           'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights', 'memory',
            'prepared_pictures', 'Frames', 'data_amounts', 'stage_gpus', 'given_again', 'run_folder', 'serve_commands',
            'launch', 'remedy', 'missing_packages', 'notes', 'preview', 'notebook_parameters', 'check_parameters',
            'RunParameters', 'checked_cluster', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
@@ -204,7 +204,7 @@ class Profile(Derived):
 
     system: ClassVar[str] = ""  # a name in the table of systems
     name: str
-    model: str = key("toy", "'toy', 'base', a name on the hub or a folder")
+    model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
     tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
     image_size: tuple[int, ...] = key((168, 84), "width, height in pixels", low=28)
@@ -577,6 +577,11 @@ def image_tokens(size: tuple[int, ...]) -> int:
 _ADDRESS = re.compile(r"https?://([\w.-]+):(\d{1,5})/?")  # host and port of a vLLM server
 
 
+def is_small(model: str) -> bool:
+    "Whether a profile's model is the toy or a base: it takes a kit's lines and pictures of any multiple of 28."
+    return model == "toy" or model.partition(":")[0] == "base"
+
+
 def conflicts(profile: Profile) -> list[str]:
     """What is wrong with the keys taken together.
 
@@ -589,7 +594,7 @@ def conflicts(profile: Profile) -> list[str]:
     p, out = profile, []
     if len(p.image_size) != 2:
         out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
-    elif p.model in ("toy", "base") and any(n % 28 for n in p.image_size):
+    elif is_small(p.model) and any(n % 28 for n in p.image_size):
         out.append(f"image_size: {p.image_size} is no multiple of 28")
     elif (need := image_tokens(p.image_size) * p.pictures() + p.answers() * p.new_tokens) > p.tokens:
         out.append(
@@ -756,7 +761,7 @@ def model_config(model: str) -> Any:
     """
     from transformers import AutoConfig, Qwen2_5_VLConfig
 
-    if model in ("toy", "base"):
+    if is_small(model):
         from drivelit.policy.model import load_policy
 
         return load_policy(model).model.config
@@ -769,7 +774,8 @@ def model_config(model: str) -> Any:
         )
     if not os.path.isfile(Path(model) / "config.json"):
         raise ProfileError(
-            f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, {', '.join(HUB)}"
+            f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, "
+            f"base:FOLDER, {', '.join(HUB)}"
         )
     try:
         config = AutoConfig.from_pretrained(model)

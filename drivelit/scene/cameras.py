@@ -267,9 +267,9 @@ def _ground(scene: Scene) -> tuple[list, list, list]:
 def _agents_at(scene: Scene, time: float, ego: np.ndarray) -> list[tuple[Agent, np.ndarray]]:
     "Road users with their poses, far ones first."
     then = lambda a: a.poses[0] if len(a.times) == 1 else a.at(time)  # of a picture that lies ahead, to be foretold
-    found = [(a, a.seen(time) if time <= 1e-6 else then(a)) for a in scene.agents]
-    found = [(a, p) for a, p in found if p is not None]
-    return sorted(found, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
+    visible = [(a, a.seen(time) if time <= 1e-6 else then(a)) for a in scene.agents]
+    visible = [(a, p) for a, p in visible if p is not None]
+    return sorted(visible, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #painter01
 def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego: np.ndarray) -> Image.Image:
@@ -344,11 +344,11 @@ def open_image(path: str | Path) -> Image.Image:
         with Image.open(path, formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise SceneError(f"{path}: {image.width} x {image.height} pixels; at most {MOST_PIXELS:,} are opened")
-            found = to_rgb(image)
-            found.info["file"] = str(
+            picture = to_rgb(image)
+            picture.info["file"] = str(
                 path
             )  # whoever sends the picture on may send these bytes, if nobody has painted on it
-            return found
+            return picture
     except SceneError:
         raise
     except FileNotFoundError:

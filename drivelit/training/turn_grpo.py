@@ -152,12 +152,12 @@ def by_rule(rule: Any, logits: torch.Tensor, ids: torch.Tensor, own: torch.Tenso
     """
     rows = zip(ids.tolist(), own.tolist(), strict=True)
     kinds = [k for row, mine in rows for k, m in zip(rule.kinds(row), mine, strict=True) if m]
-    logits, said = rule.restrict(logits, kinds), ids[own]
-    wrong = logits.gather(-1, said[:, None])[:, 0].isneginf()
+    logits, drawn = rule.restrict(logits, kinds), ids[own]
+    wrong = logits.gather(-1, drawn[:, None])[:, 0].isneginf()
     if wrong.any():
         raise ValueError(
             f"{int(wrong.sum())} words were said that the engine's rule forbids, the first is token "
-            f"{int(said[wrong][0])}: the episodes were drawn by another rule"
+            f"{int(drawn[wrong][0])}: the episodes were drawn by another rule"
         )
     return logits
 
@@ -444,12 +444,12 @@ def turn_log(played: Sequence[dict]) -> dict[str, float]:
     log["reward/last"] = [e["reward"][-1] for e in played]
     log["reward"] = [e["reward"].mean() for e in played]
     for j in range(max(log["turns_used"])):
-        there = [e for e in played if len(e["reward"]) > j]
-        for key in dict.fromkeys(k for e in there for k in e["rewards"][j]):
-            values = np.array([e["rewards"][j].get(key, np.nan) for e in there], float)
+        with_turn = [e for e in played if len(e["reward"]) > j]
+        for key in dict.fromkeys(k for e in with_turn for k in e["rewards"][j]):
+            values = np.array([e["rewards"][j].get(key, np.nan) for e in with_turn], float)
             log[f"turn{j + 1}/{key}"] = values[~np.isnan(values)]  # a reward that does not exist is no zero
         log[f"turn{j + 1}/share"] = [len(e["reward"]) > j for e in played]
-        log[f"turn{j + 1}/unreadable"] = [e["unreadable"][j] for e in there]
+        log[f"turn{j + 1}/unreadable"] = [e["unreadable"][j] for e in with_turn]
     return {key: float(np.mean(values)) for key, values in log.items() if len(values)}
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #23931384
@@ -480,7 +480,7 @@ def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
         place -> Episode; without those that were asked for otherwise, and without a damaged file's or those of an
             earlier version's pickle, which is told
     """
-    known = {}
+    episodes_of = {}
     for path in sorted(Path(folder).glob("*.pickle")):  # of an earlier version
         warnings.warn(
             f"{path} is a pickle, which may run code, and not read: its episodes are played again", stacklevel=2
@@ -489,8 +489,8 @@ def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
         episodes, why = read_episodes(path, asked)
         if why:
             warnings.warn(why, stacklevel=2)
-        known |= episodes or {}
-    return known
+        episodes_of |= episodes or {}
+    return episodes_of
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #9df8d0f4
 class KeepsPlayed:
@@ -581,11 +581,11 @@ class PlaysEpisodes:
         places = [((rank * len(scenes) + i) % group, group) for i in range(len(scenes))]
         seed = (self.args.seed * 7919 + self.state.global_step) * 64 + rank
         sampling = dict(temperature=self.args.temperature, seed=seed)
-        known, self._known = dict(known=self._known) if self._known else {}, {}
+        finished, self._known = dict(known=self._known) if self._known else {}, {}
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
-            episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **known)
+            episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **finished)
         self.model.train(was_training)
         return episodes
 
@@ -683,9 +683,9 @@ class LearnsWords:
         with self.accelerator.autocast():
             logits = model(**batch["inputs"], logits_to_keep=before, use_cache=False).logits
         logits = self.constrain(logits.view(-1, logits.shape[-1]).float() / self.temperature, batch)
-        found = chosen(logits, batch["inputs"]["input_ids"][own], self._entropy_bonus_enabled)
+        logp_and_entropy = chosen(logits, batch["inputs"]["input_ids"][own], self._entropy_bonus_enabled)
         width = batch["completion_ids"].shape[1]
-        return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in found)
+        return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in logp_and_entropy)
 
     def constrain(self, logits: torch.Tensor, batch: dict) -> torch.Tensor:
         """What may be said where: no control tokens where servers draw, and the engine's rule, if it has one.
@@ -782,11 +782,11 @@ class PlaysElsewhere:
             row[: len(e.logprobs)] = torch.tensor(e.logprobs)
         old, own = batch["old_per_token_logps"], batch["tool_mask"]
         drawn = drawn[:, -own.shape[1] :].to(old)
-        found = dict(sampling_per_token_logps=drawn)
+        weights_of = dict(sampling_per_token_logps=drawn)
         if self.importance_cap > 0:
             weights = importance_weights(old, drawn, own, self.importance_cap)
-            found |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
-        return found
+            weights_of |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
+        return weights_of
 
     def log_difference(self, batches: list[dict]) -> None:
         """Log by how much sampler and trainer differ, over the policy's own words of all processes.
@@ -806,8 +806,8 @@ class PlaysElsewhere:
         for name, (values, hows) in kinds.items():
             here = torch.cat([v[m] for v, m in zip(values, masks, strict=True)]).double()
             everywhere = torch.tensor(sum(self._from_all([here[~here.isnan()].tolist()]), []))
-            for how in hows if len(everywhere) else ():  # an engine may not tell
-                self._metrics["train"][f"sampling/{name}/{how}"].append(getattr(everywhere, how)().item())
+            for statistic in hows if len(everywhere) else ():  # an engine may not tell
+                self._metrics["train"][f"sampling/{name}/{statistic}"].append(getattr(everywhere, statistic)().item())
             if name == "sampling_logp_difference" and len(everywhere) and self.sampling_bound:
                 mean, most = everywhere.mean().item(), everywhere.max().item()
                 if not mean <= self.sampling_bound:
