@@ -10,28 +10,31 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
-from drivelit.training.profiles import systems
+from drivelit.runs.profiles import systems
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "assets" / "house.png"
 ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units of the drawing
-    "00_scene": ("a driving moment: toy town, readers of recorded driving, cameras, plots", 0, 0, 76, 7),
+    "00_scene": ("a driving moment, and the ground of all: files whole or absent, digests, locks", 0, 0, 76, 7),
     "10_metrics": ("how good a plan is:\nPDMS, EPDMS, open and closed loop", 0, 11, 37, 9),
     "20_policy": ("the model that plans:\ntoy or Qwen2.5-VL, parsers, engines", 39, 11, 37, 9),
     "30_rollout": ("tasks and episodes: many turns with feedback", 0, 24, 76, 7),
-    "35_data": ("rows and pictures on disk, teachers and judges", 0, 35, 76, 7),
-    "40_training": ("supervised tuning, GRPO family, sharding, profiles, stages, report", 0, 46, 76, 7),
-    "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 57, 76, 7),
-    "60_road": ("the policies of all systems on the same routes", 0, 85, 76, 7),
+    "35_data": ("rows, pictures, scenes and episodes on disk; teachers and judges", 0, 35, 76, 7),
+    "40_training": ("learning: supervised tuning, GRPO family, PPO, sharding, checkpoints", 0, 46, 76, 7),
+    "42_runs": ("running: profiles, plays, stages, reports, the command line, the cluster", 0, 57, 76, 7),
+    "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 68, 76, 7),
+    "60_road": ("the policies of all systems on the same routes", 0, 96, 76, 7),
+    "80_testing": ("stand-ins for servers\nand simulators", 82, 94, 20, 9),
 }
 FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
 FLOWS += [
     (38, 42, "rows"),
     (38, 53, "trainers"),
-    (12, 64, "trainers, stages, weights"),
-    (38, 64, ""),
-    (64, 64, ""),
-    (38, 81, "planners"),
+    (38, 64, "trainers, stages"),
+    (12, 75, "trainers, stages, weights"),
+    (38, 75, ""),
+    (64, 75, ""),
+    (38, 92, "planners"),
 ]
 READERS = {
     2: "python -m drivelit",
@@ -72,7 +75,7 @@ def arrow(ax, start, end, **style):
 
 def draw():
     "The figure."
-    fig, ax = plt.subplots(figsize=(11, 9.4), layout="constrained")
+    fig, ax = plt.subplots(figsize=(11, 10.5), layout="constrained")
     flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
     for folder, (text, *place) in ROOMS.items():
         box(ax, *place, folder, text, SHARED)
@@ -83,18 +86,18 @@ def draw():
     width = (76 - 2 * len(table)) / (len(table) + 1)
     inside = "overview, formats,\ntask, profile, data,\npipeline, report,\nrun, explorer"
     for i, s in enumerate(table):
-        box(ax, i * (width + 2), 68, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM, small=True)
+        box(ax, i * (width + 2), 79, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM, small=True)
     yours = "a new system: a\nfolder, a section,\nthree profiles;\nno other room\nchanges"
-    box(ax, len(table) * (width + 2), 68, width, 13, "5x_yours", yours, NEW, "--", small=True)
+    box(ax, len(table) * (width + 2), 79, width, 13, "5x_yours", yours, NEW, "--", small=True)
     rows = "\n".join([*(f"[{s.name}]" for s in table), "[yours]"])
     profiles = "[yours.smoke]\n[yours.laptop]\n[yours.paper]"
     text = f"the table of systems\n\n{rows}\n\nprofiles of each\n\n{profiles}\n"
-    box(ax, 82, 46, 20, 35, "settings.ini", text, TABLE)
-    arrow(ax, (92, 46), (92, 28))
-    ax.text(93, 37, "is read by", **flow)
+    box(ax, 82, 57, 20, 35, "settings.ini", text, TABLE)
+    arrow(ax, (92, 57), (92, 28))
+    ax.text(93, 42, "is read by", **flow)
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
-    ax.set(xlim=(-1, 103), ylim=(-1, 93))
+    ax.set(xlim=(-1, 103), ylim=(-1, 104))
     rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
     ax.set_title(rule, fontsize=12)
     ax.axis("off")

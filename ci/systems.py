@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from drivelit.training.profiles import ProfileError, find_system, load_profile, systems
+from drivelit.runs.profiles import ProfileError, find_system, load_profile, systems
 
 
 def resolve(section):

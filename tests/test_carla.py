@@ -22,9 +22,9 @@ from drivelit.minddrive.evaluation import PLAYS
 from drivelit.minddrive.experts import Experts, save_experts
 from drivelit.minddrive.pipeline import STAGES
 from drivelit.minddrive.rows import make_rows, save_rows
+from drivelit.runs.profiles import load_profile
+from drivelit.runs.stages import start
 from drivelit.scene.town_routes import make_route
-from drivelit.training.profiles import load_profile
-from drivelit.training.stages import start
 
 ROOT = Path(__file__).parents[1]
 # What stands for CarlaUE4.sh: it starts a child that listens, as the engine does, and dies, hangs or stays deaf.
@@ -230,7 +230,7 @@ import os
 from pathlib import Path
 
 from drivelit.rollout import carla as ours
-from drivelit.rollout import stub_carla as stub
+from drivelit.testing import carla as stub
 
 globals().update(vars(stub.VALUES))
 ours.BLOCKED, here, black = 3.0, Path(os.environ["HERE"]), {}

@@ -18,11 +18,11 @@ import pytest
 ray = pytest.importorskip("ray", reason='needs pip install "drivelit[cluster]"')
 
 import drivelit  # noqa: E402
-from drivelit.training import cluster as clusters  # noqa: E402
+from drivelit.runs import cluster as clusters  # noqa: E402
+from drivelit.runs.profiles import find_system, launch, load_profile  # noqa: E402
+from drivelit.runs.stages import start  # noqa: E402
+from drivelit.scene.files import RunError  # noqa: E402
 from drivelit.training.checkpoints import read_metrics  # noqa: E402
-from drivelit.training.processes import RunError  # noqa: E402
-from drivelit.training.profiles import find_system, launch, load_profile  # noqa: E402
-from drivelit.training.stages import start  # noqa: E402
 
 PIPELINE = """
 "A stage in a task, and one whose workers share a play."
@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from drivelit.rollout.core import Episode
-from drivelit.training.shards import in_shards
-from drivelit.training.stages import Stages
+from drivelit.runs.plays import in_shards
+from drivelit.runs.stages import Stages
 
 STAGES = Stages("far", dict(scenes=(), drive=("scenes",), wrong=()), kinds=dict(drive="play"), optional=("wrong",))
 

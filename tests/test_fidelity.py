@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drivelit.training.profiles import systems
+from drivelit.runs.profiles import systems
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "FIDELITY.md"

@@ -14,12 +14,13 @@ from importlib import metadata
 from pathlib import Path
 
 import nbformat
+import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
 
-from drivelit.training.profiles import load_profile, systems
+from drivelit.runs.profiles import load_profile, systems
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = subprocess.run(
@@ -40,12 +41,14 @@ SHARED = {
     "rollout": {"scene", "metrics", "policy"},
     "data": {"scene", "metrics", "policy", "rollout"},
     "training": {"scene", "metrics", "policy", "rollout", "data"},
+    "runs": {"scene", "metrics", "policy", "rollout", "data", "training"},
 }
 # folder: package of a system that has no section of its own yet
 ROOMS_WITHOUT_RUN: dict[str, str] = {}
 # A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
 PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*ROOMS_WITHOUT_RUN.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}
+MAY_IMPORT["testing"] = {"scene", "metrics", "policy", "rollout"}  # what its stand-ins stand for; no room imports it
 MAY_IMPORT["road"] = {*SHARED, *PACKAGES}  # the one room above the systems
 
 
@@ -190,11 +193,12 @@ def test_rooms_import_what_stands_below_them(path):
     parts = path.relative_to(ROOT).parts[:-1]
     used = {m.split(".")[1] for m in imports(path.read_text(), parts) if m.startswith("drivelit.")}
     room = parts[1] if len(parts) > 1 else ""
-    above = {"training"} if path.name == "__main__.py" else set()  # the command line finds the systems by their names
+    # the command line finds the systems by their names
+    above = {"scene", "runs"} if path.name == "__main__.py" else set()
     assert used - {room} <= MAY_IMPORT.get(room, above)
 
 
-OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "training/shards.py")
+OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "runs/plays.py")
 
 
 def test_pictures_that_are_given_become_rgb_by_to_rgb():
@@ -387,7 +391,12 @@ def test_licence_is_apache():
 
 def test_no_recorded_picture():
     "Camera images of the data sets are JPEG files; the kit's own pictures are PNG files."
-    assert [name(f) for f in FILES if f.suffix.lower() in (".jpg", ".jpeg", ".pkl", ".bin", ".parquet")] == []
+    assert [name(f) for f in FILES if f.suffix.lower() in (".jpg", ".jpeg", ".pkl", ".bin")] == []
+    records = re.compile(r"nbs/\d\d_\w+/results/\w+(\.sets)?\.parquet")  # numbers of a run, see drivelit.runs.record
+    assert [name(f) for f in FILES if f.suffix == ".parquet" and not records.fullmatch(name(f))] == []
+    for f in [f for f in FILES if f.suffix == ".parquet"]:
+        kinds = {str(field.type) for field in pq.read_schema(f)}
+        assert {k for k in kinds if not re.match(r"u?int|float|double|dictionary<values=string", k)} == set(), name(f)
     embedded = [
         name(f) for f in NOTEBOOKS for c in code_cells(f) for o in c.outputs if "image/jpeg" in o.get("data", {})
     ]
@@ -420,7 +429,7 @@ def wheel(tmp_path_factory):
 
 
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
-    assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/training/profiles.py"} <= set(wheel.namelist())
+    assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/runs/profiles.py"} <= set(wheel.namelist())
     weights = ("base/weights/model", "base/codec_weights/diffusion_pytorch_model", "base/encoder_weights/model")
     weights += ("minddriver/start_weights/model",)
     assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
@@ -460,7 +469,7 @@ def test_the_package_is_found_beside_its_clone(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import drivelit.training.profiles as p, drivelit.policy.model as m; print(p.SETTINGS, m.BASE)",
+        "import drivelit.runs.profiles as p, drivelit.policy.model as m; print(p.SETTINGS, m.BASE)",
     ]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

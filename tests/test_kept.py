@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
+from drivelit.data.episodes import read_shard, write_shard
 from drivelit.data.served import Journal
 from drivelit.driveagent.motion import MotionHead, load_head, save_head
 from drivelit.metrics.images import load_encoder
@@ -23,12 +24,11 @@ from drivelit.minddrive.online import write_played as write_drives
 from drivelit.policy.codec import load_codec, new_codec
 from drivelit.policy.model import Policy, load_policy
 from drivelit.rollout.core import Episode
+from drivelit.runs.stages import read_scenes, save_scenes
 from drivelit.scene.core import to_json
 from drivelit.scene.town import scenes
 from drivelit.scene.weights import MARK, seal
 from drivelit.training.checkpoints import save_final
-from drivelit.training.shards import read_shard, write_shard
-from drivelit.training.stages import read_scenes, save_scenes
 from drivelit.training.turn_grpo import read_played, write_played
 
 ROOT = Path(__file__).resolve().parents[1]

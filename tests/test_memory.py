@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from drivelit.data.shards import write_shards
+from drivelit.runs.profiles import load_profile
+from drivelit.runs.stages import start, write_scenes
 from drivelit.scene.core import Ego, Scene, Trajectory
-from drivelit.training.profiles import load_profile
-from drivelit.training.stages import start, write_scenes
 
 FEW, MANY = 600, 6000  # more than shards keep
 WEIGHT = 20_000  # bytes of a scene in memory; a recorded one takes 350 kB
@@ -32,8 +32,8 @@ from drivelit.mtdrive import data, evaluation, pipeline
 from drivelit.mtdrive.agent import SpeedAgent
 from drivelit.mtdrive.task import MTDriveTask
 from drivelit.rollout.core import Episode
-from drivelit.training.shards import shards_in
-from drivelit.training.stages import run_profile
+from drivelit.runs.plays import shards_in
+from drivelit.runs.stages import run_profile
 
 few, many = map(Path, sys.argv[1:])
 plan = np.stack([np.arange(1, 9) * 10.0, np.zeros(8), np.zeros(8)], 1)  # 20 m/s: too fast for the agent

@@ -51,7 +51,7 @@ PROFILE = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from drivelit.training.profiles import Profile, key
+from drivelit.runs.profiles import Profile, key
 ---
 #| export
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ PIPELINE = """
 from drivelit.data.rows import make_row, says
 from drivelit.oneword.task import OneWordTask
 from drivelit.rollout.core import rollout
-from drivelit.training.profiles import rl_options, sft_options
+from drivelit.runs.profiles import rl_options, sft_options
 from drivelit.training.sft import train_sft
-from drivelit.training.stages import Stages, load, load_scenes, write_scenes
+from drivelit.runs.stages import Stages, load, load_scenes, write_scenes
 from drivelit.training.turn_grpo import train_rl
 ---
 #| export
@@ -129,8 +129,8 @@ FUNCTIONS = dict(scenes=make, sft=tune, rl=reinforce)
 
 RUN = """
 from drivelit.oneword.pipeline import STAGES
-from drivelit.training.profiles import run_parameters
-from drivelit.training.stages import start
+from drivelit.runs.profiles import run_parameters
+from drivelit.runs.stages import start
 ---
 #| parameters
 profile: str = "smoke"

@@ -8,7 +8,7 @@ import pytest
 from papermill.exceptions import PapermillExecutionError
 
 from drivelit.__main__ import main
-from drivelit.training.profiles import systems
+from drivelit.runs.profiles import systems
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = systems()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from drivelit.training import stages
-from drivelit.training.processes import RunError
-from drivelit.training.profiles import find_system, load_profile, read_keys, systems, unread_keys
+from drivelit.runs import stages
+from drivelit.runs.profiles import find_system, load_profile, read_keys, systems, unread_keys
+from drivelit.scene.files import RunError
 
 PIPELINE = """
 "A run of two long stages side by side, and one that adds up what they wrote."
@@ -26,7 +26,7 @@ import os
 import time
 from functools import partial
 
-from drivelit.training.stages import Stages
+from drivelit.runs.stages import Stages
 
 LINES = 40
 STAGES = Stages("killed", dict(scenes=(), left=("scenes",), right=("scenes",), both=("left", "right")))

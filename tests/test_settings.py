@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivelit.training.profiles import (
+from drivelit.runs.profiles import (
     REPORTS,
     ProfileError,
     find_system,
@@ -18,8 +18,8 @@ from drivelit.training.profiles import (
     sft_options,
     systems,
 )
+from drivelit.runs.stages import load
 from drivelit.training.sft import sft_config, train_sft
-from drivelit.training.stages import load
 from drivelit.training.turn_grpo import rl_config, train_rl
 
 SYSTEMS = list(systems())

@@ -150,7 +150,7 @@ def test_the_whole_checkpoint_is_used(runs, tmp_path, recwarn):
 def test_a_full_disk(runs, written, tmp_path, monkeypatch):
     "The disk is full when the second checkpoint is marked, or the final policy written: the first stays, and is used."
     what, folder = runs
-    out, whole, wrote = tmp_path / "run", weights.write_whole, []
+    out, whole, wrote = tmp_path / "run", weights.write_json, []
 
     def full(path, text):
         wrote.append(path)
@@ -165,7 +165,7 @@ def test_a_full_disk(runs, written, tmp_path, monkeypatch):
 
     with monkeypatch.context() as m:
         if written == "complete":
-            m.setattr(weights, "write_whole", full)
+            m.setattr(weights, "write_json", full)
         else:
             m.setattr("drivelit.policy.model.Policy.save", half)
         with pytest.raises(OSError, match="No space left"):

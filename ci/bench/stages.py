@@ -35,9 +35,10 @@ from drivelit.mtdrive import agent  # noqa: E402
 from drivelit.policy import engines  # noqa: E402
 from drivelit.policy.engines import TransformersEngine  # noqa: E402
 from drivelit.policy.model import Policy, train_tokenizer  # noqa: E402
+from drivelit.runs import stages  # noqa: E402
+from drivelit.runs.profiles import find_system, load_profile  # noqa: E402
 from drivelit.scene import cameras, town  # noqa: E402
-from drivelit.training import sft, stages  # noqa: E402
-from drivelit.training.profiles import find_system, load_profile  # noqa: E402
+from drivelit.training import sft
 from drivelit.training.turn_grpo import TurnGRPOTrainer  # noqa: E402
 
 PARTS = dict(  # part: functions, or (class, method)
@@ -130,9 +131,9 @@ def judge_apart(self, scenes, plans, results=None):
 def references_apart(scenes):
     "PDM-Closed scene by scene, and nothing is kept."
     for p in scenes:
-        if p.reference_way is None:
+        if p.reference is None:
             p.reference = pdm_closed.reference(p)
-            p.reference_way = pdm.reference_progress(p, p.reference)
+        pdm.reference_progress(p, p.reference)
 
 
 def naive():

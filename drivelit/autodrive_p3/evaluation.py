@@ -46,7 +46,7 @@ from ..rollout.core import Episode, TurnState, answered, rollout
 from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
-from ..training.shards import in_shards, player_for
+from ..runs.plays import in_shards, player_for
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")

@@ -13,7 +13,7 @@ from .formats import MODES
 from .objects import PICTURES
 from .prompt import Inputs
 from .rewards import PLANS, SCHEMES
-from ..training.profiles import Amount, Profile, described, key
+from ..runs.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/52_autodrive_p3/15_profile.ipynb #69c0a8e6
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from .rewards import l2, truth_of
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town import make_scene
-from ..training import report
-from ..training.report import cell, failed_cell, numbers, skill_cell, spread
-from ..training.stages import load, load_scenes
+from ..runs import report
+from ..runs.report import cell, failed_cell, numbers, skill_cell, spread
+from ..runs.stages import load, load_scenes
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #271e1d51
 ROWS = dict(  # stage -> its name in the tables

@@ -28,6 +28,7 @@ from ..policy.text import spoken_control
 from ..policy.video import read_video
 from ..scene.cameras import open_resized
 from ..scene.core import Scene, SceneError, to_rgb
+from ..scene.files import whole_file, write_json
 
 # %% ../../nbs/35_data/00_rows.ipynb #513d8ed0
 def says(role: str, text: str) -> dict:
@@ -135,13 +136,8 @@ def save_picture(image: Image.Image, folder: str | Path, name: str = "") -> str:
     path = Path(folder) / name
     if path.exists():
         return name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
+    with whole_file(path, sync=False) as new:
         to_rgb(image).save(new, format="png", compress_level=1)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
     return name
 
 # %% ../../nbs/35_data/00_rows.ipynb #5708a31d
@@ -183,10 +179,10 @@ class Picture(Image.Image):
             if self.source:
                 image = open_resized(self.path, self.size)
             else:
-                with Image.open(self.path, formats=["PNG"]) as found:
-                    if found.size != self.size:
-                        raise ValueError(f"its size is {found.size}, not {self.size}")
-                    image = to_rgb(found)
+                with Image.open(self.path, formats=["PNG"]) as opened:
+                    if opened.size != self.size:
+                        raise ValueError(f"its size is {opened.size}, not {self.size}")
+                    image = to_rgb(opened)
         except Exception as e:  # a broken file makes PIL raise a dozen kinds of errors
             if not self.path.exists():
                 moved = f"; if the data has moved, say so in {PICTURES}/{ROOTS} beside the rows" if self.source else ""
@@ -275,10 +271,8 @@ class _Pictures:
     def note(self) -> None:
         "Write where the sources are, so that somebody can say where they are later."
         if self.roots:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            root, new = os.path.commonpath(self.roots), self.folder / f"{ROOTS}.{os.getpid()}.new"
-            new.write_text(json.dumps({root: root} | moved(self.folder), indent=1))
-            os.replace(new, self.folder / ROOTS)
+            root = os.path.commonpath(self.roots)
+            write_json(self.folder / ROOTS, {root: root} | moved(self.folder))
 
 
 def _packed(row: dict, pictures: _Pictures) -> dict:
@@ -347,22 +341,15 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
         OSError: the disk is full or read-only; the file is absent then
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new, refused = path.with_name(f"{path.name}.{os.getpid()}.new"), []
+    refused = []
     left, pictures = _learnable(rows, refused), _Pictures(path.parent / PICTURES, refer)
-    try:
-        with open(new, "wb") as file:
-            # page checksums: flipped bytes are found when they are read
-            with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as out:
-                while (table := _table(islice(left, in_group), pictures, path)).num_rows:
-                    out.write_table(table)
-                out.add_key_value_metadata({REFUSED: str(len(refused))})
-            file.flush()
-            os.fsync(file.fileno())
+    with whole_file(path) as new, open(new, "wb") as file:
+        # page checksums: flipped bytes are found when they are read
+        with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as out:
+            while (table := _table(islice(left, in_group), pictures, path)).num_rows:
+                out.write_table(table)
+            out.add_key_value_metadata({REFUSED: str(len(refused))})
         pictures.note()
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
     if refused:
         warnings.warn(
             f"{path}: {len(refused)} rows left out, a control word in an answer, as in {refused[0]}", stacklevel=2
@@ -378,10 +365,10 @@ def _open(path: Path) -> pq.ParquetFile:
     except (pa.ArrowInvalid, OSError) as e:
         raise ValueError(f"{path}: no complete Parquet file ({e})") from None
     for field in SCHEMA:
-        at = file.schema_arrow.get_field_index(field.name)
-        if at < 0 and field.name in LATER:
+        column = file.schema_arrow.get_field_index(field.name)
+        if column < 0 and field.name in LATER:
             continue
-        if at < 0 or file.schema_arrow.field(at).type != field.type:
+        if column < 0 or file.schema_arrow.field(column).type != field.type:
             raise ValueError(f"{path}: no column {field.name!r} of {field.type}, so not written by drivelit.data")
     return file
 
@@ -400,9 +387,9 @@ def moved(folder: Path) -> dict[str, str]:
     """
     path = folder / ROOTS
     try:
-        found = json.loads(path.read_text())
-        if isinstance(found, dict) and all(isinstance(v, str) for v in found.values()):
-            return found
+        names = json.loads(path.read_text())
+        if isinstance(names, dict) and all(isinstance(v, str) for v in names.values()):
+            return names
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
@@ -463,8 +450,8 @@ class Rows(Sequence):
 
     def _group(self, k: int) -> pa.Table:
         "All columns of a row group, the last few kept."
-        table, there = self._kept.pop(k, None), self._files[self._groups[k][0]].schema_arrow.names
-        self._kept[k] = self._table(k, [n for n in SCHEMA.names if n in there]) if table is None else table
+        table, columns = self._kept.pop(k, None), self._files[self._groups[k][0]].schema_arrow.names
+        self._kept[k] = self._table(k, [n for n in SCHEMA.names if n in columns]) if table is None else table
         while len(self._kept) > self.keep:
             self._kept.popitem(last=False)
         return self._kept[k]
@@ -598,13 +585,13 @@ def _histogram(title: str, counts: Counter) -> str:
 
 def _small_keys(rows: Rows, most: int = 24) -> list[str]:
     "The keys of meta with few different values, and at least one."
-    found = {}
+    values_of = {}
     for meta in rows.stream("meta"):
         for key in meta:
-            values = found.setdefault(key, set())
+            values = values_of.setdefault(key, set())
             if len(values) <= most:
                 values.update(_said(meta, [key]))
-    return ["kind", *sorted(k for k, v in found.items() if 0 < len(v) <= most)]
+    return ["kind", *sorted(k for k, v in values_of.items() if 0 < len(v) <= most)]
 
 # %% ../../nbs/35_data/00_rows.ipynb #4e22b551
 NOTES = "## Notes"  # the heading of what a card says beyond its file

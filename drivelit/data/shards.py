@@ -9,7 +9,6 @@ __all__ = ['IN_GROUP', 'SCHEMA', 'AGAIN', 'Block', 'INDEX', 'ShardError', 'pack'
 # %% ../../nbs/35_data/20_shards.ipynb #b1cfe032
 import hashlib
 import json
-import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from shapely.geometry import Polygon
 from ..metrics.pdm import REFERENCES
 from ..metrics.pdm_closed import references as make_references
 from ..scene.core import Scene, SceneError, from_dict, reading
+from ..scene.files import sha256, whole_file, write_json
 
 # %% ../../nbs/35_data/20_shards.ipynb #591221db
 class ShardError(ValueError):
@@ -191,25 +191,18 @@ def write_shard(
     """
     path, left_out, digest, count = Path(path), [], hashlib.sha256(), 0
     rows = _rows(iter(block(left_out.append) if callable(block) else block), references, root, left_out)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        with open(new, "wb") as file:
-            with pq.ParquetWriter(file, SCHEMA, **_LAYOUT) as out:
-                while group := list(islice(rows, IN_GROUP)):
-                    out.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
-                    count += len(group)
-                    for row in group:
-                        _hashed(digest, row)
-                entry = dict(file=path.name, run=run, scenes=count, in_group=IN_GROUP, hash=digest.hexdigest()[:32])
-                entry["left_out"] = [str(e) for e in left_out]
-                out.add_key_value_metadata(dict(drivelit=json.dumps(entry)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        with whole_file(path) as new, open(new, "wb") as file, pq.ParquetWriter(file, SCHEMA, **_LAYOUT) as out:
+            while group := list(islice(rows, IN_GROUP)):
+                out.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
+                count += len(group)
+                for row in group:
+                    _hashed(digest, row)
+            entry = dict(file=path.name, run=run, scenes=count, in_group=IN_GROUP, hash=digest.hexdigest()[:32])
+            entry["left_out"] = [str(e) for e in left_out]
+            out.add_key_value_metadata(dict(drivelit=json.dumps(entry)))
     except OSError as e:
         raise ShardError(f"{path}: cannot be written ({e}); whole shards stay, and the same command goes on") from None
-    finally:
-        new.unlink(missing_ok=True)
     return entry
 
 # %% ../../nbs/35_data/20_shards.ipynb #3f97f656
@@ -325,7 +318,7 @@ def write_shards(
             stands twice
     """
     folder, told = Path(folder), dict(about, references=references, shards=len(blocks))
-    run = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    run = sha256(json.dumps(told, sort_keys=True))[:16]
     before = {}
     if (folder / INDEX).exists():
         was = read_index(folder)
@@ -344,10 +337,8 @@ def write_shards(
         entries.append(entry)
     _check_ids(folder, entries)
     index = dict(run=run, about=told, root=None if root is None else str(root), shards=entries)
-    new = folder / f"{INDEX}.{os.getpid()}.new"
     try:
-        new.write_text(json.dumps(index))
-        os.replace(new, folder / INDEX)
+        write_json(folder / INDEX, index, indent=None)
     except OSError as e:
         raise ShardError(
             f"{folder / INDEX}: cannot be written ({e}); the shards are whole, and the same command goes on"

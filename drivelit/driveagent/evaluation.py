@@ -29,9 +29,9 @@ from ..policy.model import Policy
 from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
-from ..training.profiles import Profile
-from ..training.shards import in_shards, player_for
-from ..training.stages import load_scenes
+from ..runs.profiles import Profile
+from ..runs.plays import in_shards, player_for
+from ..runs.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533
 def middles(scenes: Sequence[Scene], n: int, seed: int = 0) -> list[int]:

@@ -32,7 +32,7 @@ from ..rollout.road import Planner, by_policy
 from ..scene.cameras import get_image
 from ..scene.core import Scene, wrap_angle
 from ..scene.weights import check_folder, check_tensors, load_tensors, seal
-from ..training.profiles import Profile
+from ..runs.profiles import Profile
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #e98f9184
 def one_hot(sequences: Sequence[Sequence[tuple[str, str]] | None]) -> np.ndarray:

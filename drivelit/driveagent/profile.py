@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..training.profiles import Amount, Profile, described, key
+from ..runs.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/51_driveagent/55_profile.ipynb #43093c7b
 HELPERS = ("teacher", "judge", "reader_small", "reader_large", "reviewer")

@@ -30,9 +30,9 @@ from .variants import VARIANTS, task_for
 from ..policy.model import Policy
 from ..scene.core import Scene
 from ..scene.town import make_scene
-from ..training import report
-from ..training.profiles import Profile
-from ..training.report import cell, failed_cell, skill_cell, values
+from ..runs import report
+from ..runs.profiles import Profile
+from ..runs.report import cell, failed_cell, skill_cell, values
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #e0bf44aa
 ROWS = dict(

@@ -12,9 +12,9 @@ import numpy as np
 
 from .task import DriveAgentTask
 from .toolkit import TOOLS, ExactDepth, ExactDetector, Toolkit
-from ..training.stages import device_of
+from ..runs.stages import device_of
 from typing import Any
-from ..training.profiles import Profile
+from ..runs.profiles import Profile
 
 # %% ../../nbs/51_driveagent/57_variants.ipynb #50e14623
 VARIANTS = dict(

@@ -38,7 +38,7 @@ from drivelit.minddrive.words import (
 from ..policy.engines import positions
 from ..policy.model import Encoded, Policy, load_policy
 from ..scene.weights import check_folder, check_tensors, load_tensors
-from ..training.processes import write_json
+from ..scene.files import write_json
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #31c65882
 def gaussian_kl(m: torch.Tensor, log_s: torch.Tensor, mu: torch.Tensor, log_sigma: torch.Tensor) -> torch.Tensor:

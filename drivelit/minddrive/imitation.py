@@ -41,7 +41,7 @@ from drivelit.training.checkpoints import (
     told_if_full,
     wait_for_all,
 )
-from ..training.processes import RunError
+from ..scene.files import RunError
 from ..training.sft import IGNORE, encode_row
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #ac2bfe19

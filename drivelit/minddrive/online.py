@@ -9,7 +9,6 @@ __all__ = ['ARRAYS', 'PLAIN', 'VALUE', 'CURVES', 'Played', 'played', 'write_play
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #661d7b53
 import faulthandler
-import hashlib
 import json
 import multiprocessing
 import os
@@ -38,11 +37,11 @@ from ..policy.model import Encoded
 from ..rollout.carla import CarlaWorld, NoSimulator
 from ..scene.core import Scene
 from ..scene.routes import Route, read_routes
-from ..scene.weights import write_whole
 from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics
 from ..training.ppo import gae, normalised, ppo_loss
-from ..training.processes import RunError, follow_parent, hold, write_json
-from ..training.stages import device_of, read_scenes, save_scenes
+from ..scene.files import RunError, hold, sha256, whole_file, write_json, write_text
+from ..scene.processes import follow_parent
+from ..runs.stages import device_of, read_scenes, save_scenes
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #ea938e2c
 @dataclass(eq=False)
@@ -117,15 +116,10 @@ def write_played(path: str | Path, drives: Sequence[Played], told: dict[str, Any
         the path
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
     arrays = {k: np.concatenate([getattr(d, k) for d in drives]) for k in ARRAYS}
     plain = [{k: getattr(d, k) for k in PLAIN} | dict(n=len(d.rewards)) for d in drives]
-    with new.open("wb") as f:
+    with whole_file(path) as new, new.open("wb") as f:
         np.savez_compressed(f, told=json.dumps(dict(told=told, drives=plain)), **arrays)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(new, path)
     return path
 
 
@@ -331,7 +325,7 @@ def _told(out, profile, number, seed, k, budget=0):
     "What the file of a collector belongs to."
     keys = ("views", "image_size", "rl_scenes", "rollouts", "collectors", "algorithm", "actions", "group", "simulators")
     files = sorted((Path(out) / f"checkpoint-{number}").glob("*.safetensors"))
-    weights = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:16]
+    weights = sha256(*files)[:16]
     return dict(round=number, seed=seed, collector=k, budget=budget, weights=weights) | {
         name: list(v) if isinstance(v := getattr(profile, name), tuple) else v for name in (*keys, "scenario", "routes")
     }
@@ -392,7 +386,7 @@ def _process(parent, work, told, job, silence):
         work(*job)
         told.unlink(missing_ok=True)
     except Exception as e:
-        write_whole(told, f"{type(e).__name__}: {e}")
+        write_text(told, f"{type(e).__name__}: {e}")
         raise
 
 

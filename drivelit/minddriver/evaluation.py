@@ -38,7 +38,7 @@ from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
-from ..training.shards import in_shards, player_for
+from ..runs.plays import in_shards, player_for
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
 def carried_on(points: np.ndarray) -> np.ndarray:

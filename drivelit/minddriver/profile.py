@@ -13,7 +13,7 @@ from typing import ClassVar
 from .decisions import DT, POINTS, Horizon
 from .formats import FORMS
 from .prompt import INSTRUCTIONS, VIEWS, Inputs
-from ..training.profiles import Amount, Profile, described, key
+from ..runs.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380005
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town import scenes as town_scenes
-from ..training import report
-from ..training.report import cell, failed_cell, numbers, skill_cell, spread
-from ..training.stages import load, load_scenes
+from ..runs import report
+from ..runs.report import cell, failed_cell, numbers, skill_cell, spread
+from ..runs.stages import load, load_scenes
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00006
 ROWS = dict(  # stage -> its name where all stages stand together

@@ -26,7 +26,7 @@ from ..rollout.core import Episode, answered, rollout
 from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene import recorded
 from ..scene.core import Scene
-from ..training.shards import in_shards, player_for
+from ..runs.plays import in_shards, player_for
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:

@@ -6,7 +6,7 @@
 __all__ = ['NEEDS', 'RL_ARMS', 'SIZES', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', 'ADVANTAGE', 'FUNCTIONS', 'trained',
            'plans_of', 'at_turn', 'run_scenes', 'save_data', 'run_data_single', 'order_of', 'in_turn', 'run_data_two',
            'run_data_multi', 'run_data_rl', 'start_of', 'rows_of', 'fresh', 'run_served', 'turns_of', 'examine',
-           'choose', 'run_sft', 'run_rl', 'reinforced', 'run_size']
+           'choose', 'run_sft', 'run_rl', 'make', 'reinforced', 'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Subset
@@ -27,13 +28,16 @@ from .formats import fixed_parts, kit_text
 from .evaluation import drivers, evaluate, play, task_for
 from ..rollout.core import Episode
 from .profile import MTDriveProfile
+from .task import MTDriveTask
+from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..training.checkpoints import first_process, wait_for_all
-from ..training.processes import RunError
-from ..training.profiles import rl_options, sft_options
+from ..scene.files import RunError, whole_folder
+from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
-from ..training.shards import save_served
-from ..training.stages import Stages, load, load_scenes, tell_if_few, write_choice, write_json, write_scenes
+from ..runs.plays import save_served
+from ..runs.stages import Stages, load, load_scenes, tell_if_few, write_choice, write_scenes
+from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #7751ab47
@@ -428,11 +432,8 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 def _take(here, best, count):
     "Put a candidate in the place of the last one; the others go, it stays: a stage that runs again needs it."
     if best < count:
-        new, final = here / "final.new", here / "final"
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(candidate(here, best, count), new, copy_function=os.link)  # the same bytes, once on the disk
-        shutil.rmtree(final)
-        os.replace(new, final)
+        with whole_folder(here / "final") as new:  # the same bytes, once on the disk
+            shutil.copytree(candidate(here, best, count), new, copy_function=os.link)
     for k in range(1, count):
         if k != best:
             shutil.rmtree(here / f"candidate-{k}", ignore_errors=True)
@@ -487,6 +488,22 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     return result | examine(policy, stage, out, profile, seed)
 
 
+def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tuple[Any, Policy, MTDriveTask]:
+    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+
+    Args:
+        stage: one of RL_ARMS or SIZES, which all begin with the same
+        out: the run's folder
+        profile: of MTDrive
+        seed: of the run
+
+    Returns:
+        engine, policy, task
+    """
+    policy = load(trained(out, "sft_multi", seed), profile, seed)
+    return TransformersEngine(policy, profile.together), policy, task_for(profile)
+
+
 def reinforced(
     stage: str, out: Path, profile: MTDriveProfile, seed: int, chosen: Sequence[int], advantage: str
 ) -> tuple[Policy, dict]:
@@ -503,14 +520,16 @@ def reinforced(
     Returns:
         (policy, what `train_rl` returns)
     """
-    policy = load(trained(out, "sft_multi", seed), profile, seed)
+    engine, policy, task = make(stage, out, profile, seed)
     result = train_rl(
         policy,
-        task_for(profile),
+        task,
         Subset(load_scenes(out, "train"), chosen),  # shards read a scene when it is played
         STAGES.folder(out, stage, seed),
         advantage,
         seed=seed,
+        engine=engine,
+        make=partial(make, stage, out, profile, seed),
         max_turns=profile.turns,
         **rl_options(profile),
     )

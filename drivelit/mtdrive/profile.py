@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..training.profiles import Amount, Profile, described, key
+from ..runs.profiles import Amount, Profile, described, key
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #41414f89
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from ..rollout.core import Episode, TurnState
 from ..scene.core import Scene
 from ..scene.plot import AGENT_COLORS, box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
-from ..training import report
-from ..training.report import cell, failed_cell, skill_cell
-from ..training.stages import load, load_scenes
+from ..runs import report
+from ..runs.report import cell, failed_cell, skill_cell
+from ..runs.stages import load, load_scenes
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #1c46692f
 ROWS = dict(  # stage: how the tables call it
@@ -330,7 +330,7 @@ def orderings(results: dict, play: str = "") -> pd.DataFrame:
         play: "greedy" or "sampled"; default: `first_play`
 
     Returns:
-        DataFrame, as `compare` of `drivelit.training.report` makes it; differences in points
+        DataFrame, as `compare` of `drivelit.runs.report` makes it; differences in points
     """
     at = lambda stage, turn: (stage, "oracle", play or first_play(results), "scene_pdms", turn)
     first = lambda a, b: " (first turn)" if a == b else ""
@@ -397,7 +397,7 @@ def questions(results: dict) -> pd.DataFrame:
         results: from `collect`
 
     Returns:
-        DataFrame, as `compare` of `drivelit.training.report` makes it, with the question in front
+        DataFrame, as `compare` of `drivelit.runs.report` makes it, with the question in front
     """
     rows = asked(results)
     table = report.compare(results, [tuple(r[1:]) for r in rows])

@@ -7,7 +7,6 @@ __all__ = ['PLAYS', 'BLIND', 'SEES', 'Entry', 'read_entries', 'told', 'driven', 
            'compared', 'families']
 
 # %% ../../nbs/60_road/10_table.ipynb #24fabcbe
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +23,10 @@ from .wheel import take_wheel
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_idm
 from ..rollout.road import drive_routes
 from ..scene.core import Scene
-from ..training.processes import RunError
-from ..training.profiles import find_system
-from ..training.report import COMPARED, cell, pack, paired, paired_row, unpack
-from ..training.stages import write_json
+from ..scene.files import RunError, sha256
+from ..runs.profiles import find_system
+from ..runs.report import COMPARED, cell, pack, paired, paired_row, unpack
+from ..scene.files import write_json
 
 # %% ../../nbs/60_road/10_table.ipynb #f5de1682
 PLAYS = dict(greedy=("own", 0.0), sampled=("own", None), grey=("grey", 0.0))  # pictures, temperature
@@ -124,7 +123,7 @@ def _run(entry: Entry, seed: int) -> dict[str, Any]:
     "Which policy drives: the folder of its run, and when its stage was done (it is done anew after a new training)."
     folder = Path(entry.out).resolve()
     done = find_system(entry.system).stages.folder(folder, entry.stage, seed) / "done.json"
-    digest = hashlib.sha256(done.read_bytes()).hexdigest()[:16] if done.exists() else ""
+    digest = sha256(done)[:16] if done.exists() else ""
     return dict(folder=str(folder), done=digest)
 
 

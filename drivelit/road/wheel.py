@@ -30,9 +30,9 @@ from ..mtdrive.pipeline import trained
 from ..policy.text import ParseError
 from ..rollout.road import Planner
 from ..rollout.world import World
-from ..training.processes import RunError
-from ..training.profiles import find_system
-from ..training.stages import load, run_profile
+from ..scene.files import RunError
+from ..runs.profiles import find_system
+from ..runs.stages import load, run_profile
 
 # %% ../../nbs/60_road/00_wheel.ipynb #04a2988a
 POINTS = dict(mtdrive=8, driveagent=6, autodrive_p3=8, minddriver=6, minddrive=6)  # poses of a plan

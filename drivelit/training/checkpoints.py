@@ -8,7 +8,6 @@ __all__ = ['first_process', 'checkpoints', 'last_checkpoint', 'resume_point', 'r
            'save_final', 'pack_weights']
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #3e170dd5
-import hashlib
 import json
 import os
 import re
@@ -29,8 +28,8 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..policy.model import Policy
-from ..scene.weights import MARK, damage, seal, write_whole
-from .processes import write_json
+from ..scene.files import sha256, whole_folder, write_json, write_text
+from ..scene.weights import MARK, damage, seal
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #74b762ae
 def first_process() -> bool:
@@ -118,7 +117,7 @@ def cut_metrics(out: str | Path, step: int) -> None:
         step: the last that stays
     """
     kept = [r for r in read_metrics(out) if r["step"] <= step]
-    write_whole(Path(out) / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
+    write_text(Path(out) / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
 
 
 def _append(out, row):
@@ -311,13 +310,11 @@ def save_final(policy: Policy, out: str | Path, weights: dict[str, torch.Tensor]
     Returns:
         out/final
     """
-    final, new = Path(out) / "final", Path(out) / "final.new"
+    final = Path(out) / "final"
     if first_process():
-        shutil.rmtree(new, ignore_errors=True)  # of a run that was killed here
-        policy.save(new, weights=weights) if weights is not None else policy.save(new)
-        seal(new)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(new, final)
+        with whole_folder(final) as new:
+            policy.save(new, weights=weights) if weights is not None else policy.save(new)
+            seal(new)
     wait_for_all()
     return final
 
@@ -335,14 +332,10 @@ def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable
         the folder
     """
     folder = Path(folder)
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    save(new)
-    (new / MARK).unlink(missing_ok=True)  # what is packed has its hash on the card
-    [weights] = new.glob("*.safetensors")
-    digest = hashlib.file_digest(open(weights, "rb"), "sha256").hexdigest()
-    (new / "README.md").write_text(card(digest), encoding="utf-8")
-    write_json(new / "exam.json", told)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(new, folder)
+    with whole_folder(folder) as new:
+        save(new)
+        (new / MARK).unlink(missing_ok=True)  # what is packed has its hash on the card
+        [weights] = new.glob("*.safetensors")
+        (new / "README.md").write_text(card(sha256(weights)), encoding="utf-8")
+        write_json(new / "exam.json", told)
     return folder
