@@ -140,7 +140,6 @@ def rate(step: int, recipe: CodecRecipe) -> float:
 
     Args:
         step: number of the update, from 0
-        recipe: CodecRecipe
 
     Returns:
         float
@@ -155,7 +154,6 @@ class Training:
     Args:
         codec: Codec; changed in place
         made: pictures to learn from
-        recipe: CodecRecipe
     """
 
     def __init__(self, codec: Codec, made: Sequence[Image.Image], recipe: CodecRecipe) -> None:
@@ -254,7 +252,6 @@ def measure(codec: Codec, images: Sequence[Image.Image]) -> dict[str, float]:
     """How well a codec keeps pictures.
 
     Args:
-        codec: Codec
         images: that it has not learnt from
 
     Returns:
@@ -293,7 +290,6 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
 
     Args:
         out: the run's folder: state.pt, metrics.json, final
-        recipe: CodecRecipe
         lessons: folder of lessons that several runs share; default: in the run's folder
 
     Returns:
@@ -325,12 +321,7 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
 
 # %% ../../nbs/45_base/60_codec.ipynb #a605524b
 class Decoded(Shelf):
-    """A shelf whose front pictures went through a codec.
-
-    Args:
-        shelf: any
-        codec: Codec
-    """
+    """A shelf whose front pictures went through a codec."""
 
     def __init__(self, shelf: Shelf, codec: Codec) -> None:
         self.files, self.where, self.codec = shelf.files, shelf.where, codec
@@ -353,8 +344,6 @@ def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> d
     """The base's exam on front pictures, on decoded ones and on grey ones.
 
     Args:
-        policy: that answers
-        codec: Codec
         shelf: of the exam's scenes
         most: questions of a kind
 
@@ -391,7 +380,6 @@ def copied(
     """What copying the present codes gives.
 
     Args:
-        codec: Codec
         made: scenes with an expert
         times: seconds ahead of the true next view
 
@@ -415,7 +403,6 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
 
     Args:
         out: the run's folder
-        recipe: CodecRecipe
         lessons: folder of lessons that several runs share; default: in the run's folder
 
     Returns:

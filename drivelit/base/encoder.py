@@ -160,9 +160,6 @@ def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
 def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
     """An encoder with random weights.
 
-    Args:
-        recipe: EncoderRecipe
-
     Returns:
         CLIPModel
     """
@@ -189,7 +186,6 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
         shelf: of the lessons' scenes
         n: scenes
         size: pixels of a side
-        codec: Codec
         path: file, .npy; what is there already stays
 
     Returns:
@@ -293,7 +289,6 @@ class EncoderTraining:
         model: CLIPModel of `new_encoder`; changed in place
         pictures: by `four_pictures`
         said: for each scene what is told of now and of a second ago
-        recipe: EncoderRecipe
     """
 
     def __init__(self, model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], recipe: EncoderRecipe) -> None:
@@ -374,7 +369,6 @@ def embed_squeezed(model: CLIPModel, pictures: np.ndarray) -> torch.Tensor:
     """Directions of squeezed pictures.
 
     Args:
-        model: CLIPModel
         pictures: (B, size, size, 3) bytes
 
     Returns:
@@ -484,7 +478,6 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
 
     Args:
         out: the run's folder: state.pt, metrics.json, final
-        recipe: EncoderRecipe
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:
@@ -556,7 +549,6 @@ def dreams(made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> tuple[l
 
     Args:
         made: N scenes with an expert, neighbours of different kinds
-        codec: that paints
         seconds: ahead
 
     Returns:
@@ -578,9 +570,7 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
     """Eq. 2 for dreams of many scenes, beside the same with plain pixels.
 
     Args:
-        model: CLIPModel
         made: N scenes with an expert
-        codec: that paints
         seconds: ahead
 
     Returns:
@@ -603,9 +593,7 @@ def ahead_exam(
     """How the cosine of the painted present falls the further ahead the true view lies.
 
     Args:
-        model: CLIPModel
         made: scenes with an expert
-        codec: that paints
         times: seconds ahead; 0: the present itself
 
     Returns:
@@ -621,7 +609,6 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
 
     Args:
         out: the run's folder
-        recipe: EncoderRecipe
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:

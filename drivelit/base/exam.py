@@ -91,7 +91,6 @@ def answers(policy: Policy, shelf: Shelf, asked: Sequence[tuple], kind: str, sig
     """What a policy answers, always its most likely words.
 
     Args:
-        policy: Policy
         shelf: of the pictures
         asked: (scene, question, answer)
         kind: a key of KINDS
@@ -205,7 +204,6 @@ def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[s
     """Who a policy says is there, and where.
 
     Args:
-        policy: Policy
         shelf: of the pictures
         sight: one of SIGHTS
 
@@ -258,7 +256,6 @@ def find(policy: Policy, shelf: Shelf, sights: Sequence[str] = SIGHTS) -> dict[s
     """Road users found, beside two answers without eyes.
 
     Args:
-        policy: Policy
         shelf: of scenes that nothing was trained on
         sights: of SIGHTS
 
@@ -328,7 +325,6 @@ def examine(
     """All questions, with each kind of picture.
 
     Args:
-        policy: Policy
         shelf: of scenes that nothing was trained on
         made: the same scenes, for PDMS; None: without
         most: questions of a kind

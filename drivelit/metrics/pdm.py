@@ -155,9 +155,6 @@ def _union(areas):
 def check_agents(scene: Scene) -> None:
     """Nobody annotated is not nobody there: a score of collisions needs to know who was where.
 
-    Args:
-        scene: any scene
-
     Returns:
         None
 

@@ -382,7 +382,6 @@ class TransformersEngine:
     """Completions from the policy in this process.
 
     Args:
-        policy: Policy
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
         rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are

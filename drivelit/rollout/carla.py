@@ -308,7 +308,6 @@ def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -
 
     Args:
         town: carla.Map
-        route: that is driven
         start: (3,) the frame of what is returned, in the town's frame; metres, radians
         library: the module `carla`
 
@@ -680,7 +679,6 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     Args:
         ride: what the server has answered
         stage: what stays the same
-        now: the state
         size: (width, height) of the pictures
 
     Returns:

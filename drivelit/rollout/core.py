@@ -175,7 +175,6 @@ def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
 
     Args:
         policy: its tokenizer and template write the row
-        task: Task
         scene: what the task understands
         opening: words that are put into the policy's mouth
 
@@ -470,7 +469,6 @@ def rollout(
             there (a generator: `OpenAIEngine.stream`); without, all wait for the slowest of a turn, and `generate` gets
             on_error="return" if it names that
         policy: its tokenizer and template write the rows
-        task: Task
         scenes: repeat a scene to play it several times
         max_turns: of an episode
         max_new_tokens: of each turn

@@ -54,7 +54,6 @@ def by_policy(
     """A policy as a planner.
 
     Args:
-        policy: writes
         task: what it is asked; `Unjudged` if the task compares with an expert
         read: the moments and what was said in each -> a plan or a reason for each, as `drive_routes` takes them; it is
             not shown conversations that the engine refused

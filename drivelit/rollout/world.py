@@ -358,7 +358,6 @@ def advance(stage: Stage, now: WorldState, ego: np.ndarray) -> WorldState:
 
     Args:
         stage: what stays the same
-        now: the state
         ego: (11,) where the car has got to in this step
 
     Returns:
@@ -450,7 +449,6 @@ def moment(stage: Stage, now: WorldState) -> Scene:
 
     Args:
         stage: what stays the same
-        now: the state
 
     Returns:
         Scene: of the same source and family; a recorded one has no cameras any more

@@ -831,7 +831,6 @@ def to_json(scene: Scene, path: str | Path | None = None) -> str:
     """The scene as JSON text.
 
     Args:
-        scene: any scene
         path: also write it here
 
     Returns:

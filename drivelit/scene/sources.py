@@ -115,7 +115,6 @@ def has(scene: Scene, aspect: str) -> bool:
     """Whether this very scene has it.
 
     Args:
-        scene: any scene
         aspect: one of ASPECTS; "images" are those of all cameras now, "past_images" all before: files must be there
 
     Returns:
@@ -143,7 +142,6 @@ def need(scene: Scene, *aspects: str) -> Scene:
     """The scene, if it has what is asked for.
 
     Args:
-        scene: any scene
         *aspects: of ASPECTS
 
     Returns:

@@ -86,7 +86,6 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
     """Episodes as TRL's loss wants them, and what the model reads. No word of a failed episode is learnt from.
 
     Args:
-        policy: Policy
         episodes: B of them
         advantages: (B, J), NaN where an episode had no turn j
 
@@ -280,7 +279,6 @@ def check_task(task: Task, scenes: Sequence) -> None:
     """Refuse what cannot be played.
 
     Args:
-        task: Task
         scenes: what it is played in
 
     Raises:
@@ -324,7 +322,6 @@ def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) 
     """Refuse episodes that nothing can be learnt from.
 
     Args:
-        task: Task
         episodes: B of them
         rewards: (B, J) what training takes for each turn
 
@@ -371,9 +368,6 @@ def choose_advantage(advantage: str | Callable, std: str = "population") -> Call
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #274a23c4
 def updates_of(args: GRPOConfig) -> int:
     """Updates that are made from one rollout.
-
-    Args:
-        args: GRPOConfig
 
     Returns:
         updates: mini-batches times passes (num_iterations)
@@ -1066,7 +1060,6 @@ def train_rl(
 
     Args:
         policy: Policy; trained in place, and the reference of the KL penalty as it comes in
-        task: Task
         scenes: what it is played in
         out: folder of the run; default: that of `args`
         advantage: a key of ADVANTAGES, or a function
