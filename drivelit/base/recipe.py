@@ -420,12 +420,12 @@ def curve(out: str | Path) -> list[dict[str, Any]]:
         out: the run's folder, finished or not
 
     Returns:
-        list of dict: size, step, tokens, right, constant, ade, pdms
+        list of dict: size, seed, step, tokens, right, constant, ade, pdms
     """
-    size = json.loads((Path(out) / "recipe.json").read_text())["size"]
+    recipe = json.loads((Path(out) / "recipe.json").read_text())
     looks = [json.loads(p.read_text()) for p in sorted((Path(out) / "looks").glob("*.json"))]
     keep = ("step", "tokens", "right", "constant", "ade", "pdms")
-    return [dict(size=size) | {k: look[k] for k in keep} for look in looks]
+    return [dict(size=recipe["size"], seed=recipe["seed"]) | {k: look[k] for k in keep} for look in looks]
 
 
 def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path] = ()) -> Path:
@@ -434,7 +434,7 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     Args:
         out: the run's folder
         folder: default: in the package
-        beside: folders of runs of other sizes, for the figure
+        beside: folders of finished runs with other seeds or sizes, whose exams are shown beside this one's
 
     Returns:
         the folder
@@ -449,5 +449,6 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     )
     policy.model.half()
     about = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about["beside"] = [dict(recipe=r, exam=e) for r, e in (finished(o, "drivelit.base") for o in beside)]
     card = lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest)
     return pack_weights(folder, policy.save, card, about)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
@@ -140,6 +141,7 @@ def draw(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     never: Sequence[int] = (),
+    numbers: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each row; temperature 0 means the most likely one and log-probabilities at temperature 1.
 
@@ -149,6 +151,7 @@ def draw(
         top_p: share of the probability mass that is drawn from, most likely first
         generator: its state moves on
         never: ids that are not drawn
+        numbers: (N,) in [0, 1), one for each row, instead of the generator's
 
     Returns:
         ids (N,), their log-probabilities at this temperature (N,), before anything was cut off
@@ -167,12 +170,20 @@ def draw(
     # One number in [0, 1) for each row. `torch.multinomial` would draw one for each word of the vocabulary.
     up_to = p.cumsum(-1)
     whole = up_to[:, -1:]
-    height = torch.rand(len(p), 1, generator=generator, device=p.device) * whole
-    height = torch.minimum(
-        height, whole.nextafter(torch.zeros_like(whole))
-    )  # rounding must not lead past the last word
+    height = torch.rand(len(p), 1, generator=generator, device=p.device) if numbers is None else numbers[:, None].to(p)
+    height = height * whole
+    # rounding must not lead past the last word
+    height = torch.minimum(height, whole.nextafter(torch.zeros_like(whole)))
     ids = torch.searchsorted(up_to, height, right=True)[:, 0]  # the first word beyond it, so none of probability 0
     return ids, logp.gather(-1, ids[:, None])[:, 0]
+
+
+def _own_numbers(conversations, count):
+    "(N, count) numbers for `draw`, a row for each conversation; None if one has no seed."
+    seeds = [c.seed for c in conversations]
+    if None in seeds:
+        return None
+    return torch.from_numpy(np.stack([np.random.default_rng(s).random(count) for s in seeds])).float()
 
 # %% ../../nbs/20_policy/20_engines.ipynb #8a93e1d8
 class _Layer(DynamicLayer):
@@ -386,7 +397,12 @@ class TransformersEngine:
         memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
         rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are
             those among the words that it allows
+
+    Attributes:
+        own_seeds: each conversation is drawn by its own seed, whoever is beside it; False: by the call's
     """
+
+    own_seeds = False
 
     def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9, rule: Any = None) -> None:
         self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
@@ -450,14 +466,14 @@ class TransformersEngine:
     def _batch(self, conversations, max_new_tokens, read, sampling):
         rows = _Rows(self.policy, conversations, read)
         states = [self.rule.begin(c.ids) for c in conversations] if self.rule else []
+        numbers = _own_numbers(conversations, max_new_tokens) if self.own_seeds else None
         for k in range(max_new_tokens):
             logits = rows.logits
             if self.rule:
                 logits = self.rule.restrict(logits, [self.rule.kind(states[n]) for n in rows.who])
-            token, logp = draw(logits, *sampling, self.never)
-            if self.rule:
-                for n, t in zip(rows.who, token.tolist(), strict=True):
-                    states[n] = self.rule.step(states[n], t)
+            token, logp = draw(logits, *sampling, self.never, None if numbers is None else numbers[rows.who, k])
+            for n, t in zip(rows.who, token.tolist(), strict=True) if self.rule else ():
+                states[n] = self.rule.step(states[n], t)
             over = lambda n: self._over(rows.ids[n], conversations[n].stops)
             if not rows.say(token, logp, self.eos, over) or k + 1 == max_new_tokens:
                 break

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'plain_text', 'number_pieces', 'train_tokenizer',
            'word_tokenizer', 'ImageTextProcessor', 'toy_config', 'Encoded', 'model_card', 'Policy', 'new_policy',
-           'add_lines', 'load_policy']
+           'add_lines', 'base_folder', 'load_policy']
 
 # %% ../../nbs/20_policy/10_model.ipynb #a948619f
 import importlib.util
@@ -777,12 +777,28 @@ def _checkpoint(name, dtype, pixels, attention):
 BASE = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1] / "base" / "weights"
 
 
-def _base(dtype, image_size, attention):
-    "The base of this package, in fp32 unless another number is wanted."
-    if not (BASE / "config.json").exists():
-        raise FileNotFoundError(f"{BASE.name}: the base is not in this package; `python -m drivelit.base` makes it")
-    policy = _checkpoint(BASE, torch.float32 if dtype in (None, "auto") else dtype, {}, attention)
+def base_folder(name: str | Path) -> Path | None:
+    """Where the weights of a base lie: of "base" in this package, of "base:FOLDER" in a folder that the recipe made.
+
+    Args:
+        name: of a model
+
+    Returns:
+        folder; None: this name is no base's
+    """
+    kind, colon, folder = str(name).partition(":")
+    return None if kind != "base" else Path(folder) if colon else BASE
+
+
+def _base(name, dtype, image_size, attention):
+    "A base, in fp32 unless another number is wanted."
+    folder = base_folder(name)
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{name}: no base in {folder}; `python -m drivelit.base` makes one")
+    policy = _checkpoint(folder, torch.float32 if dtype in (None, "auto") else dtype, {}, attention)
     policy.processor.image_size = list(image_size)
+    if folder != BASE:  # adapters on it name it so that it is opened as a base again
+        policy.model.name_or_path = policy.model.config._name_or_path = f"base:{folder.resolve()}"
     return policy
 
 # %% ../../nbs/20_policy/10_model.ipynb #f6200dc4
@@ -861,8 +877,9 @@ def load_policy(
     """The toy, the base or a real policy: the same code runs them.
 
     Args:
-        name_or_path: "toy" (random weights), "base" (the taught weights of this package), a name on the hub, or a
-            folder: a saved toy, a Qwen2.5-VL checkpoint, PEFT adapters
+        name_or_path: "toy" (random weights), "base" (the taught weights of this package), "base:FOLDER" (a base that
+            `python -m drivelit.base` made: `FOLDER` is `RUN/train/last/final`), a name on the hub, or a folder: a saved
+            toy, a Qwen2.5-VL checkpoint, PEFT adapters
         seed: of the toy's weights
         size: of the toy: a key of SIZES
         image_size: (width, height) in pixels that the toy resizes images to; multiples of 28
@@ -897,8 +914,8 @@ def load_policy(
         options |= dict(attn_implementation=attn_implementation, min_pixels=min_pixels, max_pixels=max_pixels)
         return _adapters(folder, base, **options)
     attention = dict(attn_implementation=attn_implementation) if attn_implementation else {}
-    if name_or_path == "base":
-        policy = _base(dtype, image_size, attention)
+    if base_folder(name_or_path):
+        policy = _base(name_or_path, dtype, image_size, attention)
         add_lines(policy, text, fixed).model.to(device)
         return policy
     pixels = {k: v for k, v in dict(min_pixels=min_pixels, max_pixels=max_pixels).items() if v}

@@ -311,7 +311,7 @@ class RolloutError(EngineError):
             getattr(error, "refused", False),
         )
 
-
+# %% ../../nbs/30_rollout/00_rollout.ipynb #dc04ceba
 @dataclass
 class _Table:
     "The episodes of a rollout, how long they may become, and whom to tell when one is over."
@@ -327,6 +327,7 @@ class _Table:
     on_episode: Callable | None
     on_group: Callable | None
     known: Mapping[int, Episode]
+    first: int
 
     def __post_init__(self):
         self.open = set(range(len(self.episodes))) - set(self.known)
@@ -340,7 +341,7 @@ class _Table:
     def ask(self, i):
         "What the engine is asked next; only the first answer has an opening."
         e = self.episodes[i]
-        begun, seed = "" if e.turns else self.openings[i], seed_of(self.seed, i, e.turns)
+        begun, seed = "" if e.turns else self.openings[i], seed_of(self.seed, self.first + i, e.turns)
         return Conversation(e.messages, e.ids, e.images, begun, seed, self.room(i), tuple(self.task.stops))
 
     def over(self, i):
@@ -408,7 +409,8 @@ def _turn_by_turn(engine, table, sampling):
     active = sorted(table.open)
     while active:
         turn, asked = table.episodes[active[0]].turns, [table.ask(i) for i in active]
-        seed = None if table.seed is None else table.seed * 1000 + turn
+        begin = seed_of(table.seed, table.first, 0) if table.first else table.seed  # each part is drawn by its own
+        seed = None if begin is None else begin * 1000 + turn
         completions = engine.generate(asked, max_new_tokens=max(c.limit for c in asked), seed=seed, **sampling)
         active = table.hear(dict(zip(active, completions, strict=True)), engine)
 
@@ -461,6 +463,7 @@ def rollout(
     on_episode: Callable[[int, Episode], Any] | None = None,
     on_group: Callable[[int, list[Episode]], Any] | None = None,
     known: Mapping[int, Episode] | None = None,
+    first: int = 0,
 ) -> list[Episode]:
     """Play every scene to its end. A conversation that the engine refuses ends its episode, with `failed`.
 
@@ -484,6 +487,7 @@ def rollout(
             over
         known: index -> Episode that was played before, such as `RolloutError.over`; it is not played again, and nobody
             is told of it again
+        first: place of the first scene, where these are a part of a larger rollout: the seeds are those of that one
 
     Returns:
         one Episode for each scene, in order
@@ -499,7 +503,7 @@ def rollout(
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
     groups = np.cumsum([place == 0 for place, _ in places]).tolist()
     limits = max_turns, max_new_tokens, max_tokens
-    table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group, known)
+    table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group, known, first)
     sampling = dict(temperature=temperature, top_p=top_p)
     if max_turns > 0 and table.open:
         play = _as_they_come if hasattr(engine, "stream") else _turn_by_turn

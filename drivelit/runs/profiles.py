@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ATTENTION', 'SCHEDULES', 'REPORTS', 'WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'HUB', 'KNOWN', 'ProfileError', 'key',
            'described', 'Amount', 'Derived', 'Profile', 'convert', 'typed', 'checked', 'read_sections', 'profile_names',
-           'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens', 'conflicts', 'steps',
-           'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights', 'memory',
+           'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens', 'is_small', 'conflicts',
+           'steps', 'sft_options', 'rl_options', 'model_config', 'count_weights', 'adapter_weights', 'memory',
            'prepared_pictures', 'Frames', 'data_amounts', 'stage_gpus', 'given_again', 'run_folder', 'serve_commands',
            'launch', 'remedy', 'missing_packages', 'notes', 'preview', 'notebook_parameters', 'check_parameters',
            'RunParameters', 'checked_cluster', 'run_parameters', 'skipped', 'stop_here', 'read_keys', 'unread_keys']
@@ -204,7 +204,7 @@ class Profile(Derived):
 
     system: ClassVar[str] = ""  # a name in the table of systems
     name: str
-    model: str = key("toy", "'toy', 'base', a name on the hub or a folder")
+    model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
     tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
     image_size: tuple[int, ...] = key((168, 84), "width, height in pixels", low=28)
@@ -242,6 +242,7 @@ class Profile(Derived):
     together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
     picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
     player: str = key("here", "who plays, in all stages: 'here', or addresses of vLLM servers with commas")
+    players: int = key(0, "processes that play beside each process of reinforcement (IPSS); 0: it plays itself", low=0)
     importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
     sampling_bound: float = key(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
@@ -576,6 +577,11 @@ def image_tokens(size: tuple[int, ...]) -> int:
 _ADDRESS = re.compile(r"https?://([\w.-]+):(\d{1,5})/?")  # host and port of a vLLM server
 
 
+def is_small(model: str) -> bool:
+    "Whether a profile's model is the toy or a base: it takes a kit's lines and pictures of any multiple of 28."
+    return model == "toy" or model.partition(":")[0] == "base"
+
+
 def conflicts(profile: Profile) -> list[str]:
     """What is wrong with the keys taken together.
 
@@ -588,7 +594,7 @@ def conflicts(profile: Profile) -> list[str]:
     p, out = profile, []
     if len(p.image_size) != 2:
         out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
-    elif p.model in ("toy", "base") and any(n % 28 for n in p.image_size):
+    elif is_small(p.model) and any(n % 28 for n in p.image_size):
         out.append(f"image_size: {p.image_size} is no multiple of 28")
     elif (need := image_tokens(p.image_size) * p.pictures() + p.answers() * p.new_tokens) > p.tokens:
         out.append(
@@ -711,6 +717,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         together=profile.together,
         picture_cache=profile.picture_cache,
         player=profile.player,
+        players=profile.players,
         importance_cap=profile.importance_cap,
         sampling_bound=profile.sampling_bound,
         max_new_tokens=profile.new_tokens,
@@ -754,7 +761,7 @@ def model_config(model: str) -> Any:
     """
     from transformers import AutoConfig, Qwen2_5_VLConfig
 
-    if model in ("toy", "base"):
+    if is_small(model):
         from drivelit.policy.model import load_policy
 
         return load_policy(model).model.config
@@ -767,7 +774,8 @@ def model_config(model: str) -> Any:
         )
     if not os.path.isfile(Path(model) / "config.json"):
         raise ProfileError(
-            f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, {', '.join(HUB)}"
+            f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, "
+            f"base:FOLDER, {', '.join(HUB)}"
         )
     try:
         config = AutoConfig.from_pretrained(model)
@@ -829,7 +837,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
 
     Returns:
         dict of GB (1e9 bytes) on each device: weights, gradients, adam, ddp, bf16, gathered, reference, activations,
-        pictures, logits, cache
+        pictures, logits, cache, players
     """
     p, config = profile, config or model_config(profile.model)
     text, vision, updates = config.text_config, config.vision_config, stage in ("sft", "rl")
@@ -866,6 +874,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         pictures=updates * patches * _left_behind(each * sees, vision.hidden_size, vision.depth, p.checkpointing),
         logits=tokens * text.vocab_size * 8 if updates else 0,
         cache=0 if updates else at_once * p.tokens * 2 * text.num_hidden_layers * heads * each,
+        players=p.players * each * n if stage == "play" and p.player == "here" else 0,
     )
     return {k: v / 1e9 for k, v in parts.items()}
 
@@ -1151,6 +1160,11 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         out.append(
             "player: the servers read new weights from the run's folder, so they must see it under the same name; they "
             "have one policy at a time, so stages do not run side by side"
+        )
+    if p.players:
+        out.append(
+            f"players: {p.players} processes beside each of reinforcement play its episodes with "
+            + ("the servers" if p.player != "here" else "a copy of the policy each, which `play` counts")
         )
     out += missing_packages(p) + p.servers()[1]
     for stage, parts in gb.items():

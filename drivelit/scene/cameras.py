@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'check_view', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
@@ -404,7 +404,7 @@ def _camera(scene: Scene, name: str) -> Camera:
     return scene.cameras[name]
 
 
-def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], time: float) -> Image.Image:
+def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
     when = min(files, key=lambda t: abs(t - time), default=np.inf)
     if abs(when - time) > 0.3:
         raise SceneError(
@@ -412,9 +412,35 @@ def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], tim
         )
     if not Path(files[when]).is_file():
         raise SceneError(f"{files[when]}: the image of {cam.name} at {when} s is not there")
-    return open_resized(files[when], size)
+    return files[when]
+
+
+def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], time: float) -> Image.Image:
+    return open_resized(_file_at(scene, cam, files, time), size)
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
+def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5) -> None:
+    """Whether `next_image` has something to open; nothing is opened.
+
+    Args:
+        scene: as for `next_image`
+        camera: a key of scene.cameras
+        time: seconds from now, more than 0
+
+    Raises:
+        SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
+    """
+    cam, end = _camera(scene, camera), 0.0 if scene.expert is None else float(scene.expert.times[-1])
+    if not 0 < time <= end + 1e-6:
+        raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
+    if scene.source != "toy" or cam.files:
+        _file_at(scene, cam, _ahead(cam), time)
+
+
+def _ahead(cam):
+    return {t: f for t, f in cam.files.items() if t > 1e-6}
+
+
 def next_image(
     scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] | None = None, time: float = 0.5
 ) -> Image.Image:
@@ -432,13 +458,11 @@ def next_image(
     Raises:
         SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
     """
+    check_view(scene, camera, time)
     cam = _camera(scene, camera)
     size = tuple(size or (cam.width, cam.height))
-    end = 0.0 if scene.expert is None else float(scene.expert.times[-1])
-    if not 0 < time <= end + 1e-6:
-        raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
     if scene.source != "toy" or cam.files:
-        return _recorded(scene, cam, {t: f for t, f in cam.files.items() if t > 1e-6}, size, time)
+        return _recorded(scene, cam, _ahead(cam), size, time)
     t, p = np.r_[0.0, scene.expert.times], np.concatenate([[[0.0, 0.0, 0.0]], scene.expert.poses])
     ego = np.array([np.interp(time, t, v) for v in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))])
     return _paint(scene, cam, size, time, ego)

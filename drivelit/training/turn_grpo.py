@@ -6,7 +6,8 @@
 __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'by_rule', 'Reference', 'OwnReference',
            'check_task', 'check_reference', 'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row',
            'turn_log', 'write_played', 'read_played', 'KeepsPlayed', 'PlaysEpisodes', 'LearnsWords',
-           'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'train_rl', 'SequenceRatioTrainer']
+           'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'served', 'train_rl',
+           'SequenceRatioTrainer']
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
@@ -45,8 +46,8 @@ from .grpo import ADVANTAGES, k3, spread_to_tokens
 from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
-from .sharding import full_weights, gathered, is_sharded, put_slice, slice_of
-from .throughput import prepared_once
+from .sharding import full_weights, gathered, in_bf16, is_sharded, put_slice, slice_of
+from .throughput import prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -160,12 +161,6 @@ def by_rule(rule: Any, logits: torch.Tensor, ids: torch.Tensor, own: torch.Tenso
     return logits
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #52deaac8
-def _in_bf16(model):
-    "Ids of the weights that autocast rounds to bf16 wherever they are used: those of linear layers that embed nothing."
-    of = lambda kind: {id(m.weight) for m in model.modules() if isinstance(m, kind)}
-    return of(torch.nn.Linear) - of(torch.nn.Embedding)
-
-
 class Reference:
     """A frozen copy of the trained weights, which can stand in for them.
 
@@ -180,7 +175,7 @@ class Reference:
 
     def __init__(self, model: torch.nn.Module, bf16: bool = False):
         self.model, self.refreshed, self.shared = model, False, is_sharded(model)
-        rounded = _in_bf16(model) if bf16 else set()
+        rounded = in_bf16(model) if bf16 else set()
         kind = lambda p: torch.bfloat16 if id(p) in rounded else torch.float32 if p.dtype in LOW else p.dtype
         self.weights = {name: p.detach().to(kind(p), copy=True) for name, p in self._trained()}
 
@@ -1030,6 +1025,29 @@ def rl_config(
     return trl_config(GRPOConfig, ours, trl, RENAMED, rl_config)
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #39371bd3
+def served(player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adapters: bool) -> Any:
+    """The engine of a training.
+
+    Args:
+        player: as `train_rl` takes it
+        policy: that is trained
+        engine: in this process, or None; its rule is that of the servers, too
+        out: folder of the run
+        bf16: of the published weights
+        adapters: will be trained on top of the policy's weights
+
+    Returns:
+        the engine itself where no servers play
+    """
+    if player == "here":
+        return engine
+    servers, dtype = [url.strip() for url in player.split(",")], "bfloat16" if bf16 else "float32"
+    engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None), dtype=dtype)
+    if adapters:
+        engine.give("base")
+    return engine
+
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #d5278691
 def train_rl(
     policy: Policy,
     task: Task,
@@ -1043,6 +1061,8 @@ def train_rl(
     resume: bool = True,
     engine: object | None = None,
     player: str = "here",
+    players: int = 0,
+    make: Callable | None = None,
     importance_cap: float = 0.0,
     sampling_bound: float = 1e-3,
     together: int = 256,
@@ -1069,6 +1089,8 @@ def train_rl(
         resume: go on from the newest whole checkpoint in `out`
         engine: plays; default: the policy in this process
         player: "here", or addresses of vLLM servers with commas: they play in its place, under its rule
+        players: processes that play beside this one (IPSS); 0: this one plays
+        make: for them, can be imported by name: () -> engine, policy, task as they are given here
         importance_cap: of truncated importance sampling, C in the notebook; 0: none
         sampling_bound: mean |difference| of the servers' and the trainer's log-probabilities beyond which it stops
         together: conversations that the policy in this process continues at a time
@@ -1100,34 +1122,32 @@ def train_rl(
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
     args.output_dir = str(out)
     start = resume_point(out, args.world_size) if resume else None
-    if player != "here":
-        servers = [url.strip() for url in player.split(",")]
-        dtype = "bfloat16" if args.bf16 else "float32"
-        engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None), dtype=dtype)
-        if peft_config:  # adapters come on top of these weights
-            engine.give("base")
-    trainer = (trainer or TurnGRPOTrainer)(
-        policy,
-        task,
-        scenes,
-        args,
-        advantage_fn,
-        engine=engine,
-        importance_cap=importance_cap,
-        sampling_bound=sampling_bound,
-        together=together,
-        picture_cache=picture_cache,
-        max_turns=max_turns,
-        max_new_tokens=max_new_tokens,
-        max_tokens=max_tokens,
-        reference_every=reference_every,
-        reference=reference,
-        peft_config=peft_config,
-        callbacks=[SafeCheckpoints(out, start), *callbacks],
-    )
-    trainer.remove_callback(PrinterCallback)  # the file has it all
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    shutil.rmtree(out / "played", ignore_errors=True)  # empty
+    engine, own = served(player, policy, engine, out, args.bf16, peft_config is not None), trainer or TurnGRPOTrainer
+    far = dict(bf16=args.bf16, peft_config=peft_config, player=player, folder=str(out / "served"))
+    with streaming(own, players, make, **far) as kind:
+        trainer = kind(
+            policy,
+            task,
+            scenes,
+            args,
+            advantage_fn,
+            engine=engine,
+            importance_cap=importance_cap,
+            sampling_bound=sampling_bound,
+            together=together,
+            picture_cache=picture_cache,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            max_tokens=max_tokens,
+            reference_every=reference_every,
+            reference=reference,
+            peft_config=peft_config,
+            callbacks=[SafeCheckpoints(out, start), *callbacks],
+        )
+        trainer.remove_callback(PrinterCallback)  # the file has it all
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+    for left in ("played", "players"):  # of rollouts that are over
+        shutil.rmtree(out / left, ignore_errors=True)
     finish(policy, trainer, out)
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])
     rewards = [r["reward"] for r in read_metrics(out) if "reward" in r]
