@@ -364,7 +364,7 @@ def _later(scene, things, seconds=2.0):
 
 
 def _another(scene, rng):
-    "One of the other cameras; mostly one that somebody stands before."
+    "One of the other cameras; mostly one that shows a road user."
     yaw = {c: np.arctan2(*scene.cameras[c].cam2ego[[1, 0], 2]) for c in ("CAM_FRONT", *OTHERS)}
     poses = [a.poses[0] if len(a.times) == 1 else a.at(0.0) for a in scene.agents]
     bearings = [np.arctan2(p[1], p[0] - 1.0) for p in poses if p is not None and np.hypot(p[0], p[1]) < 40]

@@ -269,7 +269,7 @@ class _Pictures:
         return name, self.known[name]
 
     def note(self) -> None:
-        "Write where the sources are, so that somebody can say where they are later."
+        "Write where the sources are, so that a user can say later where they have moved."
         if self.roots:
             root = os.path.commonpath(self.roots)
             write_json(self.folder / ROOTS, {root: root} | moved(self.folder))

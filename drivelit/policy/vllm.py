@@ -172,7 +172,7 @@ class _Reads:
     "The part of the engine that asks for answers."
 
     def _name(self, image):
-        "The picture's digest, computed once for as long as somebody holds the picture."
+        "The picture's digest, computed once for as long as the picture is in use."
         if id(image) not in self._digests:
             self._digests[id(image)] = _digest(image)
             weakref.finalize(image, self._digests.pop, id(image), None)

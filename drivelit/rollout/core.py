@@ -273,7 +273,7 @@ def seed_of(seed: int | None, place: int, turn: int) -> int | None:
 
 
 def _refused(policy, scene, why):
-    "An episode that cannot begin. Its row is one token that nobody said, so that it fits into a batch."
+    "An episode that cannot begin. Its row is one token, which is not the policy's, so that it fits into a batch."
     row = [policy.tokenizer.eos_token_id], [-1], [0.0]
     return Episode(str(getattr(scene, "id", scene)), [], *row, [], 1, failed=str(why))
 
@@ -370,7 +370,7 @@ class _Table:
         return going
 
     def _go_on(self, words):
-        "Judge what was said; who has more to say."
+        "Judge the answers; which episodes go on."
         of = lambda things: [things[i] for i in words]
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
         begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)

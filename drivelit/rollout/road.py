@@ -40,7 +40,7 @@ class Unjudged(Task):
         return self.task.opening(scene, place, group)
 
     def step(self, state: TurnState, completion: Completion) -> Step:
-        "The end: nobody knows here what would have been right."
+        "The end: what would have been right is not known here."
         return Step(None, {})
 
 # %% ../../nbs/30_rollout/26_road.ipynb #b7cead15

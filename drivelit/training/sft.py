@@ -789,7 +789,7 @@ def train_sft(
         seed: of the order and of the run
         callbacks: further callbacks of the trainer
         lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
-        encoded: (ids, labels) of each row, if somebody else makes them, such as rows that are drawn on the fly
+        encoded: (ids, labels) of each row, if the caller makes them, such as rows that are drawn on the fly
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
         numerals: their distance from the right number is added to the loss, and logged as loss/distance

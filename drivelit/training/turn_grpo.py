@@ -673,7 +673,7 @@ class LearnsWords:
             log-probabilities (B, T) and entropies (B, T); 0 where the policy did not speak
         """
         own = batch["own"]
-        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; nobody speaks at place 0
+        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
         with self.accelerator.autocast():
             logits = model(**batch["inputs"], logits_to_keep=before, use_cache=False).logits
         logits = self.constrain(logits.view(-1, logits.shape[-1]).float() / self.temperature, batch)
@@ -891,7 +891,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         # TRL asks once for each micro-batch. Those of a rollout are all made when the first is wanted.
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
-            # IPTC: whoever plays, scores or learns shares what was made of a picture
+            # IPTC: playing, scoring and learning share what was made of a picture
             with prepared_once(self.policy, 1e9 * self.picture_cache):
                 self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
         return self._buffered_inputs[self._step % count]
