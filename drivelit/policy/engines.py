@@ -399,7 +399,7 @@ class TransformersEngine:
             those among the words that it allows
 
     Attributes:
-        own_seeds: each conversation is drawn by its own seed, whatever other conversations are in the call; False: by the call's
+        own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's
     """
 
     own_seeds = False
