@@ -458,7 +458,7 @@ def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
     return f"{head}\n# Image tokens of the toy town\n\n| what | |\n| --- | --- |\n{lines}"
 
 
-def _told(out):
+def _finished_run(out):
     "Recipe, held-out measurements on the way and exam of a run."
     recipe, exam = finished(out, "drivelit.base.codec")
     looks = [r for r in json.loads((out / "metrics.json").read_text()) if "psnr" in r]
@@ -479,7 +479,7 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
     Raises:
         RunError: a run is not finished
     """
-    runs = [_told(Path(o)) for o in (out, *beside)]
+    runs = [_finished_run(Path(o)) for o in (out, *beside)]
     recipe, found, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()
     return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)

@@ -335,7 +335,7 @@ class ServedEngine:
         jobs = [(c, dict(sampling, seed=None if seed is None else seed + i)) for i, c in enumerate(conversations)]
         name = getattr(self.engine, "model", type(self.engine).__name__)
         answers = ask_all(jobs, self._ask, self.journal, self.at_once, lambda job: asked_key(name, job[0], **job[1]))
-        return [self._shown(i, s, on_error or self.on_error) for i, s in enumerate(answers)]
+        return [self._as_asked(i, s, on_error or self.on_error) for i, s in enumerate(answers)]
 
     def _ask(self, job):
         conversation, sampling = job
@@ -344,7 +344,7 @@ class ServedEngine:
             raise Refused(why)
         return asdict(completion)
 
-    def _shown(self, i, answer, on_error):
+    def _as_asked(self, i, answer, on_error):
         if not isinstance(answer, Refusal):
             return Completion(**answer)
         if on_error == "raise":

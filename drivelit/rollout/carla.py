@@ -890,7 +890,7 @@ class _Drives(_Server):
                 raise error from None
             time.sleep(min(1.0, self.patience / 4))
         self.in_vain = 0
-        return self._told()
+        return self._observed()
 
     def _moment(self) -> Scene:
         return seen_now(self.ride, self.stage, self.state, self.size)

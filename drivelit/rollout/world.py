@@ -731,7 +731,7 @@ class _Loop(gym.Env):
         if self.stage is None or self.stage.scene is not scene:
             self.stage = Stage(scene)
 
-    def _told(self, error: str = "") -> tuple[dict, dict]:
+    def _observed(self, error: str = "") -> tuple[dict, dict]:
         "Observation and info."
         seen, now = _numbers(self.stage, self.state), self.state
         if self.cameras:
@@ -750,7 +750,7 @@ class _Loop(gym.Env):
             scene = routes(1, self.part, first=int(self.np_random.integers(PART)))[0]
         self._enter(scene)
         self.state = _first(self.stage)
-        return self._told()
+        return self._observed()
 
     def _drive(self, now: WorldState, action: np.ndarray) -> tuple[WorldState, str]:
         "The state after a decision, and what went wrong with the world itself."
@@ -773,7 +773,7 @@ class _Loop(gym.Env):
         else:
             now, error = self._drive(now, a)
         self.state = replace(now, decisions=now.decisions + 1)
-        seen, info = self._told(error)
+        seen, info = self._observed(error)
         late = now.reason in CUT_OFF
         return seen, REWARD.get(now.reason, -1.0) if now.reason else 0.0, bool(now.reason) and not late, late, info
 
@@ -837,7 +837,7 @@ class World(_Loop):
         self._enter(snapshot["state"].start)
         self.state = snapshot["state"]
         self.np_random.bit_generator.state = deepcopy(snapshot["random"])
-        return self._told()
+        return self._observed()
 
     def record(self, number: int | None = None) -> dict[str, Any]:
         """The drive up to now in Bench2Drive's words.
