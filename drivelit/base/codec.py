@@ -340,6 +340,22 @@ class Decoded(Shelf):
         return self.codec.decode(self.codec.encode([image]))[0] if number < 2 else image
 
 
+def _exam_rounds(shelf, most):
+    "(name, kind, questions) of the kinds that look at the front picture; `lamps`: lights that are there."
+    lit = [q for q in exam_questions(shelf, len(shelf)).get("light", []) if q[2] != "no light"]
+    for name, asked in (exam_questions(shelf, most) | {"lamps": lit[:most]}).items():
+        kind = "light" if name == "lamps" else name
+        if asked and KINDS[kind][1] and max(KINDS[kind][1]) <= 1:
+            yield name, kind, asked
+
+
+def _shares(marks, sights):
+    "Questions, share right by sight, and how many a decoded picture loses and wins."
+    a = np.array(marks, bool).reshape(-1, len(sights))
+    shares = {s: float(a[:, k].mean()) if len(a) else None for k, s in enumerate(sights)}
+    return dict(n=len(a), **shares, lost=int((a[:, 0] & ~a[:, 1]).sum()), won=int((~a[:, 0] & a[:, 1]).sum()))
+
+
 def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> dict[str, Any]:
     """The base's exam on front pictures, on decoded ones and on grey ones.
 
@@ -351,12 +367,8 @@ def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> d
         dict: kinds -> n, shares right by sight, lost, won; boxes (pixels by sight); ade (metres by sight)
     """
     shelves = dict(own=shelf, decoded=Decoded(shelf, codec), grey=shelf)
-    right, kinds, out = {"people": []}, {}, dict(boxes={}, ade={})
-    lit = [q for q in exam_questions(shelf, len(shelf)).get("light", []) if q[2] != "no light"]
-    for name, asked in (exam_questions(shelf, most) | {"lamps": lit[:most]}).items():
-        kind = "light" if name == "lamps" else name
-        if not asked or not KINDS[kind][1] or max(KINDS[kind][1]) > 1:
-            continue
+    right, out = {"people": []}, dict(boxes={}, ade={})
+    for name, kind, asked in _exam_rounds(shelf, most):
         answered = {s: answers(policy, v, asked, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
         if kind == "path":
             out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in answered.items()}
@@ -367,11 +379,7 @@ def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> d
         truths = [t for *_, t in asked]
         right[name] = [[is_right(kind, answered[s][k], t) for s in shelves] for k, t in enumerate(truths)]
         right["people"] += [r for r, (_, q, _) in zip(right[name], asked, strict=True) if re.search("person|people", q)]
-    for kind, marks in right.items():
-        a = np.array(marks, bool).reshape(-1, len(shelves))
-        kinds[kind] = dict(n=len(a)) | {s: float(a[:, k].mean()) if len(a) else None for k, s in enumerate(shelves)}
-        kinds[kind] |= dict(lost=int((a[:, 0] & ~a[:, 1]).sum()), won=int((~a[:, 0] & a[:, 1]).sum()))
-    return dict(kinds=kinds) | out
+    return dict(kinds={kind: _shares(marks, tuple(shelves)) for kind, marks in right.items()}) | out
 
 # %% ../../nbs/45_base/60_codec.ipynb #ec4e44af
 def copied(

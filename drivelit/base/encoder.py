@@ -95,6 +95,15 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _of_nearest(thing):
+    "What is said about the nearest thing: its kind, its side (boxes are in hundredths of the picture), its distance."
+    middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
+    side = FACTS["side"][int(middle >= 40) + int(middle > 60)]
+    return dict(
+        nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+    )
+
+
 def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     """What is said about a front picture.
 
@@ -118,11 +127,7 @@ def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     if not things:
         out["nearest"] = "nearest nothing"
     elif things[0]["clear"]:
-        thing = things[0]
-        middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
-        out["nearest"] = f"nearest {thing['kind']}"
-        out["side"] = FACTS["side"][int(middle >= 40) + int(middle > 60)]
-        out["distance"] = FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+        out |= _of_nearest(things[0])
     if not early:
         out["free"] = FACTS["free"][sum(facts["free"] > d for d in (10, 25))]
     return {k: out[k] for k, phrases in FACTS.items() if out.get(k) in phrases}
