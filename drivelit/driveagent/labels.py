@@ -186,7 +186,7 @@ def _slows(q):
 
 
 def _stops(q):
-    "Stop appears, and nobody speeds up before."
+    "Stop appears, and no Accelerate before it."
     speeds = [s for s, _ in q]
     return "Stop" in speeds and "Accelerate" not in speeds[: speeds.index("Stop")]
 
