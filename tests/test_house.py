@@ -128,7 +128,7 @@ def test_the_public_layer_is_typed_and_told(path):
 
 
 HALF_TOLD = '''
-__all__ = ["f", "g", "C", "D"]
+__all__ = ["f", "g", "h", "C", "D"]
 def f(x: int, y) -> int:
     """One.
 
@@ -155,6 +155,12 @@ class D:
     """
     here: float
     there: float
+def h(policy: Policy, d: float = 0.0) -> None:
+    """Five.
+
+    Args:
+        d: noqa: B008
+    """
 def hidden(x): pass
 '''
 
@@ -167,6 +173,7 @@ def test_the_check_of_the_public_layer_sees_what_is_left_open():
         "C.run: no docstring",
         "C: `size` is not told",
         "D: `there` is not told",
+        "h: `d: noqa: B008` is a linter's comment",
     ]
 
 
