@@ -47,7 +47,8 @@ ROOMS_WITHOUT_RUN: dict[str, str] = {}
 # A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
 PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*ROOMS_WITHOUT_RUN.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}
-MAY_IMPORT["road"] = {*SHARED, *PACKAGES}  # the one room above the systems
+MAY_IMPORT["road"] = {*SHARED, *PACKAGES}  # above the systems
+MAY_IMPORT["bridges"] = {*SHARED, *PACKAGES, "road"}
 
 
 def name(path):
