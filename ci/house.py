@@ -25,6 +25,7 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 68, 76, 7),
     "60_road": ("the policies of all systems on the same routes", 0, 96, 76, 7),
     "65_bridges": ("official tools, simulators and your own planner at the other end", 0, 107, 76, 7),
+    "80_testing": ("stand-ins for servers\nand simulators", 82, 94, 20, 9),
 }
 FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
 FLOWS += [

@@ -242,6 +242,7 @@ class Profile(Derived):
     together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
     picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
     player: str = key("here", "who plays, in all stages: 'here', or addresses of vLLM servers with commas")
+    players: int = key(0, "processes that play beside each process of reinforcement (IPSS); 0: it plays itself", low=0)
     importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
     sampling_bound: float = key(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
@@ -577,7 +578,14 @@ _ADDRESS = re.compile(r"https?://([\w.-]+):(\d{1,5})/?")  # host and port of a v
 
 
 def is_small(model: str) -> bool:
-    "Whether a profile's model is the toy or a base: it takes a kit's lines and pictures of any multiple of 28."
+    """Whether a profile's model is the toy or a base: it takes a kit's lines, and pictures of any multiple of 28.
+
+    Args:
+        model: name, as in a profile
+
+    Returns:
+        bool
+    """
     return model == "toy" or model.partition(":")[0] == "base"
 
 
@@ -716,6 +724,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         together=profile.together,
         picture_cache=profile.picture_cache,
         player=profile.player,
+        players=profile.players,
         importance_cap=profile.importance_cap,
         sampling_bound=profile.sampling_bound,
         max_new_tokens=profile.new_tokens,
@@ -835,7 +844,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
 
     Returns:
         dict of GB (1e9 bytes) on each device: weights, gradients, adam, ddp, bf16, gathered, reference, activations,
-        pictures, logits, cache
+        pictures, logits, cache, players
     """
     p, config = profile, config or model_config(profile.model)
     text, vision, updates = config.text_config, config.vision_config, stage in ("sft", "rl")
@@ -872,6 +881,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         pictures=updates * patches * _left_behind(each * sees, vision.hidden_size, vision.depth, p.checkpointing),
         logits=tokens * text.vocab_size * 8 if updates else 0,
         cache=0 if updates else at_once * p.tokens * 2 * text.num_hidden_layers * heads * each,
+        players=p.players * each * n if stage == "play" and p.player == "here" else 0,
     )
     return {k: v / 1e9 for k, v in parts.items()}
 
@@ -1157,6 +1167,11 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         out.append(
             "player: the servers read new weights from the run's folder, so they must see it under the same name; they "
             "have one policy at a time, so stages do not run side by side"
+        )
+    if p.players:
+        out.append(
+            f"players: {p.players} processes beside each of reinforcement play its episodes with "
+            + ("the servers" if p.player != "here" else "a copy of the policy each, which `play` counts")
         )
     out += missing_packages(p) + p.servers()[1]
     for stage, parts in gb.items():
