@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import nbformat
+import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -390,7 +391,12 @@ def test_licence_is_apache():
 
 def test_no_recorded_picture():
     "Camera images of the data sets are JPEG files; the kit's own pictures are PNG files."
-    assert [name(f) for f in FILES if f.suffix.lower() in (".jpg", ".jpeg", ".pkl", ".bin", ".parquet")] == []
+    assert [name(f) for f in FILES if f.suffix.lower() in (".jpg", ".jpeg", ".pkl", ".bin")] == []
+    records = re.compile(r"nbs/\d\d_\w+/results/\w+(\.sets)?\.parquet")  # numbers of a run, see drivelit.runs.record
+    assert [name(f) for f in FILES if f.suffix == ".parquet" and not records.fullmatch(name(f))] == []
+    for f in [f for f in FILES if f.suffix == ".parquet"]:
+        kinds = {str(field.type) for field in pq.read_schema(f)}
+        assert {k for k in kinds if not re.match(r"u?int|float|double|dictionary<values=string", k)} == set(), name(f)
     embedded = [
         name(f) for f in NOTEBOOKS for c in code_cells(f) for o in c.outputs if "image/jpeg" in o.get("data", {})
     ]

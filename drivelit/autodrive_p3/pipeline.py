@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TUNED', 'REINFORCED', 'OPTIONAL', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'FUNCTIONS', 'run_scenes',
-           'run_data', 'fresh', 'run_served', 'run_sft', 'rl_arm', 'run_rl']
+           'run_data', 'fresh', 'run_served', 'run_sft', 'rl_arm', 'make', 'run_rl']
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #6f180454
 from collections import Counter
@@ -20,11 +20,12 @@ from .evaluation import drivers, evaluate, task_for
 from .profile import P3Profile
 from .rewards import SCHEMES
 from .rows import ImageRows, kit_fixed, kit_text, make_rows, save_rows
-from .task import StageTrainer
+from .task import P3Task, StageTrainer
 from .teacher import annotate, open_teacher
 from ..data.rows import read_rows
 from ..data.shards import draw
 from ..data.served import Journal
+from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
@@ -166,6 +167,23 @@ def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, An
     )
 
 
+def make(stage: str, out: str | Path, profile: P3Profile, seed: int) -> tuple[Any, Policy, P3Task]:
+    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+
+    Args:
+        stage: key of REINFORCED
+        out: the run's folder
+        profile: of AutoDrive-P3
+        seed: of the run
+
+    Returns:
+        engine, policy, task
+    """
+    before = REINFORCED[stage].get("before", "sft")
+    policy = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True)
+    return TransformersEngine(policy, profile.together), policy, task_for(profile, **rl_arm(stage, profile)[0])
+
+
 def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     """Stages `rl*`: reinforce, then drive the held-out scenes.
 
@@ -178,18 +196,18 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
     Returns:
         dict: what `train_rl` and `evaluate` return
     """
-    task, how = rl_arm(stage, profile)
-    before = REINFORCED[stage].get("before", "sft")
-    policy, scenes = load(STAGES.trained(out, before, seed), profile, seed), load_scenes(out, "train")
+    (engine, policy, task), scenes = make(stage, out, profile, seed), load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]
     result = train_rl(
-        freeze_vision(policy, True),
-        task_for(profile, **task),
+        policy,
+        task,
         Subset(scenes, chosen.tolist()),  # shards read a scene when it is played
         STAGES.folder(out, stage, seed),
         seed=seed,
+        engine=engine,
+        make=partial(make, stage, out, profile, seed),
         max_turns=1,
-        **rl_options(profile) | how,
+        **rl_options(profile) | rl_arm(stage, profile)[1],
     )
     return result | evaluate(policy, load_scenes(out, "heldout"), profile, seed)
 

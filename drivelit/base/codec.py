@@ -310,11 +310,11 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
     run = Training(codec, made, recipe)
     if (out / "state.pt").exists():
         rows = run.resume(torch.load(out / "state.pt", weights_only=True))
-    at = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
+    look_steps = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
     while run.step < recipe.steps:
         row = run.update()
-        if run.step % 10 == 0 or run.step in at:
-            rows.append(dict(step=run.step) | row | (measure(codec, held) if run.step in at else {}))
+        if run.step % 10 == 0 or run.step in look_steps:
+            rows.append(dict(step=run.step) | row | (measure(codec, held) if run.step in look_steps else {}))
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
             with whole_file(out / "state.pt") as new:
                 torch.save(run.state() | dict(rows=rows), new)
@@ -368,15 +368,15 @@ def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> d
         kind = "light" if name == "lamps" else name
         if not asked or not KINDS[kind][1] or max(KINDS[kind][1]) > 1:
             continue
-        said = {s: answers(policy, v, asked, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
+        answered = {s: answers(policy, v, asked, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
         if kind == "path":
-            out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in said.items()}
+            out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in answered.items()}
             continue
         if kind == "box":
-            off = {s: mean_box_error(v, asked) for s, v in said.items()}
+            off = {s: mean_box_error(v, asked) for s, v in answered.items()}
             out["boxes"] = {s: None if np.isnan(v) else v for s, v in off.items()}
         truths = [t for *_, t in asked]
-        right[name] = [[is_right(kind, said[s][k], t) for s in shelves] for k, t in enumerate(truths)]
+        right[name] = [[is_right(kind, answered[s][k], t) for s in shelves] for k, t in enumerate(truths)]
         right["people"] += [r for r, (_, q, _) in zip(right[name], asked, strict=True) if re.search("person|people", q)]
     for kind, marks in right.items():
         a = np.array(marks, bool).reshape(-1, len(shelves))
@@ -430,11 +430,11 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
             return json.loads((out / "exam.json").read_text())
         codec = train_codec(out, recipe, lessons)
         shelf = exam_shelf(lessons or out / "lessons", recipe)
-        found = measure(codec, [shelf.picture(i, 0) for i in range(len(shelf))])
-        found |= codec_exam(load_policy("base"), codec, shelf, recipe.most)
-        found["copied"] = copied(codec, scenes(min(recipe.exam, 200), seed=EXAM_SEED))
-        write_json(out / "exam.json", found)
-    return found
+        exam = measure(codec, [shelf.picture(i, 0) for i in range(len(shelf))])
+        exam |= codec_exam(load_policy("base"), codec, shelf, recipe.most)
+        exam["copied"] = copied(codec, scenes(min(recipe.exam, 200), seed=EXAM_SEED))
+        write_json(out / "exam.json", exam)
+    return exam
 
 # %% ../../nbs/45_base/60_codec.ipynb #161218b4
 def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
@@ -507,7 +507,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    tell = lambda found: {k: found[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
+    tell = lambda exam: {k: exam[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
     return run_command("drivelit.base.codec", SMOKE, make_codec, tell, pack_codec, arguments)
 
 # %% ../../nbs/45_base/60_codec.ipynb #202e7048

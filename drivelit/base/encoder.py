@@ -210,10 +210,12 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
                     np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
                 )
             out.flush()
-    found = np.load(path, mmap_mode="r")
-    if found.shape != (n, 4, size, size, 3):
-        raise RunError(f"{path}: shape {found.shape}, expected {(n, 4, size, size, 3)}; remove it, and it is made anew")
-    return found
+    pictures = np.load(path, mmap_mode="r")
+    if pictures.shape != (n, 4, size, size, 3):
+        raise RunError(
+            f"{path}: shape {pictures.shape}, expected {(n, 4, size, size, 3)}; remove it, and it is made anew"
+        )
+    return pictures
 
 
 def as_read(pictures: np.ndarray) -> torch.Tensor:
@@ -311,29 +313,29 @@ class EncoderTraining:
         rng = np.random.default_rng([self.recipe.seed, self.step])
         some = rng.choice(len(self.said), self.recipe.batch, replace=False)
         pictures = np.asarray(self.pictures[np.sort(some)])
-        said = [s for i in np.sort(some) for s in self.said[i]]
+        told_of = [s for i in np.sort(some) for s in self.said[i]]
         x = np.concatenate(
             [pictures[:, :2].reshape(-1, *pictures.shape[2:]), pictures[:, 2:].reshape(-1, *pictures.shape[2:])]
         )
         v = unit(
             self.model.get_image_features(pixel_values=as_read(np.concatenate([x, self.nothing(rng)]))).pooler_output
         )
-        own, painted, empty = v.split([len(said), len(said), 2])
-        sentences = [sentence(s) for s in said]
+        own, painted, empty = v.split([len(told_of), len(told_of), 2])
+        sentences = [sentence(s) for s in told_of]
         texts = unit(self.model.get_text_features(**sentence_tokens(sentences)).pooler_output)
         phrases = unit(self.model.get_text_features(**self.phrases).pooler_output)
         scale = self.model.logit_scale.exp().clamp(max=100.0)
         same = torch.tensor([[a == b for b in sentences] for a in sentences])
         still = (
             torch.block_diag(*[torch.full((2, 2), float(s)) for s in alike(pictures)]).bool()
-            | torch.eye(len(said)).bool()
+            | torch.eye(len(told_of)).bool()
         )
-        marks, at, kinds = labels(said).repeat(2, 1), 0, []
+        marks, first, kinds = labels(told_of).repeat(2, 1), 0, []
         for k, p in enumerate(FACTS.values()):
             if (marks[:, k] >= 0).any():
-                logits = scale * v[: len(marks)] @ phrases[at : at + len(p)].T
+                logits = scale * v[: len(marks)] @ phrases[first : first + len(p)].T
                 kinds.append(F.cross_entropy(logits, marks[:, k], ignore_index=-1))
-            at += len(p)
+            first += len(p)
         return dict(
             sentences=(contrast(own, texts, scale, same) + contrast(painted, texts, scale, same)) / 2,
             facts=torch.stack(kinds).mean(),
@@ -344,8 +346,8 @@ class EncoderTraining:
     def update(self) -> dict[str, float]:
         "One update; its losses."
         self.model.train()
-        found = self.losses()
-        loss = found["sentences"] + self.recipe.facts * found["facts"] + self.recipe.pictures * found["pictures"]
+        losses = self.losses()
+        loss = losses["sentences"] + self.recipe.facts * losses["facts"] + self.recipe.pictures * losses["pictures"]
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.step, self.recipe)
         self.optimizer.zero_grad(set_to_none=True)
@@ -354,7 +356,7 @@ class EncoderTraining:
         self.optimizer.step()
         self.step += 1
         self.model.eval()
-        return {k: v.item() for k, v in found.items()}
+        return {k: v.item() for k, v in losses.items()}
 
     def state(self) -> dict[str, Any]:
         "All that the next update depends on."
@@ -412,8 +414,8 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
     with_one = lambda v: F.pad(v.double(), (0, 1), value=1.0)
     out = []
     for k, p in enumerate(FACTS.values()):
-        known = marks[:, k] >= 0
-        x, y = with_one(vectors[known]), F.one_hot(marks[known, k], len(p)).double()
+        told_rows = marks[:, k] >= 0
+        x, y = with_one(vectors[told_rows]), F.one_hot(marks[told_rows, k], len(p)).double()
         fit = torch.linalg.solve(
             x.T @ x + ridge * max(len(x), 1) * torch.eye(x.shape[1]).double() / x.shape[1], x.T @ y
         )
@@ -495,18 +497,18 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
     shelf = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED))
     path = lessons / f"squeezed-{recipe.size}.npy"
     pictures = four_pictures(shelf, recipe.scenes, recipe.size, load_codec(), path)
-    said = [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(recipe.scenes))]
+    told_of = [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(recipe.scenes))]
     learnt, rows = recipe.scenes - recipe.held, []
-    run = EncoderTraining(new_encoder(recipe), pictures[:learnt], said[:learnt], recipe)
+    run = EncoderTraining(new_encoder(recipe), pictures[:learnt], told_of[:learnt], recipe)
     if (out / "state.pt").exists():
         rows = run.resume(torch.load(out / "state.pt", weights_only=True))
-    at = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
+    look_steps = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
     while run.step < recipe.steps:
         row = run.update()
-        if run.step % 10 == 0 or run.step in at:
+        if run.step % 10 == 0 or run.step in look_steps:
             rows.append(dict(step=run.step) | row)
-        if run.step in at:
-            rows[-1] |= look_at(run.model, pictures[learnt:], said[learnt:])
+        if run.step in look_steps:
+            rows[-1] |= look_at(run.model, pictures[learnt:], told_of[learnt:])
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
             with whole_file(out / "state.pt") as new:
                 torch.save(run.state() | dict(rows=rows), new)
@@ -534,11 +536,11 @@ def facts_exam(
         most frequent answer); the mean of the shares of each phrase by itself: each, each_decoded, each_constant
     """
     marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
-    base, known = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
+    base, fitted_marks = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
     most = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
     read = dict(
         sentence=nearest_phrases(model, own),
-        linear=linear_phrases(base, known, own),
+        linear=linear_phrases(base, fitted_marks, own),
         decoded=nearest_phrases(model, embed_squeezed(model, pictures[:, 2])),
         constant=np.tile(most, (len(marks), 1)),
     )
@@ -639,14 +641,14 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
         asked = four_pictures(held, recipe.exam, recipe.size, codec, lessons / f"squeezed-{recipe.size}-exam.npy")
         fitted = min(2000, recipe.scenes - recipe.held)
         made = scenes(recipe.exam, seed=EXAM_SEED)
-        found = dict(
+        exam = dict(
             kinds=facts_exam(model, asked, facts(held, recipe.exam), pictures[:fitted], facts(shelf, fitted)),
             order=order_exam(model, made, codec),
             untrained=order_exam(new_encoder(recipe).eval(), made, codec)["encoder"],
             ahead=ahead_exam(model, made, codec),
         )
-        write_json(out / "exam.json", found, None)
-    return found
+        write_json(out / "exam.json", exam, None)
+    return exam
 
 
 def in_order(cosines: dict[str, list[float]], moved: Sequence[bool]) -> dict[str, dict[str, float]]:
@@ -741,8 +743,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    order = lambda found: in_order(found["order"]["encoder"], found["order"]["moved"])
-    tell = lambda found: {k: round(v["cosine"], 3) for k, v in order(found).items()}
+    order = lambda exam: in_order(exam["order"]["encoder"], exam["order"]["moved"])
+    tell = lambda exam: {k: round(v["cosine"], 3) for k, v in order(exam).items()}
     return run_command("drivelit.base.encoder", SMOKE, make_encoder, tell, pack_encoder, arguments)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #1321a449

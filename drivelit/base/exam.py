@@ -43,8 +43,8 @@ def exam_questions(shelf: Shelf, most: int = 200) -> dict[str, list[tuple[int, s
         for k, kind in enumerate(KINDS):
             if kind in FIRM and kind != "path" or len(out[kind]) >= most:
                 continue
-            if (found := ask(kind, facts, np.random.default_rng([i, k]))) is not None:
-                out[kind].append((i, *found))
+            if (pair := ask(kind, facts, np.random.default_rng([i, k]))) is not None:
+                out[kind].append((i, *pair))
     return {k: out[k] for k in KINDS if out[k]}
 
 # %% ../../nbs/45_base/30_exam.ipynb #79f1f221
@@ -150,10 +150,10 @@ def read_path(text: str) -> np.ndarray | None:
     Returns:
         (8, 3), or None if it holds no 24 numbers in eight tuples
     """
-    found = numbers(text)
-    if len(found) != 24 or text.count("(") != 8 or np.abs(found).max() > 500:
+    values = numbers(text)
+    if len(values) != 24 or text.count("(") != 8 or np.abs(values).max() > 500:
         return None
-    return np.array(found).reshape(8, 3)
+    return np.array(values).reshape(8, 3)
 
 
 def path_scores(said: Sequence[str], asked: Sequence[tuple], made: Sequence[Scene] | None) -> dict[str, float]:
@@ -174,8 +174,8 @@ def path_scores(said: Sequence[str], asked: Sequence[tuple], made: Sequence[Scen
         readable=float(np.mean([p is not None for p in plans])), ade=float(np.mean(miss)) if miss else float("nan")
     )
     if made is not None:
-        there = [(made[i], p[None]) for (i, *_), p in zip(asked, plans, strict=True) if p is not None]
-        scores = [float(r.pdms[0]) for r in score_scenes(*zip(*there, strict=True))] if there else []
+        readable = [(made[i], p[None]) for (i, *_), p in zip(asked, plans, strict=True) if p is not None]
+        scores = [float(r.pdms[0]) for r in score_scenes(*zip(*readable, strict=True))] if readable else []
         out["pdms"] = float(np.mean(scores)) if scores else float("nan")
     return out
 
@@ -215,11 +215,11 @@ def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[s
     asked = [(i, kind) for i in range(len(shelf)) for kind in nearest_boxes(shelf[i])]
     say = lambda kind, text: answers(policy, shelf, [(i, text.format(k=k), "") for i, k in asked], kind, sight)
     out = [{} for _ in range(len(shelf))]
-    for (i, kind), there, said in zip(
+    for (i, kind), presence, box_text in zip(
         asked, say("exists", "Is there a {k}?"), say("box", "Box of the nearest {k}?"), strict=True
     ):
-        box = numbers(said)
-        if there.strip() == "Yes" and len(box) == 4 and box[0] < box[2] and box[1] < box[3]:
+        box = numbers(box_text)
+        if presence.strip() == "Yes" and len(box) == 4 and box[0] < box[2] and box[1] < box[3]:
             out[i][kind] = tuple(box)
     return out
 
@@ -236,8 +236,8 @@ def found_boxes(said: Sequence[dict], truth: Sequence[dict]) -> dict[str, Any]:
             (mean of matched boxes), found (share of the things), right and made_up (shares of the boxes: matched, and
             of a kind that is not there); NaN where there is none
     """
-    there = [{k: b for k, b in t.items() if b is not None} for t in truth]
-    lists = [((list(s.values()), list(t.values())), (list(s), list(t))) for s, t in zip(said, there, strict=True)]
+    present = [{k: b for k, b in t.items() if b is not None} for t in truth]
+    lists = [((list(s.values()), list(t.values())), (list(s), list(t))) for s, t in zip(said, present, strict=True)]
     scores = [perception(*boxes, kinds) for boxes, kinds in lists]
     overlaps = [w for boxes, kinds in lists for *_, w in match(*boxes, kinds)]
     mean = lambda v: float(np.mean(v)) if len(v) else float("nan")
@@ -245,11 +245,11 @@ def found_boxes(said: Sequence[dict], truth: Sequence[dict]) -> dict[str, Any]:
     named = sum(map(len, said))
     return dict(
         perception=mean(scores),
-        perception_some=mean([v for v, t in zip(scores, there, strict=True) if t]),
+        perception_some=mean([v for v, t in zip(scores, present, strict=True) if t]),
         iou=mean(overlaps),
-        found=share(len(overlaps), sum(map(len, there))),
+        found=share(len(overlaps), sum(map(len, present))),
         right=share(len(overlaps), named),
-        made_up=share(sum(len(set(s) - set(t)) for s, t in zip(said, there, strict=True)), named),
+        made_up=share(sum(len(set(s) - set(t)) for s, t in zip(said, present, strict=True)), named),
         scene_perception=scores,
     )
 
@@ -266,9 +266,9 @@ def find(policy: Policy, shelf: Shelf, sights: Sequence[str] = SIGHTS) -> dict[s
         dict: sight, ALWAYS, NOBODY -> of `found_boxes`
     """
     truth = [nearest_boxes(shelf[i]) for i in range(len(shelf))]
-    known = dict.fromkeys((k, tuple(b)) for t in truth for k, b in t.items() if b is not None)
+    boxes = dict.fromkeys((k, tuple(b)) for t in truth for k, b in t.items() if b is not None)
     out = {s: found_boxes(named_boxes(policy, shelf, s), truth) for s in sights}
-    always = [found_boxes([{k: b}] * len(truth), truth) for k, b in known]
+    always = [found_boxes([{k: b}] * len(truth), truth) for k, b in boxes]
     if always:
         out[ALWAYS] = max(always, key=lambda v: v["perception"])
     return out | {NOBODY: found_boxes([{}] * len(truth), truth)}
@@ -340,16 +340,16 @@ def examine(
     """
     kinds, boxes, path, ranges = {}, {}, {}, {}
     for kind, asked in exam_questions(shelf, most).items():
-        said = {s: answers(policy, shelf, asked, kind, s) for s in (sights if KINDS[kind][1] else sights[:1])}
+        answered = {s: answers(policy, shelf, asked, kind, s) for s in (sights if KINDS[kind][1] else sights[:1])}
         if kind == "path":
-            path = {s: path_scores(a, asked, made) for s, a in said.items()}
+            path = {s: path_scores(a, asked, made) for s, a in answered.items()}
             continue
         if kind == "box":
-            boxes = {s: mean_box_error(a, asked) for s, a in said.items()}
+            boxes = {s: mean_box_error(a, asked) for s, a in answered.items()}
         if kind in ("distance", "place"):
-            ranges[kind] = range_errors(said[sights[0]], asked)
+            ranges[kind] = range_errors(answered[sights[0]], asked)
         marks = lambda a, asked=asked, kind=kind: [is_right(kind, x, t) for x, (*_, t) in zip(a, asked, strict=True)]
-        right = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **said).items()}
+        right = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **answered).items()}
         kinds[kind] = dict(n=len(asked)) | {s: float(np.mean(r)) for s, r in right.items()}
         kinds[kind] |= split_shares(right, asked)
     return dict(kinds=kinds, ranges=ranges, boxes=boxes, path=path)

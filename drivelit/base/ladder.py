@@ -39,9 +39,9 @@ def told(scene: Scene) -> np.ndarray:
     Returns:
         (F,) of the order of one
     """
-    known = motion(scene)
-    command = [known["command"] == c for c in COMMANDS]
-    return np.r_[known["speed"] / 10, np.ravel(known["past"][:-1]) / 10, command, known["limit"] / 10]
+    motion_of = motion(scene)
+    command = [motion_of["command"] == c for c in COMMANDS]
+    return np.r_[motion_of["speed"] / 10, np.ravel(motion_of["past"][:-1]) / 10, command, motion_of["limit"] / 10]
 
 
 def _user(agent, time=0.0):
@@ -64,9 +64,9 @@ def _light(light):
     return np.hypot(*light.position[:2]), np.r_[1, np.array(light.position[:2]) / [30, 10], colour, stop / [30, 10]]
 
 
-def _nearest(found, count):
+def _nearest(rows_by_distance, count):
     "The nearest few, the others zeros."
-    rows = [row for _, row in sorted((f for f in found if f is not None), key=lambda f: f[0])[:count]]
+    rows = [row for _, row in sorted((f for f in rows_by_distance if f is not None), key=lambda f: f[0])[:count]]
     return rows
 
 
@@ -169,8 +169,8 @@ def fitted(
         optimizer.step()
         schedule.step()
     with torch.inference_mode():
-        said = net.eval()(z).numpy().reshape(-1, 8, 3)
-    return said * scale + _straight(fast)
+        offsets = net.eval()(z).numpy().reshape(-1, 8, 3)
+    return offsets * scale + _straight(fast)
 
 # %% ../../nbs/45_base/35_ladder.ipynb #c562940a
 LADDER_SEED = 2_600_000
@@ -218,10 +218,10 @@ def earned(made: Sequence[Any], plans: Sequence[np.ndarray | None]) -> np.ndarra
     Returns:
         (N,) from 0 to 1
     """
-    there = [(s, p[None]) for s, p in zip(made, plans, strict=True) if p is not None]
+    readable = [(s, p[None]) for s, p in zip(made, plans, strict=True) if p is not None]
     out = np.zeros(len(plans))
-    if there:
-        out[[p is not None for p in plans]] = [r.pdms[0] for r in score_scenes(*zip(*there, strict=True))]
+    if readable:
+        out[[p is not None for p in plans]] = [r.pdms[0] for r in score_scenes(*zip(*readable, strict=True))]
     return out
 
 

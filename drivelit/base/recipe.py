@@ -219,8 +219,8 @@ class Looks(TrainerCallback):
         path = self.out / f"{step:06d}.json"
         if state.global_step not in self.steps or path.exists():
             return
-        found = examine(self.policy, self.shelf, self.made, 60, ("own",))
-        write_json(path, dict(step=step, tokens=read) | summary(found) | found)
+        exam = examine(self.policy, self.shelf, self.made, 60, ("own",))
+        write_json(path, dict(step=step, tokens=read) | summary(exam) | exam)
 
 # %% ../../nbs/45_base/40_recipe.ipynb #76b0962a
 def exam_scenes(out: str | Path, recipe: Recipe) -> tuple[Shelf, list]:
@@ -291,8 +291,8 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
     shelf = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED, lesson_scenes))
     rows = Lessons(shelf, part.steps * part.batch, 10 * recipe.seed + number, policy)
     few = replace(recipe, exam=min(len(MIX), recipe.exam))
-    at = [round(part.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
-    looks = Looks(policy, *exam_scenes(lessons / "look", few), out / "looks", at, tuple(before))
+    steps = [round(part.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
+    looks = Looks(policy, *exam_scenes(lessons / "look", few), out / "looks", steps, tuple(before))
     begin = time.time()
     result = train_sft(
         policy,
@@ -362,10 +362,10 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
             return json.loads((out / "exam.json").read_text())
         policy = teach(out, recipe, lessons)
         shelf, made = exam_scenes(Path(lessons or out / "lessons") / "exam", recipe)
-        found = examine(policy, shelf, made, recipe.most)
-        found["ladder"] = ladder(policy, made, min(4000, recipe.scenes))
-        write_json(out / "exam.json", found)
-    return found
+        exam = examine(policy, shelf, made, recipe.most)
+        exam["ladder"] = ladder(policy, made, min(4000, recipe.scenes))
+        write_json(out / "exam.json", exam)
+    return exam
 
 # %% ../../nbs/45_base/40_recipe.ipynb #7a2ab471
 def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -430,12 +430,12 @@ def curve(out: str | Path) -> list[dict[str, Any]]:
         out: the run's folder, finished or not
 
     Returns:
-        list of dict: size, step, tokens, right, constant, ade, pdms
+        list of dict: size, seed, step, tokens, right, constant, ade, pdms
     """
-    size = json.loads((Path(out) / "recipe.json").read_text())["size"]
+    recipe = json.loads((Path(out) / "recipe.json").read_text())
     looks = [json.loads(p.read_text()) for p in sorted((Path(out) / "looks").glob("*.json"))]
     keep = ("step", "tokens", "right", "constant", "ade", "pdms")
-    return [dict(size=size) | {k: look[k] for k in keep} for look in looks]
+    return [dict(size=recipe["size"], seed=recipe["seed"]) | {k: look[k] for k in keep} for look in looks]
 
 
 def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path] = ()) -> Path:
@@ -444,7 +444,7 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     Args:
         out: the run's folder
         folder: default: in the package
-        beside: folders of runs of other sizes, for the figure
+        beside: folders of finished runs with other seeds or sizes, whose exams are shown beside this one's
 
     Returns:
         the folder
@@ -458,6 +458,7 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
         json.loads((Path(out) / "train.json").read_text()),
     )
     policy.model.half()
-    told = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about["beside"] = [dict(recipe=r, exam=e) for r, e in (finished(o, "drivelit.base") for o in beside)]
     card = lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest)
-    return pack_weights(folder, policy.save, card, told)
+    return pack_weights(folder, policy.save, card, about)

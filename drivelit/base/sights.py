@@ -159,23 +159,23 @@ def seen(
         things of which at least one pixel can be seen, the nearest first
     """
     cam, ego = scene.cameras[camera], ego_pose_at(scene, time)
-    found = []
+    shapes = []
     for id, kind, pose, z, extent, speed, colour in _solids(scene, time):
         ring = outline(solid(pose, z, extent), cam, ego, part, size)
         q = to_camera(np.array([[*pose[:2], z]]), cam, ego)[0]
         far = float(np.hypot(q[0], q[2]))
         if len(ring) > 2 and far < REACH:
-            found.append((far, ring, id, kind, pose, speed, colour))
-    found.sort(key=lambda f: -f[0])
+            shapes.append((far, ring, id, kind, pose, speed, colour))
+    shapes.sort(key=lambda f: -f[0])
     canvas = Image.new("L", size)
     draw = ImageDraw.Draw(canvas)
-    for k, f in enumerate(found, 1):
+    for k, f in enumerate(shapes, 1):
         draw.polygon([tuple(p) for p in f[1]], fill=k)
     grid, out = np.asarray(canvas), []
     lens = (
         ego[:2] + np.array([[np.cos(ego[2]), -np.sin(ego[2])], [np.sin(ego[2]), np.cos(ego[2])]]) @ cam.cam2ego[:2, 3]
     )
-    for k, (far, _, id, kind, pose, speed, colour) in enumerate(found, 1):
+    for k, (far, _, id, kind, pose, speed, colour) in enumerate(shapes, 1):
         v, u = np.nonzero(grid == k)
         if not len(u):
             continue
@@ -319,8 +319,8 @@ def free_ahead(scene: Scene, ids: set[str]) -> float:
 
 def _lane_at(scene, y):
     "Whether a lane of our direction lies beside us."
-    at = shapely.Point(6.0, y)
-    return any(a.on_route and a.polygon.contains(at) for a in scene.map.of("lane"))
+    ahead = shapely.Point(6.0, y)
+    return any(a.on_route and a.polygon.contains(ahead) for a in scene.map.of("lane"))
 
 
 def _road(scene):
@@ -362,8 +362,8 @@ def motion(scene: Scene) -> dict[str, Any]:
 def _later(scene, things, seconds=2.0):
     "Where the road users of a picture will be: id -> [x, y] in the frame of now."
     ids = {t.id for t in things}
-    found = {a.id: a.poses[0] if len(a.times) == 1 else a.at(seconds) for a in scene.agents if a.id in ids}
-    return {k: [round(float(v), 2) for v in p[:2]] for k, p in found.items() if p is not None}
+    poses = {a.id: a.poses[0] if len(a.times) == 1 else a.at(seconds) for a in scene.agents if a.id in ids}
+    return {k: [round(float(v), 2) for v in p[:2]] for k, p in poses.items() if p is not None}
 
 
 def _another(scene, rng):

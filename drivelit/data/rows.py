@@ -179,10 +179,10 @@ class Picture(Image.Image):
             if self.source:
                 image = open_resized(self.path, self.size)
             else:
-                with Image.open(self.path, formats=["PNG"]) as found:
-                    if found.size != self.size:
-                        raise ValueError(f"its size is {found.size}, not {self.size}")
-                    image = to_rgb(found)
+                with Image.open(self.path, formats=["PNG"]) as opened:
+                    if opened.size != self.size:
+                        raise ValueError(f"its size is {opened.size}, not {self.size}")
+                    image = to_rgb(opened)
         except Exception as e:  # a broken file makes PIL raise a dozen kinds of errors
             if not self.path.exists():
                 moved = f"; if the data has moved, say so in {PICTURES}/{ROOTS} beside the rows" if self.source else ""
@@ -365,10 +365,10 @@ def _open(path: Path) -> pq.ParquetFile:
     except (pa.ArrowInvalid, OSError) as e:
         raise ValueError(f"{path}: no complete Parquet file ({e})") from None
     for field in SCHEMA:
-        at = file.schema_arrow.get_field_index(field.name)
-        if at < 0 and field.name in LATER:
+        column = file.schema_arrow.get_field_index(field.name)
+        if column < 0 and field.name in LATER:
             continue
-        if at < 0 or file.schema_arrow.field(at).type != field.type:
+        if column < 0 or file.schema_arrow.field(column).type != field.type:
             raise ValueError(f"{path}: no column {field.name!r} of {field.type}, so not written by drivelit.data")
     return file
 
@@ -387,9 +387,9 @@ def moved(folder: Path) -> dict[str, str]:
     """
     path = folder / ROOTS
     try:
-        found = json.loads(path.read_text())
-        if isinstance(found, dict) and all(isinstance(v, str) for v in found.values()):
-            return found
+        names = json.loads(path.read_text())
+        if isinstance(names, dict) and all(isinstance(v, str) for v in names.values()):
+            return names
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
@@ -450,8 +450,8 @@ class Rows(Sequence):
 
     def _group(self, k: int) -> pa.Table:
         "All columns of a row group, the last few kept."
-        table, there = self._kept.pop(k, None), self._files[self._groups[k][0]].schema_arrow.names
-        self._kept[k] = self._table(k, [n for n in SCHEMA.names if n in there]) if table is None else table
+        table, columns = self._kept.pop(k, None), self._files[self._groups[k][0]].schema_arrow.names
+        self._kept[k] = self._table(k, [n for n in SCHEMA.names if n in columns]) if table is None else table
         while len(self._kept) > self.keep:
             self._kept.popitem(last=False)
         return self._kept[k]
@@ -585,13 +585,13 @@ def _histogram(title: str, counts: Counter) -> str:
 
 def _small_keys(rows: Rows, most: int = 24) -> list[str]:
     "The keys of meta with few different values, and at least one."
-    found = {}
+    values_of = {}
     for meta in rows.stream("meta"):
         for key in meta:
-            values = found.setdefault(key, set())
+            values = values_of.setdefault(key, set())
             if len(values) <= most:
                 values.update(_said(meta, [key]))
-    return ["kind", *sorted(k for k, v in found.items() if 0 < len(v) <= most)]
+    return ["kind", *sorted(k for k, v in values_of.items() if 0 < len(v) <= most)]
 
 # %% ../../nbs/35_data/00_rows.ipynb #4e22b551
 NOTES = "## Notes"  # the heading of what a card says beyond its file

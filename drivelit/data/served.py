@@ -68,14 +68,14 @@ def _entry(line: bytes, where: str) -> dict:
 
 def _entries(path: Path, file: Any) -> dict[str, int]:
     "Where the line of each key begins. Half a line at the end, of a process that was killed, is cut off."
-    found, start = {}, 0
+    starts, start = {}, 0
     for n, line in enumerate(file, 1):
         if not line.endswith(b"\n"):
             file.truncate(start)
             break
-        found[_entry(line, f"{path}, line {n}")["key"]] = start
+        starts[_entry(line, f"{path}, line {n}")["key"]] = start
         start += len(line)
-    return found
+    return starts
 
 
 def _append(file: Any, line: bytes) -> int:
@@ -331,25 +331,25 @@ class ServedEngine:
             Refused: a conversation was refused, and `on_error` is "raise"; the answers to the others are kept
             EngineError: the server is down, or refuses everything; the answers so far are kept
         """
-        how = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        jobs = [(c, dict(how, seed=None if seed is None else seed + i)) for i, c in enumerate(conversations)]
+        sampling = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        jobs = [(c, dict(sampling, seed=None if seed is None else seed + i)) for i, c in enumerate(conversations)]
         name = getattr(self.engine, "model", type(self.engine).__name__)
-        said = ask_all(jobs, self._ask, self.journal, self.at_once, lambda job: asked_key(name, job[0], **job[1]))
-        return [self._shown(i, s, on_error or self.on_error) for i, s in enumerate(said)]
+        answers = ask_all(jobs, self._ask, self.journal, self.at_once, lambda job: asked_key(name, job[0], **job[1]))
+        return [self._shown(i, s, on_error or self.on_error) for i, s in enumerate(answers)]
 
     def _ask(self, job):
-        conversation, how = job
-        (said,) = self.engine.generate([conversation], **how)
-        if why := unclean(said.text):
+        conversation, sampling = job
+        (completion,) = self.engine.generate([conversation], **sampling)
+        if why := unclean(completion.text):
             raise Refused(why)
-        return asdict(said)
+        return asdict(completion)
 
-    def _shown(self, i, said, on_error):
-        if not isinstance(said, Refusal):
-            return Completion(**said)
+    def _shown(self, i, answer, on_error):
+        if not isinstance(answer, Refusal):
+            return Completion(**answer)
         if on_error == "raise":
-            raise Refused(f"conversation {i}: {said.reason}", i)
-        return Refused(said.reason, i)
+            raise Refused(f"conversation {i}: {answer.reason}", i)
+        return Refused(answer.reason, i)
 
 # %% ../../nbs/35_data/10_served.ipynb #1f298272
 def replies(engine: Any, conversations: Sequence[list[dict]], **how: Any) -> list[str | Refusal]:

@@ -6,8 +6,8 @@
 __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'EXPERT', 'ALL', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_of',
            'reward_weights', 'drivers', 'choose_scenes', 'run_scenes', 'journal_of', 'necessity', 'teach',
            'thought_lines', 'save_variant', 'hold_back', 'draw_explore', 'run_data', 'save_weights', 'attention_tasks',
-           'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'reinforce',
-           'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention']
+           'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'make',
+           'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -44,6 +44,7 @@ from .task import ATTENTION
 from .variants import VARIANTS, task_for
 from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
+from ..policy.engines import TransformersEngine
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
@@ -577,6 +578,27 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
     return policy
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #33a0b24d
+def make(
+    variant: str, mode: str, tool_reward: bool, out: str | Path, profile: Profile, seed: int
+) -> tuple[Any, Policy, Any]:
+    """What plays in a stage of reinforcement; for each process of `players`.
+
+    Args:
+        variant: key of VARIANTS
+        mode: "text", "tool", "adaptive" or "partition"
+        tool_reward: whether R_tool is paid
+        out: the run's folder
+        profile: the run's numbers
+        seed: of the run
+
+    Returns:
+        engine, policy, task; the policy has the tokens of the run, and gets all of its weights from the trainer
+    """
+    policy = base(out, profile, seed)
+    task = task_for(profile, variant, mode, read_weights(out), with_tool_reward=tool_reward)
+    return TransformersEngine(policy, profile.together), policy, task
+
+
 def reinforce(
     policy: Policy,
     out: str | Path,
@@ -614,6 +636,7 @@ def reinforce(
         folder,
         "sequence",
         seed=seed,
+        make=partial(make, variant, mode, tool_reward, out, profile, seed),
         max_turns=task.max_turns,
         **rl_options(profile) | (dict(steps=steps) if steps else {}),
     )

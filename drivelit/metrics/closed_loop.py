@@ -111,8 +111,8 @@ def efficiency(record: dict) -> float | None:
     Raises:
         ValueError: for a text without its percentage
     """
-    found = [_percent(SPEED, text, SLOW) for text in record["infractions"].get(SLOW, [])]
-    kept = [v for v in found if v <= 1000]
+    percents = [_percent(SPEED, text, SLOW) for text in record["infractions"].get(SLOW, [])]
+    kept = [v for v in percents if v <= 1000]
     return float(np.mean(kept)) if kept else None
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb3003
@@ -187,10 +187,10 @@ def read_comfort(path: str | Path) -> float:
         raise ValueError(f"{path}: not an object of steps")
     names = ("acceleration", "angular_velocity", "forward_vector", "right_vector")
     rows = {k: [] for k in names}
-    for step, told in steps.items():
+    for step, values in steps.items():
         for k in names:
             try:
-                rows[k].append(np.array(told[k], float).reshape(3))
+                rows[k].append(np.array(values[k], float).reshape(3))
             except (KeyError, TypeError, ValueError):
                 raise ValueError(f"{path}: step {step}: {k}: not three numbers") from None
     try:
@@ -320,10 +320,10 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
     score, won = total(composed), total(success)
     speeds = [[v for r in some if (v := efficiency(r)) is not None] for some in driven.values()]
     speed = [np.mean(v) for v in speeds if v]
-    there = lambda total: total / n if n else np.nan
+    per_route = lambda total: total / n if n else np.nan
     rows = {
-        "driving score": (there(score), score / routes),
-        "success rate %": (there(100 * won), 100 * won / routes),
+        "driving score": (per_route(score), score / routes),
+        "success rate %": (per_route(100 * won), 100 * won / routes),
         "efficiency %": (np.mean(speed) if speed else np.nan, np.nan),
         "routes": (n, routes),
         "missing": (0, routes - n),

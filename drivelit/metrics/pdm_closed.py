@@ -103,7 +103,7 @@ def forecast(prepared: PDMScene) -> Forecast:
     ego = box_polygons(np.array([VEHICLE.to_center, 0, 0]), EGO_HALF)
     boxes, lights = box_polygons(centers[:, ::2], half[:, None]).T, np.array(red_zones(scene), object)
     touched = shapely.intersects(boxes[0], ego) if len(agents) else np.zeros(0, bool)
-    known = replace(
+    visible = replace(
         prepared,
         ids=[a.id for (a, _, _), t in zip(agents, touched, strict=True) if not t],
         centers=centers[~touched],
@@ -118,7 +118,7 @@ def forecast(prepared: PDMScene) -> Forecast:
         np.r_[pose[:, 2], zero],
         np.r_[speed, np.full(n, np.nan)],
         np.r_[touched, shapely.within(ego, lights) if n else np.zeros(0, bool)],
-        known,
+        visible,
     )
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #1e73459b
@@ -237,7 +237,7 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
     Returns:
         Blocking: who touches the ego now is left out
     """
-    found = []
+    hits = []
     for p, (track, world) in enumerate(zip(tracks, worlds, strict=True)):
         if world.ignored.all():  # nobody at all, too
             continue
@@ -247,8 +247,8 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
         step, who = np.nonzero(near & ~world.ignored)
         box = world.boxes[step, who]
         along = shapely.line_locate_point(track.line, shapely.centroid(box))
-        found.append((np.full(len(step), p), step, box, along, world.heading[who], world.speed[who]))
-    path, step, *rest = [np.concatenate(v) for v in zip(*found, strict=True)] if found else [np.zeros(0, int)] * 6
+        hits.append((np.full(len(step), p), step, box, along, world.heading[who], world.speed[who]))
+    path, step, *rest = [np.concatenate(v) for v in zip(*hits, strict=True)] if hits else [np.zeros(0, int)] * 6
     order = np.lexsort((path, step))
     return Blocking(path[order], step[order], *[v[order] for v in rest])
 

@@ -29,6 +29,7 @@ from drivelit.minddrive.evaluation import (
     evaluate,
     on_simulators,
     open_loop,
+    part_of,
     without_policy,
 )
 from .experts import Experts, load_experts, save_experts, start_policy
@@ -41,6 +42,7 @@ from ..scene.core import Scene
 from ..scene.routes import Route
 from ..scene.town_routes import PART, routes
 from ..scene.weights import seal
+from ..runs.record import NO_SEED, write_part
 from ..scene.files import RunError, write_json
 from ..runs.profiles import sft_options
 from ..training.sft import train_sft
@@ -160,6 +162,7 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
     judge = made["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
     found, left_out = _without_policy(out, profile, judge)
     ends, families = {name: scored(records) for name, records in found.items()}, [s.family for s in judge]
+    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
     return dict(train=len(made["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #1b3bfed9
@@ -385,7 +388,9 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     last = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in last])) for k in last[0]}
     told = dict(steps=len(log), rows=len(known.plans), asked=len(known.asked), loss=loss)
-    return told | judged(experts, stage, out, profile, seed)
+    told |= judged(experts, stage, out, profile, seed)
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, told))
+    return told
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #9316c8e6
 def chosen(scenes: Sequence[Scene | Route], n: int, seed: int) -> list[Scene | Route]:
@@ -458,7 +463,9 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     told = dict(log=log, simulated=sum(row["steps"] for row in log))
     told |= judged(experts, stage, out, profile, seed)
-    return told | dict(rounds=by_round(stage, out, profile, seed))
+    told |= dict(rounds=by_round(stage, out, profile, seed))
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, told))
+    return told
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #bd349787
 FUNCTIONS = dict(

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'STAGES', 'VIEWS_AHEAD', 'START_FORMS', 'PACKED',
-           'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'cuts_of', 'codec_of', 'run_data', 'ArmRows',
-           'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features', 'inception_of', 'examine',
-           'run_sft', 'adapters', 'settle', 'run_rft']
+           'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'distances', 'with_views', 'cuts_of', 'codec_of',
+           'run_data', 'ArmRows', 'rows_of', 'fresh', 'run_start', 'begin', 'run_served', 'pack_start', 'features',
+           'inception_of', 'examine', 'run_sft', 'adapters', 'settle', 'make', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
-from ..data.shards import by_id, draw, ids_of, subset
+from ..data.shards import Shards, by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
@@ -32,17 +32,28 @@ from .evaluation import drivers, engine_for, evaluate, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import MindDriverProfile
 from .prompt import Inputs, question, state_text
+from .task import MindDriverTask
 from .rows import kit_text, make_rows, next_codes, thought_lines
 from ..policy.codec import Codec, load_codec
 from ..policy.image_tokens import add_image_tokens, image_lora, image_text, spans_by_tag
 from ..policy.model import Policy, load_policy, model_card
-from ..scene.core import Scene
+from ..scene.cameras import check_view
+from ..scene.core import Scene, SceneError
 from ..training.checkpoints import pack_weights, read_metrics, save_final
 from ..scene.files import RunError
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.plays import save_served
-from ..runs.stages import Stages, device_of, load, load_scenes, run_profile, tell_if_few, write_scenes
+from drivelit.runs.stages import (
+    Stages,
+    device_of,
+    load,
+    load_scenes,
+    run_profile,
+    save_scenes,
+    tell_if_few,
+    write_scenes,
+)
 from ..scene.files import write_json
 from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
@@ -107,15 +118,72 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
         seed: unused: all seeds share the scenes
 
     Returns:
-        dict: train, heldout (counts), drivers (the expert and those without eyes, on the held-out scenes)
+        dict: train, heldout (counts), left_out (split -> reason -> count, where there are any), drivers (the expert and
+            those without eyes, on the held-out scenes)
+
+    Raises:
+        RunError: no scene of a split has a view at each of table 5's distances
     """
-    made = write_scenes(out, profile)
+    made, left = write_scenes(out, profile), {}
+    for split, scenes in made.items():
+        made[split], left[split] = with_views(scenes, split, out, profile)
     cuts = cuts_of(made["train"], profile)
     known = made["train"][:500]  # enough to know what is usual at a speed
     ends = drivers(made["heldout"], known, cuts, profile.pdms)
-    return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
+    told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
+    return told | (dict(left_out=left) if any(left.values()) else {})
+
+# %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
+def distances(profile: MindDriverProfile) -> list[float]:
+    """How far ahead the views of a run lie.
+
+    Args:
+        profile: its `seconds`
+
+    Returns:
+        seconds, those of table 5 among them
+    """
+    return sorted({*VIEWS_AHEAD, profile.seconds})
 
 
+def with_views(
+    scenes: Sequence[Scene], split: str, out: str | Path, profile: MindDriverProfile
+) -> tuple[Sequence[Scene], dict[str, int]]:
+    """Leave out scenes without a next view at one of the run's distances, so that all arms have the same ones.
+
+    Args:
+        scenes: as `write_scenes` has written them; no picture is opened
+        split: theirs; what `load_scenes` reads from now on is what is left
+        out: the run's folder
+        profile: of MindDriver
+
+    Returns:
+        the scenes that are left, and reason -> how many were left out
+
+    Raises:
+        RunError: none is left
+    """
+    left, whole = Counter(), []
+    for k, scene in enumerate(scenes):
+        try:
+            for t in distances(profile):
+                check_view(scene, "CAM_FRONT", t)
+            whole.append(k)
+        except SceneError as e:
+            left[str(e).split(": ", 1)[-1][:100]] += 1
+    if not whole:
+        raise RunError(f"source: {profile.source}: no scene of {split} has all next views: {dict(left)}")
+    if not left:
+        return scenes, {}
+    here, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
+    if isinstance(scenes, Shards):
+        what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
+        write_json(here.with_suffix(".json"), what, indent=None)
+    else:
+        save_scenes(scenes, here.with_suffix(".npz"))
+    return scenes, dict(left)
+
+# %% ../../nbs/53_minddriver/60_pipeline.ipynb #15b65019
 def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:
     """The borders between action words: the toy town's, or the percentiles of other data (supplement 6).
 
@@ -183,7 +251,7 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     there = set(read_rows(here / "drives.parquet").column("scene_id"))
     tell_if_few("data, drives", len(there), profile.data_rows)
     scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in there])
-    codes = {f"{t:g}": next_codes(codec, scenes, t) for t in sorted({*VIEWS_AHEAD, profile.seconds})}
+    codes = {f"{t:g}": next_codes(codec, scenes, t) for t in distances(profile)}
     np.savez(here / "codes.npz", **codes)
     (kept, counts), ids = _thoughts(scenes, profile, cuts, here), ids_of(scenes)
     write_json(here / "thoughts.json", {s: {ids[k.number]: k.thought for k in v} for s, v in kept.items()})
@@ -518,6 +586,25 @@ def settle(policy: Policy, folder: Path) -> Policy:
     return policy
 
 
+def make(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> tuple[Any, Policy, MindDriverTask]:
+    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+
+    Args:
+        stage: key of REINFORCED
+        out: the run's folder
+        profile: of MindDriver
+        seed: of the run
+
+    Returns:
+        engine, policy, task
+    """
+    before, learnt = REINFORCED[stage]
+    policy, codec = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True), codec_of(profile)
+    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **asked)
+    return engine_for(policy, codec, profile.together), policy, task
+
+
 def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
     """Stages `rft*`: reinforce, then drive the held-out scenes.
 
@@ -532,21 +619,20 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
     """
     before, learnt = REINFORCED[stage]
     steps = dict(image=profile.rl_steps, plan=profile.rl_steps_plan, both=profile.rl_steps + profile.rl_steps_plan)
-    policy = load(STAGES.trained(out, before, seed), profile, seed)
-    codec, encoder, here = codec_of(profile), features(profile)[0], STAGES.folder(out, stage, seed)
-    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    (engine, policy, task), here = make(stage, out, profile, seed), STAGES.folder(out, stage, seed)
     scenes = load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]
     # eq. 4: the reference is the policy of the SFT stage, in the second stage of reinforcement too
     tuned = REINFORCED[before][0] if before in REINFORCED else None
     result = train_rl(
-        freeze_vision(policy, True),
-        task_for(profile, codec, learnt=learnt, encoder=encoder, **asked),
+        policy,
+        task,
         Subset(scenes, chosen.tolist()),  # shards read a scene when it is played
         here,
         "sequence",
         seed=seed,
-        engine=engine_for(policy, codec, profile.together),
+        engine=engine,
+        make=partial(make, stage, out, profile, seed),
         max_turns=1,
         trainer=SequenceRatioTrainer if profile.ratio == "answer" else None,
         reference=tuned and load(STAGES.trained(out, tuned, seed), profile, seed),

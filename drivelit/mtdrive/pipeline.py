@@ -6,7 +6,7 @@
 __all__ = ['NEEDS', 'RL_ARMS', 'SIZES', 'TRAINED', 'KINDS', 'STAGES', 'UPDATES', 'MIX', 'ADVANTAGE', 'FUNCTIONS', 'trained',
            'plans_of', 'at_turn', 'run_scenes', 'save_data', 'run_data_single', 'order_of', 'in_turn', 'run_data_two',
            'run_data_multi', 'run_data_rl', 'start_of', 'rows_of', 'fresh', 'run_served', 'turns_of', 'examine',
-           'choose', 'run_sft', 'run_rl', 'reinforced', 'run_size']
+           'choose', 'run_sft', 'run_rl', 'make', 'reinforced', 'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Subset
@@ -27,6 +28,8 @@ from .formats import fixed_parts, kit_text
 from .evaluation import drivers, evaluate, play, task_for
 from ..rollout.core import Episode
 from .profile import MTDriveProfile
+from .task import MTDriveTask
+from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..training.checkpoints import first_process, wait_for_all
 from ..scene.files import RunError, whole_folder
@@ -485,6 +488,22 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     return result | examine(policy, stage, out, profile, seed)
 
 
+def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tuple[Any, Policy, MTDriveTask]:
+    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+
+    Args:
+        stage: one of RL_ARMS or SIZES, which all begin with the same
+        out: the run's folder
+        profile: of MTDrive
+        seed: of the run
+
+    Returns:
+        engine, policy, task
+    """
+    policy = load(trained(out, "sft_multi", seed), profile, seed)
+    return TransformersEngine(policy, profile.together), policy, task_for(profile)
+
+
 def reinforced(
     stage: str, out: Path, profile: MTDriveProfile, seed: int, chosen: Sequence[int], advantage: str
 ) -> tuple[Policy, dict]:
@@ -501,14 +520,16 @@ def reinforced(
     Returns:
         (policy, what `train_rl` returns)
     """
-    policy = load(trained(out, "sft_multi", seed), profile, seed)
+    engine, policy, task = make(stage, out, profile, seed)
     result = train_rl(
         policy,
-        task_for(profile),
+        task,
         Subset(load_scenes(out, "train"), chosen),  # shards read a scene when it is played
         STAGES.folder(out, stage, seed),
         advantage,
         seed=seed,
+        engine=engine,
+        make=partial(make, stage, out, profile, seed),
         max_turns=profile.turns,
         **rl_options(profile),
     )

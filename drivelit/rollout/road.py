@@ -73,8 +73,8 @@ def by_policy(
         episodes = rollout(engine, policy, task, moments, seed=seed_of(seed, decision, 0), **how)
         heard = [i for i, e in enumerate(episodes) if not e.failed]
         plans = [ParseError(f"refused: {e.failed}") for e in episodes]
-        for i, found in zip(heard, read([moments[i] for i in heard], [episodes[i] for i in heard]), strict=True):
-            plans[i] = found
+        for i, read_plan in zip(heard, read([moments[i] for i in heard], [episodes[i] for i in heard]), strict=True):
+            plans[i] = read_plan
         return plans
 
     return plan

@@ -98,9 +98,9 @@ class Script:
 
     def poses(self, clock: np.ndarray) -> np.ndarray:
         "(..., 3) centre poses at (...) seconds of its clock; the heading is the script's own: who stands keeps it."
-        at = self.path.at(self.at(clock))
-        at[..., 2] = wrap_angle(np.interp(clock, self.times, self.headings))
-        return at
+        out = self.path.at(self.at(clock))
+        out[..., 2] = wrap_angle(np.interp(clock, self.times, self.headings))
+        return out
 
 # %% ../../nbs/30_rollout/20_world.ipynb #3d1506ca
 SIGHT = 40.0  # metres ahead that a road user looks
@@ -428,14 +428,14 @@ def _areas_now(stage: Stage, origin: np.ndarray) -> list[Area]:
 
 def _light_now(light: Light, clock: float, origin: np.ndarray) -> Light:
     "A light with the states that it has had."
-    known = light.times <= clock + 1e-9
-    known[0] = True
+    begun = light.times <= clock + 1e-9
+    begun[0] = True
     return replace(
         light,
         position=[*to_frame(light.position[:2], origin), light.position[2]],
         heading=float(wrap_angle(light.heading - origin[2])),
-        times=light.times[known] - clock,
-        states=[s for s, k in zip(light.states, known, strict=True) if k],
+        times=light.times[begun] - clock,
+        states=[s for s, k in zip(light.states, begun, strict=True) if k],
         stop_line=to_frame(light.stop_line, origin) if len(light.stop_line) else (),
     )
 
@@ -496,19 +496,19 @@ STRETCHES = 20
 def _traffic(stage: Stage, now: WorldState) -> np.ndarray:
     "The mean speed of those who drive, m/s, at each entry of the log; NaN where nobody does."
     drives = np.array([x.patient and not x.still for x in stage.scripts], bool)
-    there = [drives & np.isfinite(p[:, 0]) for _, p, _ in now.log]
-    return np.array([v[k].mean() if k.any() else np.nan for k, (_, _, v) in zip(there, now.log, strict=True)])
+    present = [drives & np.isfinite(p[:, 0]) for _, p, _ in now.log]
+    return np.array([v[k].mean() if k.any() else np.nan for k, (_, _, v) in zip(present, now.log, strict=True)])
 
 
 def _paces(stage: Stage, now: WorldState, theirs: np.ndarray) -> list[str]:
     "The ego's speed beside the traffic's, for each stretch that was passed."
     s = stage.route.project(np.array([e[:2] for e, _, _ in now.log]))[0]
     own = np.array([e[VX] for e, _, _ in now.log])
-    at, out = np.floor(s / stage.goal * STRETCHES), []
+    stretch, out = np.floor(s / stage.goal * STRETCHES), []
     for k in range(int(STRETCHES * now.farthest / stage.goal + 1e-9)):
-        rows = (at == k) & np.isfinite(theirs)
-        there = theirs[rows].mean() if rows.any() else 0.0
-        percent = round(100 * own[rows].mean() / there, 2) if there > 1e-3 else 100.0
+        rows = (stretch == k) & np.isfinite(theirs)
+        theirs_here = theirs[rows].mean() if rows.any() else 0.0
+        percent = round(100 * own[rows].mean() / theirs_here, 2) if theirs_here > 1e-3 else 100.0
         out.append(f"Average speed is {percent}% of the surrounding traffic's one")
     return out
 
@@ -528,11 +528,11 @@ def _outside(stage: Stage, now: WorldState) -> list[str]:
 # %% ../../nbs/30_rollout/20_world.ipynb #f0af1e0d
 def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarray) -> dict[str, Any]:
     "The drive up to now as a record of the leaderboard; traffic: m/s of those who drive, at each entry of the log."
-    found = {k: [text for kind, text in now.infractions if kind == k] for k in RECORDED}
-    found["outside_route_lanes"], found[SLOW] = _outside(stage, now), _paces(stage, now, traffic)
+    texts = {k: [text for kind, text in now.infractions if kind == k] for k in RECORDED}
+    texts["outside_route_lanes"], texts[SLOW] = _outside(stage, now), _paces(stage, now, traffic)
     done = 100.0 if now.reason == "completed" else round(100 * now.farthest / stage.goal, 3)
-    factor = penalty(found)
-    clean = not any(v for k, v in found.items() if k != SLOW)
+    factor = penalty(texts)
+    clean = not any(v for k, v in texts.items() if k != SLOW)
     status = "Started" if not now.reason else STATUS.get(now.reason, ENDED)
     scene = stage.scene
     return dict(
@@ -540,8 +540,8 @@ def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarr
         scenario_name=scene.family,
         town_name=scene.source,
         status="Perfect" if status == "Completed" and clean else status,
-        num_infractions=sum(len(v) for v in found.values()),
-        infractions=found,
+        num_infractions=sum(len(v) for v in texts.values()),
+        infractions=texts,
         scores=dict(score_route=done, score_penalty=factor, score_composed=done * factor),
         meta=dict(route_length=stage.goal, duration_game=round(now.time, 3)),
     )
@@ -567,8 +567,10 @@ def _check_action(action: Any, space: spaces.Box, name: str) -> np.ndarray:
         raise BadAction(f"action: holds NaN or infinity at {np.argwhere(~np.isfinite(a))[0].tolist()}")
     bad = (a < space.low - 1e-6) | (a > space.high + 1e-6)
     if bad.any():
-        at = tuple(np.argwhere(bad)[0].tolist())
-        raise BadAction(f"action: {a[at]:g} at {list(at)} is not in [{space.low[at]:g}, {space.high[at]:g}]")
+        place = tuple(np.argwhere(bad)[0].tolist())
+        raise BadAction(
+            f"action: {a[place]:g} at {list(place)} is not in [{space.low[place]:g}, {space.high[place]:g}]"
+        )
     return a
 
 # %% ../../nbs/30_rollout/20_world.ipynb #871dc714
@@ -598,10 +600,10 @@ def _check_scene(scene: Any, cameras: Sequence[str]) -> None:
     "Whether a world with these cameras can drive it."
     if not isinstance(scene, Scene):
         raise ValueError(f"options: scene is a {type(scene).__name__}, expected a Scene")
-    there = scene.cameras if scene.source == "toy" else {}
-    if missing := [c for c in cameras if c not in there]:
+    mounted = scene.cameras if scene.source == "toy" else {}
+    if missing := [c for c in cameras if c not in mounted]:
         raise ValueError(
-            f"scene {scene.id}: {missing[0]!r} cannot be painted; it has {', '.join(there) or 'no cameras'}"
+            f"scene {scene.id}: {missing[0]!r} cannot be painted; it has {', '.join(mounted) or 'no cameras'}"
         )
 
 # %% ../../nbs/30_rollout/20_world.ipynb #6726a142
@@ -691,13 +693,13 @@ class _Loop(gym.Env):
         part: str = "train",
         render_mode: str | None = None,
     ) -> None:
-        for name, value, known in (
+        for name, value, allowed in (
             ("actions", actions, ("plan", "controls")),
             ("part", part, tuple(SEEDS)),
             ("render_mode", render_mode, (None, "rgb_array")),
         ):
-            if value not in known:
-                raise ValueError(f"{name}: {value!r} is not one of {known}")
+            if value not in allowed:
+                raise ValueError(f"{name}: {value!r} is not one of {allowed}")
         if isinstance(cameras, str):
             raise ValueError(f"cameras: {cameras!r} is one name, expected several: ({cameras!r},)")
         if np.shape(size) != (2,) or min(size) < 1:

@@ -127,7 +127,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
 
     Returns:
         dict of GB (1e9 bytes) on each device: weights, gradients, adam, ddp, bf16, gathered, reference, activations,
-        pictures, logits, cache
+        pictures, logits, cache, players
     """
     p, config = profile, config or model_config(profile.model)
     text, vision, updates = config.text_config, config.vision_config, stage in ("sft", "rl")
@@ -164,6 +164,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         pictures=updates * patches * _left_behind(each * sees, vision.hidden_size, vision.depth, p.checkpointing),
         logits=tokens * text.vocab_size * 8 if updates else 0,
         cache=0 if updates else at_once * p.tokens * 2 * text.num_hidden_layers * heads * each,
+        players=p.players * each * n if stage == "play" and p.player == "here" else 0,
     )
     return {k: v / 1e9 for k, v in parts.items()}
 

@@ -129,6 +129,11 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
             "player: the servers read new weights from the run's folder, so they must see it under the same name; they "
             "have one policy at a time, so stages do not run side by side"
         )
+    if p.players:
+        out.append(
+            f"players: {p.players} processes beside each of reinforcement play its episodes with "
+            + ("the servers" if p.player != "here" else "a copy of the policy each, which `play` counts")
+        )
     out += missing_packages(p) + p.servers()[1]
     for stage, parts in gb.items():
         if p.gpu_memory and sum(parts.values()) > p.gpu_memory:

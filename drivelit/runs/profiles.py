@@ -237,6 +237,7 @@ class Profile(Derived):
     together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
     picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
     player: str = key("here", "who plays, in all stages: 'here', or addresses of vLLM servers with commas")
+    players: int = key(0, "processes that play beside each process of reinforcement (IPSS); 0: it plays itself", low=0)
     importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
     sampling_bound: float = key(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
@@ -729,6 +730,7 @@ def rl_options(profile: Profile) -> dict[str, Any]:
         together=profile.together,
         picture_cache=profile.picture_cache,
         player=profile.player,
+        players=profile.players,
         importance_cap=profile.importance_cap,
         sampling_bound=profile.sampling_bound,
         max_new_tokens=profile.new_tokens,

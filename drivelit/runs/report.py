@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WHERE_ONLY', 'COMPARED', 'WORD_COLORS', 'pack', 'unpack', 'with_packed_scenes', 'collect', 'read_results', 'joined',
            'arms', 'found_at', 'values', 'numbers', 'spread', 'scene_scores', 'cell', 'skill_cell', 'failed_cell',
-           'parts', 'half_width', 'bootstrap', 'Paired', 'seeds_needed', 'paired', 'paired_row', 'compare',
+           'parts', 'freedom', 'half_width', 'bootstrap', 'Paired', 'seeds_needed', 'paired', 'paired_row', 'compare',
            'plot_compared', 'real_table']
 
 # %% ../../nbs/42_runs/55_report.ipynb #921971c3
@@ -344,6 +344,25 @@ def parts(d: np.ndarray) -> tuple[float, float, float]:
     return float(max(of_seeds, of_pairs)), float(max(of_scenes, of_pairs)), float(of_pairs)
 
 # %% ../../nbs/42_runs/55_report.ipynb #07159325
+def freedom(of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scenes: int) -> float:
+    """Degrees of freedom of the variance of a mean over seeds and scenes (Satterthwaite).
+
+    Args:
+        of_seeds: variances of the mean, from `parts`
+        of_scenes: likewise
+        of_pairs: likewise
+        seeds: how many
+        scenes: how many
+
+    Returns:
+        float; 0 where nothing varies
+    """
+    variance = of_seeds + of_scenes - of_pairs
+    free = ((of_seeds, seeds - 1), (of_scenes, scenes - 1), (of_pairs, (seeds - 1) * (scenes - 1)))
+    doubt = sum(v**2 / k for v, k in free if k > 0)
+    return float(variance**2 / doubt) if doubt > 0 else 0.0
+
+
 def half_width(
     of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scenes: int, level: float = 0.95
 ) -> float:
@@ -360,10 +379,8 @@ def half_width(
     Returns:
         float, in the unit of the differences
     """
-    variance = of_seeds + of_scenes - of_pairs
-    free = ((of_seeds, seeds - 1), (of_scenes, scenes - 1), (of_pairs, (seeds - 1) * (scenes - 1)))
-    doubt = sum(v**2 / k for v, k in free if k > 0)
-    return float(stats.t.ppf(0.5 + level / 2, variance**2 / doubt) * variance**0.5) if doubt > 0 else 0.0
+    free = freedom(of_seeds, of_scenes, of_pairs, seeds, scenes)
+    return float(stats.t.ppf(0.5 + level / 2, free) * (of_seeds + of_scenes - of_pairs) ** 0.5) if free else 0.0
 
 # %% ../../nbs/42_runs/55_report.ipynb #ac9a5bdd
 def bootstrap(d: np.ndarray, draws: int = 4000, seed: int = 0) -> np.ndarray:
@@ -396,6 +413,7 @@ class Paired:
         lost: (seeds,) share of the pairs in which one of the two has no readable answer
         needed: seeds that would settle it; 0: it is settled; infinite: it takes more scenes
         margin: what counts as small
+        free: degrees of freedom of the interval
     """
 
     mean: float
@@ -406,6 +424,17 @@ class Paired:
     lost: tuple[float, ...]
     needed: float
     margin: float
+    free: float = np.inf
+
+    @property
+    def p(self) -> float:
+        "The p value that goes with the interval: 0.05 where its end touches 0; NaN where nothing can be said."
+        if self.seeds < 2 or np.isnan(self.mean) or max(self.lost) > 0.5:
+            return np.nan
+        half = self.mean - self.low if self.mean > 0 else self.high - self.mean
+        if half <= 0:
+            return float(self.mean == 0)
+        return float(2 * stats.t.sf(abs(self.mean) / half * stats.t.ppf(0.975, self.free), self.free))
 
     @property
     def word(self) -> str:
@@ -476,13 +505,14 @@ def paired(a: Any, b: Any, scale: float = 100.0, margin: float = 3.0, draws: int
     d = d[:, ~np.isnan(d).all(0)]
     if not d.size:
         return Paired(*[np.nan] * 3, len(lost), 0, lost, np.inf, margin)
-    mean, half = float(np.nanmean(d)), half_width(*parts(d), *d.shape)
+    sources = parts(d)
+    mean, half, free = float(np.nanmean(d)), half_width(*sources, *d.shape), freedom(*sources, *d.shape)
     off = bootstrap(d, draws) - mean
     stretch = half / (stats.norm.ppf(0.975) * off.std()) if off.std() > 0 else 0.0
     low, high = (mean + stretch * q for q in np.quantile(off, [0.025, 0.975]))
     settled = len(d) > 1 and (low > 0 or high < 0 or max(-low, high) <= margin)
     needed = 0 if settled else seeds_needed(mean, d, margin) if len(d) > 1 else np.inf
-    return Paired(mean, float(low), float(high), *d.shape, lost, needed, margin)
+    return Paired(mean, float(low), float(high), *d.shape, lost, needed, margin, free)
 
 # %% ../../nbs/42_runs/55_report.ipynb #2ca8dc4a
 COMPARED = ["comparison", "difference", "95 % interval", "seeds", "scenes", "unreadable", "verdict"]

@@ -437,12 +437,12 @@ class Agent:
             (3,) box centre pose, from frames up to now alone; who has a single frame stands. None where it was not
             observed, or only later
         """
-        known = self.times[self.times <= 1e-6]
-        if not len(known):
+        past = self.times[self.times <= 1e-6]
+        if not len(past):
             return None
         if len(self.times) == 1:
             return self.poses[0]
-        return self.at(min(time, known[-1])) if time <= known[-1] + 0.05 else None
+        return self.at(min(time, past[-1])) if time <= past[-1] + 0.05 else None
 
 # %% ../../nbs/00_scene/00_scene.ipynb #veloc001
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
@@ -765,11 +765,11 @@ def remembered(function: Callable) -> Callable:
     Returns:
         the function with a memory that goes when the scene goes
     """
-    known = WeakKeyDictionary()
+    memory = WeakKeyDictionary()
 
     @wraps(function)
     def inner(scene, *args, **kwargs):
-        mine, key = known.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
+        mine, key = memory.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
         if key not in mine:
             mine[key] = function(scene, *args, **kwargs)
         return copy(mine[key])
@@ -853,8 +853,8 @@ def _build(cls: type, d, name: str) -> Any:
     "A dataclass from a dict: unknown and missing fields are named."
     if not isinstance(d, dict):
         raise SceneError(f"{name}: expected an object, found {type(d).__name__}")
-    known = {f.name for f in fields(cls)}
-    if extra := sorted(set(d) - known):
+    names = {f.name for f in fields(cls)}
+    if extra := sorted(set(d) - names):
         raise SceneError(f"{name}.{extra[0]}: unknown field")
     try:
         return cls(**d)

@@ -161,9 +161,9 @@ def at_times(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, most: fl
     out = np.where(on[:, None], v[near], np.nan)
     if len(t) > 1:
         step, edge = np.clip(np.searchsorted(t, w) - 1, 0, len(t) - 2), 0.2 * np.median(np.diff(t)) + 1e-6
-        known = ~on & (np.diff(t)[step] <= most + 1e-6) & (w >= t[0] - edge) & (w <= t[-1] + edge)
+        covered = ~on & (np.diff(t)[step] <= most + 1e-6) & (w >= t[0] - edge) & (w <= t[-1] + edge)
         slopes = np.gradient(v, t, axis=0, edge_order=min(2, len(t) - 1))
-        out[known] = CubicHermiteSpline(t, v, slopes)(w[known])
+        out[covered] = CubicHermiteSpline(t, v, slopes)(w[covered])
     return out
 
 
@@ -203,9 +203,9 @@ def half_seconds(
     past = slice(0, int(np.abs(t).argmin()) + 1)
     back, front = 0.5 * np.arange(int(2 * history + 1e-6) + 1), 0.5 * np.arange(1, int(2 * ahead + 1e-6) + 1)
     before, after = poses_at(t[past], p[past], -back), poses_at(t, p, front)
-    known = lambda v: int(np.cumprod(~np.isnan(v[:, 0])).sum())
-    n = known(before)
-    return 0.0 - back[:n][::-1], before[:n][::-1], after[: known(after)]
+    whole = lambda v: int(np.cumprod(~np.isnan(v[:, 0])).sum())
+    n = whole(before)
+    return 0.0 - back[:n][::-1], before[:n][::-1], after[: whole(after)]
 
 
 def thin(times: np.ndarray) -> np.ndarray:
@@ -541,11 +541,11 @@ def keyframe(folder: str | Path) -> dict[str, Camera]:
     Raises:
         SceneError: naming the file and the field
     """
-    found = sorted(Path(folder).glob("*.json"))
-    if not found:
+    files = sorted(Path(folder).glob("*.json"))
+    if not files:
         raise SceneError(f"{folder}: no keyframe JSON in this folder")
-    record = parse_record(read_bytes(found[0]), found[0])
-    with reading(f"{found[0]}: data_list[0].images"):
+    record = parse_record(read_bytes(files[0]), files[0])
+    with reading(f"{files[0]}: data_list[0].images"):
         return {
             name: Camera(name, 1600, 900, x["cam2img"], x["cam2ego"], {0.0: Path(folder) / Path(x["img_path"]).name})
             for name, x in record["data_list"][0]["images"].items()

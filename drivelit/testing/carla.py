@@ -268,10 +268,10 @@ class _Vehicle(_Actor):
         # Centimetres in the world, as the client gives them.
         c, s = np.cos(self._yaw), np.sin(self._yaw)
         spots = [(WHEELBASE / 2, -0.8), (WHEELBASE / 2, 0.8), (-WHEELBASE / 2, -0.8), (-WHEELBASE / 2, 0.8)]
-        at = [(100 * (self._x + a * c - b * s), 100 * (self._y + a * s + b * c)) for a, b in spots]
+        centres = [(100 * (self._x + a * c - b * s), 100 * (self._y + a * s + b * c)) for a, b in spots]
         wheels = [
             SimpleNamespace(position=self._server.Vector3D(x=float(x), y=float(y), z=30.0), max_steer_angle=MOST_STEER)
-            for x, y in at
+            for x, y in centres
         ]
         return SimpleNamespace(wheels=wheels)
 

@@ -129,11 +129,11 @@ class StubServer:
         with self._one_at_a_time:
             try:
                 self.requests.append(json.loads(data or b"null"))
-                found = self.respond(self.requests[-1], path)
+                answer = self.respond(self.requests[-1], path)
             except Exception as e:
                 self.broken.append(e)
                 return Reply(repr(e).encode(), 500)
-        return found if isinstance(found, Reply) else Reply(found)
+        return answer if isinstance(answer, Reply) else Reply(answer)
 
     def respond(self, ask: Any, path: str) -> Any:
         """What is said to one POST; here what `answer` says, whatever the path.

@@ -62,20 +62,20 @@ def plain_answer(text: str) -> Any:
         a JSON value; the text, if it is none
     """
     try:
-        found = json.loads(text)
+        answer = json.loads(text)
     except ValueError:
         return text
-    if not isinstance(found, dict):
-        return found
+    if not isinstance(answer, dict):
+        return answer
     keep = lambda d, keys: {k: d[k] for k in keys if k in d}
-    if "choices" in found:
+    if "choices" in answer:
         words = lambda c: [keep(w, ("token", "token_id", "logprob")) for w in c["logprobs"]["content"]]
         choice = ("index", "finish_reason", "token_ids", "weight_versions")
-        said = [keep(c, choice) | dict(logprobs=dict(content=words(c))) for c in found["choices"]]
-        return dict(prompt_token_ids=found["prompt_token_ids"], choices=said)
-    if isinstance(found.get("data"), list):
-        found["data"] = [keep(d, ("id", "object", "root", "parent", "max_model_len")) for d in found["data"]]
-    return found
+        choices = [keep(c, choice) | dict(logprobs=dict(content=words(c))) for c in answer["choices"]]
+        return dict(prompt_token_ids=answer["prompt_token_ids"], choices=choices)
+    if isinstance(answer.get("data"), list):
+        answer["data"] = [keep(d, ("id", "object", "root", "parent", "max_model_len")) for d in answer["data"]]
+    return answer
 
 # %% ../../nbs/80_testing/10_vllm.ipynb #e5a7a35d
 def _spoilt(change: Callable[[dict], Any]) -> Callable[[dict], dict]:
@@ -141,13 +141,13 @@ class Biased:
     Args:
         bias: token, as a number or its text, -> what is added to its logit
         rule: `DreamRule`, or none
-        told: what the request says about the rule, as `DreamRule.told` gives it
+        asked: what the request says about the rule, as `DreamRule.told` gives it
     """
 
-    def __init__(self, bias: dict, rule: Any = None, told: dict | None = None) -> None:
-        self.bias, self.rule, self.told = {int(i): b for i, b in bias.items()}, rule, told
-        if rule and told["n"] != rule.n:
-            raise RuntimeError(f"the client's rule has {told['n']} codes, the server's {rule.n}")
+    def __init__(self, bias: dict, rule: Any = None, asked: dict | None = None) -> None:
+        self.bias, self.rule, self.told = {int(i): b for i, b in bias.items()}, rule, asked
+        if rule and asked["n"] != rule.n:
+            raise RuntimeError(f"the client's rule has {asked['n']} codes, the server's {rule.n}")
 
     def begin(self, ids: list[int]) -> Any:
         "How far an answer is, by what the client says about it."
@@ -175,13 +175,13 @@ def _refusal(status, message, kind="BadRequestError", param=None):
 
 
 def _unknown(name, names):
-    told = f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}."
-    return _refusal(404, told, "NotFoundError", "model")
+    message = f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}."
+    return _refusal(404, message, "NotFoundError", "model")
 
 
 def _wrong_request(ask, rows, rule):
     "What vLLM refuses before it looks at pictures, or None."
-    salt, how = ask.get("cache_salt"), ask["sampling_params"]
+    salt, sampling = ask.get("cache_salt"), ask["sampling_params"]
     if not ask["token_ids"]:
         wrong = dict(
             type="too_short", loc="body.token_ids", msg="List should have at least 1 item after validation, not 0"
@@ -189,21 +189,21 @@ def _wrong_request(ask, rows, rule):
         wrong |= dict(input="<list of 0 items>", ctx=dict(field_type="List", min_length=1, actual_length=0))
         return _refusal(400, f"1 validation error:\n  {wrong}", "Bad Request", "body.token_ids")
     if salt is not None and (len(salt) > MOST_SALT or any(c in "@/\\\0" for c in salt)):
-        told = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
-        return _refusal(400, f"{told} (parameter=cache_salt)", param="cache_salt")
-    if (heat := how.get("temperature", 1.0)) < 0:
-        told = f"temperature must be non-negative, got {heat}. (parameter=temperature, value={heat})"
-        return _refusal(400, told, param="temperature")
-    if wrong := [int(i) for i in how.get("logit_bias") or () if int(i) >= rows]:
-        told = f"token_id(s) {wrong} in logit_bias contain out-of-vocab token ids. Vocabulary size: {rows}"
-        return _refusal(400, f"{told} (parameter=logit_bias, value={wrong})", param="logit_bias")
-    if how.get("stop") and not how.get("detokenize", True):
-        told = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
-        return _refusal(400, told)
-    asked = (how.get("extra_args") or {}).get("dream_rule")
+        message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+        return _refusal(400, f"{message} (parameter=cache_salt)", param="cache_salt")
+    if (heat := sampling.get("temperature", 1.0)) < 0:
+        message = f"temperature must be non-negative, got {heat}. (parameter=temperature, value={heat})"
+        return _refusal(400, message, param="temperature")
+    if wrong := [int(i) for i in sampling.get("logit_bias") or () if int(i) >= rows]:
+        message = f"token_id(s) {wrong} in logit_bias contain out-of-vocab token ids. Vocabulary size: {rows}"
+        return _refusal(400, f"{message} (parameter=logit_bias, value={wrong})", param="logit_bias")
+    if sampling.get("stop") and not sampling.get("detokenize", True):
+        message = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
+        return _refusal(400, message)
+    asked = (sampling.get("extra_args") or {}).get("dream_rule")
     if asked is not None and rule and not isinstance(asked, dict):
-        told = "dream_rule: expected an object with n, most, start, end, owed, begun, codes, outside"
-        return _refusal(400, told)
+        message = "dream_rule: expected an object with n, most, start, end, owed, begun, codes, outside"
+        return _refusal(400, message)
     if wrong := [i for i in ask["token_ids"] if i >= rows]:
         return _refusal(400, f"Token id {max(wrong)} is out of vocabulary")
     return None
@@ -226,11 +226,11 @@ class _Speaks:
         prompt = self._expanded(policy, ask["token_ids"], images)
         if isinstance(prompt, Reply):
             return prompt
-        said = self._say(policy, prompt, images, ask["sampling_params"])
-        self._remember(prompt, said.ids, (name, ask.get("cache_salt"), *(part["uuid"] for part in parts)))
-        stop = "length" if said.stop == "length" else "stop"
-        logprobs = [p + self.shift for p in said.logprobs]
-        answer = token_answer(self.dialect, prompt, said.ids, logprobs, stop, self.version)
+        completion = self._say(policy, prompt, images, ask["sampling_params"])
+        self._remember(prompt, completion.ids, (name, ask.get("cache_salt"), *(part["uuid"] for part in parts)))
+        stop = "length" if completion.stop == "length" else "stop"
+        logprobs = [p + self.shift for p in completion.logprobs]
+        answer = token_answer(self.dialect, prompt, completion.ids, logprobs, stop, self.version)
         return FAULTS[self.fault](answer) if self.fault else answer
 
     def _look_at(self, policy, parts):
@@ -247,30 +247,32 @@ class _Speaks:
         "The prompt with each placeholder as often as its picture has tokens, or a refusal."
         pad, places = policy.image_token_id, ids.count(policy.image_token_id)
         if len(images) > places:
-            told = f"Failed to apply prompt replacement for mm_items['image'][{places}]"
-            return _refusal(500, told, "InternalServerError")
+            message = f"Failed to apply prompt replacement for mm_items['image'][{places}]"
+            return _refusal(500, message, "InternalServerError")
         sizes = iter([policy.image_tokens(i) for i in images])
         prompt = [t for i in ids for t in ([i] * next(sizes, 1) if i == pad else [i])]
         if len(prompt) > self.longest:
-            told = (
+            message = (
                 f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of {self.longest}. "
                 "Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens. "
                 "For image inputs, the number of image tokens depends on the number of images, and possibly their "
                 "aspect ratios as well."
             )
-            return _refusal(400, told)
+            return _refusal(400, message)
         return prompt
 
-    def _say(self, policy, prompt, images, how):
+    def _say(self, policy, prompt, images, sampling):
         "One conversation at a time: nobody else's seed or padding has a part in it."
-        asked = (how.get("extra_args") or {}).get("dream_rule")
-        told = (self.rule, asked) if asked and self.rule else ()  # a server without the rule does not even look at it
-        engine = TransformersEngine(policy, memory=0, rule=Biased(how.get("logit_bias") or {}, *told))
+        asked = (sampling.get("extra_args") or {}).get("dream_rule")
+        rules = (self.rule, asked) if asked and self.rule else ()  # a server without the rule does not even look at it
+        engine = TransformersEngine(policy, memory=0, rule=Biased(sampling.get("logit_bias") or {}, *rules))
         engine.never = []  # but for what the request says
-        most = min(how["max_tokens"], self.longest - len(prompt))
-        settings = most, how.get("temperature", 1.0), how.get("top_p", 1.0), how.get("seed")
-        (said,) = engine.generate([Conversation(None, prompt, images, stops=tuple(how.get("stop") or ()))], *settings)
-        return said
+        most = min(sampling["max_tokens"], self.longest - len(prompt))
+        settings = most, sampling.get("temperature", 1.0), sampling.get("top_p", 1.0), sampling.get("seed")
+        (completion,) = engine.generate(
+            [Conversation(None, prompt, images, stops=tuple(sampling.get("stop") or ()))], *settings
+        )
+        return completion
 
     def _tokenize(self, ask):
         ids = self.policy.tokenizer(ask["prompt"], add_special_tokens=False)["input_ids"]
@@ -301,8 +303,10 @@ _NO_FOLDER = (
 
 def _failed(what):
     "The error of a method that a worker could not carry out."
-    told = f"Call to collective_rpc method failed: Worker failed with error {what}, please check the stack trace above "
-    return _refusal(500, told + "for the root cause", "InternalServerError")
+    message = (
+        f"Call to collective_rpc method failed: Worker failed with error {what}, please check the stack trace above "
+    )
+    return _refusal(500, message + "for the root cause", "InternalServerError")
 
 
 class _Learns:
@@ -360,8 +364,8 @@ class _Learns:
 
     def _load_adapter(self, ask):
         if not Path(ask["lora_path"], "adapter_config.json").exists():
-            told = f"Loading lora {ask['lora_name']} failed: No adapter found for {ask['lora_path']}"
-            return _refusal(404, told, "NotFoundError")
+            message = f"Loading lora {ask['lora_name']} failed: No adapter found for {ask['lora_path']}"
+            return _refusal(404, message, "NotFoundError")
         base = Policy(copy.deepcopy(self.policy.model), self.policy.processor)
         with _LOADING:
             self.adapters[ask["lora_name"]] = load_policy(ask["lora_path"], base=base)
@@ -435,13 +439,13 @@ class StubVLLM(_Speaks, _Learns, StubServer):
             Reply; status 404 elsewhere
         """
         card = lambda name: dict(id=name, object="model", root=name, parent=None, max_model_len=self.longest)
-        found = {
+        pages = {
             "/health": Reply(b""),
             "/v1/models": Reply(dict(object="list", data=[card(n) for n in (self.name, *self.adapters)])),
             "/weight_info": Reply(dict(weight_version=self.version)),
             "/is_paused": Reply(dict(is_paused=self.paused)),
         }
-        return found.get(path, Reply(dict(detail="Not Found"), status=404))
+        return pages.get(path, Reply(dict(detail="Not Found"), status=404))
 
     def respond(self, ask: Any, path: str) -> Any:
         """What is said to one POST.

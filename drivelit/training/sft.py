@@ -94,10 +94,10 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
         # The opening of a turn is read, the answer is said: as in play, no token spans the border between them.
         prompt, content = policy.encode_more(asked) if ids else policy.encode(asked), message["content"]
         text = content if isinstance(content, str) else "".join(p["text"] for p in content)
-        said = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
+        answer_ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
         learn = not last_turn_only or k + 1 == len(messages)
-        labels += [IGNORE] * len(prompt.input_ids) + (said if learn else [IGNORE] * len(said))
-        ids, shown, asked = ids + prompt.input_ids + said, shown + prompt.images, []
+        labels += [IGNORE] * len(prompt.input_ids) + (answer_ids if learn else [IGNORE] * len(answer_ids))
+        ids, shown, asked = ids + prompt.input_ids + answer_ids, shown + prompt.images, []
     return ids, labels, shown
 
 # %% ../../nbs/40_training/10_sft.ipynb #7f755672
@@ -140,11 +140,11 @@ class EncodedRows(Sequence):
             IndexError: no such row
         """
         i = range(len(self))[i]
-        found = self._kept.pop(i, None)
-        if found is None:
-            found = self._encode(i)
-            self._tokens += found.shape[1]
-        self._kept[i] = found  # at the end: the newest
+        row = self._kept.pop(i, None)
+        if row is None:
+            row = self._encode(i)
+            self._tokens += row.shape[1]
+        self._kept[i] = row  # at the end: the newest
         while self._tokens > self.keep and len(self._kept) > 1:
             self._tokens -= self._kept.popitem(last=False)[1].shape[1]
         ids, labels = self._kept[i].tolist()
@@ -296,13 +296,13 @@ class Spans(NamedTuple):
             ValueError: a span without a weight
         """
         place = {name: k for k, name in enumerate(self.weights)}
-        found = torch.zeros(len(rows), width, dtype=torch.long)
+        out = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
             names = self.of(ids)
             if unknown := sorted(set(names) - set(place)):
                 raise ValueError(f"the span {unknown[0]!r} has no weight: {', '.join(self.weights)} have one")
-            found[i, : len(ids)] = torch.tensor([place[n] for n in names])
-        return found
+            out[i, : len(ids)] = torch.tensor([place[n] for n in names])
+        return out
 
 
 def check_spans(spans: Callable | None, weights: dict[str, float] | None) -> Spans | None:
@@ -519,14 +519,14 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
         weights = torch.tensor(list(self.spans.weights.values()), device=numbers.device)
 
         def run(**inputs):
-            found = model(**inputs)
+            output = model(**inputs)
             sums = torch.zeros(2, len(weights), dtype=torch.float64, device=numbers.device)
-            learnt, loss = found.label_mask, -found.log_probs.detach().double()
+            learnt, loss = output.label_mask, -output.log_probs.detach().double()
             sums[0].index_add_(0, numbers[learnt], loss[learnt])
             sums[1].index_add_(0, numbers[learnt], torch.ones_like(loss[learnt]))
             self._noted = self.accelerator.reduce(sums, reduction="sum") + getattr(self, "_noted", 0)
-            found.log_probs = found.log_probs * weights[numbers].to(found.log_probs.dtype)
-            return found
+            output.log_probs = output.log_probs * weights[numbers].to(output.log_probs.dtype)
+            return output
 
         return run
 
@@ -590,12 +590,12 @@ def trl_config(
     Raises:
         TypeError: a name that neither TRL nor we know, with the nearest right one
     """
-    known = {f.name for f in fields(kind) if f.init}
+    names = {f.name for f in fields(kind) if f.init}
     for name in trl:
         if name in renamed:
             raise TypeError(f"{name!r} is called {renamed[name]!r} here")
-        if name not in known:
-            right = nearest(name, sorted(known | set(inspect.signature(function).parameters)))
+        if name not in names:
+            right = nearest(name, sorted(names | set(inspect.signature(function).parameters)))
             raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(right, right)!r}")
     return kind(**(ours | trl))
 
@@ -625,8 +625,10 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
     policy.model.eval()
     final = save_final(policy, out, full_weights(policy.model, trainer.came_in))
     if is_sharded(policy.model):
-        how = dict(device=str(trainer.accelerator.device), attn_implementation=policy.model.config._attn_implementation)
-        policy.model = load_policy(final, **how).model.eval()
+        options = dict(
+            device=str(trainer.accelerator.device), attn_implementation=policy.model.config._attn_implementation
+        )
+        policy.model = load_policy(final, **options).model.eval()
 
 # %% ../../nbs/40_training/10_sft.ipynb #5c968762
 def candidate(out: str | Path, k: int, count: int) -> Path:
