@@ -208,7 +208,7 @@ def kind_of(reason: str) -> str:
     """
     return reason.partition(":")[0]
 
-# %% ../../nbs/65_bridges/10_score.ipynb #07af4a15
+# %% ../../nbs/65_bridges/10_score.ipynb #b6d4b0fd
 PDM = ("pdms", "nc", "dac", "ddc", "ttc", "comfort", "ep")
 EPDM = ("nc", "dac", "ddc", "tlc", "ep", "ttc", "lk", "hc")
 
@@ -230,7 +230,8 @@ def _pdm(scenes, plans):
     there = [i for i, r in enumerate(ready) if "ready" in r]
     beside = lambda s: [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
     driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in there]
-    for i, r in zip(there, pdm.score_scenes([ready[i]["ready"] for i in there], driven), strict=True):
+    found = pdm.score_scenes([ready[i]["ready"] for i in there], driven) if there else []
+    for i, r in zip(there, found, strict=True):
         row = {k: float(getattr(r, k)[0]) for k in PDM} | dict(pdms_constant_velocity=float(r.pdms[1]))
         ready[i] = row | (dict(pdms_human=float(r.pdms[2])) if len(r) > 2 else {})
     return ready
