@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PDM', 'EPDM', 'SCORES', 'LEAST', 'USUAL', 'CONTROLS', 'read_plans', 'find_planner', 'code_of', 'seen', 'plan_of',
            'kind_of', 'score_scenes', 'counts', 'tables', 'score', 'by_function', 'controls_of', 'drive', 'in_carla',
-           'score_routes', 'command']
+           'score_routes']
 
 # %% ../../nbs/65_bridges/10_score.ipynb #9de75636
 import importlib.util
@@ -638,7 +638,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--controls", is_flag=True, help="of routes: the function gives controls")
 @click.option("--simulator", default="127.0.0.1:2000", help="of carla: HOST:PORT")
 @click.option("--json", "as_json", is_flag=True, help="for other programs")
-def command(planner, source, root, out, workers, scores, limit, controls, simulator, as_json, **options):
+def _command(planner, source, root, out, workers, scores, limit, controls, simulator, as_json, **options):
     """Score your own planner, or go on with it.
 
     MODULE:FUNCTION or FILE.py:FUNCTION gives poses (T, 3) for a Scene, every half second. SOURCE is navsim, nuscenes,
