@@ -22,23 +22,11 @@ import click
 
 from .scene.files import RunError
 from .scene.processes import follow_parent
-from drivelit.runs.profiles import (
-    ProfileError,
-    checked,
-    checked_cluster,
-    data_amounts,
-    find_system,
-    launch,
-    load_profile,
-    memory,
-    model_config,
-    notes,
-    preview,
-    profile_names,
-    serve_commands,
-    steps,
-    systems,
-)
+from .runs.launch import launch, serve_commands
+from .runs.memory import memory, model_config
+from .runs.parameters import checked_cluster
+from .runs.preview import data_amounts, notes, preview
+from .runs.profiles import ProfileError, checked, find_system, load_profile, profile_names, steps, systems
 
 # %% ../nbs/42_runs/60_command.ipynb #b5eaf301
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
