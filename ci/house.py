@@ -23,7 +23,8 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "40_training": ("learning: supervised tuning, GRPO family, PPO, sharding, checkpoints", 0, 46, 76, 7),
     "42_runs": ("running: profiles, plays, stages, reports, the command line, the cluster", 0, 57, 76, 7),
     "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 68, 76, 7),
-    "60_road": ("the policies of all systems on the same routes", 0, 96, 76, 7),
+    "60_road": ("the policies of all systems on the same routes", 0, 96, 37, 7),
+    "65_bridges": ("official tools and common readers", 39, 96, 37, 7),
     "80_testing": ("stand-ins for servers\nand simulators", 82, 94, 20, 9),
 }
 FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
@@ -34,7 +35,8 @@ FLOWS += [
     (12, 75, "trainers, stages, weights"),
     (38, 75, ""),
     (64, 75, ""),
-    (38, 92, "planners"),
+    (18, 92, "planners"),
+    (57, 92, "plans"),
 ]
 READERS = {
     2: "python -m drivelit",

@@ -263,7 +263,7 @@ def write_submission(
     return dict(plans=sum(map(len, stages)), without_plan=lost)
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #7039b973
-AGENT = '''"""Replays plans.jsonl in NAVSIM's devkit: agent._target_=drivelit_replay.ReplayAgent +agent.plans=plans.jsonl"""
+AGENT = '''"""Plans in NAVSIM's devkit: agent._target_=drivelit_replay.ReplayAgent +agent.plans=plans.jsonl"""
 
 import json
 

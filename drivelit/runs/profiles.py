@@ -573,7 +573,14 @@ ADDRESS = re.compile(r"https?://([\w.-]+):(\d{1,5})/?")  # host and port of a vL
 
 
 def is_small(model: str) -> bool:
-    "Whether a profile's model is the toy or a base: it takes a kit's lines and pictures of any multiple of 28."
+    """Whether a profile's model is the toy or a base: it takes a kit's lines, and pictures of any multiple of 28.
+
+    Args:
+        model: name, as in a profile
+
+    Returns:
+        bool
+    """
     return model == "toy" or model.partition(":")[0] == "base"
 
 
