@@ -316,9 +316,11 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
         raise ValueError(f"records of {n} routes; there are {routes}")
     if bad := [k for k, v in (comfort or {}).items() if not 0 <= v <= 1]:
         raise ValueError(f"comfort: {comfort[bad[0]]!r} of route {bad[0]} is no share")
+    # a mean over the drives of a route first: a route that was driven twice must not count twice
     total = lambda value: sum(np.mean([value(r) for r in some]) for some in driven.values())
     score, won = total(composed), total(success)
     speeds = [[v for r in some if (v := efficiency(r)) is not None] for some in driven.values()]
+    # a drive without other vehicles has no efficiency, and is left out as in the official tool
     speed = [np.mean(v) for v in speeds if v]
     per_route = lambda total: total / n if n else np.nan
     rows = {
