@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.signal import savgol_filter
 
-from .kinematics import COMFORT
+from .kinematics import COMFORT, _filter
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #19247222
 ROUTES = 220
@@ -144,7 +143,7 @@ def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLi
     size = PIECE if len(a) > PIECE else len(a)
     cut = lambda v: v[: n * size].reshape(n, size)
     w = min(WINDOW, size)
-    smooth = lambda v, order=0: savgol_filter(v, w, 2, deriv=order, delta=0.1 if order else 1.0)
+    smooth = lambda v, order=0: v @ _filter(size, w, 2, order).T
     rate = cut(yaw_rate)  # each piece is unwrapped by itself, as if it were an angle
     turns = np.cumsum(np.round(np.diff(rate, axis=1) / (2 * np.pi)), axis=1)
     rate = smooth(rate - 2 * np.pi * np.pad(turns, ((0, 0), (1, 0))))
