@@ -129,7 +129,7 @@ def test_the_public_layer_is_typed_and_told(path):
 
 
 HALF_TOLD = '''
-__all__ = ["f", "g", "C", "D"]
+__all__ = ["f", "g", "h", "C", "D"]
 def f(x: int, y) -> int:
     """One.
 
@@ -156,6 +156,12 @@ class D:
     """
     here: float
     there: float
+def h(policy: Policy, d: float = 0.0) -> None:
+    """Five.
+
+    Args:
+        d: noqa: B008
+    """
 def hidden(x): pass
 '''
 
@@ -168,6 +174,7 @@ def test_the_check_of_the_public_layer_sees_what_is_left_open():
         "C.run: no docstring",
         "C: `size` is not told",
         "D: `there` is not told",
+        "h: `d: noqa: B008` is a linter's comment",
     ]
 
 
