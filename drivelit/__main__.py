@@ -100,6 +100,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="for other programs
 ABOVE = dict(
     score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
     plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
+    alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
     submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
 )
 
