@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.signal import savgol_filter
 
-from .kinematics import COMFORT
+from .kinematics import COMFORT, _filter
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #19247222
 ROUTES = 220
@@ -144,7 +143,7 @@ def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLi
     size = PIECE if len(a) > PIECE else len(a)
     cut = lambda v: v[: n * size].reshape(n, size)
     w = min(WINDOW, size)
-    smooth = lambda v, order=0: savgol_filter(v, w, 2, deriv=order, delta=0.1 if order else 1.0)
+    smooth = lambda v, order=0: v @ _filter(size, w, 2, order).T
     rate = cut(yaw_rate)  # each piece is unwrapped by itself, as if it were an angle
     turns = np.cumsum(np.round(np.diff(rate, axis=1) / (2 * np.pi)), axis=1)
     rate = smooth(rate - 2 * np.pi * np.pad(turns, ((0, 0), (1, 0))))
@@ -316,9 +315,11 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
         raise ValueError(f"records of {n} routes; there are {routes}")
     if bad := [k for k, v in (comfort or {}).items() if not 0 <= v <= 1]:
         raise ValueError(f"comfort: {comfort[bad[0]]!r} of route {bad[0]} is no share")
+    # a mean over the drives of a route first: a route that was driven twice must not count twice
     total = lambda value: sum(np.mean([value(r) for r in some]) for some in driven.values())
     score, won = total(composed), total(success)
     speeds = [[v for r in some if (v := efficiency(r)) is not None] for some in driven.values()]
+    # a drive without other vehicles has no efficiency, and is left out as in the official tool
     speed = [np.mean(v) for v in speeds if v]
     per_route = lambda total: total / n if n else np.nan
     rows = {
