@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PDM', 'EPDM', 'SCORES', 'LEAST', 'USUAL', 'CONTROLS', 'read_plans', 'find_planner', 'code_of', 'seen', 'plan_of',
            'kind_of', 'score_scenes', 'counts', 'tables', 'score', 'by_function', 'controls_of', 'drive', 'in_carla',
-           'score_routes', 'command']
+           'score_routes']
 
 # %% ../../nbs/65_bridges/10_score.ipynb #9de75636
 import importlib.util
@@ -207,7 +207,7 @@ def kind_of(reason: str) -> str:
     """
     return reason.partition(":")[0]
 
-# %% ../../nbs/65_bridges/10_score.ipynb #07af4a15
+# %% ../../nbs/65_bridges/10_score.ipynb #b6d4b0fd
 PDM = ("pdms", "nc", "dac", "ddc", "ttc", "comfort", "ep")
 EPDM = ("nc", "dac", "ddc", "tlc", "ep", "ttc", "lk", "hc")
 
@@ -229,7 +229,8 @@ def _pdm(scenes, plans):
     there = [i for i, r in enumerate(ready) if "ready" in r]
     beside = lambda s: [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
     driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in there]
-    for i, r in zip(there, pdm.score_scenes([ready[i]["ready"] for i in there], driven), strict=True):
+    found = pdm.score_scenes([ready[i]["ready"] for i in there], driven) if there else []
+    for i, r in zip(there, found, strict=True):
         row = {k: float(getattr(r, k)[0]) for k in PDM} | dict(pdms_constant_velocity=float(r.pdms[1]))
         ready[i] = row | (dict(pdms_human=float(r.pdms[2])) if len(r) > 2 else {})
     return ready
@@ -638,7 +639,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--controls", is_flag=True, help="of routes: the function gives controls")
 @click.option("--simulator", default="127.0.0.1:2000", help="of carla: HOST:PORT")
 @click.option("--json", "as_json", is_flag=True, help="for other programs")
-def command(planner, source, root, out, workers, scores, limit, controls, simulator, as_json, **options):
+def _command(planner, source, root, out, workers, scores, limit, controls, simulator, as_json, **options):
     """Score your own planner, or go on with it.
 
     MODULE:FUNCTION or FILE.py:FUNCTION gives poses (T, 3) for a Scene, every half second. SOURCE is navsim, nuscenes,
