@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from . import __version__
 from .scene.files import RunError
 from .scene.processes import follow_parent
 from .runs.launch import launch, serve_commands
@@ -122,6 +123,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings=dict(show_default=True), no_args_is_help=False)
+@click.version_option(__version__, message="drivelit %(version)s")
 def _commands():
     "Runs of drivelit."
 
