@@ -167,7 +167,7 @@ def _planned(profile, parameters, kinds, hours=()):
 def _plan(profile, out, pairs, measured, as_json):
     "Everything that is known about a run before it starts."
     profile = profile_of(profile, pairs)
-    what = profile, dict(out=out) if out else None, find_system(profile.system).stages.planned
+    what = profile, dict(out=out) if out else None, find_system(profile.system).planned
     if measured:
         from drivelit.runs.stages import hours, read_measured
 
