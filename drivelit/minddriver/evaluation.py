@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOGETHER', 'BY_SPEED', 'USUAL', 'SWAPS', 'carried_on', 'judged', 'drivers', 'engine_for', 'engine_of', 'task_for',
-           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'planner', 'evaluate_real']
+           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'part_of', 'planner', 'evaluate_real']
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0002
 import os
@@ -39,6 +39,7 @@ from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
+from ..runs.record import DRIVER, NO_SEED, Part
 from ..runs.plays import in_shards, player_for
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
@@ -496,6 +497,32 @@ def _swapped(policy, scenes, profile, task, episodes, how):
     )
     kept = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
     return dict(n=len(some)) | {k: found[k] for k in kept if k in found}
+
+# %% ../../nbs/53_minddriver/55_evaluation.ipynb #e9aa8ce3
+def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
+    """The rows of an arm, or of a driver.
+
+    Args:
+        name: of the arm or the driver
+        seed: of the run; NO_SEED: of a driver
+        result: what `evaluate` returns, and numbers of training; of a driver as in `drivers`
+
+    Returns:
+        Part: swaps "grey", and of dreams as "own dream"
+    """
+    part = Part(name, seed)
+    if seed == NO_SEED:
+        part.add_summary(result, DRIVER)
+        return part
+    plays = [p for p in ("greedy", "sampled") if p in result]
+    for p in plays:
+        part.add_summary(result[p], p)
+    if "grey" in result:
+        part.add_summary(result["grey"], plays[0], "grey")
+    for how, found in result.get("swaps", {}).items():
+        part.add_summary(found, "greedy", f"{how} dream")
+    part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
+    return part
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #7db8c2d7
 def planner(
