@@ -275,7 +275,7 @@ def places(agent: Agent) -> np.ndarray | None:
 
 
 def _touches(way, at, half):
-    "(T, 51) whether the ego on its way would touch somebody at another time."
+    "(T, 51) whether the ego on its way would touch a road user at another time."
     return boxes_touch(_middle(way)[:, None], _EGO_HALF + ROOM, at[None], np.asarray(half))
 
 
@@ -377,7 +377,7 @@ MOST = 4
 
 @dataclass(frozen=True)
 class KeyObject:
-    """Somebody or something that bears on the plan and can be seen.
+    """A road user or a light that bears on the plan and can be seen.
 
     Attributes:
         id: of the road user or light

@@ -95,6 +95,15 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _of_nearest(thing):
+    "What is said about the nearest thing: its kind, its side (boxes are in hundredths of the picture), its distance."
+    middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
+    side = FACTS["side"][int(middle >= 40) + int(middle > 60)]
+    return dict(
+        nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+    )
+
+
 def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     """What is said about a front picture.
 
@@ -118,11 +127,7 @@ def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     if not things:
         out["nearest"] = "nearest nothing"
     elif things[0]["clear"]:
-        thing = things[0]
-        middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
-        out["nearest"] = f"nearest {thing['kind']}"
-        out["side"] = FACTS["side"][int(middle >= 40) + int(middle > 60)]
-        out["distance"] = FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+        out |= _of_nearest(things[0])
     if not early:
         out["free"] = FACTS["free"][sum(facts["free"] > d for d in (10, 25))]
     return {k: out[k] for k, phrases in FACTS.items() if out.get(k) in phrases}
@@ -160,9 +165,6 @@ def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
 def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
     """An encoder with random weights.
 
-    Args:
-        recipe: EncoderRecipe
-
     Returns:
         CLIPModel
     """
@@ -189,7 +191,6 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
         shelf: of the lessons' scenes
         n: scenes
         size: pixels of a side
-        codec: Codec
         path: file, .npy; what is there already stays
 
     Returns:
@@ -293,7 +294,6 @@ class EncoderTraining:
         model: CLIPModel of `new_encoder`; changed in place
         pictures: by `four_pictures`
         said: for each scene what is told of now and of a second ago
-        recipe: EncoderRecipe
     """
 
     def __init__(self, model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], recipe: EncoderRecipe) -> None:
@@ -374,7 +374,6 @@ def embed_squeezed(model: CLIPModel, pictures: np.ndarray) -> torch.Tensor:
     """Directions of squeezed pictures.
 
     Args:
-        model: CLIPModel
         pictures: (B, size, size, 3) bytes
 
     Returns:
@@ -484,7 +483,6 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
 
     Args:
         out: the run's folder: state.pt, metrics.json, final
-        recipe: EncoderRecipe
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:
@@ -556,7 +554,6 @@ def dreams(made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> tuple[l
 
     Args:
         made: N scenes with an expert, neighbours of different kinds
-        codec: that paints
         seconds: ahead
 
     Returns:
@@ -578,9 +575,7 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
     """Eq. 2 for dreams of many scenes, beside the same with plain pixels.
 
     Args:
-        model: CLIPModel
         made: N scenes with an expert
-        codec: that paints
         seconds: ahead
 
     Returns:
@@ -603,9 +598,7 @@ def ahead_exam(
     """How the cosine of the painted present falls the further ahead the true view lies.
 
     Args:
-        model: CLIPModel
         made: scenes with an expert
-        codec: that paints
         times: seconds ahead; 0: the present itself
 
     Returns:
@@ -621,7 +614,6 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
 
     Args:
         out: the run's folder
-        recipe: EncoderRecipe
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:

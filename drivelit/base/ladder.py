@@ -189,7 +189,6 @@ def text_plans(
     """The plans that a policy writes.
 
     Args:
-        policy: Policy
         made: N scenes
         pictures: their front pictures
         temperature: 0: greedy
@@ -229,7 +228,6 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
     """All rungs on the same scenes.
 
     Args:
-        policy: Policy
         made: N scenes that nothing was trained on
         learn: scenes that the networks are fitted on
         seed: of the first of them

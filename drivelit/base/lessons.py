@@ -228,7 +228,7 @@ def _ask_all(facts, key, draw, rng):
     return _say(rng, ("What do you see?", "Describe the picture.", "What is there, how far, where?")), "; ".join(parts)
 
 # %% ../../nbs/45_base/10_lessons.ipynb #efcb3c76
-def _known(facts, draw):
+def _seen_twice(facts, draw):
     "A moving road user that is clear now and a second ago: (now, before)."
     before = {t["id"]: t for t in facts["early"] if t["clear"]}
     kinds = [k for k in ASKED[:3] if _of(facts["front"], k) and _of(facts["front"], k)[0]["id"] in before]
@@ -240,7 +240,7 @@ def _known(facts, draw):
 
 def _ask_moves(facts, key, draw, rng):
     "Whether something moves."
-    pair = _known(facts, draw)
+    pair = _seen_twice(facts, draw)
     if pair is None:
         return None
     answer = "Yes" if pair[0]["speed"] > 0.3 else "No"
@@ -249,7 +249,7 @@ def _ask_moves(facts, key, draw, rng):
 
 def _ask_speed(facts, key, draw, rng):
     "How fast something is."
-    pair = _known(facts, draw)
+    pair = _seen_twice(facts, draw)
     if pair is None:
         return None
     asked = ("How fast is the nearest {k}?", "Speed of the nearest {k}?")
@@ -258,7 +258,7 @@ def _ask_speed(facts, key, draw, rng):
 
 def _ask_nearer(facts, key, draw, rng):
     "Whether the gap closed."
-    pair = _known(facts, draw)
+    pair = _seen_twice(facts, draw)
     if pair is None or abs(pair[0]["distance"] - pair[1]["distance"]) < 0.5:
         return None
     answer = "nearer" if pair[0]["distance"] < pair[1]["distance"] else "further"
@@ -267,7 +267,7 @@ def _ask_nearer(facts, key, draw, rng):
 
 def _ask_later(facts, key, draw, rng):
     "Where a road user will be."
-    pair = _known(facts, draw)
+    pair = _seen_twice(facts, draw)
     if pair is None or pair[0]["id"] not in facts["later"]:
         return None
     asked = ("Where will the nearest {k} be in 2 s?", "Position of the nearest {k} 2 s from now?")

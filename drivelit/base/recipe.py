@@ -99,9 +99,6 @@ class Part(NamedTuple):
 def parts(recipe: Recipe) -> dict[str, Part]:
     """What is trained, one part after another; each begins with the weights of the one before and nothing else of it.
 
-    Args:
-        recipe: Recipe
-
     Returns:
         dict: name of the part, also of its folder -> Part; without those of no updates
     """
@@ -242,7 +239,6 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
 
     Args:
         out: the run's folder
-        recipe: Recipe
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -265,9 +261,6 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
 def beginner(recipe: Recipe) -> Policy:
     """A base that has learnt nothing.
 
-    Args:
-        recipe: Recipe
-
     Returns:
         policy of random weights and the tokenizer of the lessons
     """
@@ -282,7 +275,6 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
     Args:
         policy: that is trained
         out: the run's folder; the part's is out/train/name
-        recipe: Recipe
         name: of the part
         lessons: folder of the files of lessons
         before: updates and tokens of the parts before
@@ -319,7 +311,6 @@ def start(out: str | Path, recipe: Recipe) -> Path:
 
     Args:
         out: the run's folder
-        recipe: Recipe
 
     Returns:
         the folder
@@ -345,7 +336,6 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
 
     Args:
         out: the run's folder
-        recipe: Recipe
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:

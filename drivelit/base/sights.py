@@ -48,7 +48,6 @@ def to_pixels(q: np.ndarray, camera: Camera, part: tuple = WHOLE, size: tuple[in
 
     Args:
         q: (N, 3) right, down, forward; metres
-        camera: any
         part: of the image: left, top, width as shares
         size: (width, height) of the picture shown
 
@@ -64,7 +63,6 @@ def outline(corners: np.ndarray, camera: Camera, ego: np.ndarray, part: tuple, s
 
     Args:
         corners: (8, 3) of `solid`
-        camera: any
         ego: (3,) where the car is when the picture is taken
         part: of the image, as in `to_pixels`
         size: (width, height) of the picture shown
@@ -211,7 +209,6 @@ def crop(scene: Scene, part: tuple, camera: str = "CAM_FRONT", size: tuple[int, 
     """A part of an image, magnified.
 
     Args:
-        scene: any
         part: left, top, width as shares
         camera: a key of scene.cameras
         size: (width, height) of the picture
@@ -367,7 +364,7 @@ def _later(scene, things, seconds=2.0):
 
 
 def _another(scene, rng):
-    "One of the other cameras; mostly one that somebody stands before."
+    "One of the other cameras; mostly one that shows a road user."
     yaw = {c: np.arctan2(*scene.cameras[c].cam2ego[[1, 0], 2]) for c in ("CAM_FRONT", *OTHERS)}
     poses = [a.poses[0] if len(a.times) == 1 else a.at(0.0) for a in scene.agents]
     bearings = [np.arctan2(p[1], p[0] - 1.0) for p in poses if p is not None and np.hypot(p[0], p[1]) < 40]

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from ..policy.text import nearest
+from ..runs.prepare import IN_SHARD, parts_of, read_parts
 from ..scene.core import Scene, SceneError
+from ..scene.files import RunError, locked, make_folder, write_json
+from ..scene.processes import follow_parent
 from ..scene.sources import SOURCES, module, read_tokens
-from ..training.prepare import IN_SHARD, parts_of, read_parts
-from ..training.processes import RunError, follow_parent, make_folder, write_json
-from ..training.profiles import nearest
 
 # %% ../../nbs/65_bridges/05_blocks.ipynb #293b3b22
 Row = dict[str, Any]
@@ -85,16 +85,11 @@ def _one(job: tuple[int, Any], folder: Path, make: Callable[[Any], list[Row]]) -
     path = folder / f"{number:05d}.json"
     if read_block(path) is not None:
         return number
-    lock = FileLock(folder / f".{number:05d}.lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return None
-    try:
+    with locked(folder / f".{number:05d}.lock") as mine:
+        if not mine:
+            return None
         if read_block(path) is None:  # perhaps it was written a moment ago
             write_json(path, make(block), indent=None)
-    finally:
-        lock.release()
     return number
 
 # %% ../../nbs/65_bridges/05_blocks.ipynb #e9560c50

@@ -26,10 +26,10 @@ from .blocks import Row, blocks_of, claim, options_of, rows_of, work
 from .score import kind_of, plan_of, read_plans, seen
 from ..policy.text import ParseError
 from ..rollout.road import later
+from ..runs.profiles import find_system
+from ..runs.stages import run_profile
 from ..scene.core import Scene
-from ..training.processes import RunError
-from ..training.profiles import find_system
-from ..training.stages import run_profile
+from ..scene.files import RunError, sha256, whole_file, write_text
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #9f99ccc9
 def last_stage(run: str | Path, seed: int = 0) -> str:
@@ -122,7 +122,7 @@ def write_plans(
     """
     stage = stage or last_stage(run, seed)
     options, system = options_of(source, root, **options), run_profile(run).system
-    told = {k: v if isinstance(v, (str, int)) else f"{len(v)} of {v[0]}" for k, v in options.items()}
+    told = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
     about = dict(system=system, run=str(Path(run).resolve()), stage=stage, seed=seed, temperature=temperature)
     about |= dict(source=source, root=str(root), options=told, limit=limit)
     folder = claim(out, about)
@@ -130,9 +130,7 @@ def write_plans(
     make = partial(_block, **asked, source=source, root=root, options=options)
     blocks = blocks_of(source, root, options, limit)
     rows = work(blocks, folder / "blocks", make, workers, f"{system} {stage} on {source}")
-    new = folder / "plans.jsonl.new"
-    new.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    new.replace(folder / "plans.jsonl")
+    write_text(folder / "plans.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
     there = [r for r in rows if r["id"]]
     bad = Counter(kind_of(r["reason"]) for r in there if "reason" in r)
     points = max((len(r["poses"]) for r in there if "poses" in r), default=0)
@@ -258,12 +256,12 @@ def write_submission(
         if devkit == "v1"
         else dict(first_stage_predictions=[stages[0]], second_stage_predictions=[stages[1] if second else {}])
     )
-    with _as_theirs(), open(file, "wb") as f:
+    with _as_theirs(), whole_file(file) as new, new.open("wb") as f:
         _Pickler(f, protocol=4).dump(told)
     return dict(plans=sum(map(len, stages)), without_plan=lost)
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #7039b973
-AGENT = '''"""Replays plans.jsonl in NAVSIM's devkit: agent._target_=drivelit_replay.ReplayAgent +agent.plans=plans.jsonl"""
+AGENT = '''"""Replays plans.jsonl in NAVSIM's devkit: agent._target_=drivelit_replay.ReplayAgent +agent.plans=FILE"""
 
 import json
 

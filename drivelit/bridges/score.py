@@ -7,8 +7,7 @@ __all__ = ['PDM', 'EPDM', 'SCORES', 'LEAST', 'USUAL', 'CONTROLS', 'read_plans', 
            'kind_of', 'score_scenes', 'counts', 'tables', 'score', 'by_function', 'controls_of', 'drive', 'in_carla',
            'score_routes', 'command']
 
-# %% ../../nbs/65_bridges/10_score.ipynb #5f65c8aa
-import hashlib
+# %% ../../nbs/65_bridges/10_score.ipynb #9de75636
 import importlib.util
 import inspect
 import json
@@ -35,9 +34,9 @@ from ..rollout.drivers import play, same_speed
 from ..rollout.road import Planner, drive_routes
 from ..rollout.world import World
 from ..scene.core import Map, Scene, SceneError
+from ..scene.files import RunError, sha256, write_json
 from ..scene.sources import SOURCES, need
 from ..scene.town_routes import SEEDS, routes
-from ..training.processes import RunError, write_json
 
 # %% ../../nbs/65_bridges/10_score.ipynb #0f2f9b1d
 def read_plans(file: str | Path) -> dict[str, np.ndarray | str]:
@@ -136,7 +135,7 @@ def code_of(name: str) -> str:
     try:
         file = inspect.getsourcefile(found if inspect.isfunction(found) else type(found))
         file = name if name.endswith(".jsonl") else file
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+        return sha256(Path(file))[:16]
     except (TypeError, OSError):
         return ""
 
@@ -421,10 +420,7 @@ def score(
     if unknown := [k for k in scores if k not in SCORES]:
         raise RunError(f"no score {unknown[0]!r}; there are {', '.join(SCORES)}")
     options = options_of(source, root, **options)
-    asked = {
-        k: v if isinstance(v, (str, int)) else hashlib.sha256(str(v).encode()).hexdigest()[:16]
-        for k, v in options.items()
-    }
+    asked = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
     about = dict(planner=planner, source=source, root=str(root), scores=list(scores), limit=limit, options=asked)
     folder = claim(out, about | dict(code=code_of(planner)))
     blocks = blocks_of(source, root, options, limit)

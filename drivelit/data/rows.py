@@ -269,7 +269,7 @@ class _Pictures:
         return name, self.known[name]
 
     def note(self) -> None:
-        "Write where the sources are, so that somebody can say where they are later."
+        "Write where the sources are, so that a user can say later where they have moved."
         if self.roots:
             root = os.path.commonpath(self.roots)
             write_json(self.folder / ROOTS, {root: root} | moved(self.folder))
@@ -568,7 +568,7 @@ def content_hash(rows: Rows) -> tuple[str, str]:
     return words.hexdigest()[:16], pictures.hexdigest()[:16]
 
 # %% ../../nbs/35_data/00_rows.ipynb #000833a2
-def _said(meta: dict, keys: list[str]) -> list[str]:
+def _values_for(meta: dict, keys: list[str]) -> list[str]:
     "The values of one row for a table: none where a key is missing."
     if any(k not in meta for k in keys):
         return []
@@ -590,7 +590,7 @@ def _small_keys(rows: Rows, most: int = 24) -> list[str]:
         for key in meta:
             values = values_of.setdefault(key, set())
             if len(values) <= most:
-                values.update(_said(meta, [key]))
+                values.update(_values_for(meta, [key]))
     return ["kind", *sorted(k for k, v in values_of.items() if 0 < len(v) <= most)]
 
 # %% ../../nbs/35_data/00_rows.ipynb #4e22b551
@@ -623,7 +623,7 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
     counts, shown, blank = {t: Counter() for t in tables}, Counter(), 0
     for kind, meta in zip(rows.stream("kind"), rows.stream("meta"), strict=True):
         for t in tables:
-            counts[t].update(_said(meta | dict(kind=kind), t.split(": ")))
+            counts[t].update(_values_for(meta | dict(kind=kind), t.split(": ")))
     for width, height in zip(rows.stream("widths"), rows.stream("heights"), strict=True):
         shown.update(f"{w}x{h}" for w, h in zip(width, height, strict=True))
         blank += not width

@@ -154,7 +154,7 @@ def prompt_text(
 
     Args:
         command: the navigation command
-        speed: m/s, or None where nobody knows
+        speed: m/s, or None where it is not known
         tools: a line for each tool; none: a passive variant
         words: key of WORDS
         calls: how many calls are allowed

@@ -81,7 +81,7 @@ def name_actions(measured: np.ndarray, thresholds: Thresholds = Thresholds()) ->
 
     Args:
         measured: (4, 3) of `windows`
-        thresholds: noqa: B008
+        thresholds: m/s, m/s² and degrees at which a word begins
 
     Returns:
         list of 4 (speed, trajectory)
@@ -142,7 +142,7 @@ def label_scene(scene: Scene, thresholds: Thresholds = Thresholds()) -> list[tup
 
     Args:
         scene: Scene
-        thresholds: noqa: B008
+        thresholds: m/s, m/s² and degrees at which a word begins
 
     Returns:
         list of 4 (speed, trajectory); None where `drive_of` is None
@@ -186,7 +186,7 @@ def _slows(q):
 
 
 def _stops(q):
-    "Stop appears, and nobody speeds up before."
+    "Stop appears, and no Accelerate before it."
     speeds = [s for s, _ in q]
     return "Stop" in speeds and "Accelerate" not in speeds[: speeds.index("Stop")]
 

@@ -103,7 +103,7 @@ def group_rewards(
         dict of (B,) arrays: accuracy (NaN: unreadable), format, tool, reward
 
     Raises:
-        ValueError: for a scene whose meta-actions nobody knows
+        ValueError: for a scene whose meta-actions are not known
     """
     # an episode that was cut off never reached its truth, but the others of its group did
     known = {g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]}
@@ -187,7 +187,7 @@ def first_pictures(scene: Scene, view: str, size: tuple[int, int], pictures: str
         scene: Scene
         view: "front" or "surround"
         size: (width, height) in pixels
-        pictures: one of PICTURES; only the own ones are painted, since nobody sees what others show
+        pictures: one of PICTURES; only the own ones are painted, since no other is shown
 
     Returns:
         one picture, or six

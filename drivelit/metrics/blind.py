@@ -19,7 +19,7 @@ POINTS = np.arange(1, 9) * 0.5  # seconds
 
 
 def way(v0: float, accel: float, times: np.ndarray = POINTS) -> np.ndarray:
-    """Metres driven with a constant acceleration; nobody drives backwards.
+    """Metres driven with a constant acceleration; no car drives backwards.
 
     Args:
         v0: m/s now, not negative
@@ -114,7 +114,7 @@ def blind_scores(
 
     Args:
         scenes: n of any source
-        turns: plans that a driver may try who is told; the last one counts
+        turns: plans that a driver with feedback may try; the last one counts
         accelerations: m/s², of the first plan
         perception: what the feedback agent takes for the future of road users, as in `prepare`; the score knows it
 
@@ -144,7 +144,7 @@ def _blind_scores(scenes, turns, accelerations, perception):
     for where in WAYS:
         for a in accelerations:
             tries = [row[name_of(where, a - k)] for k in range(turns)]
-            # the first that nobody complains of, else the last
+            # the first without an issue, else the last
             last = np.where(bad[:, tries[:-1]].all(1), turns - 1, bad[:, tries[:-1]].argmin(1)) if turns > 1 else 0
             scores[name_of(where, a)] = pdms[:, tries[0]]
             scores[name_of(where, a, True)] = pdms[np.arange(len(pdms)), np.array(tries)[last]]

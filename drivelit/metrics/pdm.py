@@ -154,10 +154,7 @@ def _union(areas):
 
 
 def check_agents(scene: Scene) -> None:
-    """Nobody annotated is not nobody there: a score of collisions needs to know who was where.
-
-    Args:
-        scene: any scene
+    """A scene without annotations is no empty road: a score of collisions needs all road users.
 
     Returns:
         None
@@ -188,7 +185,7 @@ def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
     check_agents(scene)
     if perception not in ("oracle", "kinematic"):
         raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
-    # Who is not observed from now on is not part of the score.
+    # A road user that is not observed from now on is not part of the score.
     present = [
         (a, c) for a in (scene if perception == "oracle" else kinematic(scene)).agents if (c := at_10hz(a)) is not None
     ]
@@ -347,7 +344,7 @@ def _worst(count, n, k, a, price):
 def at_fault(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Everybody whom a drive hits by its own fault, which is judged when they first touch.
+    """All road users that a drive hits by its own fault, which is judged when they first touch.
 
     Args:
         prepared: of `prepare`
@@ -397,7 +394,7 @@ def no_collision(
 def too_close(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Everybody to whom a drive comes too close, which is judged when it first does.
+    """All road users to which a drive comes too close, which is judged when it first does.
 
     Args:
         prepared: of `prepare`

@@ -34,7 +34,7 @@ class Forecast:
         heading: (K,) now, radians
         speed: (K,) m/s, 0 for objects, NaN for lights
         ignored: (K,) touches the ego now
-        agents: the road users alone (not the lights, nor who is ignored), as the scorer wants them
+        agents: the road users alone (without lights and without those that are ignored), as the scorer wants them
     """
 
     boxes: np.ndarray
@@ -85,7 +85,7 @@ def forecast(prepared: PDMScene) -> Forecast:
         prepared: of `pdm.prepare`
 
     Returns:
-        Forecast: nobody's recorded future is in it
+        Forecast: no recorded future is in it
     """
     scene = prepared.scene
     agents = present(scene)
@@ -239,7 +239,7 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
     """
     hits = []
     for p, (track, world) in enumerate(zip(tracks, worlds, strict=True)):
-        if world.ignored.all():  # nobody at all, too
+        if world.ignored.all():  # an empty scene, too
             continue
         corridor = track.corridor(start[p], start[p] + reach[p])
         shapely.prepare(corridor)
@@ -254,7 +254,7 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #e5542d81
 def leaders(poses: Poses, length: np.ndarray, block: Blocking, s: np.ndarray, step: int) -> np.ndarray:
-    """Who is followed at each speed, as the official loop fills its rows.
+    """Which road user is followed at each speed, as the official loop fills its rows.
 
     Args:
         poses: of P paths

@@ -331,7 +331,7 @@ def play(
             `simulator_lost`, and one that it refused to begin `no_start`
 
     Raises:
-        NoSimulator: nobody has ever answered at the address of `world`
+        NoSimulator: there was never an answer at the address of `world`
     """
     if world is None:
         worlds = [_begin(d, new_world()) for d in drives]

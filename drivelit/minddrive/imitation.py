@@ -546,6 +546,6 @@ def imitate(
     if writes:
         told = [k for k in ("bound", "collision") if log and k in log[-1]]
         plot_metrics(out, ("words", "questions", "speed_way", "path_way", *told, "norm"))
-    wait_for_all()  # nobody goes on, or leaves, before the first has saved
+    wait_for_all()  # no process goes on, or ends, before the first has saved
     experts.eval()
     return experts, log

@@ -203,7 +203,7 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
         Cuts
 
     Raises:
-        ValueError: nobody slows down, speeds up, turns left or turns right
+        ValueError: no drive slows down, speeds up, turns left or turns right
     """
     measured, fixed = np.asarray(measured, float).reshape(-1, 6), Cuts()
     moving = measured[(measured[:, :2] > fixed.still).any(1)]

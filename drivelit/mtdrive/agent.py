@@ -309,7 +309,7 @@ class PDMAgent:
     """MTDrive's feedback agent: NC, DAC and TTC of the PDM Score, in words (section 3.1).
 
     Args:
-        perception: "oracle": it knows everybody's future; "kinematic": it expects constant velocity (table 1)
+        perception: "oracle": it knows all futures; "kinematic": it expects constant velocity (table 1)
         keep: prepared scenes that are kept
         points: "first" or "all": how much of NC and TTC it names, see `find_issues`
 

@@ -188,7 +188,7 @@ def unreadable_turn(text: str, reason: str, w_f: float = 0.2) -> tuple[dict, dic
     Returns:
         as `readable_turn`, with NaN for METRICS, unreadable = 1, poses and drive None
     """
-    # NaN and not 0: nobody has driven, so there is no driving score to average.
+    # NaN and not 0: nothing was driven, so there is no driving score to average.
     nothing, form = dict.fromkeys(METRICS, np.nan), format_score(text)
     rewards = dict(reward=turn_reward(np.nan, form, w_f=w_f), format=form) | nothing
     said = unreadable_text(reason)

@@ -373,7 +373,7 @@ def _weights(path):
     return tensors
 
 
-def _told(path):
+def _size_and_fold(path):
     "Size and fold of a codec of ours."
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -415,5 +415,5 @@ def load_codec(name: str | Path = "base", size: Sequence[int] = (192, 128)) -> C
         model = load_pretrained(_diffusers.VQModel, folder, local_files_only=True)
     except WeightsError as e:
         raise CodecError(str(e)) from None
-    size, fold = _told(folder / "codec.json") if (folder / "codec.json").exists() else (size, 1)
+    size, fold = _size_and_fold(folder / "codec.json") if (folder / "codec.json").exists() else (size, 1)
     return Codec(model.float(), size, fold)

@@ -307,7 +307,7 @@ class _Rows:
         used = sum(r.bytes() for r in (read or {}).values())
         for i in range(len(self.who)) if rows is None else rows:
             c, answer = self.conversations[self.who[i]], self.ids[self.who[i]]
-            n = min(len(answer), self.mask.shape[1] - self.start)  # a last token that nobody went on from was not read
+            n = min(len(answer), self.mask.shape[1] - self.start)  # a last token was not read if no token followed it
             columns = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
             of = lambda v: v[i].index_select(1, columns).transpose(0, 1)  # noqa: B023  used in this round only
             size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(columns)
@@ -393,14 +393,13 @@ class TransformersEngine:
     """Completions from the policy in this process.
 
     Args:
-        policy: Policy
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
         rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are
             those among the words that it allows
 
     Attributes:
-        own_seeds: each conversation is drawn by its own seed, whoever is beside it; False: by the call's
+        own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's
     """
 
     own_seeds = False
@@ -798,7 +797,7 @@ def ask_as_they_come(
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             yield {under_way.pop(f): _answer(f) for f in sorted(done, key=under_way.get)}
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
+        pool.shutdown(wait=False, cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 # %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
 class _Asks:

@@ -424,7 +424,7 @@ def _render_more(policy, messages, prompt):
 
 def _media(processor, messages):
     parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
-    # A template leaves out what it does not know, and nobody would miss it.
+    # A template leaves out what it does not know, without an error.
     if other := [p["type"] for p in parts if p["type"] not in ("image", "video", "text")]:
         raise ValueError(f"a message has a part of type {other[0]!r}; images, videos and texts are read")
     resize = getattr(processor, "resize", to_rgb)

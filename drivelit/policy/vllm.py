@@ -103,6 +103,28 @@ def _logprob(k, entry, token):
     return min(float(value), 0.0)
 
 
+def _check_prompt(heard, prompt):
+    "The server must have read the trainer's prompt, token by token."
+    if heard is None:
+        raise ValueError("the server does not say which prompt it has read (prompt_token_ids)")
+    if heard != prompt:
+        pairs = enumerate(zip(heard, prompt, strict=False))
+        place = next((k for k, (a, b) in pairs if a != b), min(len(heard), len(prompt)))
+        raise ValueError(
+            f"the server read {len(heard)} tokens, the trainer has {len(prompt)}: they differ from place {place} on"
+        )
+
+
+def _check_ids(ids, rows, most):
+    "Tokens of the vocabulary, and no more than were asked for."
+    if not ids or not all(type(t) is int for t in ids):
+        raise ValueError(f"token_ids is {harmless(ids, 40)}")
+    if rows is not None and (wrong := [t for t in ids if not 0 <= t < rows]):
+        raise ValueError(f"token {wrong[0]} is outside the vocabulary of {rows}")
+    if most is not None and len(ids) > most:
+        raise ValueError(f"{len(ids)} tokens, and {most} were asked for")
+
+
 def read_tokens(
     answer: Any,
     prompt: list[int],
@@ -129,23 +151,11 @@ def read_tokens(
             log-probabilities that are missing, no numbers, those of other tokens, or outside the vocabulary
     """
     (choice,) = answer["choices"]
-    stop, ids, heard = choice["finish_reason"], choice["token_ids"], answer.get("prompt_token_ids")
+    stop, ids = choice["finish_reason"], choice["token_ids"]
     if stop not in STOPS:
         raise ValueError(f"finish_reason {harmless(stop, 40)!r}: the model did not finish its answer")
-    if heard is None:
-        raise ValueError("the server does not say which prompt it has read (prompt_token_ids)")
-    if heard != prompt:
-        pairs = enumerate(zip(heard, prompt, strict=False))
-        place = next((k for k, (a, b) in pairs if a != b), min(len(heard), len(prompt)))
-        raise ValueError(
-            f"the server read {len(heard)} tokens, the trainer has {len(prompt)}: they differ from place {place} on"
-        )
-    if not ids or not all(type(t) is int for t in ids):
-        raise ValueError(f"token_ids is {harmless(ids, 40)}")
-    if rows is not None and (wrong := [t for t in ids if not 0 <= t < rows]):
-        raise ValueError(f"token {wrong[0]} is outside the vocabulary of {rows}")
-    if most is not None and len(ids) > most:
-        raise ValueError(f"{len(ids)} tokens, and {most} were asked for")
+    _check_prompt(answer.get("prompt_token_ids"), prompt)
+    _check_ids(ids, rows, most)
     entries = (choice.get("logprobs") or {}).get("content")
     if not entries or len(entries) != len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(entries or ())} log-probabilities")
@@ -172,7 +182,7 @@ class _Reads:
     "The part of the engine that asks for answers."
 
     def _name(self, image):
-        "The picture's digest, computed once for as long as somebody holds the picture."
+        "The picture's digest, computed once for as long as the picture is in use."
         if id(image) not in self._digests:
             self._digests[id(image)] = _digest(image)
             weakref.finalize(image, self._digests.pop, id(image), None)

@@ -68,7 +68,7 @@ def connect(host: str, port: int, seconds: float, library: Any = carla) -> Any:
         carla.Client
 
     Raises:
-        NoSimulator: nobody answers; the sentence says what to start
+        NoSimulator: no answer; the sentence says what to start
         ValueError: server and client are of different versions, or the port is none
     """
     if not isinstance(port, int) or not 0 < port < 65536:
@@ -308,7 +308,6 @@ def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -
 
     Args:
         town: carla.Map
-        route: that is driven
         start: (3,) the frame of what is returned, in the town's frame; metres, radians
         library: the module `carla`
 
@@ -526,7 +525,7 @@ def _control(ride: Ride, library: Any, accel: float, rate: float, ego: np.ndarra
 
 
 def _see(ride: Ride, library: Any) -> dict:
-    "Everybody near, and the lights as they are."
+    "All road users near, and the lights as they are."
     words = {
         library.TrafficLightState.Red: "red",
         library.TrafficLightState.Yellow: "yellow",
@@ -680,11 +679,10 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     Args:
         ride: what the server has answered
         stage: what stays the same
-        now: the state
         size: (width, height) of the pictures
 
     Returns:
-        Scene: nobody's future is known; pictures of up to five seconds ago, before the drive its first one
+        Scene: without futures; pictures of up to five seconds ago, before the drive its first one
     """
     scene, origin = moment(stage, now), now.ego[:3]
     rows = ride.others[-51:][::-1][::5][::-1]
@@ -773,7 +771,7 @@ class _Server(World):
             self.ride.play = _of_scenario(self.scenario, self.client, world, route, ego)
 
     def _try(self, route: Route) -> NoSimulator | None:
-        "Set the route up, or say why nobody answers."
+        "Set the route up, or say why there is no answer."
         try:
             self._begin(route)
         except NoSimulator as e:
@@ -789,7 +787,7 @@ class _Server(World):
         return None
 
     def _start(self, town: Any, route: Route) -> Scene:
-        "The route as a scene: road, centre line, goal; nobody is on it."
+        "The route as a scene: road, centre line, goal; without road users."
         start, line = self.ride.start, route.path.at(np.arange(-20.0, route.length + 121))
         areas, commands = areas_of(town, route, start, self.library)
         limit = float(self.ride.ego.get_speed_limit()) / 3.6
@@ -880,11 +878,11 @@ class _Drives(_Server):
             raise ValueError(f"route {route.id}: {len(route.waypoints)} way-points, so it has no start to drive from")
         self._leave()
         self.state, self.drives = None, self.drives + 1
-        if self.temporary:  # six cameras leave a gigabyte in two minutes, and nobody asks for that drive any more
+        if self.temporary:  # six cameras leave a gigabyte in two minutes, and that drive is not needed any more
             for file in self.pictures.iterdir():
                 file.unlink()
         # One that has died may be on its way up again (ci/serve_carla.sh); one that never was there is a mistake.
-        # Who has waited in vain three times running only asks from then on: a share of routes would take hours.
+        # After three waits in vain it only asks: waiting at each of its routes would take hours.
         until = time.monotonic() + (self.patience if self.client is not None and self.in_vain < 3 else 0.0)
         while (error := self._try(route)) is not None:
             if time.monotonic() >= until:
@@ -892,7 +890,7 @@ class _Drives(_Server):
                 raise error from None
             time.sleep(min(1.0, self.patience / 4))
         self.in_vain = 0
-        return self._told()
+        return self._observed()
 
     def _moment(self) -> Scene:
         return seen_now(self.ride, self.stage, self.state, self.size)

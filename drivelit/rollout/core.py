@@ -175,7 +175,6 @@ def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
 
     Args:
         policy: its tokenizer and template write the row
-        task: Task
         scene: what the task understands
         opening: words that are put into the policy's mouth
 
@@ -274,7 +273,7 @@ def seed_of(seed: int | None, place: int, turn: int) -> int | None:
 
 
 def _refused(policy, scene, why):
-    "An episode that cannot begin. Its row is one token that nobody said, so that it fits into a batch."
+    "An episode that cannot begin. Its row is one token, which is not the policy's, so that it fits into a batch."
     row = [policy.tokenizer.eos_token_id], [-1], [0.0]
     return Episode(str(getattr(scene, "id", scene)), [], *row, [], 1, failed=str(why))
 
@@ -371,7 +370,7 @@ class _Table:
         return going
 
     def _go_on(self, words):
-        "Judge what was said; who has more to say."
+        "Judge the answers; which episodes go on."
         of = lambda things: [things[i] for i in words]
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
         begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
@@ -473,7 +472,6 @@ def rollout(
             there (a generator: `OpenAIEngine.stream`); without, all wait for the slowest of a turn, and `generate` gets
             on_error="return" if it names that
         policy: its tokenizer and template write the rows
-        task: Task
         scenes: repeat a scene to play it several times
         max_turns: of an episode
         max_new_tokens: of each turn

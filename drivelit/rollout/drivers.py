@@ -150,7 +150,6 @@ def walls(stage: Stage, now: WorldState) -> tuple[list[float], list[tuple[np.nda
 
     Args:
         stage: of the world
-        now: the state
 
     Returns:
         tuple: metres along the route that the front must not pass; for each one ahead (21,) metres to its rear

@@ -76,7 +76,7 @@ class Script:
     def __init__(self, agent: Agent) -> None:
         poses, self.still = agent.poses, len(agent.times) == 1 or np.ptp(agent.poses[:, :2], 0).max() < 0.5
         self.agent, self.half = agent, np.array([agent.length, agent.width]) / 2
-        self.patient = agent.type != "pedestrian"  # who drives keeps a distance; who walks only stops
+        self.patient = agent.type != "pedestrian"  # a vehicle keeps a distance; a pedestrian only stops
         if self.still:
             now = None if len(agent.times) == 1 else agent.at(0.0)
             self.pose, self.first, self.seen = poses[0] if now is None else now, 0.0, True
@@ -107,7 +107,7 @@ SIGHT = 40.0  # metres ahead that a road user looks
 
 
 def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, speeds: np.ndarray) -> tuple[float, float]:
-    """Who is in a road user's way.
+    """The nearest other in a road user's way.
 
     Args:
         script: of the road user
@@ -117,7 +117,7 @@ def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, spee
         speeds: (B,) m/s
 
     Returns:
-        tuple: metres to the nearest one in its corridor (infinity: nobody), that one's speed along the path, m/s
+        tuple: metres to the nearest one in its corridor (infinity: none), that one's speed along the path, m/s
     """
     along, side = script.path.project(boxes[:, :2])
     turn = boxes[:, 2] - np.interp(along, script.path.s, script.path.heading)
@@ -295,7 +295,7 @@ def _others(stage: Stage, now: WorldState, ego: np.ndarray) -> tuple[np.ndarray,
             if np.isfinite(gap):
                 a = float(idm(speeds[i], max(want, 0.5), max(gap, 0.1), max(v, 0.0), decel=6.0, headway=1.0))
                 new = min(new, max(speeds[i] + kin.DT * a, 0.0))
-        else:  # nobody walks into the side of a car
+        else:  # a pedestrian does not walk into the side of a car
             new = want
             if other[-1] and leader(script, script.at(clock), boxes[-1:], halves[-1:], all_speeds[-1:])[0] < 1.0:
                 new = 0.0
@@ -358,7 +358,6 @@ def advance(stage: Stage, now: WorldState, ego: np.ndarray) -> WorldState:
 
     Args:
         stage: what stays the same
-        now: the state
         ego: (11,) where the car has got to in this step
 
     Returns:
@@ -450,7 +449,6 @@ def moment(stage: Stage, now: WorldState) -> Scene:
 
     Args:
         stage: what stays the same
-        now: the state
 
     Returns:
         Scene: of the same source and family; a recorded one has no cameras any more
@@ -494,7 +492,7 @@ STRETCHES = 20
 
 
 def _traffic(stage: Stage, now: WorldState) -> np.ndarray:
-    "The mean speed of those who drive, m/s, at each entry of the log; NaN where nobody does."
+    "The mean speed of the moving vehicles, m/s, at each entry of the log; NaN where there is none."
     drives = np.array([x.patient and not x.still for x in stage.scripts], bool)
     present = [drives & np.isfinite(p[:, 0]) for _, p, _ in now.log]
     return np.array([v[k].mean() if k.any() else np.nan for k, (_, _, v) in zip(present, now.log, strict=True)])
@@ -733,7 +731,7 @@ class _Loop(gym.Env):
         if self.stage is None or self.stage.scene is not scene:
             self.stage = Stage(scene)
 
-    def _told(self, error: str = "") -> tuple[dict, dict]:
+    def _observed(self, error: str = "") -> tuple[dict, dict]:
         "Observation and info."
         seen, now = _numbers(self.stage, self.state), self.state
         if self.cameras:
@@ -752,7 +750,7 @@ class _Loop(gym.Env):
             scene = routes(1, self.part, first=int(self.np_random.integers(PART)))[0]
         self._enter(scene)
         self.state = _first(self.stage)
-        return self._told()
+        return self._observed()
 
     def _drive(self, now: WorldState, action: np.ndarray) -> tuple[WorldState, str]:
         "The state after a decision, and what went wrong with the world itself."
@@ -775,7 +773,7 @@ class _Loop(gym.Env):
         else:
             now, error = self._drive(now, a)
         self.state = replace(now, decisions=now.decisions + 1)
-        seen, info = self._told(error)
+        seen, info = self._observed(error)
         late = now.reason in CUT_OFF
         return seen, REWARD.get(now.reason, -1.0) if now.reason else 0.0, bool(now.reason) and not late, late, info
 
@@ -839,7 +837,7 @@ class World(_Loop):
         self._enter(snapshot["state"].start)
         self.state = snapshot["state"]
         self.np_random.bit_generator.state = deepcopy(snapshot["random"])
-        return self._told()
+        return self._observed()
 
     def record(self, number: int | None = None) -> dict[str, Any]:
         """The drive up to now in Bench2Drive's words.

@@ -293,7 +293,7 @@ class Record:
             means = means.mean(axis=1).to_dict() if len(means) else {}
         return np.array([own[s] if s in own else means.get(s, np.nan) for s in seeds], float)
 
-
+# %% ../../nbs/42_runs/50_record.ipynb #87b3e2cb
 def record_of(parts: Iterable[Part], **about: Any) -> Record:
     """A record from its parts.
 
@@ -745,51 +745,53 @@ def conditional(record: Record, study: Study) -> str:
     return f"{counted} They are conditional on what all seeds share: {shared}. Another one may give other differences."
 
 # %% ../../nbs/42_runs/50_record.ipynb #ff1f9aaf
-def told(text: str, made: pd.DataFrame) -> str:
+def told(text: str, made: pd.DataFrame, missing: str = "") -> str:
     """A text with the verdicts of its comparisons.
 
     Args:
         text: names rows as `[comparison]` or `[part of where or unit: comparison]`; `[... | difference]` asks for
             another column than the verdict
         made: of `compared`
+        missing: what stands where no row has the name, in a run that has other arms; empty: that is an error
 
     Returns:
         the text, filled in
 
     Raises:
-        KeyError: no row, or several with different words
+        KeyError: no row and nothing is said for it, or several with different words
     """
     places = [c for c in ("where", "unit") if c in made]
 
     def fill(match: re.Match) -> str:
         name, _, column = match[1].partition(" | ")
-        part, _, words = name.rpartition(": ") if name not in set(made.comparison) else ("", "", name)
+        part, _, words = name.partition(": ") if name not in set(made.comparison) else ("", "", name)
         rows = made[made.comparison == words]
         if part:
             rows = rows[np.any([rows[c].str.contains(part, regex=False) for c in places], axis=0)]
-        values = set(rows[column or "verdict"])
-        if len(values) != 1:
+        values = set(rows[column or "verdict"]) or {missing}
+        if len(values) != 1 or values == {""}:
             raise KeyError(f"{match[0]}: {len(rows)} rows of the table, with {len(values)} different words")
         return f"**{values.pop()}**"
 
     return re.sub(r"\[([^\]]+)\](?!\()", fill, text)
 
 
-def answers(made: pd.DataFrame, by: str = "where") -> pd.DataFrame:
+def answers(made: pd.DataFrame, by: Sequence[str] = ("where", "unit")) -> pd.DataFrame:
     """How many comparisons of each question end how: the answer before the table.
 
     Args:
         made: of `compared`
-        by: the column of the questions
+        by: columns of the questions
 
     Returns:
-        DataFrame: a row for each question, with the comparisons that are shown and reversed, and counts of the others
+        DataFrame: a row for each question and unit, a column for each word
     """
+    kinds = {"shown": "shown", "reversed": "reversed", "smaller": "small", "not settled": "not settled"}
+    word = lambda verdict: next((n for k, n in kinds.items() if verdict.startswith(k)), "no comparison")
     rows = []
-    for where, some in made.groupby(by, sort=False):
-        words = lambda w, some=some: some[some.verdict == w]
-        named = {w: "; ".join(dict.fromkeys(words(w).comparison + ", " + words(w).unit)) for w in ("shown", "reversed")}
-        small = int(some.verdict.str.startswith("smaller").sum())
-        rest = len(some) - small - len(words("shown")) - len(words("reversed"))
-        rows.append({by: where} | named | {"small": small, "not settled": rest})
+    for where, some in made.groupby(list(by), sort=False):
+        counts = some.verdict.map(word).value_counts()
+        rows.append(
+            dict(zip(by, where, strict=True)) | {n: int(counts.get(n, 0)) for n in (*kinds.values(), "no comparison")}
+        )
     return framed(rows)

@@ -46,7 +46,6 @@ def ego_pose_at(scene: Scene, time: float) -> np.ndarray:
     """Where the ego was.
 
     Args:
-        scene: any scene
         time: seconds from now, at most 0
 
     Returns:
@@ -68,7 +67,6 @@ def to_camera(points: np.ndarray, camera: Camera, ego: np.ndarray = (0.0, 0.0, 0
 
     Args:
         points: (N, 3) in the frame of now, metres
-        camera: any camera
         ego: (3,) where the ego is when the picture is taken
 
     Returns:
@@ -86,7 +84,6 @@ def project(
 
     Args:
         points: (N, 3) x, y, z in the ego frame, metres
-        camera: any camera
         size: (width, height) in pixels; default: the full image
         ego: (3,) where the ego is when the picture is taken
 
@@ -382,7 +379,6 @@ def get_image(
     """What a camera sees: recorded if the scene has files, painted otherwise.
 
     Args:
-        scene: any scene
         camera: a key of scene.cameras
         size: (width, height) in pixels; default: the full image
         time: seconds from now, at most 0

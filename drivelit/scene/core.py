@@ -121,7 +121,7 @@ def reading(where: str | Path) -> Iterator[None]:
 # %% ../../nbs/00_scene/00_scene.ipynb #skipping1
 @contextmanager
 def skipping(on_error: Callable[[SceneError], None] | None) -> Iterator[None]:
-    """One unreadable moment need not end a run over thousands: whoever counts errors gets them, and reading goes on.
+    """One unreadable moment need not end a run over thousands: a caller that counts errors gets them; reading goes on.
 
     Args:
         on_error: called with the error; None: it is raised
@@ -831,7 +831,6 @@ def to_json(scene: Scene, path: str | Path | None = None) -> str:
     """The scene as JSON text.
 
     Args:
-        scene: any scene
         path: also write it here
 
     Returns:

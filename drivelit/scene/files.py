@@ -160,7 +160,7 @@ def locked(path: str | Path, wait: float = 0.0) -> Iterator[bool]:
 
     Args:
         path: file of the lock; its folder exists
-        wait: seconds to wait for who has it
+        wait: seconds to wait for the process that holds it
 
     Yields:
         bool, whether this process has it now

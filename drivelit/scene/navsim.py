@@ -236,7 +236,7 @@ TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_s
 
 
 def _boxes(frame: dict, origin: np.ndarray) -> list[tuple[str, str, np.ndarray, np.ndarray, tuple]]:
-    "Token, name, pose, velocity and size of everybody in a frame, in the frame of the present ego."
+    "Token, name, pose, velocity and size of all road users in a frame, in the frame of the present ego."
     anns, pose = frame["anns"], global_pose(frame)
     boxes = check_array(anns["gt_boxes"], "anns.gt_boxes", (None, 7))
     turn = pose[2] - origin[2]
@@ -386,7 +386,7 @@ def _number(v) -> str:
 
 
 def _stored_lanes(path: str, around: np.ndarray, route: list) -> tuple[dict, dict, dict, dict]:
-    "Rows of lanes and connectors by fid, the connectors' outlines, and everybody's stored line."
+    "Rows of lanes and connectors by fid, the connectors' outlines, and the stored line of each."
     ids = ", ".join(sorted({_number(r) for r in route})) or "NULL"
     both = lambda name, column: {
         i: r

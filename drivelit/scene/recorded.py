@@ -92,7 +92,7 @@ def load(path: str) -> dict:
     return log | dict(dt=0.1, poses=poses, tracks=tracks)
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #time0001
-GAP = 1.25  # seconds: in a longer step between two samples nobody knows where the car was
+GAP = 1.25  # seconds: in a longer step between two samples it is not known where the car was
 
 
 def joined(times: np.ndarray, most: float = GAP) -> slice:
@@ -112,7 +112,7 @@ def joined(times: np.ndarray, most: float = GAP) -> slice:
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #b7f88b20
 def stretches(name: str, times: np.ndarray, most: float = GAP) -> list[tuple[str, slice]]:
-    """The parts of a road user's track between which nobody saw it.
+    """The parts of a road user's track between which it was not seen.
 
     Args:
         name: of the road user
@@ -307,7 +307,7 @@ def unknown(future: np.ndarray, boxes: bool = True, told: bool = False) -> dict:
 
     Args:
         future: (T, 3) of `half_seconds`: where it ends, the log ends or has a gap
-        boxes: whether anybody has marked road users in this log
+        boxes: whether road users are annotated in this log
         told: whether the log has commands and a route; if not, the command and the centre line come from the future
 
     Returns:
@@ -354,7 +354,7 @@ TYPES = dict(
 
 
 def _agents(log: dict, frame: int) -> list[Agent]:
-    "Everybody, at half seconds from now, in the ego's frame."
+    "All road users, at half seconds from now, in the ego's frame."
     out, origin = [], log["poses"][frame]
     for name, track in log["tracks"].items():
         ahead = track["frames"] - frame

@@ -85,7 +85,7 @@ def route(*pieces: tuple[float, float], behind: float = 90.0, step: float = 0.5)
         Path
     """
     k = np.concatenate([np.zeros(int(behind / step)), *[np.full(max(int(round(n / step)), 1), c) for n, c in pieces]])
-    # Nobody turns the wheel in no time: blend over 5 m.
+    # A steering wheel takes time to turn: blend over 5 m.
     k = np.convolve(np.pad(k, 5, "edge"), np.ones(11) / 11, "valid")
     heading = np.r_[0, np.cumsum(k * step)]
     middle = heading[:-1] + k * step / 2

@@ -147,7 +147,7 @@ def read_routes(path: str | File) -> list[Route]:
         tree = ElementTree.fromstring(content)  # bytes: the file itself says its encoding
     except DefusedXmlException as e:
         raise SceneError(f"{path}: defines entities or names other files, which no route needs ({e})") from None
-    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the last two: an encoding that nobody knows
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the last two: an unknown encoding
         raise SceneError(f"{path}: not XML, or cut short ({e})") from None
     out = []
     for i, element in enumerate(tree.iter("route")):

@@ -1096,9 +1096,6 @@ def speed_plans(v0: float, a0: float, limit: float) -> tuple[np.ndarray, np.ndar
 def moves(draft: Draft) -> list[tuple[float, float]]:
     """The expert's lateral options.
 
-    Args:
-        draft: the situation
-
     Returns:
         list of (metres to the left, metres that the move takes)
     """
@@ -1115,7 +1112,6 @@ def driven(
     """Ways along the path with one lateral move, and how much the expert dislikes each apart from safety.
 
     Args:
-        draft: the situation
         s: (C, 51) metres along the path
         v: (C, 51) m/s
         a: (C, 51) m/s²
@@ -1155,9 +1151,6 @@ class Plans(NamedTuple):
 def candidates(draft: Draft) -> Plans:
     """All plans of the expert: its speed plans for the first lateral move, then for the next.
 
-    Args:
-        draft: the situation
-
     Returns:
         Plans
     """
@@ -1175,7 +1168,6 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
     """When a plan comes too near to a road user that is not behind: now, or within 0.9 s at constant speed.
 
     Args:
-        draft: the situation
         poses: (C, 41, 3) plans in world coordinates
         v: (C, 41) m/s
         since: seconds from now, where the plans begin
@@ -1208,7 +1200,6 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
     """When a plan goes wrong: contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed.
 
     Args:
-        draft: the situation
         poses: (C, 51, 3) plans in world coordinates
         v: (C, 51) m/s
         road: what may be driven on, prepared
@@ -1240,7 +1231,6 @@ def safe_plans(
     """The plans that stay safe, the best first; a few at a time, since mostly only the first is needed.
 
     Args:
-        draft: the situation
         plans: of `candidates`
         road: what may be driven on, prepared
         since: seconds from now, where the plans begin
@@ -1261,9 +1251,6 @@ def safe_plans(
 def road_of(draft: Draft) -> list[Area]:
     """The map of a draft, in world coordinates.
 
-    Args:
-        draft: the situation
-
     Returns:
         list of Area
     """
@@ -1278,7 +1265,6 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
     """The best safe plan, and the best one that stays safe for eight seconds.
 
     Args:
-        draft: the situation
         areas: its map, if it is already there
 
     Returns:
@@ -1305,7 +1291,6 @@ def carry_on(draft: Draft, plans: Plans, k: int, road: shapely.Geometry) -> tupl
     """Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s.
 
     Args:
-        draft: the situation
         plans: of `candidates`
         k: index of one of them
         road: what may be driven on, prepared
@@ -1326,7 +1311,6 @@ def far_sighted(draft: Draft, plans: Plans, safe: Iterable[tuple[int, int]], roa
     If none can, it is the one that is safe for longest.
 
     Args:
-        draft: the situation
         plans: of `candidates`
         safe: those that are safe for 5 s, the best first, as `safe_plans` gives them
         road: what may be driven on, prepared
@@ -1381,7 +1365,6 @@ def finish(
     """The draft in the ego's frame.
 
     Args:
-        draft: the situation
         areas: its map in world coordinates
         expert: (51, 3) poses in world coordinates at 10 Hz
         future: (81, 3) likewise, for eight seconds

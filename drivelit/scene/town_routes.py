@@ -121,14 +121,14 @@ def _strollers(rng: np.random.Generator, path: Path, goal: float) -> list[Agent]
 def _stands(
     rng: np.random.Generator, id: str, path: Path, s: float, d: float, *later: tuple[float, float]
 ) -> tuple[Agent, dict[str, float]]:
-    "Somebody who stands until the ego has come up to him, and some seconds more: too long for any steady speed."
+    "A car that stands until the ego has come up to it, and some seconds more: too long for any steady speed."
     goes = rng.uniform(6, 7)
     pace = paced((0, 0), *((goes + t, v) for t, v in later))
     return _runs(id, str(rng.choice(["car", "van"])), path, s, pace), {id: s - 7 - mix(rng, 13, 10, d)}
 
 
 def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Follow a road that bends; whoever is there keeps out of the way.
+    """Follow a road that bends; all other road users keep out of the way.
 
     Args:
         rng: the source of everything that is drawn
@@ -146,7 +146,7 @@ def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def curve(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A bend that asks for half the speed of the road before it, and mostly somebody who stands behind it.
+    """A bend that asks for half the speed of the road before it, and mostly a car that stands behind it.
 
     Args:
         rng: the source of everything that is drawn
@@ -177,7 +177,7 @@ def curve(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Somebody ahead brakes to a stand, twice, and goes on; or stands until the ego is there, and brakes once more.
+    """A car ahead brakes to a stand, twice, and goes on; or stands until the ego is there, and brakes once more.
 
     Args:
         rng: the source of everything that is drawn
@@ -251,7 +251,7 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A truck blocks the lane; the lane beside it is free, or somebody slow is on it.
+    """A truck blocks the lane; the lane beside it is free, or a slow car is on it.
 
     Args:
         rng: the source of everything that is drawn
@@ -281,7 +281,7 @@ def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #4128a19d
 def _walker(rng: np.random.Generator, id: str, path: Path, s: float, seconds: float, side: int, walk: float) -> Agent:
-    "Somebody at the kerb who begins to walk so that he is in the middle of the lane so many seconds after his trigger."
+    "A pedestrian at the kerb who reaches the middle of the lane so many seconds after the trigger."
     kerb = LANE / 2 + 0.9 + (LANE if side > 0 else 0.0)
     delay = max(seconds - (kerb + rng.uniform(-0.7, 0.7)) / walk, 0.0)
     lateral = lambda t: side * (kerb - walk * np.maximum(np.asarray(t) - delay, 0))
@@ -291,7 +291,7 @@ def _walker(rng: np.random.Generator, id: str, path: Path, s: float, seconds: fl
 def _people(
     rng: np.random.Generator, path: Path, s: float, v: float, seconds: float, side: int, d: float
 ) -> tuple[list[Agent], dict[str, float]]:
-    """Three people at a crossing, one for each pace: who drives on unseeing meets one of them.
+    """Three people at a crossing, one for each pace: a driver that does not look meets one of them.
 
     Args:
         rng: the source of everything that is drawn
@@ -306,7 +306,7 @@ def _people(
         tuple: the people; id -> metres of the ego at which each begins; nothing for those who only stand there
     """
     first = _walker(rng, "person", path, s, seconds, side, rng.uniform(1.1, 1.5))
-    # The nearer the ego is when somebody begins, the slower are those who meet him.
+    # The nearer the ego is when a pedestrian begins, the slower are the drivers that meet them.
     second = _walker(rng, "second", path, s + 0.7, 0.0, -1, rng.uniform(1.1, 1.4))
     third = _walker(rng, "third", path, s - 0.7, 0.0, -1, rng.uniform(0.9, 1.1))
     near = dict(second=mix(rng, 15, 12, d), third=mix(rng, 8.5, 7, d))  # metres before the ego's front

@@ -172,7 +172,7 @@ def check_folder(folder: str | Path, pickles: bool = False) -> None:
     if folder.name == "final" and folder.is_dir() and not (folder / MARK).exists():
         warnings.warn(
             f"{folder} has no mark ({MARK}): an earlier version has written it. Its tensors are checked by names, "
-            "shapes and numbers; whether its bytes are those that were written, nobody can tell",
+            "shapes and numbers; whether its bytes are those that were written cannot be told",
             stacklevel=3,
         )
     files = sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []

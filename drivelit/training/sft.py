@@ -76,7 +76,6 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
     """A conversation as a row of ids and labels.
 
     Args:
-        policy: Policy
         row: {"messages", "images"}: the image parts of the messages carry no picture, the list does, in order
         last_turn_only: learn from the last answer only
 
@@ -105,7 +104,6 @@ class EncodedRows(Sequence):
     """Rows as ids and labels, each encoded when it is asked for; the last few stay.
 
     Args:
-        policy: Policy
         rows: as for encode_row
         last_turn_only: learn from the last answer only
         max_length: tokens; a longer row is an error, since cutting it would cut the answer
@@ -251,7 +249,6 @@ def estimate_lengths(policy: Policy, rows: Sequence[dict]) -> np.ndarray:
     """The estimate for every row; the rows pass one after another and none is kept.
 
     Args:
-        policy: Policy
         rows: `Rows` or any sequence of rows
 
     Returns:
@@ -332,7 +329,6 @@ def collator(
     """Pads ids and labels on the right and adds what the policy makes of the images.
 
     Args:
-        policy: Policy
         rows: sequence of rows: asked for their pictures when their batch comes
         encoded: (ids, labels) for each row, such as EncodedRows
         spans: names the span of each token; the batch then has their numbers
@@ -550,7 +546,6 @@ def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> 
     """Refuse what cannot be trained.
 
     Args:
-        policy: Policy
         bf16: bf16 autocast was asked for
         adapters: new adapters will be trained, and the policy's own weights will not
 
@@ -794,7 +789,7 @@ def train_sft(
         seed: of the order and of the run
         callbacks: further callbacks of the trainer
         lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
-        encoded: (ids, labels) of each row, if somebody else makes them, such as rows that are drawn on the fly
+        encoded: (ids, labels) of each row, if the caller makes them, such as rows that are drawn on the fly
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
         numerals: their distance from the right number is added to the loss, and logged as loss/distance

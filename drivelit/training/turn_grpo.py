@@ -87,7 +87,6 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
     """Episodes as TRL's loss wants them, and what the model reads. No word of a failed episode is learnt from.
 
     Args:
-        policy: Policy
         episodes: B of them
         advantages: (B, J), NaN where an episode had no turn j
 
@@ -275,7 +274,6 @@ def check_task(task: Task, scenes: Sequence) -> None:
     """Refuse what cannot be played.
 
     Args:
-        task: Task
         scenes: what it is played in
 
     Raises:
@@ -319,7 +317,6 @@ def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) 
     """Refuse episodes that nothing can be learnt from.
 
     Args:
-        task: Task
         episodes: B of them
         rewards: (B, J) what training takes for each turn
 
@@ -366,9 +363,6 @@ def choose_advantage(advantage: str | Callable, std: str = "population") -> Call
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #274a23c4
 def updates_of(args: GRPOConfig) -> int:
     """Updates that are made from one rollout.
-
-    Args:
-        args: GRPOConfig
 
     Returns:
         updates: mini-batches times passes (num_iterations)
@@ -679,7 +673,7 @@ class LearnsWords:
             log-probabilities (B, T) and entropies (B, T); 0 where the policy did not speak
         """
         own = batch["own"]
-        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; nobody speaks at place 0
+        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
         with self.accelerator.autocast():
             logits = model(**batch["inputs"], logits_to_keep=before, use_cache=False).logits
         logits = self.constrain(logits.view(-1, logits.shape[-1]).float() / self.temperature, batch)
@@ -897,7 +891,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         # TRL asks once for each micro-batch. Those of a rollout are all made when the first is wanted.
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
-            # IPTC: whoever plays, scores or learns shares what was made of a picture
+            # IPTC: playing, scoring and learning share what was made of a picture
             with prepared_once(self.policy, 1e9 * self.picture_cache):
                 self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
         return self._buffered_inputs[self._step % count]
@@ -1086,7 +1080,6 @@ def train_rl(
 
     Args:
         policy: Policy; trained in place, and the reference of the KL penalty as it comes in
-        task: Task
         scenes: what it is played in
         out: folder of the run; default: that of `args`
         advantage: a key of ADVANTAGES, or a function
