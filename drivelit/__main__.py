@@ -98,9 +98,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="for other programs
 
 # Commands of rooms above this one, by name: each is imported when it is asked for.
 ABOVE = dict(
-    score=("drivelit.bridges.score:command", "Score your own planner, or go on with it."),
-    plans=("drivelit.bridges.navsim:command", "Write a policy's plans for a data set, or go on with it."),
-    submission=("drivelit.bridges.navsim:submission", "Plans as the submission that NAVSIM's devkit scores."),
+    score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
+    plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
+    alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
+    predictions=("drivelit.bridges.nuscenes:_command", "Plans as the file that public nuScenes scripts read."),
+    submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
 )
 
 
@@ -165,7 +167,7 @@ def _planned(profile, parameters, kinds, hours=()):
 def _plan(profile, out, pairs, measured, as_json):
     "Everything that is known about a run before it starts."
     profile = profile_of(profile, pairs)
-    what = profile, dict(out=out) if out else None, find_system(profile.system).stages.planned
+    what = profile, dict(out=out) if out else None, find_system(profile.system).planned
     if measured:
         from drivelit.runs.stages import hours, read_measured
 

@@ -448,6 +448,14 @@ class System:
         return found[0]
 
     @property
+    def planned(self) -> dict[str, str]:
+        "stage -> kind of those that run unless others are named: `GRAPH` in <package>.profile, or its stages."
+        graph = getattr(importlib.import_module(f"{self.package}.profile"), "GRAPH", None)
+        if graph is None:
+            return self.stages.planned
+        return {s: k for s, k in graph["kinds"].items() if s not in graph["optional"]}
+
+    @property
     def stages(self) -> Any:
         "Its `STAGES` (drivelit.runs.stages.Stages), in <package>.pipeline."
         return importlib.import_module(f"{self.package}.pipeline").STAGES
