@@ -1,4 +1,4 @@
-"""`pip install drivelit` has no torch: scenes, scores, worlds and plots work without it; what trains names its extra."""
+"""`pip install drivelit` has no torch: scenes, scores, worlds and plots work without it; what trains names the extra."""
 
 import subprocess
 import sys
