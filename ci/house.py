@@ -24,6 +24,8 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "42_runs": ("running: profiles, plays, stages, reports, the command line, the cluster", 0, 57, 76, 7),
     "45_base": ("lessons, recipe and exam of the base that load_policy opens", 0, 68, 76, 7),
     "60_road": ("the policies of all systems on the same routes", 0, 96, 76, 7),
+    "65_bridges": ("official tools, simulators and your own planner at the other end", 0, 107, 76, 7),
+    "80_testing": ("stand-ins for servers\nand simulators", 82, 94, 20, 9),
 }
 FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
 FLOWS += [
@@ -34,6 +36,7 @@ FLOWS += [
     (38, 75, ""),
     (64, 75, ""),
     (38, 92, "planners"),
+    (38, 103, "plans"),
 ]
 READERS = {
     2: "python -m drivelit",
@@ -74,7 +77,7 @@ def arrow(ax, start, end, **style):
 
 def draw():
     "The figure."
-    fig, ax = plt.subplots(figsize=(11, 10.5), layout="constrained")
+    fig, ax = plt.subplots(figsize=(11, 11.5), layout="constrained")
     flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
     for folder, (text, *place) in ROOMS.items():
         box(ax, *place, folder, text, SHARED)
@@ -96,7 +99,7 @@ def draw():
     ax.text(93, 42, "is read by", **flow)
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
-    ax.set(xlim=(-1, 103), ylim=(-1, 104))
+    ax.set(xlim=(-1, 103), ylim=(-1, 115))
     rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
     ax.set_title(rule, fontsize=12)
     ax.axis("off")

@@ -1,7 +1,9 @@
 """What `help()` would leave open in the public layer of a module: python ci/public.py [files].
 
 For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back, `Args:` (or
-`Attributes:`) that names every parameter and field, `Returns:` or `Yields:` where something comes back.
+`Attributes:`) that names every parameter and field, `Returns:` or `Yields:` where something comes back. A parameter
+whose annotation is one class, such as `policy: Policy`, may be left out: the class says what it is. A line that holds a
+linter's comment says nothing.
 """
 
 import ast
@@ -35,6 +37,21 @@ def told(name, doc):
     return re.search(rf"^[ \t]+(?:\*{{0,2}}\w+, )*\*{{0,2}}{name}(?:, \*{{0,2}}\w+)*(?: \([^)\n]*\))?:", doc, re.M)
 
 
+def says_itself(parameter):
+    "Whether its annotation is one class, which `help()` shows and which has a docstring of its own."
+    return (
+        isinstance(parameter.annotation, ast.Name)
+        and parameter.annotation.id not in ("Any", "ArrayLike", "Callable")
+        and (parameter.annotation.id[0].isupper())
+    )
+
+
+def of_a_linter(doc, name):
+    "Lines that a tool has made of a comment such as `# noqa: B008`."
+    for line in re.findall(r"^[ \t]+(\*{0,2}\w+: (?:noqa|type: ignore|fmt: )\b.*)$", doc, re.M):
+        yield f"{name}: `{line}` is a linter's comment"
+
+
 def unannotated(function, name, method=False):
     "What has no type."
     for p in parameters(function, method):
@@ -50,7 +67,10 @@ def function_faults(function):
     if not doc:
         yield f"{name}: no docstring"
     yield from unannotated(function, name)
-    yield from (f"{name}: `{p.arg}` is not told" for p in parameters(function) if not told(p.arg, doc))
+    yield from of_a_linter(doc, name)
+    yield from (
+        f"{name}: `{p.arg}` is not told" for p in parameters(function) if not says_itself(p) and not told(p.arg, doc)
+    )
     nothing = function.returns is not None and ast.unparse(function.returns) in ("None", "NoReturn")
     if not nothing and not re.search(r"^(Returns|Yields):", doc, re.M):
         yield f"{name}: no Returns"
@@ -75,10 +95,11 @@ def class_faults(node):
             continue
         yield from unannotated(method, f"{name}.{method.name}", True)
         if method.name == "__init__":
-            fields += [p.arg for p in parameters(method, True)]
+            fields += [p.arg for p in parameters(method, True) if not says_itself(p)]
             doc += "\n" + (ast.get_docstring(method) or "")
         elif not ast.get_docstring(method):
             yield f"{name}.{method.name}: no docstring"
+    yield from of_a_linter(doc, name)
     yield from (f"{name}: `{f}` is not told" for f in fields if not f.startswith("_") and not told(f, doc))
 
 

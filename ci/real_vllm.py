@@ -29,11 +29,11 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from drivelit.policy.engines import Conversation, EngineError, TransformersEngine
 from drivelit.policy.image_tokens import DreamRule, add_image_tokens
 from drivelit.policy.model import Policy, load_policy, new_policy, toy_config, train_tokenizer
-from drivelit.policy.stub_vllm import plain_answer
 from drivelit.policy.vllm import VLLMEngine, one_pad_each, picture_url, scored
+from drivelit.testing.vllm import plain_answer
 
 ROOT = Path(__file__).resolve().parents[1]
-GOLDEN = ROOT / "nbs" / "20_policy" / "golden" / "vllm.json"
+GOLDEN = ROOT / "nbs" / "80_testing" / "golden" / "vllm.json"
 EXACT = 1e-5  # |difference| of log-probabilities in fp32; measured: below 2e-6
 LONGEST = 1000  # tokens of a conversation
 BAD = []

@@ -230,7 +230,7 @@ import os
 from pathlib import Path
 
 from drivelit.rollout import carla as ours
-from drivelit.rollout import stub_carla as stub
+from drivelit.testing import carla as stub
 
 globals().update(vars(stub.VALUES))
 ours.BLOCKED, here, black = 3.0, Path(os.environ["HERE"]), {}

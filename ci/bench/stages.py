@@ -131,9 +131,9 @@ def judge_apart(self, scenes, plans, results=None):
 def references_apart(scenes):
     "PDM-Closed scene by scene, and nothing is kept."
     for p in scenes:
-        if p.reference_way is None:
+        if p.reference is None:
             p.reference = pdm_closed.reference(p)
-            p.reference_way = pdm.reference_progress(p, p.reference)
+        pdm.reference_progress(p, p.reference)
 
 
 def naive():

@@ -199,9 +199,6 @@ _EGO_HALF = np.array([(EGO_FRONT + EGO_REAR) / 2, EGO_WIDTH / 2])
 def route_of(scene: Scene) -> Path:
     """The line that the ego follows.
 
-    Args:
-        scene: any
-
     Returns:
         Path of its centre line; straight ahead where the source has none
     """
@@ -219,7 +216,6 @@ def free_way(scene: Scene, side: float = 0.0) -> np.ndarray:
     """Where the ego would be if it were alone.
 
     Args:
-        scene: any
         side: metres to the left that it changes over to in two seconds
 
     Returns:
@@ -275,7 +271,7 @@ def places(agent: Agent) -> np.ndarray | None:
 
 
 def _touches(way, at, half):
-    "(T, 51) whether the ego on its way would touch somebody at another time."
+    "(T, 51) whether the ego on its way would touch a road user at another time."
     return boxes_touch(_middle(way)[:, None], _EGO_HALF + ROOM, at[None], np.asarray(half))
 
 
@@ -377,7 +373,7 @@ MOST = 4
 
 @dataclass(frozen=True)
 class KeyObject:
-    """Somebody or something that bears on the plan and can be seen.
+    """A road user or a light that bears on the plan and can be seen.
 
     Attributes:
         id: of the road user or light

@@ -26,7 +26,8 @@ from matplotlib.figure import Figure
 from .evaluation import EMPTY, SWAPS, chain_of, play, task_for
 from .formats import Boxes, Chain, parse_chain, write_chain
 from .objects import get_picture
-from .pipeline import OPTIONAL, STAGES, TRAINED
+from .pipeline import STAGES
+from .profile import OPTIONAL, TRAINED
 from .profile import P3Profile
 from .prompt import SOURCES, Inputs
 from .rewards import l2, truth_of

@@ -140,7 +140,6 @@ def rate(step: int, recipe: CodecRecipe) -> float:
 
     Args:
         step: number of the update, from 0
-        recipe: CodecRecipe
 
     Returns:
         float
@@ -155,7 +154,6 @@ class Training:
     Args:
         codec: Codec; changed in place
         made: pictures to learn from
-        recipe: CodecRecipe
     """
 
     def __init__(self, codec: Codec, made: Sequence[Image.Image], recipe: CodecRecipe) -> None:
@@ -254,7 +252,6 @@ def measure(codec: Codec, images: Sequence[Image.Image]) -> dict[str, float]:
     """How well a codec keeps pictures.
 
     Args:
-        codec: Codec
         images: that it has not learnt from
 
     Returns:
@@ -293,7 +290,6 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
 
     Args:
         out: the run's folder: state.pt, metrics.json, final
-        recipe: CodecRecipe
         lessons: folder of lessons that several runs share; default: in the run's folder
 
     Returns:
@@ -310,11 +306,11 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
     run = Training(codec, made, recipe)
     if (out / "state.pt").exists():
         rows = run.resume(torch.load(out / "state.pt", weights_only=True))
-    at = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
+    look_steps = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
     while run.step < recipe.steps:
         row = run.update()
-        if run.step % 10 == 0 or run.step in at:
-            rows.append(dict(step=run.step) | row | (measure(codec, held) if run.step in at else {}))
+        if run.step % 10 == 0 or run.step in look_steps:
+            rows.append(dict(step=run.step) | row | (measure(codec, held) if run.step in look_steps else {}))
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
             with whole_file(out / "state.pt") as new:
                 torch.save(run.state() | dict(rows=rows), new)
@@ -325,12 +321,7 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
 
 # %% ../../nbs/45_base/60_codec.ipynb #a605524b
 class Decoded(Shelf):
-    """A shelf whose front pictures went through a codec.
-
-    Args:
-        shelf: any
-        codec: Codec
-    """
+    """A shelf whose front pictures went through a codec."""
 
     def __init__(self, shelf: Shelf, codec: Codec) -> None:
         self.files, self.where, self.codec = shelf.files, shelf.where, codec
@@ -349,12 +340,26 @@ class Decoded(Shelf):
         return self.codec.decode(self.codec.encode([image]))[0] if number < 2 else image
 
 
+def _exam_rounds(shelf, most):
+    "(name, kind, questions) of the kinds that look at the front picture; `lamps`: lights that are there."
+    lit = [q for q in exam_questions(shelf, len(shelf)).get("light", []) if q[2] != "no light"]
+    for name, asked in (exam_questions(shelf, most) | {"lamps": lit[:most]}).items():
+        kind = "light" if name == "lamps" else name
+        if asked and KINDS[kind][1] and max(KINDS[kind][1]) <= 1:
+            yield name, kind, asked
+
+
+def _shares(marks, sights):
+    "Questions, share right by sight, and how many a decoded picture loses and wins."
+    a = np.array(marks, bool).reshape(-1, len(sights))
+    shares = {s: float(a[:, k].mean()) if len(a) else None for k, s in enumerate(sights)}
+    return dict(n=len(a), **shares, lost=int((a[:, 0] & ~a[:, 1]).sum()), won=int((~a[:, 0] & a[:, 1]).sum()))
+
+
 def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> dict[str, Any]:
     """The base's exam on front pictures, on decoded ones and on grey ones.
 
     Args:
-        policy: that answers
-        codec: Codec
         shelf: of the exam's scenes
         most: questions of a kind
 
@@ -362,27 +367,19 @@ def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> d
         dict: kinds -> n, shares right by sight, lost, won; boxes (pixels by sight); ade (metres by sight)
     """
     shelves = dict(own=shelf, decoded=Decoded(shelf, codec), grey=shelf)
-    right, kinds, out = {"people": []}, {}, dict(boxes={}, ade={})
-    lit = [q for q in exam_questions(shelf, len(shelf)).get("light", []) if q[2] != "no light"]
-    for name, asked in (exam_questions(shelf, most) | {"lamps": lit[:most]}).items():
-        kind = "light" if name == "lamps" else name
-        if not asked or not KINDS[kind][1] or max(KINDS[kind][1]) > 1:
-            continue
-        said = {s: answers(policy, v, asked, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
+    right, out = {"people": []}, dict(boxes={}, ade={})
+    for name, kind, asked in _exam_rounds(shelf, most):
+        answered = {s: answers(policy, v, asked, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
         if kind == "path":
-            out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in said.items()}
+            out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in answered.items()}
             continue
         if kind == "box":
-            off = {s: mean_box_error(v, asked) for s, v in said.items()}
+            off = {s: mean_box_error(v, asked) for s, v in answered.items()}
             out["boxes"] = {s: None if np.isnan(v) else v for s, v in off.items()}
         truths = [t for *_, t in asked]
-        right[name] = [[is_right(kind, said[s][k], t) for s in shelves] for k, t in enumerate(truths)]
+        right[name] = [[is_right(kind, answered[s][k], t) for s in shelves] for k, t in enumerate(truths)]
         right["people"] += [r for r, (_, q, _) in zip(right[name], asked, strict=True) if re.search("person|people", q)]
-    for kind, marks in right.items():
-        a = np.array(marks, bool).reshape(-1, len(shelves))
-        kinds[kind] = dict(n=len(a)) | {s: float(a[:, k].mean()) if len(a) else None for k, s in enumerate(shelves)}
-        kinds[kind] |= dict(lost=int((a[:, 0] & ~a[:, 1]).sum()), won=int((~a[:, 0] & a[:, 1]).sum()))
-    return dict(kinds=kinds) | out
+    return dict(kinds={kind: _shares(marks, tuple(shelves)) for kind, marks in right.items()}) | out
 
 # %% ../../nbs/45_base/60_codec.ipynb #ec4e44af
 def copied(
@@ -391,7 +388,6 @@ def copied(
     """What copying the present codes gives.
 
     Args:
-        codec: Codec
         made: scenes with an expert
         times: seconds ahead of the true next view
 
@@ -415,7 +411,6 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
 
     Args:
         out: the run's folder
-        recipe: CodecRecipe
         lessons: folder of lessons that several runs share; default: in the run's folder
 
     Returns:
@@ -430,11 +425,11 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
             return json.loads((out / "exam.json").read_text())
         codec = train_codec(out, recipe, lessons)
         shelf = exam_shelf(lessons or out / "lessons", recipe)
-        found = measure(codec, [shelf.picture(i, 0) for i in range(len(shelf))])
-        found |= codec_exam(load_policy("base"), codec, shelf, recipe.most)
-        found["copied"] = copied(codec, scenes(min(recipe.exam, 200), seed=EXAM_SEED))
-        write_json(out / "exam.json", found)
-    return found
+        exam = measure(codec, [shelf.picture(i, 0) for i in range(len(shelf))])
+        exam |= codec_exam(load_policy("base"), codec, shelf, recipe.most)
+        exam["copied"] = copied(codec, scenes(min(recipe.exam, 200), seed=EXAM_SEED))
+        write_json(out / "exam.json", exam)
+    return exam
 
 # %% ../../nbs/45_base/60_codec.ipynb #161218b4
 def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
@@ -471,7 +466,7 @@ def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
     return f"{head}\n# Image tokens of the toy town\n\n| what | |\n| --- | --- |\n{lines}"
 
 
-def _told(out):
+def _finished_run(out):
     "Recipe, held-out measurements on the way and exam of a run."
     recipe, exam = finished(out, "drivelit.base.codec")
     looks = [r for r in json.loads((out / "metrics.json").read_text()) if "psnr" in r]
@@ -492,7 +487,7 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
     Raises:
         RunError: a run is not finished
     """
-    runs = [_told(Path(o)) for o in (out, *beside)]
+    runs = [_finished_run(Path(o)) for o in (out, *beside)]
     recipe, found, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()
     return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)
@@ -507,7 +502,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    tell = lambda found: {k: found[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
+    tell = lambda exam: {k: exam[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
     return run_command("drivelit.base.codec", SMOKE, make_codec, tell, pack_codec, arguments)
 
 # %% ../../nbs/45_base/60_codec.ipynb #202e7048

@@ -95,6 +95,15 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _of_nearest(thing):
+    "What is said about the nearest thing: its kind, its side (boxes are in hundredths of the picture), its distance."
+    middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
+    side = FACTS["side"][int(middle >= 40) + int(middle > 60)]
+    return dict(
+        nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+    )
+
+
 def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     """What is said about a front picture.
 
@@ -118,11 +127,7 @@ def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     if not things:
         out["nearest"] = "nearest nothing"
     elif things[0]["clear"]:
-        thing = things[0]
-        middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
-        out["nearest"] = f"nearest {thing['kind']}"
-        out["side"] = FACTS["side"][int(middle >= 40) + int(middle > 60)]
-        out["distance"] = FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+        out |= _of_nearest(things[0])
     if not early:
         out["free"] = FACTS["free"][sum(facts["free"] > d for d in (10, 25))]
     return {k: out[k] for k, phrases in FACTS.items() if out.get(k) in phrases}
@@ -160,9 +165,6 @@ def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
 def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
     """An encoder with random weights.
 
-    Args:
-        recipe: EncoderRecipe
-
     Returns:
         CLIPModel
     """
@@ -189,7 +191,6 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
         shelf: of the lessons' scenes
         n: scenes
         size: pixels of a side
-        codec: Codec
         path: file, .npy; what is there already stays
 
     Returns:
@@ -210,10 +211,12 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
                     np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
                 )
             out.flush()
-    found = np.load(path, mmap_mode="r")
-    if found.shape != (n, 4, size, size, 3):
-        raise RunError(f"{path}: shape {found.shape}, expected {(n, 4, size, size, 3)}; remove it, and it is made anew")
-    return found
+    pictures = np.load(path, mmap_mode="r")
+    if pictures.shape != (n, 4, size, size, 3):
+        raise RunError(
+            f"{path}: shape {pictures.shape}, expected {(n, 4, size, size, 3)}; remove it, and it is made anew"
+        )
+    return pictures
 
 
 def as_read(pictures: np.ndarray) -> torch.Tensor:
@@ -291,7 +294,6 @@ class EncoderTraining:
         model: CLIPModel of `new_encoder`; changed in place
         pictures: by `four_pictures`
         said: for each scene what is told of now and of a second ago
-        recipe: EncoderRecipe
     """
 
     def __init__(self, model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], recipe: EncoderRecipe) -> None:
@@ -311,29 +313,31 @@ class EncoderTraining:
         rng = np.random.default_rng([self.recipe.seed, self.step])
         some = rng.choice(len(self.said), self.recipe.batch, replace=False)
         pictures = np.asarray(self.pictures[np.sort(some)])
-        said = [s for i in np.sort(some) for s in self.said[i]]
+        told_of = [s for i in np.sort(some) for s in self.said[i]]
         x = np.concatenate(
             [pictures[:, :2].reshape(-1, *pictures.shape[2:]), pictures[:, 2:].reshape(-1, *pictures.shape[2:])]
         )
         v = unit(
             self.model.get_image_features(pixel_values=as_read(np.concatenate([x, self.nothing(rng)]))).pooler_output
         )
-        own, painted, empty = v.split([len(said), len(said), 2])
-        sentences = [sentence(s) for s in said]
+        own, painted, empty = v.split([len(told_of), len(told_of), 2])
+        sentences = [sentence(s) for s in told_of]
         texts = unit(self.model.get_text_features(**sentence_tokens(sentences)).pooler_output)
         phrases = unit(self.model.get_text_features(**self.phrases).pooler_output)
         scale = self.model.logit_scale.exp().clamp(max=100.0)
+        # two pictures with one sentence are both right: neither may push the other away
         same = torch.tensor([[a == b for b in sentences] for a in sentences])
+        # two views of a scene in which nothing moves are no different pictures
         still = (
             torch.block_diag(*[torch.full((2, 2), float(s)) for s in alike(pictures)]).bool()
-            | torch.eye(len(said)).bool()
+            | torch.eye(len(told_of)).bool()
         )
-        marks, at, kinds = labels(said).repeat(2, 1), 0, []
+        marks, first, kinds = labels(told_of).repeat(2, 1), 0, []
         for k, p in enumerate(FACTS.values()):
             if (marks[:, k] >= 0).any():
-                logits = scale * v[: len(marks)] @ phrases[at : at + len(p)].T
+                logits = scale * v[: len(marks)] @ phrases[first : first + len(p)].T
                 kinds.append(F.cross_entropy(logits, marks[:, k], ignore_index=-1))
-            at += len(p)
+            first += len(p)
         return dict(
             sentences=(contrast(own, texts, scale, same) + contrast(painted, texts, scale, same)) / 2,
             facts=torch.stack(kinds).mean(),
@@ -344,8 +348,8 @@ class EncoderTraining:
     def update(self) -> dict[str, float]:
         "One update; its losses."
         self.model.train()
-        found = self.losses()
-        loss = found["sentences"] + self.recipe.facts * found["facts"] + self.recipe.pictures * found["pictures"]
+        losses = self.losses()
+        loss = losses["sentences"] + self.recipe.facts * losses["facts"] + self.recipe.pictures * losses["pictures"]
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.step, self.recipe)
         self.optimizer.zero_grad(set_to_none=True)
@@ -354,7 +358,7 @@ class EncoderTraining:
         self.optimizer.step()
         self.step += 1
         self.model.eval()
-        return {k: v.item() for k, v in found.items()}
+        return {k: v.item() for k, v in losses.items()}
 
     def state(self) -> dict[str, Any]:
         "All that the next update depends on."
@@ -372,7 +376,6 @@ def embed_squeezed(model: CLIPModel, pictures: np.ndarray) -> torch.Tensor:
     """Directions of squeezed pictures.
 
     Args:
-        model: CLIPModel
         pictures: (B, size, size, 3) bytes
 
     Returns:
@@ -412,8 +415,8 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
     with_one = lambda v: F.pad(v.double(), (0, 1), value=1.0)
     out = []
     for k, p in enumerate(FACTS.values()):
-        known = marks[:, k] >= 0
-        x, y = with_one(vectors[known]), F.one_hot(marks[known, k], len(p)).double()
+        told_rows = marks[:, k] >= 0
+        x, y = with_one(vectors[told_rows]), F.one_hot(marks[told_rows, k], len(p)).double()
         fit = torch.linalg.solve(
             x.T @ x + ridge * max(len(x), 1) * torch.eye(x.shape[1]).double() / x.shape[1], x.T @ y
         )
@@ -482,7 +485,6 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
 
     Args:
         out: the run's folder: state.pt, metrics.json, final
-        recipe: EncoderRecipe
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:
@@ -495,18 +497,18 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
     shelf = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED))
     path = lessons / f"squeezed-{recipe.size}.npy"
     pictures = four_pictures(shelf, recipe.scenes, recipe.size, load_codec(), path)
-    said = [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(recipe.scenes))]
+    told_of = [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(recipe.scenes))]
     learnt, rows = recipe.scenes - recipe.held, []
-    run = EncoderTraining(new_encoder(recipe), pictures[:learnt], said[:learnt], recipe)
+    run = EncoderTraining(new_encoder(recipe), pictures[:learnt], told_of[:learnt], recipe)
     if (out / "state.pt").exists():
         rows = run.resume(torch.load(out / "state.pt", weights_only=True))
-    at = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
+    look_steps = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
     while run.step < recipe.steps:
         row = run.update()
-        if run.step % 10 == 0 or run.step in at:
+        if run.step % 10 == 0 or run.step in look_steps:
             rows.append(dict(step=run.step) | row)
-        if run.step in at:
-            rows[-1] |= look_at(run.model, pictures[learnt:], said[learnt:])
+        if run.step in look_steps:
+            rows[-1] |= look_at(run.model, pictures[learnt:], told_of[learnt:])
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
             with whole_file(out / "state.pt") as new:
                 torch.save(run.state() | dict(rows=rows), new)
@@ -534,11 +536,11 @@ def facts_exam(
         most frequent answer); the mean of the shares of each phrase by itself: each, each_decoded, each_constant
     """
     marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
-    base, known = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
+    base, fitted_marks = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
     most = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
     read = dict(
         sentence=nearest_phrases(model, own),
-        linear=linear_phrases(base, known, own),
+        linear=linear_phrases(base, fitted_marks, own),
         decoded=nearest_phrases(model, embed_squeezed(model, pictures[:, 2])),
         constant=np.tile(most, (len(marks), 1)),
     )
@@ -554,7 +556,6 @@ def dreams(made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> tuple[l
 
     Args:
         made: N scenes with an expert, neighbours of different kinds
-        codec: that paints
         seconds: ahead
 
     Returns:
@@ -576,9 +577,7 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
     """Eq. 2 for dreams of many scenes, beside the same with plain pixels.
 
     Args:
-        model: CLIPModel
         made: N scenes with an expert
-        codec: that paints
         seconds: ahead
 
     Returns:
@@ -601,9 +600,7 @@ def ahead_exam(
     """How the cosine of the painted present falls the further ahead the true view lies.
 
     Args:
-        model: CLIPModel
         made: scenes with an expert
-        codec: that paints
         times: seconds ahead; 0: the present itself
 
     Returns:
@@ -619,7 +616,6 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
 
     Args:
         out: the run's folder
-        recipe: EncoderRecipe
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:
@@ -639,14 +635,14 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
         asked = four_pictures(held, recipe.exam, recipe.size, codec, lessons / f"squeezed-{recipe.size}-exam.npy")
         fitted = min(2000, recipe.scenes - recipe.held)
         made = scenes(recipe.exam, seed=EXAM_SEED)
-        found = dict(
+        exam = dict(
             kinds=facts_exam(model, asked, facts(held, recipe.exam), pictures[:fitted], facts(shelf, fitted)),
             order=order_exam(model, made, codec),
             untrained=order_exam(new_encoder(recipe).eval(), made, codec)["encoder"],
             ahead=ahead_exam(model, made, codec),
         )
-        write_json(out / "exam.json", found, None)
-    return found
+        write_json(out / "exam.json", exam, None)
+    return exam
 
 
 def in_order(cosines: dict[str, list[float]], moved: Sequence[bool]) -> dict[str, dict[str, float]]:
@@ -741,8 +737,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    order = lambda found: in_order(found["order"]["encoder"], found["order"]["moved"])
-    tell = lambda found: {k: round(v["cosine"], 3) for k, v in order(found).items()}
+    order = lambda exam: in_order(exam["order"]["encoder"], exam["order"]["moved"])
+    tell = lambda exam: {k: round(v["cosine"], 3) for k, v in order(exam).items()}
     return run_command("drivelit.base.encoder", SMOKE, make_encoder, tell, pack_encoder, arguments)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #1321a449

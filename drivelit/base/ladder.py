@@ -39,9 +39,9 @@ def told(scene: Scene) -> np.ndarray:
     Returns:
         (F,) of the order of one
     """
-    known = motion(scene)
-    command = [known["command"] == c for c in COMMANDS]
-    return np.r_[known["speed"] / 10, np.ravel(known["past"][:-1]) / 10, command, known["limit"] / 10]
+    motion_of = motion(scene)
+    command = [motion_of["command"] == c for c in COMMANDS]
+    return np.r_[motion_of["speed"] / 10, np.ravel(motion_of["past"][:-1]) / 10, command, motion_of["limit"] / 10]
 
 
 def _user(agent, time=0.0):
@@ -64,9 +64,9 @@ def _light(light):
     return np.hypot(*light.position[:2]), np.r_[1, np.array(light.position[:2]) / [30, 10], colour, stop / [30, 10]]
 
 
-def _nearest(found, count):
+def _nearest(rows_by_distance, count):
     "The nearest few, the others zeros."
-    rows = [row for _, row in sorted((f for f in found if f is not None), key=lambda f: f[0])[:count]]
+    rows = [row for _, row in sorted((f for f in rows_by_distance if f is not None), key=lambda f: f[0])[:count]]
     return rows
 
 
@@ -169,8 +169,8 @@ def fitted(
         optimizer.step()
         schedule.step()
     with torch.inference_mode():
-        said = net.eval()(z).numpy().reshape(-1, 8, 3)
-    return said * scale + _straight(fast)
+        offsets = net.eval()(z).numpy().reshape(-1, 8, 3)
+    return offsets * scale + _straight(fast)
 
 # %% ../../nbs/45_base/35_ladder.ipynb #c562940a
 LADDER_SEED = 2_600_000
@@ -189,7 +189,6 @@ def text_plans(
     """The plans that a policy writes.
 
     Args:
-        policy: Policy
         made: N scenes
         pictures: their front pictures
         temperature: 0: greedy
@@ -218,10 +217,10 @@ def earned(made: Sequence[Any], plans: Sequence[np.ndarray | None]) -> np.ndarra
     Returns:
         (N,) from 0 to 1
     """
-    there = [(s, p[None]) for s, p in zip(made, plans, strict=True) if p is not None]
+    readable = [(s, p[None]) for s, p in zip(made, plans, strict=True) if p is not None]
     out = np.zeros(len(plans))
-    if there:
-        out[[p is not None for p in plans]] = [r.pdms[0] for r in score_scenes(*zip(*there, strict=True))]
+    if readable:
+        out[[p is not None for p in plans]] = [r.pdms[0] for r in score_scenes(*zip(*readable, strict=True))]
     return out
 
 
@@ -229,7 +228,6 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
     """All rungs on the same scenes.
 
     Args:
-        policy: Policy
         made: N scenes that nothing was trained on
         learn: scenes that the networks are fitted on
         seed: of the first of them
@@ -238,12 +236,14 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
         dict: scores (rung -> N of PDMS), unreadable (rung of text -> share), family (N)
     """
     ready, pictures = [prepare(s) for s in made], [get_image(s, "CAM_FRONT", SIZE) for s in made]
+    # without eyes, and without feedback: one plan a scene
     blind = blind_scores(made, turns=1)
     scores, unreadable = {f"no eyes: {(best := best_blind(blind))}": blind[best]}, {}
     for name, (temperature, median, grey) in TEXT.items():
         shown = [Image.new("RGB", SIZE, (128, 128, 128))] * len(made) if grey else pictures
         plans = text_plans(policy, made, shown, temperature, median)
         scores[name], unreadable[name] = earned(ready, plans), float(np.mean([p is None for p in plans]))
+    # the networks learn from other scenes; each sees one thing more than the one before it
     others = scenes(learn, seed=seed)
     goals, speeds = np.stack([s.expert.poses[:8] for s in others]), np.array([s.ego.velocity[0] for s in others])
     fast = np.array([s.ego.velocity[0] for s in made])

@@ -62,11 +62,11 @@ FAR = (15.0, 45.0)  # metres: where distances are hard to say
 
 def _pick(things, draw, present=1.0):
     "A kind to ask about that is free of doubt; with chance `present` one that is there; far ones twice as often."
-    there = [k for k in ASKED if _of(things, k)]
+    present_kinds = [k for k in ASKED if _of(things, k)]
     absent = [k for k in ASKED if _of(things, k) == []]
-    if there and (draw.random() < present or not absent):
-        far = [k for k in there if FAR[0] < _of(things, k)[0]["distance"] < FAR[1]]
-        absent = [*there, *far]
+    if present_kinds and (draw.random() < present or not absent):
+        far = [k for k in present_kinds if FAR[0] < _of(things, k)[0]["distance"] < FAR[1]]
+        absent = [*present_kinds, *far]
     return None if not absent else absent[int(draw.integers(len(absent)))]
 
 
@@ -75,8 +75,8 @@ def _ask_exists(facts, key, draw, rng):
     kind = _pick(facts[key], draw, 0.5)
     if kind is None:
         return None
-    said = "Yes" if _of(facts[key], kind) else "No"
-    return _say(rng, ("Is there a {k}?", "Can you see a {k}?", "Does the picture show a {k}?"), k=kind), said
+    answer = "Yes" if _of(facts[key], kind) else "No"
+    return _say(rng, ("Is there a {k}?", "Can you see a {k}?", "Does the picture show a {k}?"), k=kind), answer
 
 # %% ../../nbs/45_base/10_lessons.ipynb #37e1e66d
 def _ask_count(facts, key, draw, rng):
@@ -155,10 +155,10 @@ def _ask_place(facts, key, draw, rng):
 
 def _ask_facing(facts, key, draw, rng):
     "Which way the nearest vehicle faces."
-    found = _of(facts[key], "vehicle")
-    if not found or key != "front":
+    vehicles = _of(facts[key], "vehicle")
+    if not vehicles or key != "front":
         return None
-    turn = found[0]["heading"]
+    turn = vehicles[0]["heading"]
     way = "away" if abs(turn) < 0.8 else "towards us" if abs(turn) > 2.35 else "left" if turn > 0 else "right"
     return _say(rng, ("Which way does the nearest vehicle face?", "Where does the nearest vehicle point?")), way
 
@@ -191,16 +191,16 @@ def _ask_bend(facts, key, draw, rng):
 
 def _ask_lane(facts, key, draw, rng):
     "Whether another lane of ours lies on the left."
-    said = "Yes" if facts["left_lane"] else "No"
-    return _say(rng, ("Is there a second lane for us on the left?", "May we use a lane on the left?")), said
+    answer = "Yes" if facts["left_lane"] else "No"
+    return _say(rng, ("Is there a second lane for us on the left?", "May we use a lane on the left?")), answer
 
 
 def _ask_crossing(facts, key, draw, rng):
     "Whether people may cross ahead."
     if not facts["crossing"] and draw.random() < 0.8:
         return None
-    said = "Yes" if facts["crossing"] else "No"
-    return _say(rng, ("Is there a crossing ahead?", "Do stripes cross the road ahead?")), said
+    answer = "Yes" if facts["crossing"] else "No"
+    return _say(rng, ("Is there a crossing ahead?", "Do stripes cross the road ahead?")), answer
 
 
 def _ask_free(facts, key, draw, rng):
@@ -223,12 +223,12 @@ def _ask_all(facts, key, draw, rng):
     "What is to be seen, the nearest four things with distance and box."
     things = [t for t in facts[key] if t["clear"] and t["kind"] != "light"][:4]
     lights = [t["state"] + " light" for t in facts[key] if t["kind"] == "light" and t["clear"]][:1]
-    told = [f"{t['kind']}, {t['distance']:.0f} m, {box_text(t['box'])}" for t in things]
-    parts = ["night" if facts["night"] else "day", *lights, *(told or ["nothing"])]
+    lines = [f"{t['kind']}, {t['distance']:.0f} m, {box_text(t['box'])}" for t in things]
+    parts = ["night" if facts["night"] else "day", *lights, *(lines or ["nothing"])]
     return _say(rng, ("What do you see?", "Describe the picture.", "What is there, how far, where?")), "; ".join(parts)
 
 # %% ../../nbs/45_base/10_lessons.ipynb #efcb3c76
-def _known(facts, draw):
+def _seen_twice(facts, draw):
     "A moving road user that is clear now and a second ago: (now, before)."
     before = {t["id"]: t for t in facts["early"] if t["clear"]}
     kinds = [k for k in ASKED[:3] if _of(facts["front"], k) and _of(facts["front"], k)[0]["id"] in before]
@@ -240,38 +240,38 @@ def _known(facts, draw):
 
 def _ask_moves(facts, key, draw, rng):
     "Whether something moves."
-    found = _known(facts, draw)
-    if found is None:
+    pair = _seen_twice(facts, draw)
+    if pair is None:
         return None
-    said = "Yes" if found[0]["speed"] > 0.3 else "No"
-    return _say(rng, ("Does the nearest {k} move?", "Is the nearest {k} moving?"), k=found[0]["kind"]), said
+    answer = "Yes" if pair[0]["speed"] > 0.3 else "No"
+    return _say(rng, ("Does the nearest {k} move?", "Is the nearest {k} moving?"), k=pair[0]["kind"]), answer
 
 
 def _ask_speed(facts, key, draw, rng):
     "How fast something is."
-    found = _known(facts, draw)
-    if found is None:
+    pair = _seen_twice(facts, draw)
+    if pair is None:
         return None
     asked = ("How fast is the nearest {k}?", "Speed of the nearest {k}?")
-    return _say(rng, asked, k=found[0]["kind"]), f"{found[0]['speed']:.0f} m/s"
+    return _say(rng, asked, k=pair[0]["kind"]), f"{pair[0]['speed']:.0f} m/s"
 
 
 def _ask_nearer(facts, key, draw, rng):
     "Whether the gap closed."
-    found = _known(facts, draw)
-    if found is None or abs(found[0]["distance"] - found[1]["distance"]) < 0.5:
+    pair = _seen_twice(facts, draw)
+    if pair is None or abs(pair[0]["distance"] - pair[1]["distance"]) < 0.5:
         return None
-    said = "nearer" if found[0]["distance"] < found[1]["distance"] else "further"
-    return _say(rng, ("Is the nearest {k} nearer or further than before?",), k=found[0]["kind"]), said
+    answer = "nearer" if pair[0]["distance"] < pair[1]["distance"] else "further"
+    return _say(rng, ("Is the nearest {k} nearer or further than before?",), k=pair[0]["kind"]), answer
 
 
 def _ask_later(facts, key, draw, rng):
     "Where a road user will be."
-    found = _known(facts, draw)
-    if found is None or found[0]["id"] not in facts["later"]:
+    pair = _seen_twice(facts, draw)
+    if pair is None or pair[0]["id"] not in facts["later"]:
         return None
     asked = ("Where will the nearest {k} be in 2 s?", "Position of the nearest {k} 2 s from now?")
-    return _say(rng, asked, k=found[0]["kind"]), place(facts["later"][found[0]["id"]])
+    return _say(rng, asked, k=pair[0]["kind"]), place(facts["later"][pair[0]["id"]])
 
 
 def _ask_own_speed(facts, key, draw, rng):
@@ -291,8 +291,8 @@ VIEW = dict(
 
 def _ask_view(facts, key, draw, rng):
     "Which camera took the picture."
-    said = VIEW[facts["view"]] if key == "other" else "front"
-    return _say(rng, ("Where does this camera look?", "Which view is this?")), said
+    answer = VIEW[facts["view"]] if key == "other" else "front"
+    return _say(rng, ("Where does this camera look?", "Which view is this?")), answer
 
 
 def _ask_shown(facts, key, draw, rng):
@@ -368,9 +368,9 @@ def _ask_trend(facts, key, draw, rng):
     change = steps[-1] - steps[0]
     if 0.1 < abs(change) < 0.25:
         return None
-    said = "no" if abs(change) <= 0.1 else "faster" if change > 0 else "slower"
+    answer = "no" if abs(change) <= 0.1 else "faster" if change > 0 else "slower"
     poses = ", ".join(place(p, 2) for p in facts["past"])
-    return f"Our motion: {poses}. " + _say(rng, ("Did we get faster or slower?", "Has our speed changed?")), said
+    return f"Our motion: {poses}. " + _say(rng, ("Did we get faster or slower?", "Has our speed changed?")), answer
 
 # %% ../../nbs/45_base/10_lessons.ipynb #fa14f452
 def _speeds(facts, seconds):
@@ -397,8 +397,8 @@ def _ask_points(facts, key, draw, rng):
 def _ask_speeds(facts, key, draw, rng):
     "How fast we will be."
     asked = ("How fast will we be in 1, 2, 3 and 4 s?", "Our speed 1, 2, 3 and 4 s from now?")
-    told = ", ".join(f"{v:.1f}" for v in _speeds(facts, (1, 2, 3, 4)))
-    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked), f"{told} m/s"
+    speeds = ", ".join(f"{v:.1f}" for v in _speeds(facts, (1, 2, 3, 4)))
+    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked), f"{speeds} m/s"
 
 
 def _ask_change(facts, key, draw, rng):
@@ -408,10 +408,10 @@ def _ask_change(facts, key, draw, rng):
         return None
     then, before = _speeds(facts, (until,))[0], facts["speed"] if until == 2 else _speeds(facts, (until - 2,))[0]
     change = then - before
-    said = "stand" if then < 0.3 else "the same" if abs(change) < 0.6 else "faster" if change > 0 else "slower"
+    answer = "stand" if then < 0.3 else "the same" if abs(change) < 0.6 else "faster" if change > 0 else "slower"
     since = "now" if until == 2 else f"{until - 2} s"
     asked = ("Between {a} and {b} s from now: faster, slower, the same or stand?",)
-    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked, a=since, b=until), said
+    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked, a=since, b=until), answer
 
 
 def _ask_turn(facts, key, draw, rng):

@@ -99,9 +99,6 @@ class Part(NamedTuple):
 def parts(recipe: Recipe) -> dict[str, Part]:
     """What is trained, one part after another; each begins with the weights of the one before and nothing else of it.
 
-    Args:
-        recipe: Recipe
-
     Returns:
         dict: name of the part, also of its folder -> Part; without those of no updates
     """
@@ -219,8 +216,8 @@ class Looks(TrainerCallback):
         path = self.out / f"{step:06d}.json"
         if state.global_step not in self.steps or path.exists():
             return
-        found = examine(self.policy, self.shelf, self.made, 60, ("own",))
-        write_json(path, dict(step=step, tokens=read) | summary(found) | found)
+        exam = examine(self.policy, self.shelf, self.made, 60, ("own",))
+        write_json(path, dict(step=step, tokens=read) | summary(exam) | exam)
 
 # %% ../../nbs/45_base/40_recipe.ipynb #76b0962a
 def exam_scenes(out: str | Path, recipe: Recipe) -> tuple[Shelf, list]:
@@ -242,7 +239,6 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
 
     Args:
         out: the run's folder
-        recipe: Recipe
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -265,9 +261,6 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
 def beginner(recipe: Recipe) -> Policy:
     """A base that has learnt nothing.
 
-    Args:
-        recipe: Recipe
-
     Returns:
         policy of random weights and the tokenizer of the lessons
     """
@@ -282,7 +275,6 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
     Args:
         policy: that is trained
         out: the run's folder; the part's is out/train/name
-        recipe: Recipe
         name: of the part
         lessons: folder of the files of lessons
         before: updates and tokens of the parts before
@@ -291,8 +283,8 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
     shelf = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED, lesson_scenes))
     rows = Lessons(shelf, part.steps * part.batch, 10 * recipe.seed + number, policy)
     few = replace(recipe, exam=min(len(MIX), recipe.exam))
-    at = [round(part.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
-    looks = Looks(policy, *exam_scenes(lessons / "look", few), out / "looks", at, tuple(before))
+    steps = [round(part.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
+    looks = Looks(policy, *exam_scenes(lessons / "look", few), out / "looks", steps, tuple(before))
     begin = time.time()
     result = train_sft(
         policy,
@@ -319,7 +311,6 @@ def start(out: str | Path, recipe: Recipe) -> Path:
 
     Args:
         out: the run's folder
-        recipe: Recipe
 
     Returns:
         the folder
@@ -345,7 +336,6 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
 
     Args:
         out: the run's folder
-        recipe: Recipe
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -362,10 +352,10 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
             return json.loads((out / "exam.json").read_text())
         policy = teach(out, recipe, lessons)
         shelf, made = exam_scenes(Path(lessons or out / "lessons") / "exam", recipe)
-        found = examine(policy, shelf, made, recipe.most)
-        found["ladder"] = ladder(policy, made, min(4000, recipe.scenes))
-        write_json(out / "exam.json", found)
-    return found
+        exam = examine(policy, shelf, made, recipe.most)
+        exam["ladder"] = ladder(policy, made, min(4000, recipe.scenes))
+        write_json(out / "exam.json", exam)
+    return exam
 
 # %% ../../nbs/45_base/40_recipe.ipynb #7a2ab471
 def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -430,12 +420,12 @@ def curve(out: str | Path) -> list[dict[str, Any]]:
         out: the run's folder, finished or not
 
     Returns:
-        list of dict: size, step, tokens, right, constant, ade, pdms
+        list of dict: size, seed, step, tokens, right, constant, ade, pdms
     """
-    size = json.loads((Path(out) / "recipe.json").read_text())["size"]
+    recipe = json.loads((Path(out) / "recipe.json").read_text())
     looks = [json.loads(p.read_text()) for p in sorted((Path(out) / "looks").glob("*.json"))]
     keep = ("step", "tokens", "right", "constant", "ade", "pdms")
-    return [dict(size=size) | {k: look[k] for k in keep} for look in looks]
+    return [dict(size=recipe["size"], seed=recipe["seed"]) | {k: look[k] for k in keep} for look in looks]
 
 
 def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path] = ()) -> Path:
@@ -444,7 +434,7 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     Args:
         out: the run's folder
         folder: default: in the package
-        beside: folders of runs of other sizes, for the figure
+        beside: folders of finished runs with other seeds or sizes, whose exams are shown beside this one's
 
     Returns:
         the folder
@@ -458,6 +448,7 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
         json.loads((Path(out) / "train.json").read_text()),
     )
     policy.model.half()
-    told = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about["beside"] = [dict(recipe=r, exam=e) for r, e in (finished(o, "drivelit.base") for o in beside)]
     card = lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest)
-    return pack_weights(folder, policy.save, card, told)
+    return pack_weights(folder, policy.save, card, about)

@@ -76,8 +76,8 @@ def save_shard(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
     """
     path, facts, pictures = Path(path), [], []
     for k, scene in enumerate(made):
-        known, shown = look(scene, np.random.default_rng([seed, k]))
-        facts.append(known)
+        scene_facts, shown = look(scene, np.random.default_rng([seed, k]))
+        facts.append(scene_facts)
         pictures += [_png(p) for p in shown]
     text = [json.dumps(f).encode() for f in facts]
     with whole_file(path) as new, open(new, "wb") as f:
@@ -162,8 +162,8 @@ class Shelf(Sequence):
         """
         f, k = self.where[i]
         file, n = self.files[f], self.files[f]["stops"].shape[1]
-        stops, at = file["stops"].ravel(), k * n + number
-        data = file["pictures"][int(stops[at - 1]) if at else 0 : int(stops[at])]
+        stops, place = file["stops"].ravel(), k * n + number
+        data = file["pictures"][int(stops[place - 1]) if place else 0 : int(stops[place])]
         return Image.open(io.BytesIO(data.tobytes())).convert("RGB")
 
 # %% ../../nbs/45_base/20_rows.ipynb #42672eff
@@ -203,11 +203,11 @@ def questions(facts: dict, lesson: str, rng: np.random.Generator) -> list[tuple[
     for kind in (*order, *order) if len(kinds) <= count else order:
         if len(out) == count:
             break
-        found = ask(kind, facts, rng, rng)
-        if found is not None and found[0] not in [q for _, q, _ in out]:
-            out.append((kind, *found))
-    if last and (found := ask(kind := last[int(rng.integers(len(last)))], facts, rng, rng)) is not None:
-        out.append((kind, *found))
+        pair = ask(kind, facts, rng, rng)
+        if pair is not None and pair[0] not in [q for _, q, _ in out]:
+            out.append((kind, *pair))
+    if last and (pair := ask(kind := last[int(rng.integers(len(last)))], facts, rng, rng)) is not None:
+        out.append((kind, *pair))
     return out
 
 # %% ../../nbs/45_base/20_rows.ipynb #4af86a3f
@@ -280,10 +280,10 @@ class Lessons(Sequence):
             for _ in shown if k == 0 else ():
                 ids += [picture[0], *pad, picture[1]]
             ids += self._tokens(question) + self._ids("<|im_end|>\n<|im_start|>assistant\n")
-            said = self._ids(answer) if len(answer) < 16 else self._tokens(answer)
-            said += self._ids("<|im_end|>")
-            labels += [IGNORE] * (len(ids) - len(labels)) + list(said)
-            ids += said
+            answer_ids = self._ids(answer) if len(answer) < 16 else self._tokens(answer)
+            answer_ids += self._ids("<|im_end|>")
+            labels += [IGNORE] * (len(ids) - len(labels)) + list(answer_ids)
+            ids += answer_ids
         return ids, labels
 
     def lengths(self) -> np.ndarray:

@@ -48,7 +48,6 @@ def to_pixels(q: np.ndarray, camera: Camera, part: tuple = WHOLE, size: tuple[in
 
     Args:
         q: (N, 3) right, down, forward; metres
-        camera: any
         part: of the image: left, top, width as shares
         size: (width, height) of the picture shown
 
@@ -64,7 +63,6 @@ def outline(corners: np.ndarray, camera: Camera, ego: np.ndarray, part: tuple, s
 
     Args:
         corners: (8, 3) of `solid`
-        camera: any
         ego: (3,) where the car is when the picture is taken
         part: of the image, as in `to_pixels`
         size: (width, height) of the picture shown
@@ -159,23 +157,23 @@ def seen(
         things of which at least one pixel can be seen, the nearest first
     """
     cam, ego = scene.cameras[camera], ego_pose_at(scene, time)
-    found = []
+    shapes = []
     for id, kind, pose, z, extent, speed, colour in _solids(scene, time):
         ring = outline(solid(pose, z, extent), cam, ego, part, size)
         q = to_camera(np.array([[*pose[:2], z]]), cam, ego)[0]
         far = float(np.hypot(q[0], q[2]))
         if len(ring) > 2 and far < REACH:
-            found.append((far, ring, id, kind, pose, speed, colour))
-    found.sort(key=lambda f: -f[0])
+            shapes.append((far, ring, id, kind, pose, speed, colour))
+    shapes.sort(key=lambda f: -f[0])
     canvas = Image.new("L", size)
     draw = ImageDraw.Draw(canvas)
-    for k, f in enumerate(found, 1):
+    for k, f in enumerate(shapes, 1):
         draw.polygon([tuple(p) for p in f[1]], fill=k)
     grid, out = np.asarray(canvas), []
     lens = (
         ego[:2] + np.array([[np.cos(ego[2]), -np.sin(ego[2])], [np.sin(ego[2]), np.cos(ego[2])]]) @ cam.cam2ego[:2, 3]
     )
-    for k, (far, _, id, kind, pose, speed, colour) in enumerate(found, 1):
+    for k, (far, _, id, kind, pose, speed, colour) in enumerate(shapes, 1):
         v, u = np.nonzero(grid == k)
         if not len(u):
             continue
@@ -211,7 +209,6 @@ def crop(scene: Scene, part: tuple, camera: str = "CAM_FRONT", size: tuple[int, 
     """A part of an image, magnified.
 
     Args:
-        scene: any
         part: left, top, width as shares
         camera: a key of scene.cameras
         size: (width, height) of the picture
@@ -319,8 +316,8 @@ def free_ahead(scene: Scene, ids: set[str]) -> float:
 
 def _lane_at(scene, y):
     "Whether a lane of our direction lies beside us."
-    at = shapely.Point(6.0, y)
-    return any(a.on_route and a.polygon.contains(at) for a in scene.map.of("lane"))
+    ahead = shapely.Point(6.0, y)
+    return any(a.on_route and a.polygon.contains(ahead) for a in scene.map.of("lane"))
 
 
 def _road(scene):
@@ -362,12 +359,12 @@ def motion(scene: Scene) -> dict[str, Any]:
 def _later(scene, things, seconds=2.0):
     "Where the road users of a picture will be: id -> [x, y] in the frame of now."
     ids = {t.id for t in things}
-    found = {a.id: a.poses[0] if len(a.times) == 1 else a.at(seconds) for a in scene.agents if a.id in ids}
-    return {k: [round(float(v), 2) for v in p[:2]] for k, p in found.items() if p is not None}
+    poses = {a.id: a.poses[0] if len(a.times) == 1 else a.at(seconds) for a in scene.agents if a.id in ids}
+    return {k: [round(float(v), 2) for v in p[:2]] for k, p in poses.items() if p is not None}
 
 
 def _another(scene, rng):
-    "One of the other cameras; mostly one that somebody stands before."
+    "One of the other cameras; mostly one that shows a road user."
     yaw = {c: np.arctan2(*scene.cameras[c].cam2ego[[1, 0], 2]) for c in ("CAM_FRONT", *OTHERS)}
     poses = [a.poses[0] if len(a.times) == 1 else a.at(0.0) for a in scene.agents]
     bearings = [np.arctan2(p[1], p[0] - 1.0) for p in poses if p is not None and np.hypot(p[0], p[1]) < 40]

@@ -85,6 +85,7 @@ def chat(row: dict) -> list[dict]:
         ValueError: the messages have more or fewer places for images than the row has images
     """
     images = list(row.get("images") or [])
+    # images are taken in the order of the empty parts: a video takes as many as it has frames
     left = iter(images)
     empty = lambda p: p["type"] in ("image", "video") and p["type"] not in p
     wants = lambda p: p.get("frames", 0) if p["type"] == "video" else 1
@@ -179,10 +180,10 @@ class Picture(Image.Image):
             if self.source:
                 image = open_resized(self.path, self.size)
             else:
-                with Image.open(self.path, formats=["PNG"]) as found:
-                    if found.size != self.size:
-                        raise ValueError(f"its size is {found.size}, not {self.size}")
-                    image = to_rgb(found)
+                with Image.open(self.path, formats=["PNG"]) as opened:
+                    if opened.size != self.size:
+                        raise ValueError(f"its size is {opened.size}, not {self.size}")
+                    image = to_rgb(opened)
         except Exception as e:  # a broken file makes PIL raise a dozen kinds of errors
             if not self.path.exists():
                 moved = f"; if the data has moved, say so in {PICTURES}/{ROOTS} beside the rows" if self.source else ""
@@ -269,7 +270,7 @@ class _Pictures:
         return name, self.known[name]
 
     def note(self) -> None:
-        "Write where the sources are, so that somebody can say where they are later."
+        "Write where the sources are, so that a user can say later where they have moved."
         if self.roots:
             root = os.path.commonpath(self.roots)
             write_json(self.folder / ROOTS, {root: root} | moved(self.folder))
@@ -365,10 +366,10 @@ def _open(path: Path) -> pq.ParquetFile:
     except (pa.ArrowInvalid, OSError) as e:
         raise ValueError(f"{path}: no complete Parquet file ({e})") from None
     for field in SCHEMA:
-        at = file.schema_arrow.get_field_index(field.name)
-        if at < 0 and field.name in LATER:
+        column = file.schema_arrow.get_field_index(field.name)
+        if column < 0 and field.name in LATER:
             continue
-        if at < 0 or file.schema_arrow.field(at).type != field.type:
+        if column < 0 or file.schema_arrow.field(column).type != field.type:
             raise ValueError(f"{path}: no column {field.name!r} of {field.type}, so not written by drivelit.data")
     return file
 
@@ -387,9 +388,9 @@ def moved(folder: Path) -> dict[str, str]:
     """
     path = folder / ROOTS
     try:
-        found = json.loads(path.read_text())
-        if isinstance(found, dict) and all(isinstance(v, str) for v in found.values()):
-            return found
+        names = json.loads(path.read_text())
+        if isinstance(names, dict) and all(isinstance(v, str) for v in names.values()):
+            return names
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
@@ -450,8 +451,8 @@ class Rows(Sequence):
 
     def _group(self, k: int) -> pa.Table:
         "All columns of a row group, the last few kept."
-        table, there = self._kept.pop(k, None), self._files[self._groups[k][0]].schema_arrow.names
-        self._kept[k] = self._table(k, [n for n in SCHEMA.names if n in there]) if table is None else table
+        table, columns = self._kept.pop(k, None), self._files[self._groups[k][0]].schema_arrow.names
+        self._kept[k] = self._table(k, [n for n in SCHEMA.names if n in columns]) if table is None else table
         while len(self._kept) > self.keep:
             self._kept.popitem(last=False)
         return self._kept[k]
@@ -568,7 +569,7 @@ def content_hash(rows: Rows) -> tuple[str, str]:
     return words.hexdigest()[:16], pictures.hexdigest()[:16]
 
 # %% ../../nbs/35_data/00_rows.ipynb #000833a2
-def _said(meta: dict, keys: list[str]) -> list[str]:
+def _values_for(meta: dict, keys: list[str]) -> list[str]:
     "The values of one row for a table: none where a key is missing."
     if any(k not in meta for k in keys):
         return []
@@ -585,13 +586,13 @@ def _histogram(title: str, counts: Counter) -> str:
 
 def _small_keys(rows: Rows, most: int = 24) -> list[str]:
     "The keys of meta with few different values, and at least one."
-    found = {}
+    values_of = {}
     for meta in rows.stream("meta"):
         for key in meta:
-            values = found.setdefault(key, set())
+            values = values_of.setdefault(key, set())
             if len(values) <= most:
-                values.update(_said(meta, [key]))
-    return ["kind", *sorted(k for k, v in found.items() if 0 < len(v) <= most)]
+                values.update(_values_for(meta, [key]))
+    return ["kind", *sorted(k for k, v in values_of.items() if 0 < len(v) <= most)]
 
 # %% ../../nbs/35_data/00_rows.ipynb #4e22b551
 NOTES = "## Notes"  # the heading of what a card says beyond its file
@@ -623,7 +624,7 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
     counts, shown, blank = {t: Counter() for t in tables}, Counter(), 0
     for kind, meta in zip(rows.stream("kind"), rows.stream("meta"), strict=True):
         for t in tables:
-            counts[t].update(_said(meta | dict(kind=kind), t.split(": ")))
+            counts[t].update(_values_for(meta | dict(kind=kind), t.split(": ")))
     for width, height in zip(rows.stream("widths"), rows.stream("heights"), strict=True):
         shown.update(f"{w}x{h}" for w, h in zip(width, height, strict=True))
         blank += not width

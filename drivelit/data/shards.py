@@ -38,7 +38,6 @@ def pack(scene: Scene, root: str | Path | None = None) -> tuple[dict[str, Any], 
     """A scene as plain data and one array.
 
     Args:
-        scene: any scene
         root: folder of the data; the paths of pictures below it are kept without it
 
     Returns:

@@ -92,7 +92,7 @@ def _light(scene, light, image_size):
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #235f5d26
 AHEAD = np.arange(0, 5.05, 0.1)  # seconds
-SET_OFF, TOWN_SPEED = 1.5, 6.0  # m/s² and m/s: how somebody who stands would set off
+SET_OFF, TOWN_SPEED = 1.5, 6.0  # m/s² and m/s: how a standing road user would set off
 OVER_THE_LINE = 2.8  # metres between the middles of two that meet; in their own lanes it is 3.5
 
 
@@ -117,7 +117,7 @@ def _matters(scene, agent):
     at = agent.along(AHEAD) if len(agent.times) > 1 else np.repeat(here[None], len(AHEAD), 0)
     at = np.where(np.isnan(at), here, at)
     oncoming = np.cos(here[2]) < -0.8 and here[1] > 2.5 and scene.command == "GO STRAIGHT"
-    # who stands can choose when to set off, so whoever passes a little earlier or later matters, too
+    # a standing road user may set off at any time, so one that passes a little earlier or later matters, too
     slack = 2.0 if v < SET_OFF else 1.0 if oncoming else 0.0
     gap = np.hypot(*(at[:, None, :2] - _way(scene)[None]).transpose(2, 0, 1))
     gap = gap[np.abs(AHEAD[:, None] - AHEAD) <= slack + 1e-6].min()

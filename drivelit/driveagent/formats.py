@@ -68,9 +68,6 @@ class ToolCall:
 def format_call(call: ToolCall) -> str:
     """A call as listings 1 to 4 of A.2 write it.
 
-    Args:
-        call: ToolCall
-
     Returns:
         four lines
     """
@@ -154,7 +151,7 @@ def prompt_text(
 
     Args:
         command: the navigation command
-        speed: m/s, or None where nobody knows
+        speed: m/s, or None where it is not known
         tools: a line for each tool; none: a passive variant
         words: key of WORDS
         calls: how many calls are allowed

@@ -81,7 +81,7 @@ def name_actions(measured: np.ndarray, thresholds: Thresholds = Thresholds()) ->
 
     Args:
         measured: (4, 3) of `windows`
-        thresholds: noqa: B008
+        thresholds: m/s, m/s² and degrees at which a word begins
 
     Returns:
         list of 4 (speed, trajectory)
@@ -115,9 +115,6 @@ def label(times: np.ndarray, poses: np.ndarray, thresholds: Thresholds = Thresho
 def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
     """History and future of a scene as one drive, in the scene's frame.
 
-    Args:
-        scene: Scene
-
     Returns:
         times (T,), poses (T, 3); None without `meta["future"]`, where it is not known throughout (NaN), or with
         less than a second of history
@@ -141,8 +138,7 @@ def label_scene(scene: Scene, thresholds: Thresholds = Thresholds()) -> list[tup
     """The meta-actions of a scene: the reviewed ones, if `meta["actions"]` holds them, else those of the rules.
 
     Args:
-        scene: Scene
-        thresholds: noqa: B008
+        thresholds: m/s, m/s² and degrees at which a word begins
 
     Returns:
         list of 4 (speed, trajectory); None where `drive_of` is None
@@ -186,7 +182,7 @@ def _slows(q):
 
 
 def _stops(q):
-    "Stop appears, and nobody speeds up before."
+    "Stop appears, and no Accelerate before it."
     speeds = [s for s, _ in q]
     return "Stop" in speeds and "Accelerate" not in speeds[: speeds.index("Stop")]
 

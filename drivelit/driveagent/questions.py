@@ -122,23 +122,24 @@ def things(
         SceneError: for a time in the future, or before the scene's history begins
     """
     camera, ego, frame = scene.cameras[VIEWS[view]], ego_pose_at(scene, time), shapely.box(0, 0, *size)
-    numbers, found = Image.new("I", size), _candidates(scene, camera, size, time, ego)
-    found = [(*c, shapely.intersection(c[3], frame)) for c in found]
-    found = [c for c in found if c[-1].area >= 1]
-    layers = []
-    for n, c in enumerate(found, 1):
+    candidates = [(*c, shapely.intersection(c[3], frame)) for c in _candidates(scene, camera, size, time, ego)]
+    candidates = [c for c in candidates if c[-1].area >= 1]
+    # Pixels hold the number of what was painted last, which is the nearest; with xray each has a picture of its own.
+    numbers, masks = Image.new("I", size), []
+    for n, c in enumerate(candidates, 1):
         if xray:
             numbers = Image.new("I", size)
         ImageDraw.Draw(numbers).polygon(shapely.get_coordinates(c[-1]).ravel().tolist(), fill=n)
         if xray:
-            layers.append(np.asarray(numbers) == n)
+            masks.append(np.asarray(numbers) == n)
     if not xray:
-        layers = [np.asarray(numbers) == n for n in range(1, len(found) + 1)]
-    seen = [_thing(*c, mask, xray) for c, mask in zip(found, layers, strict=True)]
+        masks = [np.asarray(numbers) == n for n in range(1, len(candidates) + 1)]
+    seen = [_thing(*c, mask, xray) for c, mask in zip(candidates, masks, strict=True)]
     return sorted((t for t in seen if t), key=lambda t: t.distance)
 
 
 def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
+    "What can be seen of a candidate; None where that is too little to count."
     y, x = np.nonzero(mask)
     if len(x) < 3:
         return None
@@ -152,7 +153,7 @@ def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #3871cba9
 def _route(facts):
-    "The route from the car's front on, as a shapely line; None where nobody knows it."
+    "The route from the car's front on, as a shapely line; None where it is not known."
     c = facts.scene.map.centerline
     if len(c) < 2 or not facts.scene.meta.get("route_known", True):  # where it is not, the line is where the car went
         return None
@@ -171,7 +172,7 @@ def _in_strip(facts, thing, reach, half):
 
 
 def _lane_free(facts):
-    "Whether nothing is in the car's lane; None where nobody knows."
+    "Whether nothing is in the car's lane; None where that is not known."
     if not facts.known or facts.route is None:
         return None
     near = [(t.clear, _in_strip(facts, t, 25, 1.0), _in_strip(facts, t, 30, 1.7)) for t in facts.seen["front"]]
@@ -181,30 +182,29 @@ def _lane_free(facts):
 
 
 def _give_way(facts):
-    "Whether a person is on or at a crossing, or in the lane ahead; None where nobody knows."
+    "Whether a person is on or at a crossing, or in the lane ahead; None where that is not known."
     people = facts.of("front", "pedestrian")
     if people is None or facts.route is None:
         return None
-    crossings, near = (
-        shapely.union_all([a.polygon for a in facts.scene.map.of("crossing")]),
-        [t for t in people if t.distance < 40],
-    )
-    at = lambda t: shapely.Point(
-        facts.scene.agent(t.id).at(0.0)[:2]
-        if len(facts.scene.agent(t.id).times) > 1
-        else facts.scene.agent(t.id).poses[0, :2]
-    )
-    return any(
-        _in_strip(facts, t, 40, 1.7) or (not crossings.is_empty and crossings.distance(at(t)) < 2.0) for t in near
-    )
+    crossings = shapely.union_all([a.polygon for a in facts.scene.map.of("crossing")])
+    for t in people:
+        if t.distance >= 40:
+            continue
+        if _in_strip(facts, t, 40, 1.7):
+            return True
+        agent = facts.scene.agent(t.id)
+        pose = agent.poses[0] if len(agent.times) == 1 else agent.at(0.0)  # one that stands is seen in one frame
+        if not crossings.is_empty and crossings.distance(shapely.Point(pose[:2])) < 2.0:
+            return True
+    return False
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #qfacts01
 def _light(facts):
     "The colour of the light in front; an empty text if there is none; None where it cannot be read."
-    found = facts.of("front", "light")
-    if found is None or any(not t.state for t in found) or len({t.state for t in found}) > 1:
+    lights = facts.of("front", "light")
+    if lights is None or any(not t.state for t in lights) or len({t.state for t in lights}) > 1:
         return None
-    return found[0].state if found else ""
+    return lights[0].state if lights else ""
 
 
 def _area_ahead(town, kind, near, far):
@@ -212,9 +212,11 @@ def _area_ahead(town, kind, near, far):
     if not town.areas:
         return None
     ahead = shapely.Polygon([(EGO_FRONT, -2), (far, -0.5 * far), (far, 0.5 * far), (EGO_FRONT, 2)])
-    found = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
-    d = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in found if not p.is_empty), default=np.inf)
-    return True if d <= near else False if d >= far - EGO_FRONT else None
+    parts = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
+    distance = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in parts if not p.is_empty), default=np.inf)
+    if distance <= near:
+        return True
+    return False if distance >= far - EGO_FRONT else None
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #9d102517
 class Facts:
@@ -229,7 +231,7 @@ class Facts:
         xray: True: as if nothing hid anything (a witness that knows the whole scene), see `things`
 
     Attributes:
-        known: False for a recording without boxes: nobody knows who is in the picture
+        known: False for a recording without boxes: it is not known who is in the picture
         time_known: whether it is known if it is day or night
         seen: for each view the things in it, the nearest first
 
@@ -241,9 +243,8 @@ class Facts:
         self, scene: Scene, views: Sequence[str], size: tuple[int, int] = (168, 84), xray: bool = False
     ) -> None:
         self.scene, self.views, self.size, self.xray = scene, tuple(views), size, xray
-        self.known = scene.source == "toy" or bool(
-            scene.agents
-        )  # a recording without boxes: nobody knows what is in it
+        # In a recording without boxes it is not known who is in the picture.
+        self.known = scene.source == "toy" or bool(scene.agents)
         self.time_known = scene.source == "toy" or scene.night or bool(scene.meta.get("description") and scene.agents)
         self.seen = {v: things(scene, v, size, xray=xray) if self.known else [] for v in views}
 
@@ -337,7 +338,7 @@ def yes(value: bool | None) -> str | None:
     """The answer to a question for yes or no.
 
     Args:
-        value: the truth; None where nobody knows it
+        value: the truth; None where it is not known
 
     Returns:
         "Yes." or "No."; None where the question cannot be asked
@@ -395,8 +396,8 @@ def count(f: Facts, view: str, kind: str) -> str | None:
     Returns:
         a whole number such as "2"; None if it is not certain which there are
     """
-    found = f.of(view, kind)
-    return None if found is None else str(len(found))
+    of_kind = f.of(view, kind)
+    return None if of_kind is None else str(len(of_kind))
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #ad764d07
 def exists(f: Facts, view: str, kind: str) -> str | None:
@@ -410,8 +411,8 @@ def exists(f: Facts, view: str, kind: str) -> str | None:
     Returns:
         "Yes." or "No."; None if it is not certain which there are
     """
-    found = f.of(view, kind)
-    return None if found is None else yes(len(found) > 0)
+    of_kind = f.of(view, kind)
+    return None if of_kind is None else yes(len(of_kind) > 0)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #d719e77a
 def closest(f: Facts, view: str, kind: str) -> str | None:
@@ -824,7 +825,8 @@ def question_text(form: Form, kind: str = "", view: str | None = None, wording: 
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #e1f8ee83
 @lru_cache
-def _known():
+def _all_questions():
+    "Every wording of every form: (form, kind, view)."
     out = {}
     for form in FORMS:
         for kind in form.kinds:
@@ -843,7 +845,7 @@ def recognise(question: str) -> tuple[Form, str, str] | None:
     Returns:
         (form, kind, view), where a question that names no view is about "front"; None for any other text
     """
-    return _known().get(question)
+    return _all_questions().get(question)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #0e742531
 def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
@@ -872,8 +874,8 @@ def category_of(question: str) -> str:
     Returns:
         one of CATEGORIES
     """
-    if found := recognise(question):
-        return found[0].category
+    if recognised := recognise(question):
+        return recognised[0].category
     text = question.lower()
     rules = (
         (_C, r"\b(must|should|allowed|may|right of way|rule|legal|safe|yield|give way|need to|have to)\b"),
@@ -897,7 +899,7 @@ class Ask:
         views: keys of VIEWS: one ("front") or all six (A.3.1)
         origin: "template" or "free": who thinks up the questions, the templates or the teacher
         size: (width, height) of the pictures in pixels; boxes in answers are in these
-        asked: template questions that the teacher must answer itself, where nobody knows the truth
+        asked: template questions that the teacher must answer itself, since the truth is not known
     """
 
     scene: Scene
@@ -949,8 +951,8 @@ class Pair:
 def _likely(form, facts, view, rng):
     "The form's kinds in random order; mostly those that are there come first."
     kinds = list(rng.permutation(form.kinds))
-    there = {t.kind for t in facts.seen.get(view, ())}
-    return sorted(kinds, key=lambda k: k not in there) if form.presumes or rng.random() < 0.7 else kinds
+    in_view = {t.kind for t in facts.seen.get(view, ())}
+    return sorted(kinds, key=lambda k: k not in in_view) if form.presumes or rng.random() < 0.7 else kinds
 
 
 def possible(
@@ -1041,13 +1043,13 @@ def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
         return False
     said, truth = said.strip(), truth.strip()
     if box := _BOX.fullmatch(truth):
-        found = _BOX.fullmatch(said)
-        if not found:
+        answered = _BOX.fullmatch(said)
+        if not answered:
             return False
-        a, b = ([int(v) for v in m.groups()] for m in (found, box))
+        a, b = ([int(v) for v in m.groups()] for m in (answered, box))
         return a[0] < a[2] and a[1] < a[3] and overlap(a, b) >= 0.5 / slack
     if metres := _METRES.fullmatch(truth):
-        found = _METRES.fullmatch(said)
-        return bool(found) and abs(int(found[1]) - int(metres[1])) <= slack * max(2, 0.2 * int(metres[1]))
+        answered = _METRES.fullmatch(said)
+        return bool(answered) and abs(int(answered[1]) - int(metres[1])) <= slack * max(2, 0.2 * int(metres[1]))
     plain = lambda t: re.sub(r"\s+", " ", t).rstrip(".").casefold()
     return plain(said) == plain(truth)

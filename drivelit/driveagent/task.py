@@ -39,8 +39,6 @@ def answer_call(
     """The answer to a call, whatever the call is.
 
     Args:
-        toolkit: Toolkit
-        scene: Scene
         call: what was read
         mode: "text", "tool" or None: how the policy began
         used: calls before this one, readable or not
@@ -103,7 +101,7 @@ def group_rewards(
         dict of (B,) arrays: accuracy (NaN: unreadable), format, tool, reward
 
     Raises:
-        ValueError: for a scene whose meta-actions nobody knows
+        ValueError: for a scene whose meta-actions are not known
     """
     # an episode that was cut off never reached its truth, but the others of its group did
     known = {g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]}
@@ -184,10 +182,9 @@ def first_pictures(scene: Scene, view: str, size: tuple[int, int], pictures: str
     """The pictures of the prompt.
 
     Args:
-        scene: Scene
         view: "front" or "surround"
         size: (width, height) in pixels
-        pictures: one of PICTURES; only the own ones are painted, since nobody sees what others show
+        pictures: one of PICTURES; only the own ones are painted, since no other is shown
 
     Returns:
         one picture, or six

@@ -253,7 +253,7 @@ class ScriptedJudge:
         looked = mode_of(turns[0]) == "tool" if turns else False
         true = {
             e.finding for e in evidence(scene, self.image_size) if e.seen or looked
-        }  # what nobody saw is a guess, even a right one
+        }  # what was not seen is a guess, even a right one
         about = {x for x in sentences if x.startswith((*NOUNS.values(), "The light is"))}
         bare = [x for x in sentences if x in FIRST.values()]
         return 1.0 - 0.5 * bool(about - true) - 0.5 * (bare != [FIRST[actions[0][0]]])

@@ -335,7 +335,6 @@ def above_road(depth: Any, camera: Camera) -> np.ndarray:
 
     Args:
         depth: (H, W) metres
-        camera: Camera
 
     Returns:
         (H, W) bool
@@ -356,7 +355,6 @@ def depth_words(depth: Any, camera: Camera) -> str:
 
     Args:
         depth: (H, W) metres
-        camera: Camera
 
     Returns:
         str
@@ -494,7 +492,6 @@ def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
     Args:
         box: Box
         others: list of Box
-        camera: Camera
 
     Returns:
         bool
@@ -635,7 +632,6 @@ def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
     Args:
         image: PIL image, drawn into
         boxes: list of Box
-        camera: Camera
 
     Returns:
         the image
@@ -690,8 +686,8 @@ class Toolkit:
 
     Attributes:
         tools: those that may be called
-        depth: noqa: RUF009
-        detector: noqa: RUF009
+        depth: estimates metres for every pixel; the default reads them from the scene
+        detector: finds what a text names; the default reads boxes from the scene
         image_size: (width, height) in pixels of all pictures that are shown; boxes are in these pixels
     """
 

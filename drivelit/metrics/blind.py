@@ -19,7 +19,7 @@ POINTS = np.arange(1, 9) * 0.5  # seconds
 
 
 def way(v0: float, accel: float, times: np.ndarray = POINTS) -> np.ndarray:
-    """Metres driven with a constant acceleration; nobody drives backwards.
+    """Metres driven with a constant acceleration; no car drives backwards.
 
     Args:
         v0: m/s now, not negative
@@ -45,13 +45,13 @@ def along(line: np.ndarray, s: np.ndarray) -> np.ndarray:
     """
     xy = np.asarray(line, float)[:, :2]
     step = np.diff(xy, axis=0)
-    at = np.r_[0, np.cumsum(np.hypot(*step.T))]
+    stations = np.r_[0, np.cumsum(np.hypot(*step.T))]
     heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
-    s = at[np.hypot(*xy.T).argmin()] + s
-    h = np.interp(s, (at[1:] + at[:-1]) / 2, heading)
-    beyond = np.maximum(s - at[-1], 0)
-    x = np.interp(s, at, xy[:, 0]) + beyond * np.cos(h)
-    return np.stack([x, np.interp(s, at, xy[:, 1]) + beyond * np.sin(h), h], 1)
+    s = stations[np.hypot(*xy.T).argmin()] + s
+    h = np.interp(s, (stations[1:] + stations[:-1]) / 2, heading)
+    beyond = np.maximum(s - stations[-1], 0)
+    x = np.interp(s, stations, xy[:, 0]) + beyond * np.cos(h)
+    return np.stack([x, np.interp(s, stations, xy[:, 1]) + beyond * np.sin(h), h], 1)
 
 # %% ../../nbs/10_metrics/25_blind.ipynb #a68bc8aa
 ACCELERATIONS = (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)  # m/s²
@@ -114,7 +114,7 @@ def blind_scores(
 
     Args:
         scenes: n of any source
-        turns: plans that a driver may try who is told; the last one counts
+        turns: plans that a driver with feedback may try; the last one counts
         accelerations: m/s², of the first plan
         perception: what the feedback agent takes for the future of road users, as in `prepare`; the score knows it
 
@@ -144,12 +144,12 @@ def _blind_scores(scenes, turns, accelerations, perception):
     for where in WAYS:
         for a in accelerations:
             tries = [row[name_of(where, a - k)] for k in range(turns)]
-            # the first that nobody complains of, else the last
+            # the first without an issue, else the last
             last = np.where(bad[:, tries[:-1]].all(1), turns - 1, bad[:, tries[:-1]].argmin(1)) if turns > 1 else 0
             scores[name_of(where, a)] = pdms[:, tries[0]]
             scores[name_of(where, a, True)] = pdms[np.arange(len(pdms)), np.array(tries)[last]]
-    known = np.array([s.expert is not None for s in scenes])
-    return scores | {"expert": np.where(known, pdms[:, -1], np.nan)}
+    has_expert = np.array([s.expert is not None for s in scenes])
+    return scores | {"expert": np.where(has_expert, pdms[:, -1], np.nan)}
 
 # %% ../../nbs/10_metrics/25_blind.ipynb #c6e627d1
 def best_blind(scores: dict[str, np.ndarray]) -> str:

@@ -47,11 +47,13 @@ def traffic_lights(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     Returns:
         np.ndarray: (N,) 0 where it does at any step, else 1
     """
-    red = pdm.red_zones(prepared.scene)
-    if not red:
+    if "red" not in prepared.kept:
+        zone = shapely.union_all([shapely.make_valid(z) for z in pdm.red_zones(prepared.scene)])
+        shapely.prepare(zone)
+        prepared.kept["red"] = zone
+    zone = prepared.kept["red"]
+    if zone.is_empty:
         return np.ones(len(states))
-    zone = shapely.union_all([shapely.make_valid(z) for z in red])
-    shapely.prepare(zone)
     return 1.0 - shapely.intersects(zone, shapely.polygons(pdm.corners(states))).any(1)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #13f8eb80
@@ -71,7 +73,7 @@ def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     if prepared.route is None:
         return np.ones(len(states))
     center = pdm.ego_centers(states)[..., :2]
-    off = shapely.distance(prepared.route, shapely.points(center)) > OFF_LINE
+    off = ~shapely.dwithin(prepared.route, shapely.points(center), OFF_LINE)
     skip = pdm.inside(prepared.intersections, center)
     count, kept = np.zeros(len(states), int), np.ones(len(states))
     # An intersection pauses the count and does not reset it: the official quirk, tested below.
@@ -140,8 +142,8 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
     else:
         v = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], t)
         a = np.stack([np.gradient(v, t), v * np.gradient(np.unwrap(poses[:, 2]), t)], 1)
-    at = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
-    out = np.zeros((len(at), 11))
+    times = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
+    out = np.zeros((len(times), 11))
     for column, value in (
         (X, poses[:, 0]),
         (Y, poses[:, 1]),
@@ -149,7 +151,7 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
         (AX, a[:, 0]),
         (AY, a[:, 1]),
     ):
-        out[:, column] = np.interp(at, t, value)
+        out[:, column] = np.interp(times, t, value)
     return out
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8009
@@ -248,6 +250,22 @@ class EPDMSResult:
     def product(self) -> np.ndarray:
         "(N,) NC · DAC · DDC · TLC"
         return np.prod([getattr(self, k) for k in MULTIPLIED], 0)
+
+    @property
+    def way(self) -> np.ndarray:
+        "(N,) metres · product"
+        return self.progress * self.product
+
+    def against(self, reference: float) -> "EPDMSResult":
+        """The same drives with another EP.
+
+        Args:
+            reference: metres · product of the reference
+
+        Returns:
+            EPDMSResult: a copy
+        """
+        return replace(self, ep=progress_score(self.progress, self.product, reference))
 
     @property
     def epdms(self) -> np.ndarray:
@@ -350,20 +368,20 @@ def score(
         EPDMSResult: one row a plan; EC is NaN without a frame before
 
     Raises:
-        ValueError: for a plan with NaN or of the wrong shape, and for `before` without `ego_before`
+        ValueError: for a plan or a reference with NaN or of the wrong shape, and for `before` without `ego_before`
     """
     prepared = pdm.prepare(scene) if isinstance(scene, Scene) else scene
     ego = prepared.scene.ego
     if (before is None) != (ego_before is None):
         raise ValueError("before and ego_before: EC needs the plan of the frame before and its ego")
-    if reference is None:
-        pdm.reference_progress(prepared)
-        reference = prepared.reference
-    r = score_states(prepared, kin.track(np.asarray(reference, float)[None], ego))
-    then = None if before is None else kin.simulate(np.asarray(before, float).reshape(-1, 8, 3), ego_before)
-    result = score_states(
-        prepared, kin.simulate(poses, ego), float(r.progress[0] * r.product[0]), past_states(ego), then, interval
-    )
+    if "past" not in prepared.kept:
+        prepared.kept["past"] = past_states(ego)
+    judge = lambda states: score_states(prepared, states, past=prepared.kept["past"])
+    plans, reference = kin.interpolate(poses), pdm.reference_plan(prepared, reference)
+    result = pdm.score_against(prepared, plans, reference, "epdms", judge)
+    if before is not None:
+        then = kin.simulate(np.asarray(before, float).reshape(-1, 8, 3), ego_before)
+        result = replace(result, ec=extended_comfort(result.states, then, interval))
     return (
         result
         if human is None
@@ -460,7 +478,9 @@ def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple
     columns, one, two, groups = list(COLUMNS), [], [], []
     for now, before, second in mappings:
         group = []
+        # the two moments of a mapping are averaged, so that a plan is also judged half a second earlier
         for first, follow in ((now, [p[0] for p in second]), (before, [p[1] for p in second])):
+            # a second stage counts by how near it begins to the place where the first one ends
             w = second_stage_weights(table.loc[first, ["end_x", "end_y"]], table.loc[follow, ["x", "y"]])
             one.append(table.loc[first, columns].astype(float))
             two.append((table.loc[follow, columns].astype(float).mul(w, axis=0)).sum())

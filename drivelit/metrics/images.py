@@ -127,14 +127,14 @@ def inception_file(network: str | Path) -> Path:
         ValueError: there is none, or more than one
     """
     path = Path(network)
-    found = sorted(path.glob("*.pt")) if str(network) and path.is_dir() else [path] * path.is_file()
-    if len(found) != 1:
+    files = sorted(path.glob("*.pt")) if str(network) and path.is_dir() else [path] * path.is_file()
+    if len(files) != 1:
         raise ValueError(
-            f"{network}: there is {'no' if not found else 'more than one'} Inception network here. Export FID's "
+            f"{network}: there is {'no' if not files else 'more than one'} Inception network here. Export FID's "
             "InceptionV3 (pool features, TensorFlow weights) to TorchScript and give its path. `frechet_of` takes any "
             "other extractor: its value is no FID"
         )
-    return found[0]
+    return files[0]
 
 
 def inception_features(

@@ -4,18 +4,20 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'X', 'Y', 'HEADING', 'VX', 'VY', 'AX', 'AY', 'STEER', 'STEER_RATE', 'YAW_RATE', 'YAW_ACC', 'DT', 'STEPS',
-           'VEHICLE', 'FAR', 'JERK_PENALTY', 'CURVATURE_RATE_PENALTY', 'INITIAL_CURVATURE_PENALTY', 'Q_LON', 'R_LON',
-           'Q_LAT', 'R_LAT', 'HORIZON', 'STOP_GAIN', 'STOP_SPEED', 'ACCEL_DELAY', 'STEER_DELAY', 'MAX_STEER', 'COMFORT',
-           'Vehicle', 'interpolate', 'speed_profile', 'curvature_profile', 'control', 'step', 'initial_state', 'track',
-           'simulate', 'comfort_signals', 'comfort', 'constant_velocity']
+           'VEHICLE', 'FAR', 'FEW', 'JERK_PENALTY', 'CURVATURE_RATE_PENALTY', 'INITIAL_CURVATURE_PENALTY', 'Q_LON',
+           'R_LON', 'Q_LAT', 'R_LAT', 'HORIZON', 'STOP_GAIN', 'STOP_SPEED', 'ACCEL_DELAY', 'STEER_DELAY', 'MAX_STEER',
+           'COMFORT', 'Vehicle', 'interpolate', 'speed_profile', 'curvature_profile', 'control', 'step',
+           'initial_state', 'track', 'simulate', 'comfort_signals', 'comfort', 'constant_velocity']
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #3a5f8d65
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.signal import savgol_filter
 
 from ..scene.core import Ego, Scene, wrap_angle
 
@@ -97,12 +99,38 @@ def interpolate(poses: ArrayLike, dt: float = 0.5, steps: int = STEPS) -> np.nda
         raise ValueError(f"poses: {poses.shape[1]} poses of {dt} s do not reach {steps * DT} s")
     full = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)
     full[..., 2] = np.unwrap(full[..., 2], axis=1)
-    at = np.arange(steps + 1) * DT / dt
-    left = np.minimum(at.astype(int), poses.shape[1] - 1)
-    part = (at - left)[:, None]
+    position = np.arange(steps + 1) * DT / dt
+    left = np.minimum(position.astype(int), poses.shape[1] - 1)
+    part = (position - left)[:, None]
     out = full[:, left] * (1 - part) + full[:, left + 1] * part
     out[..., 2] = wrap_angle(out[..., 2])
     return out
+
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #dbce6cc0
+FEW = 8  # plans; from here on columns are the faster ones
+_PLAIN = SimpleNamespace(cos=math.cos, sin=math.sin, tan=math.tan, ceil=math.ceil, minimum=min, maximum=max)
+
+
+def _each_step(loop: Callable[..., list[tuple]], rows: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Run a loop over the steps of plans.
+
+    Args:
+        loop: (m, rows, first) -> what each step yields; m is numpy, or math for the plain numbers of one plan
+        rows: (T, C, N) what each step needs
+        first: (D, N) where the loop begins
+
+    Returns:
+        np.ndarray: (T, E, N)
+    """
+    if not 0 < rows.shape[-1] <= FEW:
+        return np.array(loop(np, rows, first))
+    each = [loop(_PLAIN, rows[..., n].tolist(), first[..., n].tolist()) for n in range(rows.shape[-1])]
+    return np.array(each).transpose(1, 2, 0)
+
+
+def _wrap(m, angle):
+    "To (-pi, pi], as `wrap_angle`."
+    return angle - 2 * math.pi * m.ceil((angle - math.pi) / (2 * math.pi))
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #4f7ce8ec
 JERK_PENALTY, CURVATURE_RATE_PENALTY, INITIAL_CURVATURE_PENALTY = 1e-4, 1e-2, 1e-10
@@ -133,6 +161,23 @@ def speed_profile(poses: np.ndarray) -> np.ndarray:
     return along @ _speed_fit(along.shape[1]).T
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #4f7ce003
+def _curvatures(m, rows, first):
+    "(weight, pull) of each step -> (curvature,)."
+    stiff = CURVATURE_RATE_PENALTY / DT**2
+    weight, pull, later = 0.0, 0.0, []
+    for own_weight, own_pull in rows[::-1]:
+        weight, pull = own_weight + weight, own_pull + pull
+        share = stiff / (stiff + weight)
+        later.append((pull / (stiff + weight), share))
+        whole, weight, pull = (weight, pull), share * weight, share * pull
+    kappa = whole[1] / (whole[0] + INITIAL_CURVATURE_PENALTY)
+    out = [(kappa,)]
+    for base, share in later[-2::-1]:
+        kappa = base + share * kappa
+        out.append((kappa,))
+    return out
+
+
 def curvature_profile(poses: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """The smooth curvature that best explains the plan's changes of heading at these speeds.
 
@@ -143,16 +188,9 @@ def curvature_profile(poses: np.ndarray, speed: np.ndarray) -> np.ndarray:
     Returns:
         np.ndarray: (N, T) 1/m, positive to the left
     """
-    turn = wrap_angle(np.diff(poses[..., 2], axis=1))
-    n = turn.shape[1]
-    steps = np.tril(np.full((n, n), DT**2))
-    steps[:, 0] = DT
-    A = speed[..., None] * steps
-    penalty = np.full(n, CURVATURE_RATE_PENALTY)
-    penalty[0] = INITIAL_CURVATURE_PENALTY
-    At = A.transpose(0, 2, 1)
-    x = np.linalg.solve(At @ A + np.diag(penalty), At @ turn[..., None])[..., 0]
-    return x[:, :1] + DT * np.concatenate([np.zeros_like(x[:, :1]), np.cumsum(x[:, 1:], 1)], 1)
+    turn, way = wrap_angle(np.diff(poses[..., 2], axis=1)), DT * speed
+    rows = np.stack([way**2, way * turn]).transpose(2, 0, 1)
+    return _each_step(_curvatures, rows, rows[0])[:, 0].T
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #e733710d
 Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0, 10
@@ -244,27 +282,100 @@ def initial_state(ego: Ego) -> np.ndarray:
     s[VX : VY + 1], s[AX : AY + 1], s[STEER] = ego.velocity, ego.acceleration, ego.steering_angle
     return s
 
+# %% ../../nbs/10_metrics/00_kinematics.ipynb #170094b2
+def _pedals(m, rows, first):
+    "(target speed, whether the plan stands) of each step -> (speed, acceleration, what was wanted, stops)."
+    gain, lag = HORIZON * DT * Q_LON / ((HORIZON * DT) ** 2 * Q_LON + R_LON), DT / (DT + ACCEL_DELAY)
+    (v, ax), out = first, []
+    for target, stands in rows:
+        stops, error = stands * (v <= STOP_SPEED), target - v
+        wanted = gain * error
+        ax = ax + lag * (wanted + stops * (STOP_GAIN - gain) * error - ax)
+        v = v + DT * ax
+        out.append((v, ax, wanted, stops))
+    return out
+
+
+_LATER = DT * np.arange(HORIZON)  # seconds
+_WAY = DT * np.stack([np.ones(HORIZON), _LATER])  # metres of each step ahead, for 1 m/s and for 1 m/s²
+_LEFT = _WAY.sum(1, keepdims=True) - np.cumsum(_WAY, 1)  # metres that are left after it
+
+
+def _ahead(v, u, curvature, wheelbase=VEHICLE.wheelbase):
+    """What `control` finds when it looks ahead, for all steps at once.
+
+    Args:
+        v: (T, N) m/s now
+        u: (T, N) m/s² wanted
+        curvature: (N, T + HORIZON) 1/m
+        wheelbase: metres
+
+    Returns:
+        tuple of (T, N): the factors of steering rate in offset and heading; of heading and steering in the offset; of
+            steering in the heading; what the road takes from offset and heading
+    """
+    both = np.stack([v, u]).reshape(2, -1)
+    linear = lambda a: (a @ both).reshape(v.shape)
+    square = lambda a: (both * (a @ both)).sum(0).reshape(v.shape)
+    way, twice = linear(_WAY.sum(1)), square(_LEFT @ _WAY.T)
+    rate_offset, rate_heading = square(_LEFT @ (_WAY * _LATER).T) / wheelbase, linear(_WAY @ _LATER) / wheelbase
+    look = np.lib.stride_tricks.sliding_window_view(curvature, HORIZON, 1)[:, : len(v)]  # (N, T, HORIZON)
+    vv, vu, uu = _LEFT[0] * _WAY[0], _LEFT[0] * _WAY[1] + _LEFT[1] * _WAY[0], _LEFT[1] * _WAY[1]
+    of_v, of_u, of_vv, of_vu, of_uu = (look @ np.stack([*_WAY, vv, vu, uu], 1)).T
+    road_offset = of_vv * v * v + of_vu * v * u + of_uu * u * u
+    return rate_offset, rate_heading, way, twice / wheelbase, way / wheelbase, road_offset, of_v * v + of_u * u
+
+
+def _wheel(m, rows, first):
+    "What each step needs -> (x, y, heading, steering angle, steering rate)."
+    (x, y, h, d), out = first, []
+    for plan_h, c, s, plan_side, far, turned, way, twice, turn, road_offset, road_heading, by_v, by_turn in rows:
+        error = _wrap(m, h - plan_h)
+        offset = y * c - x * s - plan_side + way * error + twice * d - road_offset
+        rate = far * offset + turned * _wrap(m, error + turn * d - road_heading)
+        x, y, h = x + by_v * m.cos(h), y + by_v * m.sin(h), _wrap(m, h + by_turn * m.tan(d))
+        d = m.maximum(m.minimum(d + DT * rate, MAX_STEER), -MAX_STEER)
+        out.append((x, y, h, d, rate))
+    return out
+
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #72867006
 def track(plan: ArrayLike, ego: Ego | np.ndarray) -> np.ndarray:
     """Drive plans: tracker and bicycle, all plans at once.
 
     Args:
-        plan: (N, 41, 3) rear-axle poses at 10 Hz in the ego frame
+        plan: (N, T + 1, 3) rear-axle poses at 10 Hz in the ego frame
         ego: Ego, or (N, 11) a first state for each plan: plans of many scenes are driven together
 
     Returns:
-        np.ndarray: (N, 41, 11) states in the ego frame
+        np.ndarray: (N, T + 1, 11) states in the ego frame
     """
     plan = np.asarray(plan, float)
+    steps = plan.shape[1] - 1
     speed = speed_profile(plan)
     curvature = curvature_profile(plan, speed)
-    last = speed.shape[1] - 1
     curvature = np.concatenate([curvature, np.repeat(curvature[:, -1:], HORIZON, 1)], 1)
-    states = np.empty((*plan.shape[:2], 11))
+    target = speed[:, np.minimum(np.arange(steps) + HORIZON, steps - 1)].T
+    states = np.zeros((*plan.shape[:2], 11))
     states[:, 0] = initial_state(ego) if isinstance(ego, Ego) else ego
-    for k in range(plan.shape[1] - 1):
-        commands = control(states[:, k], plan[:, k], speed[:, min(k + HORIZON, last)], curvature[:, k : k + HORIZON])
-        states[:, k + 1] = step(states[:, k], *commands)
+    first = states[:, 0].T
+
+    pedals = _each_step(_pedals, np.stack([target, target <= STOP_SPEED], 1), first[[VX, AX]])
+    v, ax, wanted, stops = pedals.transpose(1, 0, 2)  # (T, N)
+    before = np.concatenate([first[None, VX], v[:-1]])
+    rate_offset, rate_heading, *ahead = _ahead(before, wanted, curvature)
+    answer = -DT / (DT + STEER_DELAY) / (rate_offset**2 * Q_LAT[0] + rate_heading**2 * Q_LAT[1] + R_LAT)
+    answer = np.where(stops, 0.0, answer)
+    x, y, heading = plan[:, :-1].transpose(2, 1, 0)
+    c, s, way = np.cos(heading), np.sin(heading), DT * before
+    gains = answer * rate_offset * Q_LAT[0], answer * rate_heading * Q_LAT[1]
+    rows = np.stack([heading, c, s, y * c - x * s, *gains, *ahead, way, way / VEHICLE.wheelbase], 1)
+    wheel = _each_step(_wheel, rows, first[[X, Y, HEADING, STEER]]).transpose(1, 2, 0)  # (5, N, T)
+
+    states[:, 1:, VX], states[:, 1:, AX] = v.T, ax.T
+    for column, values in zip((X, Y, HEADING, STEER, STEER_RATE), wheel, strict=True):
+        states[:, 1:, column] = values
+    states[:, 1:, YAW_RATE] = states[:, 1:, VX] * np.tan(states[:, 1:, STEER]) / VEHICLE.wheelbase
+    states[:, 1:, YAW_ACC] = np.diff(states[..., YAW_RATE], axis=1) / DT
     return states
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #72867008
@@ -296,8 +407,22 @@ COMFORT = dict(  # signal: (low, high), strictly inside
 
 @lru_cache
 def _filter(n, window, degree=2, order=0):
-    "A Savitzky-Golay filter as an (n, n) matrix."
-    return savgol_filter(np.eye(n), min(window, n), degree, deriv=order, delta=DT, axis=0)
+    """A Savitzky-Golay filter as an (n, n) matrix: each row fits a polynomial to the window around its step.
+
+    scipy.signal has it, too, but takes a second and a half to import. As there, the first and last steps are read off
+    the first and last window, and a window of even length has no middle: the others are read off half a step later.
+    """
+    window = min(window, n)
+    if window <= degree:
+        raise ValueError(f"{n} states: a polynomial of degree {degree} needs {degree + 1}")
+    half, powers, out = window // 2, np.arange(degree + 1), np.zeros((n, n))
+    fit = np.linalg.pinv((np.arange(window) - (window - 1) / 2)[:, None] ** powers)  # samples -> coefficients
+    slope = np.array([math.perm(p, order) for p in powers.tolist()]) / DT**order
+    for k in range(n):
+        begin = min(max(k - (window - 1) // 2, 0), n - window)
+        at = 0.0 if half <= k < n - half else k - begin - (window - 1) / 2
+        out[k, begin : begin + window] = slope * at ** np.maximum(powers - order, 0) @ fit
+    return out
 
 
 def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:

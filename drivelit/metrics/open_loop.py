@@ -59,8 +59,8 @@ def draw(futures: ArrayLike, sizes: ArrayLike, valid: np.ndarray, front_first: b
     """
     grid = np.zeros((STEPS, CELLS, CELLS), np.uint8)
     corner = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) / 2
-    for future, size, known in zip(np.asarray(futures, float), np.asarray(sizes, float), valid, strict=True):
-        for t in np.flatnonzero(known):
+    for future, size, shown_at in zip(np.asarray(futures, float), np.asarray(sizes, float), valid, strict=True):
+        for t in np.flatnonzero(shown_at):
             (x, y, h), p = future[t], corner * size
             px, py = x + p[:, 0] * np.cos(h) - p[:, 1] * np.sin(h), y + p[:, 0] * np.sin(h) + p[:, 1] * np.cos(h)
             rows = (-py if front_first else py) + SIDE
@@ -84,9 +84,9 @@ def obstacles(scene: Scene, types: tuple[str, ...] = MOVING_TYPES, front_first: 
     """
     check_agents(scene)
     times, rows = 0.5 * np.arange(1, STEPS + 1), [a for a in scene.agents if a.type in types]
-    at = [[a.at(t) for t in times] for a in rows]
-    valid = np.array([[p is not None for p in r] for r in at], bool).reshape(-1, STEPS)
-    pose = np.array([[np.zeros(3) if p is None else p for p in r] for r in at]).reshape(-1, STEPS, 3)
+    poses = [[a.at(t) for t in times] for a in rows]
+    valid = np.array([[p is not None for p in r] for r in poses], bool).reshape(-1, STEPS)
+    pose = np.array([[np.zeros(3) if p is None else p for p in r] for r in poses]).reshape(-1, STEPS, 3)
     future = np.stack([-pose[..., 1], pose[..., 0] - LIDAR_AHEAD, pose[..., 2] + np.pi / 2], -1)
     return draw(future, [[a.length, a.width] for a in rows], valid, front_first)
 
@@ -193,8 +193,8 @@ def errors(
         raise ValueError(f"truths: shape {truths.shape}, expected {(n, STEPS, 2)}")
     valid = np.ones((n, STEPS), bool) if valid is None else np.asarray(valid, bool)
     complete = valid.all(1) if complete is None else np.asarray(complete, bool)
-    known = np.isfinite(truths).all(-1)
-    if (lacks := ~known & (valid | complete[:, None])).any():
+    finite = np.isfinite(truths).all(-1)
+    if (lacks := ~finite & (valid | complete[:, None])).any():
         i, k = np.argwhere(lacks)[0]
         raise ValueError(f"truths[{i}]: NaN or infinity at step {k}, which is marked as known")
     readable = np.array([isinstance(p, (list, np.ndarray)) for p in predictions], bool)
@@ -209,9 +209,10 @@ def errors(
     out = dict(l2=np.hypot(*(plans - truths).transpose(2, 0, 1)), readable=readable, valid=valid, complete=complete)
     if grids is not None:
         other = grids if uniad_grids is None else uniad_grids
-        there = np.where(known[..., None], truths, 0.0)
+        truth_or_zero = np.where(finite[..., None], truths, 0.0)
+        # a step without truth cannot be a hit; its truth of 0 only keeps the shapes
         hit = lambda i, g, front: (
-            collisions(plans[i], there[i], g[i], front) & known[i] if readable[i] else np.zeros(STEPS, bool)
+            collisions(plans[i], truth_or_zero[i], g[i], front) & finite[i] if readable[i] else np.zeros(STEPS, bool)
         )
         out["hit_vad"] = np.array([hit(i, grids, front_first) for i in range(n)])
         out["hit_uniad"] = np.array([hit(i, other, front_first if uniad_grids is None else False) for i in range(n)])
@@ -228,21 +229,22 @@ def table(e: dict[str, np.ndarray]) -> pd.DataFrame:
         DataFrame: metric x (1s, 2s, 3s, avg, samples, unreadable); metres and percent
     """
     full, readable = e["complete"], e["readable"]
-    upto, at = (
+    upto, at_end = (
         lambda v: [np.mean(v[:, : 2 * s]) for s in (1, 2, 3)],
         lambda v: [np.mean(v[:, 2 * s - 1]) for s in (1, 2, 3)],
     )
+    # VAD leaves out a sample with a missing second; UniAD keeps it and counts missing steps as 0
     vad, uniad = full & readable, readable
     rows = {
         "L2 m, ST-P3 / VAD (mean up to)": (upto(e["l2"][vad]), vad, full),
-        "L2 m, UniAD (at)": (at(np.where(e["valid"], e["l2"], 0.0)[uniad]), uniad, full | True),
+        "L2 m, UniAD (at)": (at_end(np.where(e["valid"], e["l2"], 0.0)[uniad]), uniad, full | True),
     }
     if "hit_vad" in e:
         rows |= {
             "collision %, ST-P3 / VAD": ([100 * v for v in upto(e["hit_vad"][vad])], vad, full),
             "collision %, ST-P3 / VAD, of all": ([100 * v for v in upto(e["hit_vad"][full])], full, full),
-            "collision %, UniAD": ([100 * v for v in at(e["hit_uniad"][uniad])], uniad, full | True),
-            "collision %, UniAD, of all": ([100 * v for v in at(e["hit_uniad"])], full | True, full | True),
+            "collision %, UniAD": ([100 * v for v in at_end(e["hit_uniad"][uniad])], uniad, full | True),
+            "collision %, UniAD, of all": ([100 * v for v in at_end(e["hit_uniad"])], full | True, full | True),
         }
     data = {k: [*v, np.mean(v), int(used.sum()), int((of & ~readable).sum())] for k, (v, used, of) in rows.items()}
     ade = np.mean(e["l2"][vad])

@@ -7,11 +7,12 @@ __all__ = ['AHEAD', 'MOVING_TYPES', 'REFERENCES', 'LOOK', 'EGO_HALF', 'STOPPED_E
            'kinematic', 'at_10hz', 'red_zones', 'PDMScene', 'check_agents', 'prepare', 'ego_centers', 'contacts',
            'bearing', 'corners', 'inside', 'in_several_lanes', 'at_fault', 'no_collision', 'too_close',
            'time_to_collision', 'off_road', 'direction', 'raw_progress', 'PDMResult', 'progress_score', 'score_states',
-           'add_references', 'reference_progress', 'score', 'score_scenes']
+           'add_references', 'reference_plan', 'reference_progress', 'score_against', 'score', 'score_scenes']
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #47e7a9fe
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -122,7 +123,7 @@ class PDMScene:
         lanes: polygons
         route: the line that progress is measured along; None without
         reference: (41, 3) of PDM-Closed, once it was needed
-        reference_way: its progress · NC · DAC in metres, once it was needed
+        kept: what scores compute once for a scene, such as the metres of the reference; a changed copy begins anew
     """
 
     scene: Scene
@@ -137,7 +138,7 @@ class PDMScene:
     lanes: list[shapely.Polygon]
     route: shapely.LineString | None
     reference: np.ndarray | None = None
-    reference_way: float | None = None
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #7e98e008
 # (41, 3) of PDM-Closed for scenes that are in use: it knows no future, so it is the same for every perception.
@@ -153,10 +154,7 @@ def _union(areas):
 
 
 def check_agents(scene: Scene) -> None:
-    """Nobody annotated is not nobody there: a score of collisions needs to know who was where.
-
-    Args:
-        scene: any scene
+    """A scene without annotations is no empty road: a score of collisions needs all road users.
 
     Returns:
         None
@@ -187,27 +185,29 @@ def prepare(scene: Scene, perception: str = "oracle") -> PDMScene:
     check_agents(scene)
     if perception not in ("oracle", "kinematic"):
         raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
-    # Who is not observed from now on is not part of the score.
-    known = [
+    # A road user that is not observed from now on is not part of the score.
+    present = [
         (a, c) for a in (scene if perception == "oracle" else kinematic(scene)).agents if (c := at_10hz(a)) is not None
     ]
-    speed = np.array([np.hypot(*a.velocity[np.argmax(a.times > -1e-6)]) for a, _ in known])
-    moving = np.array([a.type in MOVING_TYPES for a, _ in known], bool)
+    speed = np.array([np.hypot(*a.velocity[np.argmax(a.times > -1e-6)]) for a, _ in present])
+    moving = np.array([a.type in MOVING_TYPES for a, _ in present], bool)
     lanes = [a.polygon for a in scene.map.of("lane", "lane_connector")]
     shapely.prepare(lanes)
     line = scene.map.centerline
+    route = shapely.LineString(line[:, :2]) if len(line) > 1 else None
+    shapely.prepare(route)
     return PDMScene(
         scene=scene,
-        ids=[a.id for a, _ in known],
-        centers=np.stack([c for _, c in known]) if known else np.zeros((0, AHEAD + 1, 3)),
-        half=np.array([[a.length / 2, a.width / 2] for a, _ in known]).reshape(-1, 2),
+        ids=[a.id for a, _ in present],
+        centers=np.stack([c for _, c in present]) if present else np.zeros((0, AHEAD + 1, 3)),
+        half=np.array([[a.length / 2, a.width / 2] for a, _ in present]).reshape(-1, 2),
         moving_type=moving,
         stopped=~moving | (speed <= 0.05),
         drivable=_union(scene.map.of(*DRIVABLE_KINDS)),
         on_route=_union([a for a in scene.map.of("lane", "lane_connector") if a.on_route]),
         intersections=_union(scene.map.of("intersection")),
         lanes=lanes,
-        route=shapely.LineString(line[:, :2]) if len(line) > 1 else None,
+        route=route,
         reference=REFERENCES.get(scene),
     )
 
@@ -344,7 +344,7 @@ def _worst(count, n, k, a, price):
 def at_fault(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Everybody whom a drive hits by its own fault, which is judged when they first touch.
+    """All road users that a drive hits by its own fault, which is judged when they first touch.
 
     Args:
         prepared: of `prepare`
@@ -394,7 +394,7 @@ def no_collision(
 def too_close(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Everybody to whom a drive comes too close, which is judged when it first does.
+    """All road users to which a drive comes too close, which is judged when it first does.
 
     Args:
         prepared: of `prepare`
@@ -407,8 +407,8 @@ def too_close(
     """
     moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
     hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
-    n, a, at = _first(hit)
-    k, look = at // len(LOOK), LOOK[at % len(LOOK)]
+    n, a, index = _first(hit)
+    k, look = index // len(LOOK), LOOK[index % len(LOOK)]
     state, agent = states[n, k], prepared.centers[a, k + look]
     angle = bearing(state[:, :3], agent[:, :2])
     exposed = offroad[n, k] | in_several_lanes(prepared, state) | inside(prepared.intersections, state[:, :2])
@@ -528,6 +528,24 @@ class PDMResult:
     ttc_agent: list[str | None]
     offroad: np.ndarray
 
+    @property
+    def way(self) -> np.ndarray:
+        "(N,) metres, progress · NC · DAC"
+        return self.progress * self.nc * self.dac
+
+    def against(self, reference: float) -> "PDMResult":
+        """The same drives with EP and PDMS (MTDrive eq. 1).
+
+        Args:
+            reference: metres, progress · NC · DAC of the reference
+
+        Returns:
+            PDMResult: a copy
+        """
+        safe = self.nc * self.dac
+        ep = progress_score(self.way, reference, safe)
+        return replace(self, ep=ep, pdms=safe * (5 * ep + 5 * self.ttc + 2 * self.comfort) / 12)
+
     @staticmethod
     def point_of(step: int) -> int:
         """Which of the eight points of the plan a step belongs to: the first at or after it.
@@ -560,7 +578,7 @@ def progress_score(own: np.ndarray, reference: float, allowed: np.ndarray) -> np
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917028
 def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None = None) -> PDMResult:
-    """Score drives (MTDrive eq. 1).
+    """Score drives.
 
     Args:
         prepared: of `prepare`
@@ -573,18 +591,17 @@ def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None
     touching, offroad = contacts(prepared, states), off_road(prepared, states)
     nc, nc_step, nc_agent = no_collision(prepared, states, touching, offroad)
     ttc, ttc_step, ttc_agent = time_to_collision(prepared, states, touching, offroad)
-    dac, c, progress = (~offroad.any(1)).astype(float), kin.comfort(states), raw_progress(prepared, states)
-    ep = np.full(len(states), np.nan) if reference is None else progress_score(progress * nc * dac, reference, nc * dac)
     name = lambda index: [prepared.ids[i] if i >= 0 else None for i in index]
-    return PDMResult(
+    unknown = np.full(len(states), np.nan)
+    result = PDMResult(
         nc,
-        dac,
+        (~offroad.any(1)).astype(float),
         direction(prepared, states),
         ttc,
-        c,
-        ep,
-        nc * dac * (5 * ep + 5 * ttc + 2 * c) / 12,
-        progress,
+        kin.comfort(states),
+        unknown,
+        unknown,
+        raw_progress(prepared, states),
         states,
         nc_step,
         name(nc_agent),
@@ -592,6 +609,7 @@ def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None
         name(ttc_agent),
         offroad,
     )
+    return result if reference is None else result.against(reference)
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #801bacbe
 def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
@@ -606,37 +624,91 @@ def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
     lacking = [p for p in scenes if p.reference is None]
     for p, plan in zip(lacking, references(lacking, together=together), strict=True):
         p.reference = REFERENCES[p.scene] = plan
-    todo = [p for p in scenes if p.reference_way is None]
+    todo = [p for p in scenes if _kept_way(p, p.reference, "pdms") is None]
     for some in (todo[i : i + together] for i in range(0, len(todo), together)):
         start = np.array([kin.initial_state(p.scene.ego) for p in some])
         for p, driven in zip(some, kin.track(np.stack([p.reference for p in some]), start), strict=True):
-            r = score_states(p, driven[None])
-            p.reference_way = float(r.progress[0] * r.nc[0] * r.dac[0])
+            _keep_way(p, p.reference, "pdms", score_states(p, driven[None]))
+
+
+def _kept_way(prepared, reference, score):
+    "Metres of a reference; None: it was not the last one that was scored."
+    plan, way = prepared.kept.get(score, (None, None))
+    return way if plan == reference.tobytes() else None
+
+
+def _keep_way(prepared, reference, score, result):
+    "Metres of a reference, which is the first drive of a result."
+    way = float(result.way[0])
+    prepared.kept[score] = reference.tobytes(), way
+    return way
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917030
+def reference_plan(prepared: PDMScene, reference: ArrayLike | None = None) -> np.ndarray:
+    """The plan that progress is measured against.
+
+    Args:
+        prepared: keeps PDM-Closed's plan
+        reference: (41, 3); None: PDM-Closed's
+
+    Returns:
+        np.ndarray: (41, 3) poses at 10 Hz
+
+    Raises:
+        ValueError: for a reference with NaN or of the wrong shape
+    """
+    if reference is None:
+        if prepared.reference is None:
+            add_references([prepared])
+        return prepared.reference
+    reference = np.asarray(reference, float)
+    if reference.shape != (kin.STEPS + 1, 3):
+        raise ValueError(f"reference: shape {reference.shape}, expected {(kin.STEPS + 1, 3)}")
+    if not np.isfinite(reference).all():
+        raise ValueError("reference: holds NaN or infinity")
+    return reference
+
+
 def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -> float:
     """How far the reference gets, as far as it is safe.
 
     Args:
-        prepared: keeps PDM-Closed's plan and its way
+        prepared: keeps what was computed last
         reference: (41, 3); None: PDM-Closed's
 
     Returns:
         float: metres, progress · NC · DAC
 
     Raises:
-        ValueError: for a reference with NaN or of the wrong shape
+        ValueError: as `reference_plan`
     """
-    if reference is None:
-        add_references([prepared])
-        return prepared.reference_way
-    reference = np.asarray(reference, float)
-    if reference.shape != (kin.STEPS + 1, 3):
-        raise ValueError(f"reference: shape {reference.shape}, expected {(kin.STEPS + 1, 3)}")
-    if not np.isfinite(reference).all():
-        raise ValueError("reference: holds NaN or infinity")
-    r = score_states(prepared, kin.track(reference[None], prepared.scene.ego))
-    return float(r.progress[0] * r.nc[0] * r.dac[0])
+    plan = reference_plan(prepared, reference)
+    if (way := _kept_way(prepared, plan, "pdms")) is None:
+        states = kin.track(plan[None], prepared.scene.ego)
+        way = _keep_way(prepared, plan, "pdms", score_states(prepared, states))
+    return way
+
+# %% ../../nbs/10_metrics/10_pdm.ipynb #8314f139
+def score_against(
+    prepared: PDMScene, plans: np.ndarray, reference: np.ndarray, score: str, judge: Callable[[np.ndarray], Any]
+) -> Any:
+    """Drive and score plans against a reference, whose metres the scene keeps.
+
+    Args:
+        prepared: of `prepare`
+        plans: (N, 41, 3)
+        reference: (41, 3) of `reference_plan`
+        score: its name; each has its own metres
+        judge: (M, 41, 11) states -> a result that has `way` and `against`
+
+    Returns:
+        the result of the N plans
+    """
+    if (way := _kept_way(prepared, reference, score)) is not None:
+        return judge(kin.track(plans, prepared.scene.ego)).against(way)
+    result = judge(kin.track(np.concatenate([reference[None], plans]), prepared.scene.ego))
+    way = _keep_way(prepared, reference, score, result)
+    return replace(result, **{k: v[1:] for k, v in vars(result).items() if v is not None}).against(way)
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917031
 def score(scene: Scene | PDMScene, poses: ArrayLike, reference: ArrayLike | None = None, ep: bool = True) -> PDMResult:
@@ -655,10 +727,11 @@ def score(scene: Scene | PDMScene, poses: ArrayLike, reference: ArrayLike | None
         ValueError: for a plan or a reference with NaN or of the wrong shape; it names the plan
     """
     prepared = scene if isinstance(scene, PDMScene) else prepare(scene)
-    states = kin.simulate(poses, prepared.scene.ego)
+    plans = kin.interpolate(poses)
     if not ep:
-        return score_states(prepared, states)
-    return score_states(prepared, states, reference_progress(prepared, reference))
+        return score_states(prepared, kin.track(plans, prepared.scene.ego))
+    reference = reference_plan(prepared, reference)
+    return score_against(prepared, plans, reference, "pdms", lambda states: score_states(prepared, states))
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917033
 def score_scenes(scenes: Sequence[Scene | PDMScene], plans: Sequence[np.ndarray], ep: bool = True) -> list[PDMResult]:

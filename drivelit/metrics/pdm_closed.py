@@ -34,7 +34,7 @@ class Forecast:
         heading: (K,) now, radians
         speed: (K,) m/s, 0 for objects, NaN for lights
         ignored: (K,) touches the ego now
-        agents: the road users alone (not the lights, nor who is ignored), as the scorer wants them
+        agents: the road users alone (without lights and without those that are ignored), as the scorer wants them
     """
 
     boxes: np.ndarray
@@ -85,7 +85,7 @@ def forecast(prepared: PDMScene) -> Forecast:
         prepared: of `pdm.prepare`
 
     Returns:
-        Forecast: nobody's recorded future is in it
+        Forecast: no recorded future is in it
     """
     scene = prepared.scene
     agents = present(scene)
@@ -94,16 +94,18 @@ def forecast(prepared: PDMScene) -> Forecast:
     moving = np.array([a.type in MOVING_TYPES for a, _, _ in agents], bool)
     v = np.array([v for _, _, v in agents]).reshape(-1, 2)
     speed = np.where(moving, np.hypot(*v.T), 0.0)
+    # the official forecast keeps the heading: a car that rolls backwards goes backwards along it
     backwards = np.abs(wrap_angle(pose[:, 2] - np.arctan2(v[:, 1], v[:, 0]))) >= np.pi / 2
     course = (
         speed[:, None] * np.stack([np.cos(pose[:, 2]), np.sin(pose[:, 2])], -1) * np.where(backwards, -1, 1)[:, None]
     )
     centers = np.repeat(pose[:, None], AHEAD + 1, 1)
+    # two steps of 0.1 s share a pose, as in the official occupancy maps
     centers[..., :2] += course[:, None] * (np.arange(AHEAD + 1) // 2 * 2 * kin.DT)[:, None]
     ego = box_polygons(np.array([VEHICLE.to_center, 0, 0]), EGO_HALF)
     boxes, lights = box_polygons(centers[:, ::2], half[:, None]).T, np.array(red_zones(scene), object)
     touched = shapely.intersects(boxes[0], ego) if len(agents) else np.zeros(0, bool)
-    known = replace(
+    visible = replace(
         prepared,
         ids=[a.id for (a, _, _), t in zip(agents, touched, strict=True) if not t],
         centers=centers[~touched],
@@ -118,7 +120,7 @@ def forecast(prepared: PDMScene) -> Forecast:
         np.r_[pose[:, 2], zero],
         np.r_[speed, np.full(n, np.nan)],
         np.r_[touched, shapely.within(ego, lights) if n else np.zeros(0, bool)],
-        known,
+        visible,
     )
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #1e73459b
@@ -237,9 +239,9 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
     Returns:
         Blocking: who touches the ego now is left out
     """
-    found = []
+    hits = []
     for p, (track, world) in enumerate(zip(tracks, worlds, strict=True)):
-        if world.ignored.all():  # nobody at all, too
+        if world.ignored.all():  # an empty scene, too
             continue
         corridor = track.corridor(start[p], start[p] + reach[p])
         shapely.prepare(corridor)
@@ -247,14 +249,14 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
         step, who = np.nonzero(near & ~world.ignored)
         box = world.boxes[step, who]
         along = shapely.line_locate_point(track.line, shapely.centroid(box))
-        found.append((np.full(len(step), p), step, box, along, world.heading[who], world.speed[who]))
-    path, step, *rest = [np.concatenate(v) for v in zip(*found, strict=True)] if found else [np.zeros(0, int)] * 6
+        hits.append((np.full(len(step), p), step, box, along, world.heading[who], world.speed[who]))
+    path, step, *rest = [np.concatenate(v) for v in zip(*hits, strict=True)] if hits else [np.zeros(0, int)] * 6
     order = np.lexsort((path, step))
     return Blocking(path[order], step[order], *[v[order] for v in rest])
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #e5542d81
 def leaders(poses: Poses, length: np.ndarray, block: Blocking, s: np.ndarray, step: int) -> np.ndarray:
-    """Who is followed at each speed, as the official loop fills its rows.
+    """Which road user is followed at each speed, as the official loop fills its rows.
 
     Args:
         poses: of P paths
@@ -364,6 +366,7 @@ def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together
         list: (41, 3) rear-axle poses in the ego frame at 10 Hz for each; straight on without a route
     """
     ready = [prepare(s) if isinstance(s, Scene) else s for s in scenes]
+    # without a centre line there is nothing to plan along: constant speed, as in the official planner
     out = [None if len(p.scene.map.centerline) > 1 else constant_speed(p.scene.ego) for p in ready]
     out = [None if p is None else kin.interpolate(p[None])[0] for p in out]
     todo = [i for i, p in enumerate(out) if p is None]
@@ -376,6 +379,7 @@ def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together
         for i, p, world, many, driven in zip(part, some, worlds, plans, states, strict=True):
             result = score_states(world.agents, driven)
             chosen = best(result)
+            # nuPlan's rule: a slow ego whose best plan still collides within two seconds brakes as hard as it can
             doomed = 0 <= result.nc_step[chosen] <= 20 and np.hypot(*p.scene.ego.velocity) <= 5.0
             out[i] = emergency_brake(p.scene.ego) if brake and doomed else many[chosen]
     return out

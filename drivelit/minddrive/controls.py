@@ -108,7 +108,6 @@ def by_experts(
     """The experts as a player.
 
     Args:
-        experts: Experts
         generator: speed words are drawn with it; None: greedy
         both: path words are drawn as well
         together: moments in a forward pass
@@ -331,7 +330,7 @@ def play(
             `simulator_lost`, and one that it refused to begin `no_start`
 
     Raises:
-        NoSimulator: nobody has ever answered at the address of `world`
+        NoSimulator: there was never an answer at the address of `world`
     """
     if world is None:
         worlds = [_begin(d, new_world()) for d in drives]

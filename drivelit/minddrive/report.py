@@ -22,7 +22,8 @@ from .controls import LOST, Drive, Player, by_experts, by_words, play
 from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS, expert_words, part_of
 from .experts import load_experts
 from .online import where
-from .pipeline import BEFORE, OPTIONAL, REINFORCED, STAGES, TRAINED
+from .pipeline import STAGES
+from .profile import BEFORE, OPTIONAL, REINFORCED, TRAINED
 from .profile import NONE, PAPER, MindDriveProfile
 from .words import SPEEDS, Inputs
 from ..policy.text import ParseError

@@ -52,7 +52,7 @@ def asked(word: str, v: float, limit: float) -> tuple[float, float]:
     Args:
         word: of SPEEDS
         v: m/s now
-        limit: m/s, nobody is asked to be faster
+        limit: m/s, no word asks for more
 
     Returns:
         tuple: the speed to come to, m/s, and the acceleration on the way there, m/s², without sign

@@ -107,9 +107,6 @@ class Horizon:
     def of(self, scene: Scene) -> np.ndarray:
         """Where the expert of a scene drives.
 
-        Args:
-            scene: any
-
         Returns:
             (points, 3) x, y, heading, ego frame; metres, radians
 
@@ -203,7 +200,7 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
         Cuts
 
     Raises:
-        ValueError: nobody slows down, speeds up, turns left or turns right
+        ValueError: no drive slows down, speeds up, turns left or turns right
     """
     measured, fixed = np.asarray(measured, float).reshape(-1, 6), Cuts()
     moving = measured[(measured[:, :2] > fixed.still).any(1)]

@@ -173,7 +173,7 @@ def mover_errors(movers: Sequence[Mover | None], pictures: Sequence[Image.Image 
     """How far from its true place pictures have the moving road user.
 
     Args:
-        movers: of B scenes; None: nobody to look for
+        movers: of B scenes; None: no road user to look for
         pictures: dreamed, decoded; None: unreadable
 
     Returns:
@@ -204,7 +204,7 @@ def told(errors: np.ndarray) -> dict[str, float | int | None]:
         errors: (B,) of `mover_errors`
 
     Returns:
-        dict: n (scenes with somebody to look for), not_there (share), mean and median (pixels, of those there),
+        dict: n (scenes with a road user to look for), not_there (share), mean and median (pixels, of those there),
         close (share that is there and within CLOSE pixels); None where there is nothing to say
     """
     e = errors[~np.isnan(errors)]

@@ -24,7 +24,8 @@ from matplotlib.figure import Figure
 from .decisions import PLAN, Horizon
 from .evaluation import USUAL, part_of, play, task_for
 from .formats import poses_of
-from .pipeline import STAGES, SWAPPED, TRAINED, arm_of, codec_of
+from .pipeline import STAGES, SWAPPED, arm_of, codec_of
+from .profile import TRAINED
 from .profile import MindDriverProfile
 from .rewards import displacement
 from .rows import next_codes

@@ -62,7 +62,7 @@ class Facts:
         night: whether it is dark
         signal: one of SIGNALS: of the ego's own lane, now
         later: one of SIGNALS: three seconds from now
-        area: one of AREAS, or "Uncertain": the drivable area before anybody is in it
+        area: one of AREAS, or "Uncertain": the drivable area without road users
         combined: likewise, with the risks and the signal in it
         risks: at most three
     """

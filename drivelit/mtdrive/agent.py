@@ -289,9 +289,6 @@ class PreparedScenes:
     def __call__(self, scene: Scene) -> PDMScene:
         """The scene, prepared.
 
-        Args:
-            scene: any Scene
-
         Returns:
             PDMScene with this perception
         """
@@ -309,7 +306,7 @@ class PDMAgent:
     """MTDrive's feedback agent: NC, DAC and TTC of the PDM Score, in words (section 3.1).
 
     Args:
-        perception: "oracle": it knows everybody's future; "kinematic": it expects constant velocity (table 1)
+        perception: "oracle": it knows all futures; "kinematic": it expects constant velocity (table 1)
         keep: prepared scenes that are kept
         points: "first" or "all": how much of NC and TTC it names, see `find_issues`
 

@@ -153,7 +153,7 @@ def two_turn(
     """
     task, source = task or MTDriveTask(), source or ("constant_velocity" if predictions is None else "model")
     if predictions is None:
-        scenes, same = tee(scenes)  # nobody else reads them, so it holds one scene at a time
+        scenes, same = tee(scenes)  # it is the only reader, so it holds one scene at a time
         predictions = map(constant_velocity, same)
     for scene, said in judged(scenes, ([p] for p in predictions), task):
         if row := dialogue("two_turn", scene, (), task, need=1, said=said, source=source):

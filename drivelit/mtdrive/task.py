@@ -34,9 +34,6 @@ HISTORY = np.array([-1.5, -1.0, -0.5, 0.0])  # seconds: t-3 to t-0
 def history(scene: Scene) -> np.ndarray:
     """The ego's motion up to now.
 
-    Args:
-        scene: any Scene
-
     Returns:
         (4, 3) ego poses at t-3 ... t-0, half a second apart: x, y (m), heading (rad) in the ego frame
 
@@ -137,9 +134,6 @@ class FrontImages:
     def __call__(self, scene: Scene) -> Image.Image | None:
         """The front image of a scene.
 
-        Args:
-            scene: any Scene
-
         Returns:
             PIL image; None for a prompt without one
 
@@ -188,7 +182,7 @@ def unreadable_turn(text: str, reason: str, w_f: float = 0.2) -> tuple[dict, dic
     Returns:
         as `readable_turn`, with NaN for METRICS, unreadable = 1, poses and drive None
     """
-    # NaN and not 0: nobody has driven, so there is no driving score to average.
+    # NaN and not 0: nothing was driven, so there is no driving score to average.
     nothing, form = dict.fromkeys(METRICS, np.nan), format_score(text)
     rewards = dict(reward=turn_reward(np.nan, form, w_f=w_f), format=form) | nothing
     said = unreadable_text(reason)

@@ -189,8 +189,8 @@ class Codec:
         config = Path(folder) / "config.json"
         kept = {k: v for k, v in json.loads(config.read_text(encoding="utf-8")).items() if k != "_name_or_path"}
         config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")  # the folder it came from is dropped
-        told = json.dumps(dict(size=self.size, fold=self.fold))
-        (Path(folder) / "codec.json").write_text(told, encoding="utf-8")
+        text = json.dumps(dict(size=self.size, fold=self.fold))
+        (Path(folder) / "codec.json").write_text(text, encoding="utf-8")
         weights = [p.name for p in Path(folder).glob("diffusion_pytorch_model*")]
         return seal(folder, [*weights, "config.json", "codec.json"])
 
@@ -269,8 +269,8 @@ def diffusers_name(name: str, levels: int) -> str:
         name = f"{side}.{way}_blocks.{level if way == 'down' else levels - 1 - level}.{name[m.end() :]}"
     for old, now in _INNER:
         name = name.replace(old, now)
-    head, found, tail = name.partition(".attentions.")
-    if not found:
+    head, mark, tail = name.partition(".attentions.")
+    if not mark:
         return name
     index, part, rest = tail.split(".", 2)
     norm = "group_norm" if name.startswith("encoder") else "spatial_norm"
@@ -279,13 +279,13 @@ def diffusers_name(name: str, levels: int) -> str:
 # %% ../../nbs/20_policy/30_codec.ipynb #fabf94f4
 def _levels(state, side):
     "Channels, blocks and whether there is attention, for each level of an encoder."
-    found = {}
+    levels = {}
     for key, value in state.items():
         if m := re.match(rf"{side}\.(\d+)\.(block|attn)\.(\d+)\.(conv1|q)\.weight$", key):
-            level = found.setdefault(int(m[1]), dict(block=0, attn=0, channels=0))
+            level = levels.setdefault(int(m[1]), dict(block=0, attn=0, channels=0))
             level[m[2]] = max(level[m[2]], int(m[3]) + 1)
             level["channels"] = int(value.shape[0])
-    return [found[k] for k in sorted(found)]
+    return [levels[k] for k in sorted(levels)]
 
 
 def movqgan_config(state: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -364,20 +364,20 @@ def _weights(path):
     if path.suffix == ".safetensors":
         return load_tensors(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged or unsafe file makes torch raise many kinds
         raise CodecError(f"{path}: cannot be read ({str(e).splitlines()[0][:120]})") from None
-    found = found.get("state_dict", found) if isinstance(found, dict) else found
-    if not isinstance(found, dict) or not all(isinstance(v, torch.Tensor) for v in found.values()):
+    tensors = tensors.get("state_dict", tensors) if isinstance(tensors, dict) else tensors
+    if not isinstance(tensors, dict) or not all(isinstance(v, torch.Tensor) for v in tensors.values()):
         raise CodecError(f"{path}: holds no weights by name")
-    return found
+    return tensors
 
 
-def _told(path):
+def _size_and_fold(path):
     "Size and fold of a codec of ours."
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        (wide, high), fold = told["size"], told["fold"]
+        values = json.loads(path.read_text(encoding="utf-8"))
+        (wide, high), fold = values["size"], values["fold"]
         return (int(wide), int(high)), int(fold)
     except (ValueError, TypeError, KeyError) as e:
         raise CodecError(f"{path}: size [width, height] and fold are expected ({type(e).__name__}: {e})") from None
@@ -401,19 +401,19 @@ def load_codec(name: str | Path = "base", size: Sequence[int] = (192, 128)) -> C
     if not folder.exists():
         raise CodecError(f"{folder}: is not there; 'base' is the codec in this package")
     if not (folder / "config.json").exists():
-        found = [folder] if folder.is_file() else [p for p in sorted(folder.iterdir()) if p.suffix in CHECKPOINTS]
-        if len(found) != 1:
-            raise CodecError(f"{folder}: config.json or one checkpoint is expected, found {len(found)} checkpoints")
+        files = [folder] if folder.is_file() else [p for p in sorted(folder.iterdir()) if p.suffix in CHECKPOINTS]
+        if len(files) != 1:
+            raise CodecError(f"{folder}: config.json or one checkpoint is expected, found {len(files)} checkpoints")
         try:
             check_folder(folder, pickles=True)
-            model = from_movqgan(_weights(found[0])).float()
-            refuse_tensors(found[0], not_finite=not_finite(model.state_dict()))
+            model = from_movqgan(_weights(files[0])).float()
+            refuse_tensors(files[0], not_finite=not_finite(model.state_dict()))
             return Codec(model, size)
         except (CodecError, WeightsError) as e:
-            raise CodecError(f"{found[0]}: {str(e).removeprefix(f'{found[0]}: ')}") from None
+            raise CodecError(f"{files[0]}: {str(e).removeprefix(f'{files[0]}: ')}") from None
     try:
         model = load_pretrained(_diffusers.VQModel, folder, local_files_only=True)
     except WeightsError as e:
         raise CodecError(str(e)) from None
-    size, fold = _told(folder / "codec.json") if (folder / "codec.json").exists() else (size, 1)
+    size, fold = _size_and_fold(folder / "codec.json") if (folder / "codec.json").exists() else (size, 1)
     return Codec(model.float(), size, fold)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
@@ -140,6 +141,7 @@ def draw(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     never: Sequence[int] = (),
+    numbers: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each row; temperature 0 means the most likely one and log-probabilities at temperature 1.
 
@@ -149,6 +151,7 @@ def draw(
         top_p: share of the probability mass that is drawn from, most likely first
         generator: its state moves on
         never: ids that are not drawn
+        numbers: (N,) in [0, 1), one for each row, instead of the generator's
 
     Returns:
         ids (N,), their log-probabilities at this temperature (N,), before anything was cut off
@@ -167,10 +170,20 @@ def draw(
     # One number in [0, 1) for each row. `torch.multinomial` would draw one for each word of the vocabulary.
     up_to = p.cumsum(-1)
     whole = up_to[:, -1:]
-    at = torch.rand(len(p), 1, generator=generator, device=p.device) * whole
-    at = torch.minimum(at, whole.nextafter(torch.zeros_like(whole)))  # rounding must not lead past the last word
-    ids = torch.searchsorted(up_to, at, right=True)[:, 0]  # the first word beyond it, so none of probability 0
+    height = torch.rand(len(p), 1, generator=generator, device=p.device) if numbers is None else numbers[:, None].to(p)
+    height = height * whole
+    # rounding must not lead past the last word
+    height = torch.minimum(height, whole.nextafter(torch.zeros_like(whole)))
+    ids = torch.searchsorted(up_to, height, right=True)[:, 0]  # the first word beyond it, so none of probability 0
     return ids, logp.gather(-1, ids[:, None])[:, 0]
+
+
+def _own_numbers(conversations, count):
+    "(N, count) numbers for `draw`, a row for each conversation; None if one has no seed."
+    seeds = [c.seed for c in conversations]
+    if None in seeds:
+        return None
+    return torch.from_numpy(np.stack([np.random.default_rng(s).random(count) for s in seeds])).float()
 
 # %% ../../nbs/20_policy/20_engines.ipynb #8a93e1d8
 class _Layer(DynamicLayer):
@@ -213,10 +226,10 @@ class _Read:
 def _kept(read, conversation):
     "How many tokens of a conversation were read before, and what of it is kept; (0, None) if nothing is."
     for n in sorted({len(ids) for ids in read if len(ids) < len(conversation.ids)}, reverse=True):
-        found = read.get(tuple(conversation.ids[:n]))
-        images = conversation.images[: len(found.images)] if found else []
-        if found and len(images) == len(found.images) and all(map(operator.is_, images, found.images)):
-            return n, found
+        reading = read.get(tuple(conversation.ids[:n]))
+        images = conversation.images[: len(reading.images)] if reading else []
+        if reading and len(images) == len(reading.images) and all(map(operator.is_, images, reading.images)):
+            return n, reading
     return 0, None
 
 # %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
@@ -238,6 +251,7 @@ class _Rows:
 
     def _begin(self):
         "Read the prompts. The rollouts of a group start from the same one: each different one is read once."
+        # pictures are compared by identity: to compare pixels would cost more than to read the prompt
         keys = [(tuple(c.ids), tuple(map(id, c.images))) for c in self.conversations]
         unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
         once = [self.conversations[keys.index(k)] for k in unique]
@@ -253,19 +267,20 @@ class _Rows:
         "Read what is new behind the kept keys and values."
         new = [c.ids[n:] for c, (n, _) in zip(self.conversations, kept, strict=True)]
         shown = [c.images[len(f.images) :] for c, (_, f) in zip(self.conversations, kept, strict=True)]
-        batch, found = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
+        batch, readings = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
+        # kept keys of unequal length are padded on the left, so that new tokens of all rows line up
         stack = lambda rows: pad_sequence(rows, batch_first=True, padding_side="left")
-        for n in range(len(found[0].layers)):
-            self.cache.update(*(stack([f.layers[n][k] for f in found]).transpose(1, 2) for k in (0, 1)), n)
-        before = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in found])
-        last = torch.tensor([f.last for f in found], device=self.policy.device)
+        for n in range(len(readings[0].layers)):
+            self.cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)
+        before = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in readings])
+        last = torch.tensor([f.last for f in readings], device=self.policy.device)
         position = positions(self.policy.model, batch) + last[:, None] + 1
         return self._read(batch, torch.cat([before, batch["attention_mask"]], 1), position)
 
     def _read(self, batch, mask, position):
-        how = dict(past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        options = dict(past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         batch = batch | dict(attention_mask=mask, position_ids=position)
-        self.mask, self.logits = mask, self.policy.model(**batch, **how).logits[:, -1]
+        self.mask, self.logits = mask, self.policy.model(**batch, **options).logits[:, -1]
         return position
 
     def say(self, token, logp, eos, over=lambda n: False):
@@ -293,24 +308,24 @@ class _Rows:
         "Note in `read` what rows have read, as long as all of it takes no more bytes than there is room."
         used = sum(r.bytes() for r in (read or {}).values())
         for i in range(len(self.who)) if rows is None else rows:
-            c, said = self.conversations[self.who[i]], self.ids[self.who[i]]
-            n = min(len(said), self.mask.shape[1] - self.start)  # a last token that nobody went on from was not read
-            there = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
-            of = lambda v: v[i].index_select(1, there).transpose(0, 1)  # noqa: B023  used in this round only
-            size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(there)
+            c, answer = self.conversations[self.who[i]], self.ids[self.who[i]]
+            n = min(len(answer), self.mask.shape[1] - self.start)  # a last token was not read if no token followed it
+            columns = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
+            of = lambda v: v[i].index_select(1, columns).transpose(0, 1)  # noqa: B023  used in this round only
+            size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(columns)
             if used + size > room:
                 return
-            found = [(of(layer.keys), of(layer.values)) for layer in self.cache.layers]
-            read[(*c.ids, *said[:n])] = _Read(list(c.images), found, int(self.last[i]) + n)
+            layers = [(of(layer.keys), of(layer.values)) for layer in self.cache.layers]
+            read[(*c.ids, *answer[:n])] = _Read(list(c.images), layers, int(self.last[i]) + n)
             used += size
 
     def read(self, token):
         "One forward pass over the tokens just drawn."
         self.position = self.position + 1
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
-        how = dict(past_key_values=self.cache, use_cache=True)
+        options = dict(past_key_values=self.cache, use_cache=True)
         where = dict(attention_mask=self.mask, position_ids=self.position)
-        self.logits = self.policy.model(input_ids=token[:, None], **where, **how).logits[:, -1]
+        self.logits = self.policy.model(input_ids=token[:, None], **where, **options).logits[:, -1]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #e83d5a53
 def end_of(text: str, stops: Sequence[str]) -> int:
@@ -323,7 +338,7 @@ def end_of(text: str, stops: Sequence[str]) -> int:
     Returns:
         characters up to the end of the first of them; -1 if there is none
     """
-    return min((at + len(s) for s in stops if (at := text.find(s)) >= 0), default=-1)
+    return min((place + len(s) for s in stops if (place := text.find(s)) >= 0), default=-1)
 
 
 def cut_behind(tokenizer: Any, completion: Completion, stops: Sequence[str]) -> Completion:
@@ -380,12 +395,16 @@ class TransformersEngine:
     """Completions from the policy in this process.
 
     Args:
-        policy: Policy
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
         rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are
             those among the words that it allows
+
+    Attributes:
+        own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's
     """
+
+    own_seeds = False
 
     def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9, rule: Any = None) -> None:
         self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
@@ -433,8 +452,8 @@ class TransformersEngine:
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
-                said = self._batch([conversations[n] for n in some], max_new_tokens, read, sampling)
-                for n, completion in zip(some, said, strict=True):
+                completions = self._batch([conversations[n] for n in some], max_new_tokens, read, sampling)
+                for n, completion in zip(some, completions, strict=True):
                     out[n] = completion
         finally:
             self.policy.model.train(was_training)
@@ -449,21 +468,21 @@ class TransformersEngine:
     def _batch(self, conversations, max_new_tokens, read, sampling):
         rows = _Rows(self.policy, conversations, read)
         states = [self.rule.begin(c.ids) for c in conversations] if self.rule else []
+        numbers = _own_numbers(conversations, max_new_tokens) if self.own_seeds else None
         for k in range(max_new_tokens):
             logits = rows.logits
             if self.rule:
                 logits = self.rule.restrict(logits, [self.rule.kind(states[n]) for n in rows.who])
-            token, logp = draw(logits, *sampling, self.never)
-            if self.rule:
-                for n, t in zip(rows.who, token.tolist(), strict=True):
-                    states[n] = self.rule.step(states[n], t)
+            token, logp = draw(logits, *sampling, self.never, None if numbers is None else numbers[rows.who, k])
+            for n, t in zip(rows.who, token.tolist(), strict=True) if self.rule else ():
+                states[n] = self.rule.step(states[n], t)
             over = lambda n: self._over(rows.ids[n], conversations[n].stops)
             if not rows.say(token, logp, self.eos, over) or k + 1 == max_new_tokens:
                 break
             rows.read(rows.leave(token, self._read, self.memory))
         rows.keep(self._read, self.memory)
-        said = zip(conversations, rows.ids, rows.logprobs, strict=True)
-        return [self._completion(c, ids, logprobs) for c, ids, logprobs in said]
+        answers = zip(conversations, rows.ids, rows.logprobs, strict=True)
+        return [self._completion(c, ids, logprobs) for c, ids, logprobs in answers]
 
     def _over(self, ids, stops):
         "Has the last of these tokens ended one of the stops? The text of a token is looked up once."
@@ -478,8 +497,8 @@ class TransformersEngine:
     def _completion(self, conversation, ids, logprobs):
         done = ids[-1] == self.eos
         text = self.policy.tokenizer.decode(ids[:-1] if done else ids)
-        said = Completion(text, ids, logprobs, "eos" if done else "length")
-        return cut_behind(self.policy.tokenizer, said, conversation.stops)
+        completion = Completion(text, ids, logprobs, "eos" if done else "length")
+        return cut_behind(self.policy.tokenizer, completion, conversation.stops)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #95e23f40
 class _Watch:
@@ -531,10 +550,10 @@ def _client_class():
     class Client(_openai.DefaultHttpxClient):
         most = MOST_BYTES
 
-        def send(self, request, **how):
+        def send(self, request, **options):
             limits = request.extensions.get("timeout") or {}
             seconds = limits.get("read") or 120.0
-            how["stream"] = True
+            options["stream"] = True
             request.headers["connection"] = "close"  # a connection of its own, so that the watch sees it
             with _Watch(seconds) as watch:
                 # Only the watch decides about reading and writing: of two clocks of one length either may win.
@@ -542,7 +561,7 @@ def _client_class():
                 request.extensions = dict(request.extensions, trace=watch.trace, timeout=limits)
                 error = whole = None
                 try:
-                    whole = self._whole(super().send(request, **how))
+                    whole = self._whole(super().send(request, **options))
                 except Exception as e:
                     error = e
             if watch.over:  # a socket that the watch closed may also look like the end of the answer
@@ -604,12 +623,12 @@ def post_json(
     except Exception as e:  # whatever the libraries below raise: a server's fault must never end a run
         raise EngineError(f"{url}: {type(e).__name__}: {e}") from e
     if answer.status_code >= 300:
-        said = harmless(answer.text, 200)
-        raise EngineError(f"{url}: HTTP {answer.status_code}: {said}", refused=answer.status_code in REFUSALS)
-    found = parse_json(answer.text, most=most)
-    if isinstance(found, ParseError):
-        raise EngineError(f"{url}: {found.reason}")
-    return found
+        message = harmless(answer.text, 200)
+        raise EngineError(f"{url}: HTTP {answer.status_code}: {message}", refused=answer.status_code in REFUSALS)
+    value = parse_json(answer.text, most=most)
+    if isinstance(value, ParseError):
+        raise EngineError(f"{url}: {value.reason}")
+    return value
 
 # %% ../../nbs/20_policy/20_engines.ipynb #b449eeda
 def as_openai(messages: list[dict]) -> list[dict]:
@@ -777,10 +796,10 @@ def ask_as_they_come(
                     first(i)
                 under_way[pool.submit(_try, ask, i, where, timeout, retries)] = i
             asked = len(questions)
-            there, _ = wait(under_way, return_when=FIRST_COMPLETED)
-            yield {under_way.pop(f): _answer(f) for f in sorted(there, key=under_way.get)}
+            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            yield {under_way.pop(f): _answer(f) for f in sorted(done, key=under_way.get)}
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
+        pool.shutdown(wait=False, cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 # %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
 class _Asks:
@@ -789,24 +808,27 @@ class _Asks:
     def _where(self, i):
         return f"{self.base_url}, model {self.model!r}, conversation {i}"
 
-    def _one(self, conversation, i, seconds, seed, most, **how):
+    def _one(self, conversation, i, seconds, seed, most, **options):
         "One try; a conversation's own seed and limit go before those of the call."
         if conversation.seed is not None or seed is not None:
-            how["seed"] = seed + i if conversation.seed is None else conversation.seed
+            options["seed"] = seed + i if conversation.seed is None else conversation.seed
         return self._ask(
-            conversation, how | dict(model=self.model, max_tokens=min(most, conversation.limit or most)), seconds
+            conversation, options | dict(model=self.model, max_tokens=min(most, conversation.limit or most)), seconds
         )
 
-    def _ask(self, conversation, how, seconds):
+    def _ask(self, conversation, options, seconds):
         begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
         extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
         if self.rule:
             extra |= self.rule.served(conversation.opening)
         if conversation.stops:
-            how, extra = how | dict(stop=list(conversation.stops)), extra | dict(include_stop_str_in_output=True)
+            options, extra = (
+                options | dict(stop=list(conversation.stops)),
+                extra | dict(include_stop_str_in_output=True),
+            )
         messages = [*as_openai(conversation.messages), *begun]
         ask = self.client.chat.completions.create
-        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **how))
+        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **options))
         if self.rule:
             ids = self.rule.read(text, conversation.opening)
             if isinstance(ids, ParseError):
@@ -879,8 +901,8 @@ class OpenAIEngine(_Asks):
             EngineError: the first conversation without an answer; the others' answers are lost
         """
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        how = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
-        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **how)
+        sampling = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
+        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **sampling)
         return ask_all(ask, len(conversations), self._where, on_error, self.threads, self.timeout, self.retries)
 
     def stream(
@@ -904,6 +926,6 @@ class OpenAIEngine(_Asks):
             place in the list -> Completion, or an EngineError where there is none: all that came since the last time
         """
         check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        how = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
-        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **how)
+        sampling = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
+        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **sampling)
         yield from ask_as_they_come(ask, conversations, self._where, self.threads, self.timeout, self.retries)

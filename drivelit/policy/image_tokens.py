@@ -55,17 +55,17 @@ def parse_image(text: Any, n: int, codes: int) -> np.ndarray | ParseError:
     """
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
-    found, at = [], 0
-    while mark := _CODE.match(text, at):
-        found.append(int(mark[1]))
-        at = mark.end()
-    if at < len(text):
-        return ParseError(f"{harmless(text[at : at + 20])!r} behind {len(found)} codes is no code")
-    if len(found) != n:
-        return ParseError(f"{n} codes expected, {len(found)} found")
-    if unknown := [i for i in found if i >= codes]:
+    read, place = [], 0
+    while mark := _CODE.match(text, place):
+        read.append(int(mark[1]))
+        place = mark.end()
+    if place < len(text):
+        return ParseError(f"{harmless(text[place : place + 20])!r} behind {len(read)} codes is no code")
+    if len(read) != n:
+        return ParseError(f"{n} codes expected, {len(read)} found")
+    if unknown := [i for i in read if i >= codes]:
         return ParseError(f"code {unknown[0]}, the codebook has {codes}")
-    return np.array(found, int)
+    return np.array(read, int)
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok09
 def parse_dreams(
@@ -87,7 +87,7 @@ def parse_dreams(
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     start, end = f"<{tag}>", f"</{tag}>"
-    found, rest = [], text
+    pictures, rest = [], text
     while True:
         before, opened, rest = rest.partition(start)
         if _CODE.search(before):
@@ -104,10 +104,10 @@ def parse_dreams(
         picture = parse_image(inside, n, codes)
         if isinstance(picture, ParseError):
             return ParseError(f"{start}: {picture.reason}")
-        found.append(picture)
-        if len(found) > most:
+        pictures.append(picture)
+        if len(pictures) > most:
             return ParseError(f"{start} stands more than {most} time{'s' * (most != 1)}")
-    return found if len(found) >= least else ParseError(f"{start} is missing")
+    return pictures if len(pictures) >= least else ParseError(f"{start} is missing")
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok12
 NOISE = 0.3  # of the known rows' spread
@@ -121,13 +121,13 @@ def _tag_names(tags):
     return [f"<{slash}{t}>" for t in tags for slash in ("", "/")]
 
 
-def _fill(weight, known, parts, noise):
+def _fill(weight, old_size, parts, noise):
     "Begin the rows behind the `known` ones: the mean of their parts, or the mean of all with noise of their own."
-    old = weight[:known].float()
+    old = weight[:old_size].float()
     mean, spread = old.mean(0), old.std(0)
     free = iter(noise.to(weight.device))
     rows = [old[ids].mean(0) if ids else mean + NOISE * spread * next(free) for ids in parts]
-    weight[known : known + len(rows)] = torch.stack(rows).to(weight.dtype)
+    weight[old_size : old_size + len(rows)] = torch.stack(rows).to(weight.dtype)
 
 
 @torch.no_grad()
@@ -150,9 +150,9 @@ def add_image_tokens(policy: Policy, codes: int, seed: int = 0, tags: Sequence[s
         raise ValueError("the policy has adapters: grow its vocabulary first, then add them (`image_lora`)")
     if codes < 1:
         raise ValueError(f"codes: {codes} is no size of a codebook")
-    old, known = policy.tokenizer, len(policy.tokenizer)
-    there = old.get_added_vocab()
-    new = [t for t in [*(f"<|{i}|>" for i in range(codes)), *_tag_names(tags)] if t not in there]
+    old, old_size = policy.tokenizer, len(policy.tokenizer)
+    old_words = old.get_added_vocab()
+    new = [t for t in [*(f"<|{i}|>" for i in range(codes)), *_tag_names(tags)] if t not in old_words]
     if not new:
         return policy
     parts = [[] if _is_code(t) else old(t, add_special_tokens=False)["input_ids"] for t in new]
@@ -166,7 +166,7 @@ def add_image_tokens(policy: Policy, codes: int, seed: int = 0, tags: Sequence[s
     generator = torch.Generator().manual_seed(seed)
     for weight in matrices.values():
         noise = torch.randn(sum(map(_is_code, new)), weight.shape[1], generator=generator)
-        _fill(weight, known, parts, noise - noise.mean(0))
+        _fill(weight, old_size, parts, noise - noise.mean(0))
     policy.tokenizer = policy.processor.tokenizer = tokenizer
     return policy
 
@@ -188,12 +188,12 @@ class Dreamed(NamedTuple):
 
 def _ids_of(policy, codes, tag):
     "Ids of the codes, and of what opens and closes a span; an error names what the policy does not know."
-    there = policy.tokenizer.get_added_vocab()
+    words = policy.tokenizer.get_added_vocab()
     wanted = [*(f"<|{i}|>" for i in range(codes)), *_tag_names([tag])]
-    if missing := [t for t in wanted if t not in there]:
+    if missing := [t for t in wanted if t not in words]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"the policy has no token {missing[0]}{more}: add_image_tokens(policy, {codes}, tags=...)")
-    *ids, start, end = (there[t] for t in wanted)
+    *ids, start, end = (words[t] for t in wanted)
     return ids, start, end
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok20
@@ -234,9 +234,9 @@ class Walk:
         Returns:
             the state behind them
         """
-        at = next((k for k in range(len(ids) - 1, -1, -1) if ids[k] == self.turn), 0)
+        start = next((k for k in range(len(ids) - 1, -1, -1) if ids[k] == self.turn), 0)
         state = Dreamed()
-        for token in ids[at:]:
+        for token in ids[start:]:
             state = self.step(state, token)
         return state
 
@@ -255,11 +255,11 @@ class Walk:
         Returns:
             for each id, what was allowed where it stands
         """
-        state, found = Dreamed(), []
+        state, out = Dreamed(), []
         for token in ids:
-            found.append(self.kind(state))
+            out.append(self.kind(state))
             state = self.step(state, token)
-        return found
+        return out
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok22
 def _up_to(most):
@@ -345,8 +345,8 @@ class DreamRule(Walk):
         Returns:
             (N, V), -inf for what may not be said
         """
-        at = torch.as_tensor(kinds, dtype=torch.long, device=logits.device)
-        return logits.masked_fill(self.forbidden(logits.shape[-1], logits.device)[at], -torch.inf)
+        rows = torch.as_tensor(kinds, dtype=torch.long, device=logits.device)
+        return logits.masked_fill(self.forbidden(logits.shape[-1], logits.device)[rows], -torch.inf)
 
     def served(self, opening: str = "") -> dict:
         """The rule as a chat server takes it: a pattern of the whole text, whose support is a little smaller.
@@ -389,13 +389,13 @@ class DreamRule(Walk):
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok24b
 def _ranges(ids):
     "Whole numbers as [first, behind the last], as few as possible."
-    found = []
+    ranges = []
     for i in sorted(set(ids)):
-        if found and found[-1][1] == i:
-            found[-1][1] = i + 1
+        if ranges and ranges[-1][1] == i:
+            ranges[-1][1] = i + 1
         else:
-            found.append([i, i + 1])
-    return found
+            ranges.append([i, i + 1])
+    return ranges
 
 
 def _read(rule, text, opening):
@@ -432,8 +432,8 @@ def image_lora(policy: Policy, tags: Sequence[str] = ("dream",), **settings: Any
     Raises:
         ValueError: the policy has no codes
     """
-    there = policy.tokenizer.get_added_vocab()
-    ids = sorted(i for t, i in there.items() if _is_code(t) or t in _tag_names(tags))
+    words = policy.tokenizer.get_added_vocab()
+    ids = sorted(i for t, i in words.items() if _is_code(t) or t in _tag_names(tags))
     if not ids:
         raise ValueError("the policy has no image tokens: add_image_tokens(policy, codes) first")
     put, out = policy.model.get_input_embeddings(), policy.model.get_output_embeddings()
@@ -455,18 +455,18 @@ def spans_by_tag(policy: Policy, names: dict[str, str], rest: str = "text") -> C
     Raises:
         ValueError: a tag that is no token of the policy
     """
-    there = policy.tokenizer.get_added_vocab()
-    if missing := [t for t in _tag_names(names) if t not in there]:
+    vocabulary = policy.tokenizer.get_added_vocab()
+    if missing := [t for t in _tag_names(names) if t not in vocabulary]:
         raise ValueError(f"the policy has no token {missing[0]}: add_image_tokens(policy, codes, tags=...)")
-    opens = {there[f"<{t}>"]: name for t, name in names.items()}
-    closes = {there[f"</{t}>"] for t in names}
+    opens = {vocabulary[f"<{t}>"]: name for t, name in names.items()}
+    closes = {vocabulary[f"</{t}>"] for t in names}
 
     def spans(ids):
-        now, found = rest, []
+        now, out = rest, []
         for token in ids:
             now = opens.get(token, now)
-            found.append(now)
+            out.append(now)
             now = rest if token in closes else now
-        return found
+        return out
 
     return spans

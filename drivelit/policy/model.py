@@ -147,10 +147,10 @@ def _byte_pairs(lines, words):
     digits = pre_tokenizers.Split(Regex(r"\d"), "isolated")
     learner.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    how = trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet, show_progress=False)
-    learner.train_from_iterator(lines, how)
-    found = json.loads(learner.to_str())["model"]
-    return dict(sorted(found["vocab"].items(), key=lambda kv: kv[1])), [tuple(m) for m in found["merges"]]
+    trainer = trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet, show_progress=False)
+    learner.train_from_iterator(lines, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    return dict(sorted(learnt["vocab"].items(), key=lambda kv: kv[1])), [tuple(m) for m in learnt["merges"]]
 
 # %% ../../nbs/20_policy/10_model.ipynb #25f1a418
 def _fast(tok):
@@ -360,8 +360,8 @@ def _pad(rows, value, side):
     ids = torch.full((len(rows), width), value)
     mask = torch.zeros_like(ids)
     for n, row in enumerate(rows):
-        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        ids[n, at], mask[n, at] = torch.tensor(row, dtype=torch.long), 1
+        columns = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        ids[n, columns], mask[n, columns] = torch.tensor(row, dtype=torch.long), 1
     return ids, mask
 
 # %% ../../nbs/20_policy/10_model.ipynb #5405917b
@@ -424,7 +424,7 @@ def _render_more(policy, messages, prompt):
 
 def _media(processor, messages):
     parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
-    # A template leaves out what it does not know, and nobody would miss it.
+    # A template leaves out what it does not know, without an error.
     if other := [p["type"] for p in parts if p["type"] not in ("image", "video", "text")]:
         raise ValueError(f"a message has a part of type {other[0]!r}; images, videos and texts are read")
     resize = getattr(processor, "resize", to_rgb)
@@ -435,11 +435,11 @@ def _media(processor, messages):
 def _fits(processor, image):
     "Whether the image processor would leave the size of a picture alone."
     side, size, area = processor.patch_size * processor.merge_size, processor.size, image.width * image.height
-    known = type(processor) is Qwen2VLImageProcessorPil and processor.do_rescale and processor.do_normalize
+    usual = type(processor) is Qwen2VLImageProcessorPil and processor.do_rescale and processor.do_normalize
     whole = (
         image.width % side == 0 and image.height % side == 0 and size["shortest_edge"] <= area <= size["longest_edge"]
     )
-    return known and image.mode == "RGB" and whole and max(image.size) <= 200 * min(image.size)
+    return usual and image.mode == "RGB" and whole and max(image.size) <= 200 * min(image.size)
 
 
 def _patches(processor, image):
@@ -472,6 +472,7 @@ def _pixels(processor, media, kept=None):
     images = [m for m in media if not isinstance(m, Video)]
     if not images:
         return videos
+    # a group of rollouts shares its pictures, so each object is prepared once
     made = {key: get(image) for key, image in {id(i): i for i in images}.items()}
     patches, grids = zip(*(made[id(i)] for i in images), strict=True)
     return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids)) | videos
@@ -517,8 +518,8 @@ def _save_processor(processor, folder):
     "Qwen's own processor, in vLLM, asks for more than ours writes: how films are read, which is as pictures are."
     processor.save_pretrained(folder)
     if isinstance(processor, ImageTextProcessor):
-        how = {k: v for k, v in processor.image_processor.to_dict().items() if k != "image_processor_type"}
-        text = json.dumps(how | dict(video_processor_type="Qwen2VLVideoProcessor"), indent=2) + "\n"
+        values = {k: v for k, v in processor.image_processor.to_dict().items() if k != "image_processor_type"}
+        text = json.dumps(values | dict(video_processor_type="Qwen2VLVideoProcessor"), indent=2) + "\n"
         (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")
 
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
@@ -637,11 +638,11 @@ def _dtype(name):
     "A torch.dtype from its name; None and 'auto' pass."
     if name is None or name == "auto" or isinstance(name, torch.dtype):
         return name
-    known = ("float32", "bfloat16", "float16")
-    if name not in known:
-        near = get_close_matches(str(name), known, n=1, cutoff=0.3)
+    names = ("float32", "bfloat16", "float16")
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1, cutoff=0.3)
         raise ValueError(
-            f"dtype: {name!r} is not one of auto, {', '.join(known)}" + (f"; nearest: {near[0]}" if near else "")
+            f"dtype: {name!r} is not one of auto, {', '.join(names)}" + (f"; nearest: {near[0]}" if near else "")
         )
     return getattr(torch, name)
 
@@ -656,12 +657,12 @@ def _device(name):
 
 def _json(path):
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as e:
         raise ValueError(f"{path}: not readable as JSON ({e})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: a JSON object is expected, not a {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a JSON object is expected, not a {type(value).__name__}")
+    return value
 
 # %% ../../nbs/20_policy/10_model.ipynb #b06f08ec
 def new_policy(
@@ -700,13 +701,13 @@ def _toy(seed, size, image_size, text, fixed):
 # %% ../../nbs/20_policy/10_model.ipynb #16182776
 def _new_pieces(tokenizer, lines, fixed):
     "Byte-level pieces and fixed texts that are several tokens so far -> the ids of these."
-    model, found = tokenizer.backend_tokenizer.model, {}
+    model, new = tokenizer.backend_tokenizer.model, {}
     for piece in dict.fromkeys(p for line in lines for p in pieces(line)):
         ids = [t.id for t in model.tokenize(piece)]
         if len(ids) > 1:
-            found[piece] = ids
+            new[piece] = ids
     whole = {f: tokenizer(f, add_special_tokens=False)["input_ids"] for f in fixed}
-    return found, {f: ids for f, ids in whole.items() if len(ids) > 1}
+    return new, {f: ids for f, ids in whole.items() if len(ids) > 1}
 
 
 def add_lines(policy: "Policy", text: Sequence[str] | None = None, fixed: Sequence[str] | None = None) -> "Policy":
@@ -723,21 +724,21 @@ def add_lines(policy: "Policy", text: Sequence[str] | None = None, fixed: Sequen
     lines = list(text or ())
     for part in fixed or ():
         lines = [rest for line in lines for rest in line.split(part) if rest]
-    found, whole = _new_pieces(policy.tokenizer, lines, fixed or ())
-    if not found and not whole:
+    pieces, whole = _new_pieces(policy.tokenizer, lines, fixed or ())
+    if not pieces and not whole:
         return policy
     spec = json.loads(policy.tokenizer.backend_tokenizer.to_str())
     vocab = spec["model"]["vocab"]
-    known = len(vocab)
-    vocab.update({piece: known + k for k, piece in enumerate(found)})
+    old_size = len(vocab)
+    vocab.update({piece: old_size + k for k, piece in enumerate(pieces)})
     tok = Tokenizer.from_str(json.dumps(spec))
     tok.add_tokens([AddedToken(f, normalized=False) for f in whole])
     model = policy.model
     model.resize_token_embeddings(len(vocab) + len(whole), mean_resizing=False)
     with torch.no_grad():
         rows = model.get_input_embeddings().weight
-        for k, ids in enumerate([*found.values(), *whole.values()]):
-            rows[known + k] = rows[ids].mean(0)
+        for k, ids in enumerate([*pieces.values(), *whole.values()]):
+            rows[old_size + k] = rows[ids].mean(0)
     policy.tokenizer = policy.processor.tokenizer = _fast(tok)
     return policy
 
@@ -841,7 +842,7 @@ def _filled(model, folder):
     return model
 
 
-def _adapters(folder, base, **how):
+def _adapters(folder, base, **options):
     "Trainable adapters on top of their base."
     check_folder(folder)
     config = _json(folder / "adapter_config.json")
@@ -852,7 +853,7 @@ def _adapters(folder, base, **how):
         raise ValueError(f"{folder}: these adapters name no base model; pass base=")
     if not isinstance(base, Policy):
         try:
-            base = load_policy(base or named, **how)
+            base = load_policy(base or named, **options)
         except FileNotFoundError as e:
             raise FileNotFoundError(f"{folder}: the base of these adapters is not there ({e}); pass base=") from None
     _grown(base, folder, trained if isinstance(trained, list) else set.intersection(*map(set, trained.values())))
@@ -910,9 +911,9 @@ def load_policy(
         policy.model.to(device=device, dtype=None if dtype == "auto" else dtype)
         return policy
     if (folder / "adapter_config.json").exists():
-        how = dict(seed=seed, size=size, image_size=image_size, text=text, fixed=fixed, dtype=dtype, device=device)
-        how |= dict(attn_implementation=attn_implementation, min_pixels=min_pixels, max_pixels=max_pixels)
-        return _adapters(folder, base, **how)
+        options = dict(seed=seed, size=size, image_size=image_size, text=text, fixed=fixed, dtype=dtype, device=device)
+        options |= dict(attn_implementation=attn_implementation, min_pixels=min_pixels, max_pixels=max_pixels)
+        return _adapters(folder, base, **options)
     attention = dict(attn_implementation=attn_implementation) if attn_implementation else {}
     if base_folder(name_or_path):
         policy = _base(name_or_path, dtype, image_size, attention)

@@ -24,12 +24,12 @@ def value_of(token: str) -> tuple[str, float] | None:
         (name of the group, value), or None if it is no numeral; a signed integer is the middle of what it begins:
         "+12" is 12.5 and "-0" is -0.5
     """
-    if found := re.fullmatch(r"([+-])(\d+)", token):
-        return "signed", (int(found[2]) + 0.5) * (1 if found[1] == "+" else -1)
+    if match := re.fullmatch(r"([+-])(\d+)", token):
+        return "signed", (int(match[2]) + 0.5) * (1 if match[1] == "+" else -1)
     if re.fullmatch(r"\d+", token):
         return "whole", float(token)
-    if found := re.fullmatch(r"(\.\d+)(\D*)", token):
-        return f"fraction, {len(found[1]) - 1} digits, {found[2]!r}", float(found[1])
+    if match := re.fullmatch(r"(\.\d+)(\D*)", token):
+        return f"fraction, {len(match[1]) - 1} digits, {match[2]!r}", float(match[1])
     return None
 
 # %% ../../nbs/20_policy/27_numerals.ipynb #10e56a49
@@ -48,8 +48,9 @@ class Numerals:
     def __init__(self, tokenizer: Any, weight: float = 1.0, least: int = 10) -> None:
         groups = defaultdict(dict)
         for i in range(len(tokenizer)):
-            if found := value_of(tokenizer.decode([i])):
-                groups[found[0]].setdefault(found[1], i)
+            if kind_and_value := value_of(tokenizer.decode([i])):
+                groups[kind_and_value[0]].setdefault(kind_and_value[1], i)
+        # a kind with few tokens has no order worth learning
         kept = {name: sorted(g.items()) for name, g in groups.items() if len(g) >= least}
         self.names = list(kept)
         self.ids = [torch.tensor([i for _, i in g]) for g in kept.values()]

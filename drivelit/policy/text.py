@@ -108,8 +108,8 @@ def span_between(text: str, tag: str) -> str | ParseError:
         return ParseError(f"repeated: {opened} {start} and {closed} {end}")
     if not closed:
         return ParseError("not closed")
-    inside, found, _ = text.partition(start)[2].partition(end)
-    return inside if found else ParseError(f"{end} stands before {start}")
+    inside, closing, _ = text.partition(start)[2].partition(end)
+    return inside if closing else ParseError(f"{end} stands before {start}")
 
 # %% ../../nbs/20_policy/00_text.ipynb #427bdd9c
 def _nesting(text):
@@ -156,22 +156,22 @@ def _no_constant(text):
 
 def _unique(pairs):
     "A hook of the JSON reader: the object if no key stands twice."
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         twice = Counter(k for k, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{harmless(twice, 40)!r} stands twice")
-    return found
+    return values
 
 # %% ../../nbs/20_policy/00_text.ipynb #de0b1d44
-def _wrong_keys(found, keys):
+def _wrong_keys(value, keys):
     "Why `found` is no object with exactly these keys, or ''."
-    if not isinstance(found, dict):
-        return f"expected a JSON object, found {type(found).__name__}"
-    for k in found:
+    if not isinstance(value, dict):
+        return f"expected a JSON object, found {type(value).__name__}"
+    for k in value:
         if k not in keys:
             near = get_close_matches(k[:80], keys, n=1)
             return f"unknown key {harmless(k, 40)!r}" + (f"; the nearest is {near[0]!r}" if near else "")
-    missing = [k for k in keys if k not in found]
+    missing = [k for k in keys if k not in value]
     return f"{', '.join(map(repr, missing))} missing" if missing else ""
 
 
@@ -197,17 +197,17 @@ def parse_json(text: Any, *, keys: Any = None, most: int = 100_000) -> Any:
     if _nesting(text) > DEEPEST:
         return ParseError(f"not JSON (more than {DEEPEST} brackets open at once)")
     try:
-        found = json.loads(
+        value = json.loads(
             text,
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
             parse_int=_number(int),
             parse_float=_number(float),
         )
-        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair can be read, but never written again
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair can be read, but never written again
     except UnicodeEncodeError:
         return ParseError("not JSON (half a surrogate pair)")
     except ValueError as e:
         return ParseError(f"not JSON ({str(e)[:80]})")
-    wrong = "" if keys is None else _wrong_keys(found, list(keys))
-    return ParseError(wrong) if wrong else found
+    wrong = "" if keys is None else _wrong_keys(value, list(keys))
+    return ParseError(wrong) if wrong else value

@@ -66,9 +66,9 @@ def _file_bytes(image):
     path = image.info.get("file")
     try:
         data = Path(path).read_bytes()
-        with Image.open(io.BytesIO(data), formats=tuple(FORMATS)) as found:
-            plain = found.mode == "RGB" and found.getexif().get(_ORIENTATION, 1) == 1 and found.size == image.size
-            return (found.format, data) if plain and found.tobytes() == image.tobytes() else None
+        with Image.open(io.BytesIO(data), formats=tuple(FORMATS)) as opened:
+            plain = opened.mode == "RGB" and opened.getexif().get(_ORIENTATION, 1) == 1 and opened.size == image.size
+            return (opened.format, data) if plain and opened.tobytes() == image.tobytes() else None
     except Exception:  # no file, or it has changed since: the picture itself is here
         return None
 
@@ -103,6 +103,28 @@ def _logprob(k, entry, token):
     return min(float(value), 0.0)
 
 
+def _check_prompt(heard, prompt):
+    "The server must have read the trainer's prompt, token by token."
+    if heard is None:
+        raise ValueError("the server does not say which prompt it has read (prompt_token_ids)")
+    if heard != prompt:
+        pairs = enumerate(zip(heard, prompt, strict=False))
+        place = next((k for k, (a, b) in pairs if a != b), min(len(heard), len(prompt)))
+        raise ValueError(
+            f"the server read {len(heard)} tokens, the trainer has {len(prompt)}: they differ from place {place} on"
+        )
+
+
+def _check_ids(ids, rows, most):
+    "Tokens of the vocabulary, and no more than were asked for."
+    if not ids or not all(type(t) is int for t in ids):
+        raise ValueError(f"token_ids is {harmless(ids, 40)}")
+    if rows is not None and (wrong := [t for t in ids if not 0 <= t < rows]):
+        raise ValueError(f"token {wrong[0]} is outside the vocabulary of {rows}")
+    if most is not None and len(ids) > most:
+        raise ValueError(f"{len(ids)} tokens, and {most} were asked for")
+
+
 def read_tokens(
     answer: Any,
     prompt: list[int],
@@ -129,23 +151,11 @@ def read_tokens(
             log-probabilities that are missing, no numbers, those of other tokens, or outside the vocabulary
     """
     (choice,) = answer["choices"]
-    stop, ids, heard = choice["finish_reason"], choice["token_ids"], answer.get("prompt_token_ids")
+    stop, ids = choice["finish_reason"], choice["token_ids"]
     if stop not in STOPS:
         raise ValueError(f"finish_reason {harmless(stop, 40)!r}: the model did not finish its answer")
-    if heard is None:
-        raise ValueError("the server does not say which prompt it has read (prompt_token_ids)")
-    if heard != prompt:
-        pairs = enumerate(zip(heard, prompt, strict=False))
-        at = next((k for k, (a, b) in pairs if a != b), min(len(heard), len(prompt)))
-        raise ValueError(
-            f"the server read {len(heard)} tokens, the trainer has {len(prompt)}: they differ from place {at} on"
-        )
-    if not ids or not all(type(t) is int for t in ids):
-        raise ValueError(f"token_ids is {harmless(ids, 40)}")
-    if rows is not None and (wrong := [t for t in ids if not 0 <= t < rows]):
-        raise ValueError(f"token {wrong[0]} is outside the vocabulary of {rows}")
-    if most is not None and len(ids) > most:
-        raise ValueError(f"{len(ids)} tokens, and {most} were asked for")
+    _check_prompt(answer.get("prompt_token_ids"), prompt)
+    _check_ids(ids, rows, most)
     entries = (choice.get("logprobs") or {}).get("content")
     if not entries or len(entries) != len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(entries or ())} log-probabilities")
@@ -172,7 +182,7 @@ class _Reads:
     "The part of the engine that asks for answers."
 
     def _name(self, image):
-        "The picture's digest, computed once for as long as somebody holds the picture."
+        "The picture's digest, computed once for as long as the picture is in use."
         if id(image) not in self._digests:
             self._digests[id(image)] = _digest(image)
             weakref.finalize(image, self._digests.pop, id(image), None)
@@ -211,12 +221,12 @@ class _Reads:
             if n in unread:
                 raise unread[n]
             c = conversations[n]
-            how = sampling | dict(max_tokens=min(most, c.limit or most))
+            options = sampling | dict(max_tokens=min(most, c.limit or most))
             if c.seed is not None or seed is not None:
-                how["seed"] = seed + n if c.seed is None else c.seed
+                options["seed"] = seed + n if c.seed is None else c.seed
             if c.stops:  # they are looked for in the text, so there has to be one
-                how |= dict(stop=list(c.stops), include_stop_str_in_output=True, detokenize=True)
-            return self._ask(c, homes[n], how, seconds)
+                options |= dict(stop=list(c.stops), include_stop_str_in_output=True, detokenize=True)
+            return self._ask(c, homes[n], options, seconds)
 
         where = lambda n: f"{homes.get(n)}, model {self.model!r}, weights {self.version!r}, conversation {n}"
         return first, ask, where
@@ -229,21 +239,21 @@ class _Reads:
         ids = one_pad_each(conversation.ids, self.policy.image_token_id)
         body = dict(model=self.model, token_ids=ids, sampling_params=sampling, return_token_ids=True)
         body |= dict(cache_salt=_salt(self.model, self.version))
-        there = self._sent[url] & set(images)
+        sent = self._sent[url] & set(images)
 
-        def post(there):
-            urls = {name: {} if name in there else dict(url=picture_url(i)) for name, i in images.items()}
+        def post(sent):
+            urls = {name: {} if name in sent else dict(url=picture_url(i)) for name, i in images.items()}
             names = map(self._name, conversation.images)
             parts = [dict(type="image_url", uuid=name, **urls[name]) for name in names]
             left = max(until - time.monotonic(), 0.001)
             return self._post(url, "/inference/v1/generate", body | (dict(content_parts=parts) if parts else {}), left)
 
         try:
-            answer = post(there)
+            answer = post(sent)
         except Exception as e:
-            if not there or getattr(e, "status_code", None) != 400:
+            if not sent or getattr(e, "status_code", None) != 400:
                 raise
-            self._sent[url] -= there  # its cache has lost a picture
+            self._sent[url] -= sent  # its cache has lost a picture
             answer = post(set())
         self._check_weights(url, answer, max(until - time.monotonic(), 0.001))
         self._sent[url] |= set(images)
@@ -261,16 +271,16 @@ class _Reads:
                 if table[self.rule.kind(state), t]:
                     raise ValueError(f"the answer breaks the rule: token {t} at place {k}")
                 state = self.rule.step(state, t)
-        said = Completion(decode(ids[:-1] if stop == "eos" else ids), ids, logprobs, stop)
-        return cut_behind(self.policy.tokenizer, said, stops)
+        completion = Completion(decode(ids[:-1] if stop == "eos" else ids), ids, logprobs, stop)
+        return cut_behind(self.policy.tokenizer, completion, stops)
 
     def _check_weights(self, url, answer, seconds):
         "An answer of other weights is no answer of this policy."
         spans = answer["choices"][0].get("weight_versions")
-        found = {s["version"] for s in spans} if spans else {self._version_of(url, seconds)}
-        if found != {self.version}:
+        versions = {s["version"] for s in spans} if spans else {self._version_of(url, seconds)}
+        if versions != {self.version}:
             raise EngineError(
-                f"{url} has answered with the weights {', '.join(map(repr, sorted(found)))}, the trainer asks for "
+                f"{url} has answered with the weights {', '.join(map(repr, sorted(versions)))}, the trainer asks for "
                 f"{self.version!r}: the server was started again, or somebody else has given it weights. A run that is "
                 "started again gives it its own"
             )
@@ -304,9 +314,9 @@ def other_shape(config: Any, folder: str | Path) -> str:
     theirs = AutoConfig.from_pretrained(folder)
     for part, keys in SHAPE.items():
         for key in keys:
-            here, there = (getattr(getattr(c, part, c), key, None) for c in (config, theirs))
-            if here != there:
-                return f"a model with {part}.{key} = {there}, and the trainer's policy has {here}"
+            here, served = (getattr(getattr(c, part, c), key, None) for c in (config, theirs))
+            if here != served:
+                return f"a model with {part}.{key} = {served}, and the trainer's policy has {here}"
     return ""
 
 
@@ -357,8 +367,10 @@ class _Tells:
             if (folder / "config.json").is_file():  # a folder that is seen from here, too
                 wrong = other_shape(config, folder)
             else:
-                known = Path(ours).name in (Path(card["id"]).name, folder.name)
-                wrong = "" if known else f"{harmless(card['id'], 80)!r}, and the trainer's policy comes from {ours!r}"
+                same_name = Path(ours).name in (Path(card["id"]).name, folder.name)
+                wrong = (
+                    "" if same_name else f"{harmless(card['id'], 80)!r}, and the trainer's policy comes from {ours!r}"
+                )
             if wrong:
                 raise EngineError(f"{url} serves {wrong}: start the server with a folder of this policy ({SERVE})")
             return card["id"]
@@ -386,17 +398,17 @@ class _Tells:
             ask = dict(model=self.model, prompt=text, add_special_tokens=False)
             heard = self._post(url, "/tokenize", ask, seconds)["tokens"]
             if heard != ids:
-                at = next((k for k, (a, b) in enumerate(zip(heard, ids, strict=False)) if a != b), len(heard))
-                word = harmless(self.policy.tokenizer.decode(ids[at : at + 1]), 40)
+                place = next((k for k, (a, b) in enumerate(zip(heard, ids, strict=False)) if a != b), len(heard))
+                word = harmless(self.policy.tokenizer.decode(ids[place : place + 1]), 40)
                 raise EngineError(
                     f"{url} has another vocabulary than the trainer's policy: it reads {word!r} as token "
-                    f"{heard[at : at + 1]}, the policy as {ids[at : at + 1]}; start it with a folder of this policy "
-                    f"({SERVE})"
+                    f"{heard[place : place + 1]}, the policy as {ids[place : place + 1]}; start it with a folder of "
+                    f"this policy ({SERVE})"
                 )
             if self._post(url, "/detokenize", dict(model=self.model, tokens=[size]), seconds)["prompt"]:
                 raise EngineError(
-                    f"{url} knows more tokens than the {size} of the trainer's policy: start it with a folder of this "
-                    f"policy ({SERVE})"
+                    f"{url} knows more tokens than the {size} of the trainer's policy: start it with a folder of "
+                    f"this policy ({SERVE})"
                 )
             if self.rule and not holds_rule(url, seconds):
                 raise EngineError(f"{url} does not know the rule of dreamed codes: start it with ci/serve_vllm.sh")
@@ -406,11 +418,11 @@ class _Tells:
     def _same_version(self, wanted):
         "The version of all servers; None if they differ."
         what = "version of the weights, which wants VLLM_SERVER_DEV_MODE=1"
-        found = self._everywhere(self._version_of, what, 30.0, self.retries)
-        for url, version in zip(self.servers, found, strict=True):
+        versions = self._everywhere(self._version_of, what, 30.0, self.retries)
+        for url, version in zip(self.servers, versions, strict=True):
             if wanted is not None and version != wanted:
                 raise EngineError(f"{url} has the weights {version!r}, the trainer asks for {wanted!r}")
-        return found[0] if len(set(found)) == 1 else None
+        return versions[0] if len(set(versions)) == 1 else None
 
     def _forget(self):
         "The servers have emptied their caches: pictures must be sent again, and conversations may be read anywhere."
@@ -551,8 +563,8 @@ class _Publishes:
     def _reload(self, url, name, seconds):
         "Pause, read the folder, empty the caches, call it by its version, go on."
         self._post(url, "/pause?mode=wait", None, seconds, str)
-        how = dict(method="reload_weights", kwargs=dict(weights_path=str(self.folder / name)))
-        self._post(url, "/collective_rpc", how, seconds, str)
+        call = dict(method="reload_weights", kwargs=dict(weights_path=str(self.folder / name)))
+        self._post(url, "/collective_rpc", call, seconds, str)
         if not self._post(url, "/reset_prefix_cache", None, seconds)["success"]:
             raise EngineError(
                 f"{url}, weights {name!r}: /reset_prefix_cache without success, so the old weights would go on "
@@ -610,9 +622,13 @@ class _Compares:
         Returns:
             mean and largest |difference| over all tokens
         """
-        said = self.generate(conversations, most, seed=seed)
-        ours = [scored(self.policy, c, s, self.never, self.rule) for c, s in zip(conversations, said, strict=True)]
-        gaps = torch.cat([(o - torch.tensor(s.logprobs)).abs() for o, s in zip(ours, said, strict=True)]).double()
+        completions = self.generate(conversations, most, seed=seed)
+        ours = [
+            scored(self.policy, c, s, self.never, self.rule) for c, s in zip(conversations, completions, strict=True)
+        ]
+        gaps = torch.cat(
+            [(o - torch.tensor(s.logprobs)).abs() for o, s in zip(ours, completions, strict=True)]
+        ).double()
         return gaps.mean().item(), gaps.max().item()
 
     def check(self, conversations: list[Conversation], bound: float) -> float:

@@ -68,7 +68,7 @@ def connect(host: str, port: int, seconds: float, library: Any = carla) -> Any:
         carla.Client
 
     Raises:
-        NoSimulator: nobody answers; the sentence says what to start
+        NoSimulator: no answer; the sentence says what to start
         ValueError: server and client are of different versions, or the port is none
     """
     if not isinstance(port, int) or not 0 < port < 65536:
@@ -106,10 +106,10 @@ def open_town(client: Any, town: str, loading: float, seconds: float) -> Any:
     Raises:
         ValueError: the server does not have the town
     """
-    there = sorted(name.rsplit("/", 1)[-1] for name in client.get_available_maps())
-    if town not in there:
+    towns = sorted(name.rsplit("/", 1)[-1] for name in client.get_available_maps())
+    if town not in towns:
         more = "; Town11 and later come with CARLA's AdditionalMaps"
-        raise ValueError(f"the simulator has no {town!r}; it has {', '.join(there) or 'no town'}{more}")
+        raise ValueError(f"the simulator has no {town!r}; it has {', '.join(towns) or 'no town'}{more}")
     world = client.get_world()
     if world.get_map().name.rsplit("/", 1)[-1] != town:
         client.set_timeout(loading)
@@ -142,8 +142,8 @@ def pose_of(transform: Any) -> np.ndarray:
     Returns:
         (3,) x, y, heading; metres, radians
     """
-    at, yaw = transform.location, transform.rotation.yaw
-    return np.array([at.x, -at.y, wrap_angle(-np.radians(yaw))], float)
+    place, yaw = transform.location, transform.rotation.yaw
+    return np.array([place.x, -place.y, wrap_angle(-np.radians(yaw))], float)
 
 
 def transform_of(library: Any, pose: np.ndarray, z: float) -> Any:
@@ -233,18 +233,18 @@ def _between(town: Any, a: np.ndarray, b: np.ndarray, library: Any) -> list[np.n
     place = lambda p: library.Location(x=float(p[0]), y=-float(p[1]), z=float(p[2]))
     first = town.get_waypoint(place(a), project_to_road=True, lane_type=library.LaneType.Driving)
     far = float(np.hypot(*(b - a)[:2]))
-    heap, known, number = [(far, 0, 0.0, first, None)], {}, 0
+    heap, visited, number = [(far, 0, 0.0, first, None)], {}, 0
     while heap and number < 20000:
         _, _, cost, w, before = heapq.heappop(heap)
         here = spot(w)
         key = tuple(np.round(4 * here[:2]).astype(int)) + (w.road_id, w.lane_id)  # connectors of a junction overlap
-        if key in known:
+        if key in visited:
             continue
-        known[key] = here, before
+        visited[key] = here, before
         if np.hypot(*(here - b)[:2]) < STEP:
             out = []
             while key is not None:
-                here, key = known[key]
+                here, key = visited[key]
                 out.append(here)
             return out[-2:0:-1]
         for n, more in _steps(w, library):
@@ -272,12 +272,12 @@ def trace(town: Any, route: Route, library: Any = carla) -> Route:
     points = [route.waypoints[0]]
     for a, b in zip(route.waypoints[:-1], route.waypoints[1:], strict=True):
         if np.hypot(*(b - a)[:2]) > GAP:
-            if (found := _between(town, a, b, library)) is None:
+            if (way := _between(town, a, b, library)) is None:
                 raise ValueError(
                     f"route {route.id}: no way on the lanes of {route.town} from ({a[0]:.1f}, {a[1]:.1f}) to "
                     f"({b[0]:.1f}, {b[1]:.1f}): is it the route of another town?"
                 )
-            points += found
+            points += way
         points.append(b)
     return replace(route, waypoints=np.array(points))
 
@@ -285,21 +285,21 @@ def trace(town: Any, route: Route, library: Any = carla) -> Route:
 STRIDE = 2.0  # metres between the places that the map is asked for
 
 
-def _lanes_at(town: Any, at: Any, heading: float, library: Any) -> list[tuple[Any, bool]]:
+def _lanes_at(town: Any, place: Any, heading: float, library: Any) -> list[tuple[Any, bool]]:
     "Way-points of the lanes across the road at a place, and whether each goes the way of the route."
-    own = town.get_waypoint(at, project_to_road=True, lane_type=library.LaneType.Driving)
+    own = town.get_waypoint(place, project_to_road=True, lane_type=library.LaneType.Driving)
     if own is None:
         return []
     along = lambda w: abs(wrap_angle(pose_of(w.transform)[2] - heading)) < np.pi / 2
     out = [(own, along(own))]
     for step, back in (("get_left_lane", "get_right_lane"), ("get_right_lane", "get_left_lane")):
-        w, how = own, step
+        w, side = own, step
         for _ in range(4):  # a lane that comes towards us has its next neighbour on its other side
-            w = getattr(w, how)()
+            w = getattr(w, side)()
             if w is None or w.lane_type != library.LaneType.Driving:
                 break
             out.append((w, along(w)))
-            how = step if along(w) else back
+            side = step if along(w) else back
     return out
 
 
@@ -308,7 +308,6 @@ def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -
 
     Args:
         town: carla.Map
-        route: that is driven
         start: (3,) the frame of what is returned, in the town's frame; metres, radians
         library: the module `carla`
 
@@ -390,8 +389,8 @@ def _marks(actors: Any, stage: Stage, start: np.ndarray) -> tuple[list[Mark], li
     route, lights, signs = stage.route, [], []
     on_way = lambda p, side: 0 < route.project(p[:2])[0] < stage.goal + 5 and abs(route.project(p[:2])[1]) < side
     for actor in actors.filter("traffic.traffic_light*"):
-        at = actor.get_transform()
-        pose = to_frame(pose_of(at), start)
+        transform = actor.get_transform()
+        pose = to_frame(pose_of(transform), start)
         if abs(route.project(pose[:2])[1]) > 60:
             continue
         for w in actor.get_stop_waypoints():
@@ -399,16 +398,16 @@ def _marks(actors: Any, stage: Stage, start: np.ndarray) -> tuple[list[Mark], li
             s = float(route.project(np.array([x, y]))[0])
             if on_way((x, y), 2.0) and abs(wrap_angle(h - float(route.at(s)[2]))) < np.pi / 4:
                 half = w.lane_width / 2 * np.array([-np.sin(h), np.cos(h)])
-                lights.append(Mark(actor, _place(at.location), pose, s, line=([x, y] - half, [x, y] + half)))
+                lights.append(Mark(actor, _place(transform.location), pose, s, line=([x, y] - half, [x, y] + half)))
                 break
     for actor in actors.filter("traffic.stop*"):
-        at, volume = actor.get_transform(), actor.trigger_volume
-        pose = pose_of(at)
+        transform, volume = actor.get_transform(), actor.trigger_volume
+        pose = pose_of(transform)
         middle = to_frame(from_frame(np.array([volume.location.x, -volume.location.y, 0.0]), pose), start)
         if on_way(middle, 2.0):
             reach = float(max(volume.extent.x, volume.extent.y))
             s = float(route.project(middle[:2])[0])
-            signs.append(Mark(actor, _place(at.location), to_frame(pose, start), s, reach))
+            signs.append(Mark(actor, _place(transform.location), to_frame(pose, start), s, reach))
     return lights, signs
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #9bc98d3f
@@ -492,8 +491,8 @@ def _mount(ride: Ride, library: Any, cameras: Sequence[str], size: tuple[int, in
         blueprint = shop.find("sensor.camera.rgb")
         for key, value in dict(image_size_x=size[0], image_size_y=size[1], fov=view).items():
             blueprint.set_attribute(key, str(value))
-        at = library.Transform(library.Location(x=x, y=y, z=z), library.Rotation(yaw=yaw))
-        ride.sensors.append(ride.world.spawn_actor(blueprint, at, attach_to=ride.ego))
+        mount = library.Transform(library.Location(x=x, y=y, z=z), library.Rotation(yaw=yaw))
+        ride.sensors.append(ride.world.spawn_actor(blueprint, mount, attach_to=ride.ego))
         ride.pictures[name] = queue.Queue()
         ride.sensors[-1].listen(_newest(ride.pictures[name]))
     blueprint = shop.find("sensor.other.collision")
@@ -503,8 +502,8 @@ def _mount(ride: Ride, library: Any, cameras: Sequence[str], size: tuple[int, in
 # %% ../../nbs/30_rollout/25_carla.ipynb #ac0383cc
 def _ego_row(ride: Ride, library: Any) -> np.ndarray:
     "The ego as the world has it: (11,) at the rear axle, in the frame of the start."
-    at = ride.ego.get_transform()
-    x, y, h = pose_of(at)
+    transform = ride.ego.get_transform()
+    x, y, h = pose_of(transform)
     ahead = np.array([np.cos(h), np.sin(h)])
     back = REAR - ride.middle
     v, a, turn = ride.ego.get_velocity(), ride.ego.get_acceleration(), ride.ego.get_angular_velocity()
@@ -526,7 +525,7 @@ def _control(ride: Ride, library: Any, accel: float, rate: float, ego: np.ndarra
 
 
 def _see(ride: Ride, library: Any) -> dict:
-    "Everybody near, and the lights as they are."
+    "All road users near, and the lights as they are."
     words = {
         library.TrafficLightState.Red: "red",
         library.TrafficLightState.Yellow: "yellow",
@@ -556,10 +555,10 @@ def _see(ride: Ride, library: Any) -> dict:
 STILL, AGAIN, ASTRAY, BLOCKED, OFF = 0.1, 5.0, 30.0, 60.0, 1.0  # m/s, s, m, s, m
 
 
-def _of_scenario(function, *how):
+def _of_scenario(function, *arguments):
     "What a scenario gives; its own mistake ends the drive like a simulator that is lost, and not the run."
     try:
-        return function(*how)
+        return function(*arguments)
     except RuntimeError:  # CARLA's own word for a server that is gone
         raise
     except Exception as e:
@@ -568,11 +567,11 @@ def _of_scenario(function, *how):
 
 def _reported(ride):
     "What the scenario has to report before a tick, in words that the record knows."
-    found = [tuple(x) for x in _of_scenario(ride.play)]
-    if wrong := [kind for kind, _ in found if kind not in RECORDED]:
+    infractions = [tuple(x) for x in _of_scenario(ride.play)]
+    if wrong := [kind for kind, _ in infractions if kind not in RECORDED]:
         near = "".join(f"; the nearest is {k!r}" for k in get_close_matches(wrong[0], RECORDED, 1))
         raise RuntimeError(f"the scenario has reported {wrong[0]!r}, which is no infraction of the leaderboard{near}")
-    return found
+    return infractions
 
 
 FIRST = (  # what ends a drive of MindDrive's training with -1, beside the deviation; a scenario's own reports do not
@@ -652,8 +651,8 @@ def after(
     found = [*found, *_contacts(ride, now), *_passed(ride, now.along, s, ego[VX])]
     ride.others.append(_see(ride, library))
     ride.still = ride.still + kin.DT if ego[VX] < STILL else 0.0
-    at = from_frame(np.array([REAR, 0.0, 0.0]), ego[:3])
-    if stage.lanes is not None and not shapely.contains_xy(stage.lanes, *at[:2]):
+    centre = from_frame(np.array([REAR, 0.0, 0.0]), ego[:3])
+    if stage.lanes is not None and not shapely.contains_xy(stage.lanes, *centre[:2]):
         ride.outside += float(np.hypot(*(ego[:2] - now.ego[:2])))
     reason, last = _ends(ride, stage, now, s, side, stage.seconds)
     if first and ride.outside > OFF:
@@ -680,22 +679,21 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     Args:
         ride: what the server has answered
         stage: what stays the same
-        now: the state
         size: (width, height) of the pictures
 
     Returns:
-        Scene: nobody's future is known; pictures of up to five seconds ago, before the drive its first one
+        Scene: without futures; pictures of up to five seconds ago, before the drive its first one
     """
     scene, origin = moment(stage, now), now.ego[:3]
     rows = ride.others[-51:][::-1][::5][::-1]
     times = 0.5 * np.arange(1 - len(rows), 1)
     agents = []
     for key, (kind, dims, *_) in rows[-1].items() if rows else ():
-        there = [(t, row[key]) for t, row in zip(times, rows, strict=True) if key in row]
-        poses = to_frame(np.array([r[2] for _, r in there]), origin)
+        rows_of = [(t, row[key]) for t, row in zip(times, rows, strict=True) if key in row]
+        poses = to_frame(np.array([r[2] for _, r in rows_of]), origin)
         ahead = np.stack([np.cos(poses[:, 2]), np.sin(poses[:, 2])], 1)
-        speed = np.array([r[3] for _, r in there])[:, None]
-        agents.append(Agent(str(key), kind, *dims, [t for t, _ in there], poses, speed * ahead))
+        speed = np.array([r[3] for _, r in rows_of])[:, None]
+        agents.append(Agent(str(key), kind, *dims, [t for t, _ in rows_of], poses, speed * ahead))
     lights = [
         Light(
             str(m.actor.id),
@@ -773,7 +771,7 @@ class _Server(World):
             self.ride.play = _of_scenario(self.scenario, self.client, world, route, ego)
 
     def _try(self, route: Route) -> NoSimulator | None:
-        "Set the route up, or say why nobody answers."
+        "Set the route up, or say why there is no answer."
         try:
             self._begin(route)
         except NoSimulator as e:
@@ -789,7 +787,7 @@ class _Server(World):
         return None
 
     def _start(self, town: Any, route: Route) -> Scene:
-        "The route as a scene: road, centre line, goal; nobody is on it."
+        "The route as a scene: road, centre line, goal; without road users."
         start, line = self.ride.start, route.path.at(np.arange(-20.0, route.length + 121))
         areas, commands = areas_of(town, route, start, self.library)
         limit = float(self.ride.ego.get_speed_limit()) / 3.6
@@ -849,9 +847,9 @@ class _Drives(_Server):
         pictures: str | None = None,
         scenario: Callable | None = None,
         library: Any = carla,
-        **how: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(**how)
+        super().__init__(**options)
         if ends not in ("infraction", "leaderboard"):
             raise ValueError(f"ends: {ends!r} is not one of ('infraction', 'leaderboard')")
         if unknown := [c for c in self.cameras if c not in MOUNTS]:
@@ -880,11 +878,11 @@ class _Drives(_Server):
             raise ValueError(f"route {route.id}: {len(route.waypoints)} way-points, so it has no start to drive from")
         self._leave()
         self.state, self.drives = None, self.drives + 1
-        if self.temporary:  # six cameras leave a gigabyte in two minutes, and nobody asks for that drive any more
+        if self.temporary:  # six cameras leave a gigabyte in two minutes, and that drive is not needed any more
             for file in self.pictures.iterdir():
                 file.unlink()
         # One that has died may be on its way up again (ci/serve_carla.sh); one that never was there is a mistake.
-        # Who has waited in vain three times running only asks from then on: a share of routes would take hours.
+        # After three waits in vain it only asks: waiting at each of its routes would take hours.
         until = time.monotonic() + (self.patience if self.client is not None and self.in_vain < 3 else 0.0)
         while (error := self._try(route)) is not None:
             if time.monotonic() >= until:
@@ -892,7 +890,7 @@ class _Drives(_Server):
                 raise error from None
             time.sleep(min(1.0, self.patience / 4))
         self.in_vain = 0
-        return self._told()
+        return self._observed()
 
     def _moment(self) -> Scene:
         return seen_now(self.ride, self.stage, self.state, self.size)
@@ -906,11 +904,11 @@ class _Drives(_Server):
                 accel, rate = wanted(followed, k, local) if plan else (float(v) for v in action)
                 accel = float(np.clip(accel, *PEDALS))
                 ride.ego.apply_control(_control(ride, self.library, accel, rate, now.ego))
-                found = []
+                infractions = []
                 for _ in range(round(HZ * kin.DT)):
-                    found += _reported(ride)
+                    infractions += _reported(ride)
                     frame = ride.world.tick(self.seconds)
-                before, now = now, after(ride, self.stage, now, found, self.ends == "infraction", self.library)
+                before, now = now, after(ride, self.stage, now, infractions, self.ends == "infraction", self.library)
                 gained = (now.ego[VX] - before.ego[VX]) / kin.DT
                 ride.lag = float(np.clip(ride.lag + kin.DT * (accel - gained), -1.5, 1.5)) if now.ego[VX] > 0.1 else 0.0
                 if now.reason:
@@ -985,7 +983,8 @@ class CarlaWorld(_Drives):
             number: of the route; default: the route's own
 
         Returns:
-            dict: as `metrics.closed_loop` reads it: route_id, status, infractions, scores, meta
+            dict: as `metrics.closed_loop` reads it: route_id, status, infractions, scores, meta, and scenario_name of a
+            route with one
         """
         self._must_be_reset()
         ride = self.ride
@@ -993,7 +992,8 @@ class CarlaWorld(_Drives):
         # A simulator that died in the middle of a step has answered less than a step: both lists end together.
         n = len(self.state.log)
         traffic = np.r_[np.array(means, float), np.full(n, np.nan)][:n]
-        return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town)
+        told = dict(scenario_name=f"{ride.route.family}_1") if ride.route.family else {}
+        return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town) | told
 
     def close(self) -> None:
         """Take the car and its sensors away, let the server's clock run, and delete pictures that are temporary."""

@@ -175,7 +175,6 @@ def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
 
     Args:
         policy: its tokenizer and template write the row
-        task: Task
         scene: what the task understands
         opening: words that are put into the policy's mouth
 
@@ -274,20 +273,20 @@ def seed_of(seed: int | None, place: int, turn: int) -> int | None:
 
 
 def _refused(policy, scene, why):
-    "An episode that cannot begin. Its row is one token that nobody said, so that it fits into a batch."
+    "An episode that cannot begin. Its row is one token, which is not the policy's, so that it fits into a batch."
     row = [policy.tokenizer.eos_token_id], [-1], [0.0]
     return Episode(str(getattr(scene, "id", scene)), [], *row, [], 1, failed=str(why))
 
 
-def _judge(task, states, episodes, said):
+def _judge(task, states, episodes, completions):
     "The task's Step for each completion."
     for state, episode in zip(states, episodes, strict=True):
         state.messages, state.turn = list(episode.messages), episode.turns
-    steps = task.step_batch(states, said)
+    steps = task.step_batch(states, completions)
     wrong = next((s for s in steps if not isinstance(s, Step)), None)
-    if wrong is not None or len(steps) != len(said):
-        found = f"{len(steps)} steps" if wrong is None else f"a {type(wrong).__name__}"
-        raise TypeError(f"{type(task).__name__}.step_batch: expected {len(said)} Steps, found {found}")
+    if wrong is not None or len(steps) != len(completions):
+        got = f"{len(steps)} steps" if wrong is None else f"a {type(wrong).__name__}"
+        raise TypeError(f"{type(task).__name__}.step_batch: expected {len(completions)} Steps, found {got}")
     return steps
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #9cdfc068
@@ -312,7 +311,7 @@ class RolloutError(EngineError):
             getattr(error, "refused", False),
         )
 
-
+# %% ../../nbs/30_rollout/00_rollout.ipynb #dc04ceba
 @dataclass
 class _Table:
     "The episodes of a rollout, how long they may become, and whom to tell when one is over."
@@ -328,6 +327,7 @@ class _Table:
     on_episode: Callable | None
     on_group: Callable | None
     known: Mapping[int, Episode]
+    first: int
 
     def __post_init__(self):
         self.open = set(range(len(self.episodes))) - set(self.known)
@@ -341,7 +341,7 @@ class _Table:
     def ask(self, i):
         "What the engine is asked next; only the first answer has an opening."
         e = self.episodes[i]
-        begun, seed = "" if e.turns else self.openings[i], seed_of(self.seed, i, e.turns)
+        begun, seed = "" if e.turns else self.openings[i], seed_of(self.seed, self.first + i, e.turns)
         return Conversation(e.messages, e.ids, e.images, begun, seed, self.room(i), tuple(self.task.stops))
 
     def over(self, i):
@@ -353,10 +353,10 @@ class _Table:
         if self.on_group and not self.open.intersection(group):
             self.on_group(group[0], [self.episodes[k] for k in group])
 
-    def hear(self, said, engine):
+    def hear(self, answers, engine):
         "Take in completions and errors, place -> what the engine gave; the places of the episodes that go on."
-        lost = {i: c for i, c in said.items() if isinstance(c, EngineError)}
-        words = {i: c for i, c in said.items() if i not in lost}
+        lost = {i: c for i, c in answers.items() if isinstance(c, EngineError)}
+        words = {i: c for i, c in answers.items() if i not in lost}
         if any(c.text and not c.ids for c in words.values()):
             kind = type(engine).__name__
             raise ValueError(f"{kind} gives texts without token ids, which an episode is made of; pass policy=")
@@ -370,14 +370,14 @@ class _Table:
         return going
 
     def _go_on(self, words):
-        "Judge what was said; who has more to say."
+        "Judge the answers; which episodes go on."
         of = lambda things: [things[i] for i in words]
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
         begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
         room = {i: self.room(i) for i in words}
-        said = [begun(i, cut(self.policy, c, room[i], self.task.stops)) for i, c in words.items()]
-        steps, going = _judge(self.task, of(self.states), of(self.episodes), said), []
-        for i, completion, step in zip(words, said, steps, strict=True):
+        completions = [begun(i, cut(self.policy, c, room[i], self.task.stops)) for i, c in words.items()]
+        steps, going = _judge(self.task, of(self.states), of(self.episodes), completions), []
+        for i, completion, step in zip(words, completions, steps, strict=True):
             if self._add(self.episodes[i], completion, step, room[i]):
                 going.append(i)
             else:
@@ -409,9 +409,10 @@ def _turn_by_turn(engine, table, sampling):
     active = sorted(table.open)
     while active:
         turn, asked = table.episodes[active[0]].turns, [table.ask(i) for i in active]
-        seed = None if table.seed is None else table.seed * 1000 + turn
-        said = engine.generate(asked, max_new_tokens=max(c.limit for c in asked), seed=seed, **sampling)
-        active = table.hear(dict(zip(active, said, strict=True)), engine)
+        begin = seed_of(table.seed, table.first, 0) if table.first else table.seed  # each part is drawn by its own
+        seed = None if begin is None else begin * 1000 + turn
+        completions = engine.generate(asked, max_new_tokens=max(c.limit for c in asked), seed=seed, **sampling)
+        active = table.hear(dict(zip(active, completions, strict=True)), engine)
 
 
 def _as_they_come(engine, table, sampling):
@@ -426,14 +427,14 @@ def _as_they_come(engine, table, sampling):
             asked += [table.ask(i) for i in going]
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #4140376a
-def _begin_all(policy, task, scenes, places, max_tokens, known):
+def _begin_all(policy, task, scenes, places, max_tokens, finished):
     "Episodes with their prompts, and the opening of each. One whose picture cannot be read has failed."
     if len(places) != len(scenes):
         raise ValueError(f"places: {len(places)} for {len(scenes)} scenes")
-    openings, episodes = [task.opening(s, *at) for s, at in zip(scenes, places, strict=True)], []
+    openings, episodes = [task.opening(s, *place) for s, place in zip(scenes, places, strict=True)], []
     for i, (scene, opening) in enumerate(zip(scenes, openings, strict=True)):
-        if i in known:
-            episodes.append(known[i])
+        if i in finished:
+            episodes.append(finished[i])
             continue
         try:
             e = begin(policy, task, scene, opening)
@@ -462,6 +463,7 @@ def rollout(
     on_episode: Callable[[int, Episode], Any] | None = None,
     on_group: Callable[[int, list[Episode]], Any] | None = None,
     known: Mapping[int, Episode] | None = None,
+    first: int = 0,
 ) -> list[Episode]:
     """Play every scene to its end. A conversation that the engine refuses ends its episode, with `failed`.
 
@@ -470,7 +472,6 @@ def rollout(
             there (a generator: `OpenAIEngine.stream`); without, all wait for the slowest of a turn, and `generate` gets
             on_error="return" if it names that
         policy: its tokenizer and template write the rows
-        task: Task
         scenes: repeat a scene to play it several times
         max_turns: of an episode
         max_new_tokens: of each turn
@@ -486,6 +487,7 @@ def rollout(
             over
         known: index -> Episode that was played before, such as `RolloutError.over`; it is not played again, and nobody
             is told of it again
+        first: place of the first scene, where these are a part of a larger rollout: the seeds are those of that one
 
     Returns:
         one Episode for each scene, in order
@@ -501,7 +503,7 @@ def rollout(
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
     groups = np.cumsum([place == 0 for place, _ in places]).tolist()
     limits = max_turns, max_new_tokens, max_tokens
-    table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group, known)
+    table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group, known, first)
     sampling = dict(temperature=temperature, top_p=top_p)
     if max_turns > 0 and table.open:
         play = _as_they_come if hasattr(engine, "stream") else _turn_by_turn

@@ -150,7 +150,6 @@ def walls(stage: Stage, now: WorldState) -> tuple[list[float], list[tuple[np.nda
 
     Args:
         stage: of the world
-        now: the state
 
     Returns:
         tuple: metres along the route that the front must not pass; for each one ahead (21,) metres to its rear
@@ -194,7 +193,7 @@ def true_idm(world: World) -> np.ndarray:
     stage, now = world.stage, world.state
     stops, ahead = walls(stage, now)
     free, (s, v) = allowed(stage), (now.along, float(now.ego[VX]))
-    at = [s]
+    stations = [s]
     for k in range(kin.STEPS):
         want = max(float(np.interp(s + 0.5 * v, stage.route.s, free)), 0.5)
         gaps = [(x - 0.8 - s - VEHICLE.front, 0.0) for x in stops]
@@ -206,12 +205,12 @@ def true_idm(world: World) -> np.ndarray:
             a = min(a, float(idm(v, want, max(gap, 0.1), max(u, 0.0))), -need if need > 2.5 else a)
         v = max(v + kin.DT * max(a, -7.0), 0.0)
         s += kin.DT * v
-        at.append(s)
-    at = np.array(at)
+        stations.append(s)
+    stations = np.array(stations)
     l_now = float(stage.route.project(now.ego[:2])[1])
-    side = aside(stage, at) + (l_now - aside(stage, now.along)) * np.exp(-(at - now.along) / 8)
-    poses = stage.route.at(at, side)
-    moved = np.gradient(at)
+    side = aside(stage, stations) + (l_now - aside(stage, now.along)) * np.exp(-(stations - now.along) / 8)
+    poses = stage.route.at(stations, side)
+    moved = np.gradient(stations)
     poses[:, 2] += np.arctan(np.where(moved > 0.02, np.gradient(side) / np.maximum(moved, 0.02), 0.0))
     return to_frame(poses[5::5], now.ego[:3])
 

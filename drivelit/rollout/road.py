@@ -40,7 +40,7 @@ class Unjudged(Task):
         return self.task.opening(scene, place, group)
 
     def step(self, state: TurnState, completion: Completion) -> Step:
-        "The end: nobody knows here what would have been right."
+        "The end: what would have been right is not known here."
         return Step(None, {})
 
 # %% ../../nbs/30_rollout/26_road.ipynb #b7cead15
@@ -54,7 +54,6 @@ def by_policy(
     """A policy as a planner.
 
     Args:
-        policy: writes
         task: what it is asked; `Unjudged` if the task compares with an expert
         read: the moments and what was said in each -> a plan or a reason for each, as `drive_routes` takes them; it is
             not shown conversations that the engine refused
@@ -73,8 +72,8 @@ def by_policy(
         episodes = rollout(engine, policy, task, moments, seed=seed_of(seed, decision, 0), **how)
         heard = [i for i, e in enumerate(episodes) if not e.failed]
         plans = [ParseError(f"refused: {e.failed}") for e in episodes]
-        for i, found in zip(heard, read([moments[i] for i in heard], [episodes[i] for i in heard]), strict=True):
-            plans[i] = found
+        for i, read_plan in zip(heard, read([moments[i] for i in heard], [episodes[i] for i in heard]), strict=True):
+            plans[i] = read_plan
         return plans
 
     return plan

@@ -76,7 +76,7 @@ class Script:
     def __init__(self, agent: Agent) -> None:
         poses, self.still = agent.poses, len(agent.times) == 1 or np.ptp(agent.poses[:, :2], 0).max() < 0.5
         self.agent, self.half = agent, np.array([agent.length, agent.width]) / 2
-        self.patient = agent.type != "pedestrian"  # who drives keeps a distance; who walks only stops
+        self.patient = agent.type != "pedestrian"  # a vehicle keeps a distance; a pedestrian only stops
         if self.still:
             now = None if len(agent.times) == 1 else agent.at(0.0)
             self.pose, self.first, self.seen = poses[0] if now is None else now, 0.0, True
@@ -98,16 +98,16 @@ class Script:
 
     def poses(self, clock: np.ndarray) -> np.ndarray:
         "(..., 3) centre poses at (...) seconds of its clock; the heading is the script's own: who stands keeps it."
-        at = self.path.at(self.at(clock))
-        at[..., 2] = wrap_angle(np.interp(clock, self.times, self.headings))
-        return at
+        out = self.path.at(self.at(clock))
+        out[..., 2] = wrap_angle(np.interp(clock, self.times, self.headings))
+        return out
 
 # %% ../../nbs/30_rollout/20_world.ipynb #3d1506ca
 SIGHT = 40.0  # metres ahead that a road user looks
 
 
 def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, speeds: np.ndarray) -> tuple[float, float]:
-    """Who is in a road user's way.
+    """The nearest other in a road user's way.
 
     Args:
         script: of the road user
@@ -117,7 +117,7 @@ def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, spee
         speeds: (B,) m/s
 
     Returns:
-        tuple: metres to the nearest one in its corridor (infinity: nobody), that one's speed along the path, m/s
+        tuple: metres to the nearest one in its corridor (infinity: none), that one's speed along the path, m/s
     """
     along, side = script.path.project(boxes[:, :2])
     turn = boxes[:, 2] - np.interp(along, script.path.s, script.path.heading)
@@ -295,7 +295,7 @@ def _others(stage: Stage, now: WorldState, ego: np.ndarray) -> tuple[np.ndarray,
             if np.isfinite(gap):
                 a = float(idm(speeds[i], max(want, 0.5), max(gap, 0.1), max(v, 0.0), decel=6.0, headway=1.0))
                 new = min(new, max(speeds[i] + kin.DT * a, 0.0))
-        else:  # nobody walks into the side of a car
+        else:  # a pedestrian does not walk into the side of a car
             new = want
             if other[-1] and leader(script, script.at(clock), boxes[-1:], halves[-1:], all_speeds[-1:])[0] < 1.0:
                 new = 0.0
@@ -358,7 +358,6 @@ def advance(stage: Stage, now: WorldState, ego: np.ndarray) -> WorldState:
 
     Args:
         stage: what stays the same
-        now: the state
         ego: (11,) where the car has got to in this step
 
     Returns:
@@ -428,14 +427,14 @@ def _areas_now(stage: Stage, origin: np.ndarray) -> list[Area]:
 
 def _light_now(light: Light, clock: float, origin: np.ndarray) -> Light:
     "A light with the states that it has had."
-    known = light.times <= clock + 1e-9
-    known[0] = True
+    begun = light.times <= clock + 1e-9
+    begun[0] = True
     return replace(
         light,
         position=[*to_frame(light.position[:2], origin), light.position[2]],
         heading=float(wrap_angle(light.heading - origin[2])),
-        times=light.times[known] - clock,
-        states=[s for s, k in zip(light.states, known, strict=True) if k],
+        times=light.times[begun] - clock,
+        states=[s for s, k in zip(light.states, begun, strict=True) if k],
         stop_line=to_frame(light.stop_line, origin) if len(light.stop_line) else (),
     )
 
@@ -450,7 +449,6 @@ def moment(stage: Stage, now: WorldState) -> Scene:
 
     Args:
         stage: what stays the same
-        now: the state
 
     Returns:
         Scene: of the same source and family; a recorded one has no cameras any more
@@ -494,21 +492,21 @@ STRETCHES = 20
 
 
 def _traffic(stage: Stage, now: WorldState) -> np.ndarray:
-    "The mean speed of those who drive, m/s, at each entry of the log; NaN where nobody does."
+    "The mean speed of the moving vehicles, m/s, at each entry of the log; NaN where there is none."
     drives = np.array([x.patient and not x.still for x in stage.scripts], bool)
-    there = [drives & np.isfinite(p[:, 0]) for _, p, _ in now.log]
-    return np.array([v[k].mean() if k.any() else np.nan for k, (_, _, v) in zip(there, now.log, strict=True)])
+    present = [drives & np.isfinite(p[:, 0]) for _, p, _ in now.log]
+    return np.array([v[k].mean() if k.any() else np.nan for k, (_, _, v) in zip(present, now.log, strict=True)])
 
 
 def _paces(stage: Stage, now: WorldState, theirs: np.ndarray) -> list[str]:
     "The ego's speed beside the traffic's, for each stretch that was passed."
     s = stage.route.project(np.array([e[:2] for e, _, _ in now.log]))[0]
     own = np.array([e[VX] for e, _, _ in now.log])
-    at, out = np.floor(s / stage.goal * STRETCHES), []
+    stretch, out = np.floor(s / stage.goal * STRETCHES), []
     for k in range(int(STRETCHES * now.farthest / stage.goal + 1e-9)):
-        rows = (at == k) & np.isfinite(theirs)
-        there = theirs[rows].mean() if rows.any() else 0.0
-        percent = round(100 * own[rows].mean() / there, 2) if there > 1e-3 else 100.0
+        rows = (stretch == k) & np.isfinite(theirs)
+        theirs_here = theirs[rows].mean() if rows.any() else 0.0
+        percent = round(100 * own[rows].mean() / theirs_here, 2) if theirs_here > 1e-3 else 100.0
         out.append(f"Average speed is {percent}% of the surrounding traffic's one")
     return out
 
@@ -528,11 +526,12 @@ def _outside(stage: Stage, now: WorldState) -> list[str]:
 # %% ../../nbs/30_rollout/20_world.ipynb #f0af1e0d
 def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarray) -> dict[str, Any]:
     "The drive up to now as a record of the leaderboard; traffic: m/s of those who drive, at each entry of the log."
-    found = {k: [text for kind, text in now.infractions if kind == k] for k in RECORDED}
-    found["outside_route_lanes"], found[SLOW] = _outside(stage, now), _paces(stage, now, traffic)
+    texts = {k: [text for kind, text in now.infractions if kind == k] for k in RECORDED}
+    texts["outside_route_lanes"], texts[SLOW] = _outside(stage, now), _paces(stage, now, traffic)
     done = 100.0 if now.reason == "completed" else round(100 * now.farthest / stage.goal, 3)
-    factor = penalty(found)
-    clean = not any(v for k, v in found.items() if k != SLOW)
+    factor = penalty(texts)
+    # the leaderboard's *Perfect* allows for slow driving and for nothing else
+    clean = not any(v for k, v in texts.items() if k != SLOW)
     status = "Started" if not now.reason else STATUS.get(now.reason, ENDED)
     scene = stage.scene
     return dict(
@@ -540,8 +539,8 @@ def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarr
         scenario_name=scene.family,
         town_name=scene.source,
         status="Perfect" if status == "Completed" and clean else status,
-        num_infractions=sum(len(v) for v in found.values()),
-        infractions=found,
+        num_infractions=sum(len(v) for v in texts.values()),
+        infractions=texts,
         scores=dict(score_route=done, score_penalty=factor, score_composed=done * factor),
         meta=dict(route_length=stage.goal, duration_game=round(now.time, 3)),
     )
@@ -567,8 +566,10 @@ def _check_action(action: Any, space: spaces.Box, name: str) -> np.ndarray:
         raise BadAction(f"action: holds NaN or infinity at {np.argwhere(~np.isfinite(a))[0].tolist()}")
     bad = (a < space.low - 1e-6) | (a > space.high + 1e-6)
     if bad.any():
-        at = tuple(np.argwhere(bad)[0].tolist())
-        raise BadAction(f"action: {a[at]:g} at {list(at)} is not in [{space.low[at]:g}, {space.high[at]:g}]")
+        place = tuple(np.argwhere(bad)[0].tolist())
+        raise BadAction(
+            f"action: {a[place]:g} at {list(place)} is not in [{space.low[place]:g}, {space.high[place]:g}]"
+        )
     return a
 
 # %% ../../nbs/30_rollout/20_world.ipynb #871dc714
@@ -598,10 +599,10 @@ def _check_scene(scene: Any, cameras: Sequence[str]) -> None:
     "Whether a world with these cameras can drive it."
     if not isinstance(scene, Scene):
         raise ValueError(f"options: scene is a {type(scene).__name__}, expected a Scene")
-    there = scene.cameras if scene.source == "toy" else {}
-    if missing := [c for c in cameras if c not in there]:
+    mounted = scene.cameras if scene.source == "toy" else {}
+    if missing := [c for c in cameras if c not in mounted]:
         raise ValueError(
-            f"scene {scene.id}: {missing[0]!r} cannot be painted; it has {', '.join(there) or 'no cameras'}"
+            f"scene {scene.id}: {missing[0]!r} cannot be painted; it has {', '.join(mounted) or 'no cameras'}"
         )
 
 # %% ../../nbs/30_rollout/20_world.ipynb #6726a142
@@ -691,13 +692,13 @@ class _Loop(gym.Env):
         part: str = "train",
         render_mode: str | None = None,
     ) -> None:
-        for name, value, known in (
+        for name, value, allowed in (
             ("actions", actions, ("plan", "controls")),
             ("part", part, tuple(SEEDS)),
             ("render_mode", render_mode, (None, "rgb_array")),
         ):
-            if value not in known:
-                raise ValueError(f"{name}: {value!r} is not one of {known}")
+            if value not in allowed:
+                raise ValueError(f"{name}: {value!r} is not one of {allowed}")
         if isinstance(cameras, str):
             raise ValueError(f"cameras: {cameras!r} is one name, expected several: ({cameras!r},)")
         if np.shape(size) != (2,) or min(size) < 1:
@@ -731,7 +732,7 @@ class _Loop(gym.Env):
         if self.stage is None or self.stage.scene is not scene:
             self.stage = Stage(scene)
 
-    def _told(self, error: str = "") -> tuple[dict, dict]:
+    def _observed(self, error: str = "") -> tuple[dict, dict]:
         "Observation and info."
         seen, now = _numbers(self.stage, self.state), self.state
         if self.cameras:
@@ -750,7 +751,7 @@ class _Loop(gym.Env):
             scene = routes(1, self.part, first=int(self.np_random.integers(PART)))[0]
         self._enter(scene)
         self.state = _first(self.stage)
-        return self._told()
+        return self._observed()
 
     def _drive(self, now: WorldState, action: np.ndarray) -> tuple[WorldState, str]:
         "The state after a decision, and what went wrong with the world itself."
@@ -773,7 +774,7 @@ class _Loop(gym.Env):
         else:
             now, error = self._drive(now, a)
         self.state = replace(now, decisions=now.decisions + 1)
-        seen, info = self._told(error)
+        seen, info = self._observed(error)
         late = now.reason in CUT_OFF
         return seen, REWARD.get(now.reason, -1.0) if now.reason else 0.0, bool(now.reason) and not late, late, info
 
@@ -837,7 +838,7 @@ class World(_Loop):
         self._enter(snapshot["state"].start)
         self.state = snapshot["state"]
         self.np_random.bit_generator.state = deepcopy(snapshot["random"])
-        return self._told()
+        return self._observed()
 
     def record(self, number: int | None = None) -> dict[str, Any]:
         """The drive up to now in Bench2Drive's words.

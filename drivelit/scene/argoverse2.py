@@ -183,7 +183,7 @@ TYPES = dict(
 
 
 def _agents(d: dict, k: int) -> list[Agent]:
-    "Everybody near the ego at sweep k, in its frame; what lies behind a gap in the log does not count."
+    "All road users near the ego at sweep k, in its frame; what lies behind a gap in the log does not count."
     out, part = [], joined(d["times"] - d["times"][k])
     for name, x in d["tracks"].items():
         inside = (x["sweep"] >= part.start) & (x["sweep"] < part.stop)

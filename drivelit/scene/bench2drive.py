@@ -363,7 +363,7 @@ def _map(lanes: list[tuple[str, np.ndarray, np.ndarray]], way: np.ndarray) -> Ma
         bands.append(middle.buffer(WIDTH / 2 + SHOULDER))
         if junction.sum() > 1:
             squares.append(shapely.LineString(near[junction]).buffer(WIDTH / 2, cap_style="flat"))
-    whole = lambda found: [p for p in shapely.get_parts(shapely.union_all(found)) if p.geom_type == "Polygon"]
+    whole = lambda polygons: [p for p in shapely.get_parts(shapely.union_all(polygons)) if p.geom_type == "Polygon"]
     road = [Area(f"road{i}", "drivable", p) for i, p in enumerate(whole(bands)) if not p.is_empty]
     square = [Area(f"junction{i}", "intersection", p) for i, p in enumerate(whole(squares)) if not p.is_empty]
     return Map(road + square + areas, line)
@@ -433,13 +433,13 @@ def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     poses, ends, follows = [], [], []
     for line in lines:
         s = np.r_[0, np.cumsum(np.hypot(*np.diff(line, axis=0).T))]
-        at = np.linspace(0, s[-1], max(int(np.ceil(s[-1] / SPACING)), 1) + 1)
-        xy = np.stack([np.interp(at, s, column) for column in line.T], 1)
+        samples = np.linspace(0, s[-1], max(int(np.ceil(s[-1] / SPACING)), 1) + 1)
+        xy = np.stack([np.interp(samples, s, column) for column in line.T], 1)
         step = np.diff(xy, axis=0)
         first = sum(map(len, poses))
         poses.append(np.c_[xy, np.unwrap(np.arctan2(*np.concatenate([step, step[-1:]]).T[::-1]))])
-        follows.append(np.stack([first + np.arange(len(at) - 1), first + np.arange(1, len(at))], 1))
-        ends.append(first + len(at) - 1)
+        follows.append(np.stack([first + np.arange(len(samples) - 1), first + np.arange(1, len(samples))], 1))
+        ends.append(first + len(samples) - 1)
     poses = np.concatenate(poses)
     tree, ahead = cKDTree(poses[:, :2]), np.stack([np.cos(poses[:, 2]), np.sin(poses[:, 2])], 1)
     lane_of = np.repeat(np.arange(len(lines)), np.diff(np.r_[-1, ends]))
@@ -447,8 +447,8 @@ def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
     def lead(rows: np.ndarray, to: np.ndarray, reach: float, turn: float) -> np.ndarray:
         "Edges from rows to the points on other lanes that lie near a place and look the same way."
-        found = tree.query_ball_point(to, reach)
-        edges = np.array([(i, j) for i, some in zip(rows, found, strict=True) for j in some], int).reshape(-1, 2)
+        neighbours = tree.query_ball_point(to, reach)
+        edges = np.array([(i, j) for i, some in zip(rows, neighbours, strict=True) for j in some], int).reshape(-1, 2)
         same = np.abs(wrap_angle(np.diff(poses[edges, 2], axis=1)[:, 0])) < turn
         return edges[same & (np.diff(lane_of[edges], axis=1)[:, 0] != 0)]
 
@@ -477,21 +477,21 @@ def lane_way(lines: list[np.ndarray], points: list[np.ndarray]) -> np.ndarray | 
         return None
     poses, pairs, prices, lane_of, tree = _graph(lines)
     n, legs = len(poses), []
-    at = np.array(tree.query_ball_point(np.zeros(2), FAR_OFF), int)
-    at = at[np.abs(wrap_angle(poses[at, 2])) < np.radians(60)]
-    cost = 5 * np.hypot(*poses[at, :2].T)
+    near = np.array(tree.query_ball_point(np.zeros(2), FAR_OFF), int)
+    near = near[np.abs(wrap_angle(poses[near, 2])) < np.radians(60)]
+    cost = 5 * np.hypot(*poses[near, :2].T)
     for point in points:
         # One more point, from which all those lead on that the way may have reached. An edge of price 0 would be none.
-        rows, cols = np.r_[pairs[:, 0], np.full(len(at), n)], np.r_[pairs[:, 1], at]
+        rows, cols = np.r_[pairs[:, 0], np.full(len(near), n)], np.r_[pairs[:, 1], near]
         graph = coo_array((np.r_[prices, cost] + 1e-3, (rows, cols)), (n + 1, n + 1)).tocsr()
         price, before = dijkstra(graph, indices=n, return_predecessors=True)
-        at = np.array(tree.query_ball_point(point, FAR_OFF), int)
-        at = at[np.isfinite(price[at])]
-        cost = price[at] + 5 * np.hypot(*(poses[at, :2] - point).T)
+        near = np.array(tree.query_ball_point(point, FAR_OFF), int)
+        near = near[np.isfinite(price[near])]
+        cost = price[near] + 5 * np.hypot(*(poses[near, :2] - point).T)
         legs.append(before)
-    if not len(at):
+    if not len(near):
         return None
-    way = [int(at[cost.argmin()])]
+    way = [int(near[cost.argmin()])]
     on = way[0] + np.flatnonzero(lane_of[way[0] :] == lane_of[way[0]])
     for before in reversed(legs):
         while before[way[-1]] != n:
@@ -530,7 +530,7 @@ FOLDERS = dict(
 )
 
 
-def _cameras(clip: str | Path, frame: int, anno: dict, there: set[int]) -> dict[str, Camera]:
+def _cameras(clip: str | Path, frame: int, anno: dict, frames_there: set[int]) -> dict[str, Camera]:
     "Calibrations, and the images of now, of 5 s before, and of 1.5 s ahead: what a dream is compared with."
     out = {}
     for name, folder in FOLDERS.items():
@@ -541,7 +541,7 @@ def _cameras(clip: str | Path, frame: int, anno: dict, there: set[int]) -> dict[
             files = {
                 DT * -k: Path(clip) / "camera" / folder / f"{frame - RATE * k:05d}.jpg"
                 for k in range(-3, 11)
-                if frame - RATE * k in there
+                if frame - RATE * k in frames_there
             }
             pose = camera_pose(s["cam2ego"], ego_box(anno))
             size = s.get("image_size_x", 1600), s.get("image_size_y", 900)
@@ -561,10 +561,10 @@ def town_of(clip: str | Path) -> str:
     Raises:
         SceneError: no town in the name
     """
-    found = re.search(r"Town\d+(HD)?", Path(clip).name)
-    if not found:
+    match = re.search(r"Town\d+(HD)?", Path(clip).name)
+    if not match:
         raise SceneError(f"{clip}: no Town in the name of the clip, so its map is not known")
-    return found[0]
+    return match[0]
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #readmo01
 COMMANDS = {1: "TURN LEFT", 2: "TURN RIGHT", 3: "GO STRAIGHT", 4: "GO STRAIGHT", 5: "GO STRAIGHT", 6: "GO STRAIGHT"}
@@ -585,23 +585,28 @@ def read(clip: str | Path, frame: int, maps: str | Path | None = None) -> Scene:
     Raises:
         SceneError: naming the file and what is wrong with it
     """
-    there = frames(clip)
-    if frame not in there:
-        raise SceneError(f"{clip}: no frame {frame}; it has {there[0]} to {there[-1]}")
-    annos = {t: load(_file(clip, f)) for t, f in around(frame, there).items()}
-    tenths = {(f - frame) / 10: load(_file(clip, f)) for f in range(frame - 10, frame + 1) if f in there}
+    frame_list = frames(clip)
+    if frame not in frame_list:
+        raise SceneError(f"{clip}: no frame {frame}; it has {frame_list[0]} to {frame_list[-1]}")
+    annos = {t: load(_file(clip, f)) for t, f in around(frame, frame_list).items()}
+    tenths = {(f - frame) / 10: load(_file(clip, f)) for f in range(frame - 10, frame + 1) if f in frame_list}
     with reading(_file(clip, frame)):
         return _scene(
-            clip, frame, annos, tenths, set(there), Path(maps) / f"{town_of(clip)}_HD_map.npz" if maps else None
+            clip, frame, annos, tenths, set(frame_list), Path(maps) / f"{town_of(clip)}_HD_map.npz" if maps else None
         )
 
 
 def _scene(
-    clip: str | Path, frame: int, annos: dict[float, dict], tenths: dict[float, dict], there: set[int], hd: Path | None
+    clip: str | Path,
+    frame: int,
+    annos: dict[float, dict],
+    tenths: dict[float, dict],
+    frames_there: set[int],
+    hd: Path | None,
 ) -> Scene:
     "annos and tenths, which are those of the last second: {seconds from now: frame}."
     now, origin = annos[0.0], rear_axle(annos[0.0])
-    ways = lambda found: to_frame(np.array([rear_axle(a) for a in found.values()]), origin)
+    ways = lambda by_time: to_frame(np.array([rear_axle(a) for a in by_time.values()]), origin)
     own, times = ways(annos), np.array(list(annos))
     back, past, future = half_seconds(times, own, DT * PAST)
     lanes = _lanes(hd, origin)
@@ -616,7 +621,7 @@ def _scene(
         _agents(annos, origin),
         _map(lanes, planned_way(now, origin, lanes, past)),
         _lights(now, origin),
-        _cameras(clip, frame, now, there),
+        _cameras(clip, frame, now, frames_there),
         Trajectory(future[:8]) if len(future) >= 8 else None,
         Path(clip).name,
         False,
@@ -644,9 +649,9 @@ def scenes(root: str | Path, every: int = 5, on_error: Callable[[SceneError], No
     maps = next((m for m in (Path(root) / "maps", Path(root).parent / "maps") if m.is_dir()), None)
     for clip in clips:
         with skipping(on_error):
-            there = frames(clip)
-            for f in range(there[0], there[-1] + 1, every):
-                if f - 3 * RATE >= there[0] and f + 8 * RATE <= there[-1]:
+            frame_list = frames(clip)
+            for f in range(frame_list[0], frame_list[-1] + 1, every):
+                if f - 3 * RATE >= frame_list[0] and f + 8 * RATE <= frame_list[-1]:
                     with skipping(on_error):
                         yield enough(read(clip, f, maps), 3 * DT)
 

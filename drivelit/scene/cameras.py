@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'check_view', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
@@ -46,7 +46,6 @@ def ego_pose_at(scene: Scene, time: float) -> np.ndarray:
     """Where the ego was.
 
     Args:
-        scene: any scene
         time: seconds from now, at most 0
 
     Returns:
@@ -68,7 +67,6 @@ def to_camera(points: np.ndarray, camera: Camera, ego: np.ndarray = (0.0, 0.0, 0
 
     Args:
         points: (N, 3) in the frame of now, metres
-        camera: any camera
         ego: (3,) where the ego is when the picture is taken
 
     Returns:
@@ -86,7 +84,6 @@ def project(
 
     Args:
         points: (N, 3) x, y, z in the ego frame, metres
-        camera: any camera
         size: (width, height) in pixels; default: the full image
         ego: (3,) where the ego is when the picture is taken
 
@@ -267,9 +264,9 @@ def _ground(scene: Scene) -> tuple[list, list, list]:
 def _agents_at(scene: Scene, time: float, ego: np.ndarray) -> list[tuple[Agent, np.ndarray]]:
     "Road users with their poses, far ones first."
     then = lambda a: a.poses[0] if len(a.times) == 1 else a.at(time)  # of a picture that lies ahead, to be foretold
-    found = [(a, a.seen(time) if time <= 1e-6 else then(a)) for a in scene.agents]
-    found = [(a, p) for a, p in found if p is not None]
-    return sorted(found, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
+    visible = [(a, a.seen(time) if time <= 1e-6 else then(a)) for a in scene.agents]
+    visible = [(a, p) for a, p in visible if p is not None]
+    return sorted(visible, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #painter01
 def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego: np.ndarray) -> Image.Image:
@@ -289,11 +286,13 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
                 fill=_night(color, 14.0, glow) if dark and ground else shade(color, q, glow),
             )
 
+    # the ground first: all that stands on it is painted over it
     rings, lines, stops = _ground(scene)
     for ring, color in rings:
         polygon(_flat(ring), color, ground=True)
     for line in lines:
         q = to_camera(_flat(line), camera, ego)
+        # a piece of a line that reaches behind the camera has no pixels
         ahead = np.nonzero((q[:-1, 2] > NEAR) & (q[1:, 2] > NEAR) & (q[:-1, 2] < 90))[0]
         p = _pixels(q, camera, size)
         width = max(1, size[0] // 400)
@@ -302,6 +301,7 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
     for a, b in stops:
         d = 0.25 * np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-6)
         polygon(_flat(np.array([a - d, b - d, b + d, a + d])), LINE, ground=True)
+    # painter's algorithm: far things first, and of each thing its far faces first
     things = [(np.hypot(*(p[:2] - ego[:2])), _agent_faces(a, p), None) for a, p in _agents_at(scene, time, ego)]
     for light in scene.lights:
         faces, disc, color = _lamp(light, time)
@@ -344,11 +344,11 @@ def open_image(path: str | Path) -> Image.Image:
         with Image.open(path, formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise SceneError(f"{path}: {image.width} x {image.height} pixels; at most {MOST_PIXELS:,} are opened")
-            found = to_rgb(image)
-            found.info["file"] = str(
+            picture = to_rgb(image)
+            picture.info["file"] = str(
                 path
             )  # whoever sends the picture on may send these bytes, if nobody has painted on it
-            return found
+            return picture
     except SceneError:
         raise
     except FileNotFoundError:
@@ -382,7 +382,6 @@ def get_image(
     """What a camera sees: recorded if the scene has files, painted otherwise.
 
     Args:
-        scene: any scene
         camera: a key of scene.cameras
         size: (width, height) in pixels; default: the full image
         time: seconds from now, at most 0
@@ -408,7 +407,7 @@ def _camera(scene: Scene, name: str) -> Camera:
     return scene.cameras[name]
 
 
-def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], time: float) -> Image.Image:
+def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
     when = min(files, key=lambda t: abs(t - time), default=np.inf)
     if abs(when - time) > 0.3:
         raise SceneError(
@@ -416,9 +415,35 @@ def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], tim
         )
     if not Path(files[when]).is_file():
         raise SceneError(f"{files[when]}: the image of {cam.name} at {when} s is not there")
-    return open_resized(files[when], size)
+    return files[when]
+
+
+def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], time: float) -> Image.Image:
+    return open_resized(_file_at(scene, cam, files, time), size)
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
+def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5) -> None:
+    """Whether `next_image` has something to open; nothing is opened.
+
+    Args:
+        scene: as for `next_image`
+        camera: a key of scene.cameras
+        time: seconds from now, more than 0
+
+    Raises:
+        SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
+    """
+    cam, end = _camera(scene, camera), 0.0 if scene.expert is None else float(scene.expert.times[-1])
+    if not 0 < time <= end + 1e-6:
+        raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
+    if scene.source != "toy" or cam.files:
+        _file_at(scene, cam, _ahead(cam), time)
+
+
+def _ahead(cam):
+    return {t: f for t, f in cam.files.items() if t > 1e-6}
+
+
 def next_image(
     scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] | None = None, time: float = 0.5
 ) -> Image.Image:
@@ -436,13 +461,11 @@ def next_image(
     Raises:
         SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
     """
+    check_view(scene, camera, time)
     cam = _camera(scene, camera)
     size = tuple(size or (cam.width, cam.height))
-    end = 0.0 if scene.expert is None else float(scene.expert.times[-1])
-    if not 0 < time <= end + 1e-6:
-        raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
     if scene.source != "toy" or cam.files:
-        return _recorded(scene, cam, {t: f for t, f in cam.files.items() if t > 1e-6}, size, time)
+        return _recorded(scene, cam, _ahead(cam), size, time)
     t, p = np.r_[0.0, scene.expert.times], np.concatenate([[[0.0, 0.0, 0.0]], scene.expert.poses])
     ego = np.array([np.interp(time, t, v) for v in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))])
     return _paint(scene, cam, size, time, ego)

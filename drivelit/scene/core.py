@@ -121,7 +121,7 @@ def reading(where: str | Path) -> Iterator[None]:
 # %% ../../nbs/00_scene/00_scene.ipynb #skipping1
 @contextmanager
 def skipping(on_error: Callable[[SceneError], None] | None) -> Iterator[None]:
-    """One unreadable moment need not end a run over thousands: whoever counts errors gets them, and reading goes on.
+    """One unreadable moment need not end a run over thousands: a caller that counts errors gets them; reading goes on.
 
     Args:
         on_error: called with the error; None: it is raised
@@ -437,12 +437,12 @@ class Agent:
             (3,) box centre pose, from frames up to now alone; who has a single frame stands. None where it was not
             observed, or only later
         """
-        known = self.times[self.times <= 1e-6]
-        if not len(known):
+        past = self.times[self.times <= 1e-6]
+        if not len(past):
             return None
         if len(self.times) == 1:
             return self.poses[0]
-        return self.at(min(time, known[-1])) if time <= known[-1] + 0.05 else None
+        return self.at(min(time, past[-1])) if time <= past[-1] + 0.05 else None
 
 # %% ../../nbs/00_scene/00_scene.ipynb #veloc001
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
@@ -765,11 +765,11 @@ def remembered(function: Callable) -> Callable:
     Returns:
         the function with a memory that goes when the scene goes
     """
-    known = WeakKeyDictionary()
+    memory = WeakKeyDictionary()
 
     @wraps(function)
     def inner(scene, *args, **kwargs):
-        mine, key = known.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
+        mine, key = memory.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
         if key not in mine:
             mine[key] = function(scene, *args, **kwargs)
         return copy(mine[key])
@@ -831,7 +831,6 @@ def to_json(scene: Scene, path: str | Path | None = None) -> str:
     """The scene as JSON text.
 
     Args:
-        scene: any scene
         path: also write it here
 
     Returns:
@@ -853,8 +852,8 @@ def _build(cls: type, d, name: str) -> Any:
     "A dataclass from a dict: unknown and missing fields are named."
     if not isinstance(d, dict):
         raise SceneError(f"{name}: expected an object, found {type(d).__name__}")
-    known = {f.name for f in fields(cls)}
-    if extra := sorted(set(d) - known):
+    names = {f.name for f in fields(cls)}
+    if extra := sorted(set(d) - names):
         raise SceneError(f"{name}.{extra[0]}: unknown field")
     try:
         return cls(**d)

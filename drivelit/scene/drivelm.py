@@ -92,12 +92,12 @@ def parse_behavior(text: str) -> tuple[str, str] | str:
     Returns:
         (direction, speed), of DIRECTIONS and SPEEDS; or a str: the reason why there are none
     """
-    found = [
+    pair = [
         next((w for w in sorted(words, key=len, reverse=True) if w in str(text).lower()), None)
         for words in (DIRECTIONS, SPEEDS)
     ]
-    missing = [what for what, f in zip(("direction", "speed"), found, strict=True) if f is None]
-    return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(found)
+    missing = [what for what, f in zip(("direction", "speed"), pair, strict=True) if f is None]
+    return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(pair)
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #7991409a
 @dataclass(frozen=True)
@@ -195,9 +195,9 @@ def to_scene(frame: KeyFrame, calibration: dict[str, Camera] | None = None) -> S
         n: Camera(n, *SIZE, rig[n].intrinsic, rig[n].cam2ego, {0.0: p}) for n, p in frame.images.items() if n in rig
     }
     behavior = next((q.answer for q in frame.qa if q.category == "behavior"), "")
-    known = "given" if calibration and set(frame.images) <= set(calibration) else "nominal"
+    source = "given" if calibration and set(frame.images) <= set(calibration) else "nominal"
     meta = dict(
-        calibration=known,
+        calibration=source,
         ego_state="unknown",
         agents_known=False,
         description=frame.description,

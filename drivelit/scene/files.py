@@ -160,7 +160,7 @@ def locked(path: str | Path, wait: float = 0.0) -> Iterator[bool]:
 
     Args:
         path: file of the lock; its folder exists
-        wait: seconds to wait for who has it
+        wait: seconds to wait for the process that holds it
 
     Yields:
         bool, whether this process has it now
@@ -184,8 +184,8 @@ def holder(folder: str | Path) -> str:
         str: "process 12 on host h since ...", or "another process"
     """
     try:
-        found = json.loads((Path(folder) / "holder.json").read_text())
-        return f"process {found['pid']} on {found['host']} since {found['since']}"
+        who = json.loads((Path(folder) / "holder.json").read_text())
+        return f"process {who['pid']} on {who['host']} since {who['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # just taken, or just given back
         return "another process"
 

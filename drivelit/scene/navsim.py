@@ -223,12 +223,12 @@ def check_window(frames: list[dict], now: int) -> None:
     speed = np.hypot(*np.array([check_array(f["ego_dynamic_state"], "ego_dynamic_state", (4,))[:2] for f in some]).T)
     for k, dt in enumerate(np.diff(time)):
         moved = np.hypot(*(poses[k + 1] - poses[k])[:2])
-        at = (speed[k] + speed[k + 1]) / 2
+        mean_speed = (speed[k] + speed[k + 1]) / 2
         # 10 m/s² for the whole step, and three metres for a pose and a speed that are not measured together.
-        if abs(moved - at * dt) > 3.0 + 10.0 * dt**2:
+        if abs(moved - mean_speed * dt) > 3.0 + 10.0 * dt**2:
             raise SceneError(
                 f"frame {first + k + 1}: ego2global_translation: the car moves {moved:.1f} m in {dt:.2f} s, "
-                f"at a recorded {at:.1f} m/s"
+                f"at a recorded {mean_speed:.1f} m/s"
             )
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #agents01
@@ -236,7 +236,7 @@ TYPES = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_s
 
 
 def _boxes(frame: dict, origin: np.ndarray) -> list[tuple[str, str, np.ndarray, np.ndarray, tuple]]:
-    "Token, name, pose, velocity and size of everybody in a frame, in the frame of the present ego."
+    "Token, name, pose, velocity and size of all road users in a frame, in the frame of the present ego."
     anns, pose = frame["anns"], global_pose(frame)
     boxes = check_array(anns["gt_boxes"], "anns.gt_boxes", (None, 7))
     turn = pose[2] - origin[2]
@@ -374,10 +374,10 @@ def find_map(maps: str | Path, location: str) -> Path:
     Raises:
         SceneError: no map of this city, or a location that is no name
     """
-    found = sorted(Path(maps).glob(f"{file_name(location, 'map_location')}/*/map.gpkg"))
-    if not found:
+    maps_there = sorted(Path(maps).glob(f"{file_name(location, 'map_location')}/*/map.gpkg"))
+    if not maps_there:
         raise SceneError(f"{Path(maps) / location}: no <version>/map.gpkg in this folder")
-    return found[-1]
+    return maps_there[-1]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #lanetab0
 def _number(v) -> str:
@@ -386,8 +386,9 @@ def _number(v) -> str:
 
 
 def _stored_lanes(path: str, around: np.ndarray, route: list) -> tuple[dict, dict, dict, dict]:
-    "Rows of lanes and connectors by fid, the connectors' outlines, and everybody's stored line."
+    "Rows of lanes and connectors by fid, the connectors' outlines, and the stored line of each."
     ids = ", ".join(sorted({_number(r) for r in route})) or "NULL"
+    # what is near, and the whole route even where it is far
     both = lambda name, column: {
         i: r
         for w in (dict(around=around), dict(where=f"{column} IN ({ids})"))
@@ -500,9 +501,9 @@ def search(lanes: dict[str, dict], start: str, blocks: list[str]) -> list[str]:
             if n in lanes:
                 graph.add_edge(k, n, length=shapely.LineString(lanes[n]["line"]).length)
     far, ways = nx.single_source_dijkstra(graph, start, weight="length")
-    there = [k for k in ways if lanes[k]["block"] == goal]
-    if there:
-        return ways[min(there, key=far.get)]
+    reached = [k for k in ways if lanes[k]["block"] == goal]
+    if reached:
+        return ways[min(reached, key=far.get)]
     return ways[min(ways, key=lambda k: (-len(ways[k]), far[k]))]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #44d4c10c
@@ -577,10 +578,10 @@ def read(log: str | Path, now: int, maps: str | Path | None = None, sensors: str
 
 def _lights(states: dict, starts: dict[str, np.ndarray]) -> list[Light]:
     "A light above the beginning of each lane that has one; states: lane id -> whether it is red."
-    known = {_number(k): is_red for k, is_red in states.items() if _number(k) in starts}
+    red_of = {_number(k): is_red for k, is_red in states.items() if _number(k) in starts}
     return [
         Light(f"light {k}", [*starts[k], 5.0], np.pi, [0.0], ["red" if is_red else "green"], [k])
-        for k, is_red in known.items()
+        for k, is_red in red_of.items()
     ]
 
 

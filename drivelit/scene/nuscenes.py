@@ -300,12 +300,12 @@ def _layer_areas(
 def _map(street: Any, origin: np.ndarray, own: np.ndarray) -> Map:
     "Areas of the map expansion around the ego."
     areas, way = [], shapely.LineString(own[:, :2]) if len(own) > 1 else None
-    found = street.get_records_in_radius(*origin[:2], REACH, list(LAYERS)) if street else {}
-    lines = street.discretize_lanes(found.get("lane", []) + found.get("lane_connector", []), 1.0) if street else {}
-    for layer, tokens in found.items():
+    records = street.get_records_in_radius(*origin[:2], REACH, list(LAYERS)) if street else {}
+    lines = street.discretize_lanes(records.get("lane", []) + records.get("lane_connector", []), 1.0) if street else {}
+    for layer, tokens in records.items():
         for token in tokens:
-            known = token in lines and len(lines[token]) > 1
-            line = to_frame(np.array(lines[token])[:, :2], origin) if known else ()
+            has_line = token in lines and len(lines[token]) > 1
+            line = to_frame(np.array(lines[token])[:, :2], origin) if has_line else ()
             areas += _layer_areas(street, layer, token, line, origin, way)
     return Map(areas, route_of(own))
 
@@ -342,7 +342,7 @@ def _scene(nusc: Any, token: str, samples: dict[float, dict], need_map: bool, le
     poses = np.array([to_frame(ego_pose(nusc, s), origin) for s in samples.values()])
     future = half_seconds(times, poses, 0.0, AHEAD)[2]
     near = future[:8]
-    known = unknown(future, bool(nusc.sample_annotation))
+    lacks = unknown(future, bool(nusc.sample_annotation))
     street = open_map(nusc.dataroot, location)
     if need_map and street is None:
         raise SceneError(f"{nusc.dataroot}/maps/expansion/{location}.json: missing; download the map expansion 1.3")
@@ -358,7 +358,7 @@ def _scene(nusc: Any, token: str, samples: dict[float, dict], need_map: bool, le
         Trajectory(near) if len(near) >= least else None,
         record["name"],
         "night" in record["description"].lower(),
-        dict(token=token, timestamp=int(now["timestamp"]), location=location) | far_future(future) | known,
+        dict(token=token, timestamp=int(now["timestamp"]), location=location) | far_future(future) | lacks,
     )
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #tokensn1
@@ -381,10 +381,10 @@ def split_names(split: str) -> list[str]:
         from nuscenes.utils import splits
     except ImportError as e:
         raise SceneError(f"nuscenes-devkit, whose lists name the drives of a split: {e}") from None
-    known = {k: v for k, v in vars(splits).items() if isinstance(v, list) and v and str(v[0]).startswith("scene-")}
-    if split not in known:
-        raise SceneError(f"split: {split!r} is not one of {', '.join(known)}")
-    return known[split]
+    drives_of = {k: v for k, v in vars(splits).items() if isinstance(v, list) and v and str(v[0]).startswith("scene-")}
+    if split not in drives_of:
+        raise SceneError(f"split: {split!r} is not one of {', '.join(drives_of)}")
+    return drives_of[split]
 
 
 def parts(
@@ -407,21 +407,23 @@ def parts(
     version = version or FOLDERS.get(split, "v1.0-mini")
     path = Path(root) / version / "scene.json"
     with reading(path):
-        there = [str(record["name"]) for record in parse_record(read_bytes(path), path)]
+        names_in_file = [str(record["name"]) for record in parse_record(read_bytes(path), path)]
     if split is None and drives is None:
         if version == "v1.0-trainval":
             warnings.warn(f"{path}: train and val together; split train and split val keep them apart", stacklevel=2)
-        return there
-    wanted = set(there if split is None else split_names(split)) & set(there if drives is None else drives)
+        return names_in_file
+    wanted = set(names_in_file if split is None else split_names(split)) & set(
+        names_in_file if drives is None else drives
+    )
     asked = ", ".join([*([f"split {split}"] if split else []), *([f"{len(drives)} names"] if drives else [])])
-    if not (found := [name for name in there if name in wanted]):
+    if not (chosen := [name for name in names_in_file if name in wanted]):
         raise SceneError(
-            f"{path}: none of its {len(there)} drives is wanted ({asked}): another version, or a wrong list"
+            f"{path}: none of its {len(names_in_file)} drives is wanted ({asked}): another version, or a wrong list"
         )
     for what, names in (("of the split", split and split_names(split)), ("of the names", drives)):
-        if lost := set(names or ()) - set(there):
+        if lost := set(names or ()) - set(names_in_file):
             warnings.warn(f"{path}: {len(lost)} {what} are not there, such as {min(lost)}", stacklevel=2)
-    return found
+    return chosen
 
 
 def moments(

@@ -165,7 +165,6 @@ def ego_pose(scene: Scene, time: float) -> np.ndarray | None:
     """Where the ego is at a time: on its history up to now, on the expert's path afterwards.
 
     Args:
-        scene: any scene
         time: seconds from now
 
     Returns:
@@ -238,7 +237,6 @@ def plot_scene(
     """Draw a scene from above: x (forward) to the right, y (left) upwards, metres, equal aspect.
 
     Args:
-        scene: any scene
         ax: matplotlib Axes; a new figure that fits the extent if None
         plans: label -> (T, 3) poses in the ego frame
         extent: x from, x to, y from, y to: metres

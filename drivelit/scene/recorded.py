@@ -92,7 +92,7 @@ def load(path: str) -> dict:
     return log | dict(dt=0.1, poses=poses, tracks=tracks)
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #time0001
-GAP = 1.25  # seconds: in a longer step between two samples nobody knows where the car was
+GAP = 1.25  # seconds: in a longer step between two samples it is not known where the car was
 
 
 def joined(times: np.ndarray, most: float = GAP) -> slice:
@@ -112,7 +112,7 @@ def joined(times: np.ndarray, most: float = GAP) -> slice:
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #b7f88b20
 def stretches(name: str, times: np.ndarray, most: float = GAP) -> list[tuple[str, slice]]:
-    """The parts of a road user's track between which nobody saw it.
+    """The parts of a road user's track between which it was not seen.
 
     Args:
         name: of the road user
@@ -161,9 +161,9 @@ def at_times(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, most: fl
     out = np.where(on[:, None], v[near], np.nan)
     if len(t) > 1:
         step, edge = np.clip(np.searchsorted(t, w) - 1, 0, len(t) - 2), 0.2 * np.median(np.diff(t)) + 1e-6
-        known = ~on & (np.diff(t)[step] <= most + 1e-6) & (w >= t[0] - edge) & (w <= t[-1] + edge)
+        covered = ~on & (np.diff(t)[step] <= most + 1e-6) & (w >= t[0] - edge) & (w <= t[-1] + edge)
         slopes = np.gradient(v, t, axis=0, edge_order=min(2, len(t) - 1))
-        out[known] = CubicHermiteSpline(t, v, slopes)(w[known])
+        out[covered] = CubicHermiteSpline(t, v, slopes)(w[covered])
     return out
 
 
@@ -203,9 +203,9 @@ def half_seconds(
     past = slice(0, int(np.abs(t).argmin()) + 1)
     back, front = 0.5 * np.arange(int(2 * history + 1e-6) + 1), 0.5 * np.arange(1, int(2 * ahead + 1e-6) + 1)
     before, after = poses_at(t[past], p[past], -back), poses_at(t, p, front)
-    known = lambda v: int(np.cumprod(~np.isnan(v[:, 0])).sum())
-    n = known(before)
-    return 0.0 - back[:n][::-1], before[:n][::-1], after[: known(after)]
+    whole = lambda v: int(np.cumprod(~np.isnan(v[:, 0])).sum())
+    n = whole(before)
+    return 0.0 - back[:n][::-1], before[:n][::-1], after[: whole(after)]
 
 
 def thin(times: np.ndarray) -> np.ndarray:
@@ -307,7 +307,7 @@ def unknown(future: np.ndarray, boxes: bool = True, told: bool = False) -> dict:
 
     Args:
         future: (T, 3) of `half_seconds`: where it ends, the log ends or has a gap
-        boxes: whether anybody has marked road users in this log
+        boxes: whether road users are annotated in this log
         told: whether the log has commands and a route; if not, the command and the centre line come from the future
 
     Returns:
@@ -354,7 +354,7 @@ TYPES = dict(
 
 
 def _agents(log: dict, frame: int) -> list[Agent]:
-    "Everybody, at half seconds from now, in the ego's frame."
+    "All road users, at half seconds from now, in the ego's frame."
     out, origin = [], log["poses"][frame]
     for name, track in log["tracks"].items():
         ahead = track["frames"] - frame
@@ -541,11 +541,11 @@ def keyframe(folder: str | Path) -> dict[str, Camera]:
     Raises:
         SceneError: naming the file and the field
     """
-    found = sorted(Path(folder).glob("*.json"))
-    if not found:
+    files = sorted(Path(folder).glob("*.json"))
+    if not files:
         raise SceneError(f"{folder}: no keyframe JSON in this folder")
-    record = parse_record(read_bytes(found[0]), found[0])
-    with reading(f"{found[0]}: data_list[0].images"):
+    record = parse_record(read_bytes(files[0]), files[0])
+    with reading(f"{files[0]}: data_list[0].images"):
         return {
             name: Camera(name, 1600, 900, x["cam2img"], x["cam2ego"], {0.0: Path(folder) / Path(x["img_path"]).name})
             for name, x in record["data_list"][0]["images"].items()

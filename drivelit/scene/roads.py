@@ -6,8 +6,10 @@
 __all__ = ['LANE', 'Path', 'route', 'strip', 'lane', 'straight_road', 'cross_road', 'crossing', 'boxes_touch']
 
 # %% ../../nbs/00_scene/20_roads.ipynb #39e985d8
+from functools import cached_property
+from typing import Any
+
 import numpy as np
-from scipy.spatial import cKDTree
 
 from .core import Area
 
@@ -32,7 +34,13 @@ class Path:
         heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
         self.xy, self.s = xy, np.r_[0, np.cumsum(np.hypot(*step.T))] - origin
         self.heading = np.r_[heading[0], (heading[1:] + heading[:-1]) / 2, heading[-1]]
-        self.tree = cKDTree(xy)
+
+    @cached_property
+    def tree(self) -> Any:
+        "Finds the nearest point; made when it is needed, for scipy takes half a second to import."
+        from scipy.spatial import cKDTree
+
+        return cKDTree(self.xy)
 
     def at(self, s: np.ndarray, l: np.ndarray = 0.0) -> np.ndarray:
         """Poses on or beside the path.
@@ -77,7 +85,7 @@ def route(*pieces: tuple[float, float], behind: float = 90.0, step: float = 0.5)
         Path
     """
     k = np.concatenate([np.zeros(int(behind / step)), *[np.full(max(int(round(n / step)), 1), c) for n, c in pieces]])
-    # Nobody turns the wheel in no time: blend over 5 m.
+    # A steering wheel takes time to turn: blend over 5 m.
     k = np.convolve(np.pad(k, 5, "edge"), np.ones(11) / 11, "valid")
     heading = np.r_[0, np.cumsum(k * step)]
     middle = heading[:-1] + k * step / 2

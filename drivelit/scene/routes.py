@@ -115,18 +115,18 @@ def _route(element: Element) -> Route:
             "<waypoint> directly under <route>: a file of CARLA leaderboard 1, whose scenarios lie in another file; "
             "routes of leaderboard 2 are read, with <waypoints> and <scenarios>"
         )
-    found = [_numbers(p, ("x", "y", "z")) for p in element.iterfind("waypoints/position")]
-    points = np.array(found).reshape(-1, 3) * [1, -1, 1]
+    waypoints = [_numbers(p, ("x", "y", "z")) for p in element.iterfind("waypoints/position")]
+    points = np.array(waypoints).reshape(-1, 3) * [1, -1, 1]
     apart = np.hypot(*np.diff(points[:, :2], axis=0).T) if len(points) else np.zeros(0)
     if not (apart > 1e-6).any():
         raise SceneError(f"{len(points)} way-points; a route needs two different ones")
-    said = [(w.attrib, _numbers(w, tuple(w.attrib))) for w in element.iterfind("weathers/weather")]
+    weathers = [(w.attrib, _numbers(w, tuple(w.attrib))) for w in element.iterfind("weathers/weather")]
     return Route(
         element.get("id"),
         element.get("town"),
         points,
         tuple(_scenario(s) for s in element.iterfind("scenarios/scenario")),
-        tuple({k: float(v) for k, v in zip(names, values, strict=True)} for names, values in said),
+        tuple({k: float(v) for k, v in zip(names, values, strict=True)} for names, values in weathers),
     )
 
 # %% ../../nbs/00_scene/46_routes.ipynb #readrou1
@@ -147,7 +147,7 @@ def read_routes(path: str | File) -> list[Route]:
         tree = ElementTree.fromstring(content)  # bytes: the file itself says its encoding
     except DefusedXmlException as e:
         raise SceneError(f"{path}: defines entities or names other files, which no route needs ({e})") from None
-    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the last two: an encoding that nobody knows
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the last two: an unknown encoding
         raise SceneError(f"{path}: not XML, or cut short ({e})") from None
     out = []
     for i, element in enumerate(tree.iter("route")):

@@ -93,9 +93,9 @@ def open_scenes(source: str, root: str | Path | None = None, **options: Any) -> 
         SceneError: no such folder; and while reading, the file and what is wrong with it
     """
     read = module(source).scenes
-    known = inspect.signature(read).parameters
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known)}")
+    accepted = inspect.signature(read).parameters
+    if unknown := sorted(set(options) - set(accepted)):
+        raise ValueError(f"{source}: no option {unknown[0]!r}; it has {', '.join(accepted)}")
     if source == "toy":
         return iter(read(**{"n": 100, **options}))
     if root is None:
@@ -115,7 +115,6 @@ def has(scene: Scene, aspect: str) -> bool:
     """Whether this very scene has it.
 
     Args:
-        scene: any scene
         aspect: one of ASPECTS; "images" are those of all cameras now, "past_images" all before: files must be there
 
     Returns:
@@ -143,7 +142,6 @@ def need(scene: Scene, *aspects: str) -> Scene:
     """The scene, if it has what is asked for.
 
     Args:
-        scene: any scene
         *aspects: of ASPECTS
 
     Returns:
@@ -228,6 +226,15 @@ def write_folder(
     return count
 
 # %% ../../nbs/00_scene/90_sources.ipynb #tokens01
+def _split(text, path):
+    "The tokens of a CSV with a column `token`, of YAML or JSON, or one a line."
+    rows = [line.strip() for line in text.splitlines() if line.strip()]
+    if rows and "," in rows[0] and "token" in (head := [h.strip(" '\"").lower() for h in rows[0].split(",")]):
+        column = head.index("token")
+        return [row[column] for row in csv.reader(rows[1:]) if len(row) > column]
+    return _listed(text, path) if any(c in text for c in ":-[{'\"#") else text.split()
+
+
 def read_tokens(path: str | Path) -> list[str]:
     """The tokens of a list, such as NAVSIM's navtest.yaml.
 
@@ -244,18 +251,11 @@ def read_tokens(path: str | Path) -> list[str]:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise SceneError(f"{path}: not UTF-8 ({e})") from None
-    rows = [line.strip() for line in text.splitlines() if line.strip()]
-    if rows and "," in rows[0] and "token" in (head := [h.strip(" '\"").lower() for h in rows[0].split(",")]):
-        found = [row[head.index("token")] for row in csv.reader(rows[1:]) if len(row) > head.index("token")]
-    elif any(c in text for c in ":-[{'\"#"):
-        found = _listed(text, path)
-    else:
-        found = text.split()
-    found = list(dict.fromkeys(str(t).strip() for t in found))
-    odd = next((t for t in found if not t or any(c.isspace() or c in ",:[]{}'\"" for c in t)), None)
-    if not found or odd is not None:
+    tokens = list(dict.fromkeys(str(t).strip() for t in _split(text, path)))
+    odd = next((t for t in tokens if not t or any(c.isspace() or c in ",:[]{}'\"" for c in t)), None)
+    if not tokens or odd is not None:
         raise SceneError(f"{path}: {'no token' if odd is None else f'{odd[:40]!r} is no token'} in this file")
-    return found
+    return tokens
 
 
 def _listed(text: str, path: str | Path) -> list:
@@ -300,10 +300,10 @@ def _write(source, root, out, limit, require, as_json, **options):
     except (SceneError, ValueError, OSError) as e:
         raise click.UsageError(str(e)) from None
     count |= dict(unreadable=len(failed)) if failed else {}
-    told = ", ".join(f"{v} {k}" for k, v in count.items())
+    counts = ", ".join(f"{v} {k}" for k, v in count.items())
     if not count["written"] + count["there"]:
-        raise click.UsageError(f"{out}: no scene of {root} was written; {told}")
-    print(json.dumps(count) if as_json else told)
+        raise click.UsageError(f"{out}: no scene of {root} was written; {counts}")
+    print(json.dumps(count) if as_json else counts)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -127,9 +127,9 @@ def mover(
     p, v = place(times), (place(times + h) - place(times - h))[:, :2] / (2 * h)
     moving = np.hypot(*v.T) > 0.2
     p[:, 2] = np.where(moving, np.arctan2(v[:, 1], v[:, 0]), p[:, 2] + heading)
-    if not moving.all() and moving.any():  # who stands keeps the heading it came with, or will leave with
-        known = np.nonzero(moving)[0]
-        nearest = known[np.abs(known[None] - np.arange(len(times))[:, None]).argmin(1)]
+    if not moving.all() and moving.any():  # one that stands keeps the heading of its nearest motion
+        moves = np.nonzero(moving)[0]
+        nearest = moves[np.abs(moves[None] - np.arange(len(times))[:, None]).argmin(1)]
         p[:, 2] = p[nearest, 2]
     p[:, 2] = wrap_angle(p[:, 2])
     return Agent(id, TYPES[kind], length, width, height, times, p, np.where(moving[:, None], v, 0.0))
@@ -240,7 +240,7 @@ def strollers(rng: np.random.Generator, path: Path) -> list[Agent]:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fcruise1
 def cruise(rng: np.random.Generator, d: float) -> Draft:
-    """Follow a road that bends; perhaps somebody far ahead, oncoming traffic and people on the walkway.
+    """Follow a road that bends; perhaps a car far ahead, oncoming traffic and people on the walkway.
 
     Args:
         rng: the source of everything that is drawn
@@ -263,7 +263,7 @@ def cruise(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fleadxbraking1
 def lead_braking(rng: np.random.Generator, d: float) -> Draft:
-    """Somebody ahead brakes, harder and nearer with the difficulty.
+    """A car ahead brakes, harder and nearer with the difficulty.
 
     Args:
         rng: the source of everything that is drawn
@@ -290,7 +290,7 @@ def _strip(path: Path, start: float, stop: float, right: float, left: float) -> 
 
 # %% ../../nbs/00_scene/21_town.ipynb #fcutxin1
 def cut_in(rng: np.random.Generator, d: float) -> Draft:
-    """Somebody slower changes into the ego's lane, close ahead.
+    """A slower car changes into the ego's lane, close ahead.
 
     Args:
         rng: the source of everything that is drawn
@@ -315,7 +315,7 @@ def cut_in(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fslowxleader1
 def slow_leader(rng: np.random.Generator, d: float) -> Draft:
-    """Somebody slow ahead, and a free lane beside.
+    """A slow vehicle ahead, and a free lane beside.
 
     Args:
         rng: the source of everything that is drawn
@@ -374,7 +374,7 @@ def _turn(
 
 # %% ../../nbs/00_scene/21_town.ipynb #funprotectedx1
 def unprotected_turn(rng: np.random.Generator, d: float) -> Draft:
-    """A turn to the left; mostly somebody comes from ahead or from the left.
+    """A turn to the left; mostly a car comes from ahead or from the left.
 
     Args:
         rng: the source of everything that is drawn
@@ -407,7 +407,7 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #frightxturn1
 def right_turn(rng: np.random.Generator, d: float) -> Draft:
-    """A turn to the right, with a crossing behind it and often somebody on it.
+    """A turn to the right, with a crossing behind it and often a pedestrian on it.
 
     Args:
         rng: the source of everything that is drawn
@@ -420,10 +420,17 @@ def right_turn(rng: np.random.Generator, d: float) -> Draft:
     path, _, end, _, _, areas = _turn(rng, r, near, -1)
     agents = []
     if rng.random() < 0.6:
-        at = end + rng.uniform(1, 4)
-        meet = at / v * mix(rng, 1.3, 0.9, d)
+        crossing_s = end + rng.uniform(1, 4)
+        meet = crossing_s / v * mix(rng, 1.3, 0.9, d)
         agents = [
-            mover("person", "pedestrian", path, at, lambda t: 0 * np.asarray(t), lambda t: 1.3 * (meet - np.asarray(t)))
+            mover(
+                "person",
+                "pedestrian",
+                path,
+                crossing_s,
+                lambda t: 0 * np.asarray(t),
+                lambda t: 1.3 * (meet - np.asarray(t)),
+            )
         ]
     return Draft(
         path,
@@ -518,7 +525,7 @@ def green_light(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fpedestrianxc1
 def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
-    """Somebody walks over a crossing when the ego would be there.
+    """A pedestrian is on a crossing when the ego would be there.
 
     Args:
         rng: the source of everything that is drawn
@@ -528,18 +535,18 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
         Draft
     """
     path, v = route((160, 0.0)), rng.uniform(5, 11)
-    at = v**2 / (2 * mix(rng, 1.6, 3.2, d)) + rng.uniform(7, 11)
+    crossing_s = v**2 / (2 * mix(rng, 1.6, 3.2, d)) + rng.uniform(7, 11)
     side, walk = rng.choice([-1, 1]), rng.uniform(1.0, 1.6)
-    meet = (at - 2) / v  # when the ego's front would be there
+    meet = (crossing_s - 2) / v  # when the ego's front would be there
     lateral = lambda t: side * (walk * (meet - t) + rng_offset)
     rng_offset = rng.uniform(-0.5, 1.0)
-    person = mover("person", "pedestrian", path, at + 1.5, lambda t: 0 * np.asarray(t), lateral)
+    person = mover("person", "pedestrian", path, crossing_s + 1.5, lambda t: 0 * np.asarray(t), lateral)
     return Draft(
         path,
         v,
         [person] + oncoming(rng, path, count=1),
         limit=v * 1.1,
-        areas=[crossing(path, at, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)],
+        areas=[crossing(path, crossing_s, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)],
         stops=[],
         intent="let the pedestrian cross",
     )
@@ -576,7 +583,7 @@ def cyclist_alongside(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fparkedxtruck1
 def parked_truck(rng: np.random.Generator, d: float) -> Draft:
-    """A parked truck that reaches into the lane; behind it somebody may step out.
+    """A parked truck that reaches into the lane; behind it a pedestrian may step out.
 
     Args:
         rng: the source of everything that is drawn
@@ -604,7 +611,7 @@ def parked_truck(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fmerge1
 def merge(rng: np.random.Generator, d: float) -> Draft:
-    """The lane ends, and somebody fast comes up in the other one.
+    """The lane ends, and a fast car comes up in the other one.
 
     Args:
         rng: the source of everything that is drawn
@@ -667,7 +674,7 @@ def _bend(
 
 
 def _leaving(side: int) -> tuple[float, float]:
-    "Odds of a bend to the left and to the right: who drives straight on mostly comes nearer to this side."
+    "Odds of a bend to the left and to the right: straight on mostly leads to this side of the road."
     return (0.15, 0.5) if side > 0 else (0.5, 0.15)
 
 
@@ -760,7 +767,7 @@ def queue_moves(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #e85c8579
 def light_turns_green(rng: np.random.Generator, d: float) -> Draft:
-    """The ego is first at the light, which has just turned green; sometimes somebody is late on the road.
+    """The ego is first at the light, which has just turned green; sometimes a late car is still on the road.
 
     Args:
         rng: the source of everything that is drawn
@@ -812,7 +819,7 @@ def wait_at_red(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #9608bf9d
 def give_way(rng: np.random.Generator, d: float) -> Draft:
-    """Somebody walks over the crossing in front of the ego, which stands; when he is over, it goes on.
+    """A pedestrian walks over the crossing in front of the ego, which stands until the lane is free.
 
     Args:
         rng: the source of everything that is drawn
@@ -821,22 +828,22 @@ def give_way(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    path, at, side = _bend(rng, 4.0, 22, 40), rng.uniform(5, 7), rng.choice([-1, 1])
+    path, crossing_s, side = _bend(rng, 4.0, 22, 40), rng.uniform(5, 7), rng.choice([-1, 1])
     walk, clear = rng.uniform(1.0, 1.6), rng.uniform(-0.5, 4.5)  # seconds until the lane is free
     lateral = lambda t: side * (walk * (clear - np.asarray(t)) - LANE / 2 - 0.4)
-    person = mover("person", "pedestrian", path, at + 1.5, lambda t: 0 * np.asarray(t), lateral)
+    person = mover("person", "pedestrian", path, crossing_s + 1.5, lambda t: 0 * np.asarray(t), lateral)
     return Draft(
         path,
         0.0,
         [person] + oncoming(rng, path),
         limit=rng.uniform(8, 12),
-        areas=[crossing(path, at, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)],
+        areas=[crossing(path, crossing_s, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)],
         intent="give way at the crossing, then go on",
     )
 
 # %% ../../nbs/00_scene/21_town.ipynb #4a56db8a
 def side_road(rng: np.random.Generator, d: float) -> Draft:
-    """The ego stands at the mouth of a side road and turns; often somebody comes from the left.
+    """The ego stands at the mouth of a side road and turns; often a car comes from the left.
 
     Args:
         rng: the source of everything that is drawn
@@ -865,7 +872,7 @@ def side_road(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #15d85abe
 def lane_ends(rng: np.random.Generator, d: float) -> Draft:
-    """The ego's lane ends at barriers, the route goes on in the one beside; often somebody is there.
+    """The ego's lane ends at barriers, the route goes on in the lane beside; often a car is there.
 
     Args:
         rng: the source of everything that is drawn
@@ -929,7 +936,7 @@ def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #cbafa4b2
 def fast_oncoming(rng: np.random.Generator, d: float) -> Draft:
-    """A fast road, and somebody comes over the middle line.
+    """A fast road, and a car comes over the middle line.
 
     Args:
         rng: the source of everything that is drawn
@@ -1089,9 +1096,6 @@ def speed_plans(v0: float, a0: float, limit: float) -> tuple[np.ndarray, np.ndar
 def moves(draft: Draft) -> list[tuple[float, float]]:
     """The expert's lateral options.
 
-    Args:
-        draft: the situation
-
     Returns:
         list of (metres to the left, metres that the move takes)
     """
@@ -1108,7 +1112,6 @@ def driven(
     """Ways along the path with one lateral move, and how much the expert dislikes each apart from safety.
 
     Args:
-        draft: the situation
         s: (C, 51) metres along the path
         v: (C, 51) m/s
         a: (C, 51) m/s²
@@ -1148,9 +1151,6 @@ class Plans(NamedTuple):
 def candidates(draft: Draft) -> Plans:
     """All plans of the expert: its speed plans for the first lateral move, then for the next.
 
-    Args:
-        draft: the situation
-
     Returns:
         Plans
     """
@@ -1168,7 +1168,6 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
     """When a plan comes too near to a road user that is not behind: now, or within 0.9 s at constant speed.
 
     Args:
-        draft: the situation
         poses: (C, 41, 3) plans in world coordinates
         v: (C, 41) m/s
         since: seconds from now, where the plans begin
@@ -1182,17 +1181,17 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
     half = np.array([(EGO_FRONT + EGO_REAR) / 2, EGO_WIDTH / 2])
     shift = (EGO_FRONT - EGO_REAR) / 2 + LOOK[:, None, None] * DT * v  # (4, C, 41): to the box's middle, at each look
     ego = np.stack([poses[..., 0] + shift * np.cos(poses[..., 2]), poses[..., 1] + shift * np.sin(poses[..., 2])], -1)
-    # who has come to the end of his script stays there
+    # a road user that has come to the end of its script stays there
     t = np.minimum(since + (np.arange(41) + LOOK[:, None]) * DT, TIMES[-1])
     for agent in draft.agents:
         own = np.array([agent.length / 2, agent.width / 2])
-        at = np.broadcast_to(agent.poses[0], (*t.shape, 3)) if len(agent.times) == 1 else agent.along(t)
-        away = ego - at[:, None, :, :2]
+        pose = np.broadcast_to(agent.poses[0], (*t.shape, 3)) if len(agent.times) == 1 else agent.along(t)
+        away = ego - pose[:, None, :, :2]
         look, c, k = np.nonzero((away**2).sum(-1) < (np.hypot(*half) + np.hypot(*own) + 0.5) ** 2)
         box = np.concatenate([ego[look, c, k], poses[c, k, 2:]], -1)
-        own_pose, ahead = poses[c, k], at[look, k, :2] - poses[c, k, :2]
+        own_pose, ahead = poses[c, k], pose[look, k, :2] - poses[c, k, :2]
         behind = ahead[:, 0] * np.cos(own_pose[:, 2]) + ahead[:, 1] * np.sin(own_pose[:, 2]) < -1.5
-        hit = boxes_touch(box, half + ROOM[look], at[look, k], own) & ~behind
+        hit = boxes_touch(box, half + ROOM[look], pose[look, k], own) & ~behind
         np.minimum.at(first, c[hit], k[hit])
     return first
 
@@ -1201,7 +1200,6 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
     """When a plan goes wrong: contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed.
 
     Args:
-        draft: the situation
         poses: (C, 51, 3) plans in world coordinates
         v: (C, 51) m/s
         road: what may be driven on, prepared
@@ -1219,7 +1217,9 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
     for line in draft.stops:
         along, _ = draft.path.project(poses[..., :2])
         if since:
-            along[:, -1] += 4.0 * v[:, -1]  # who looks far ahead does not roll towards a red line either
+            along[:, -1] += (
+                4.0 * v[:, -1]
+            )  # beyond the first four seconds, rolling towards a red line is a mistake, too
         off |= (along + EGO_FRONT > line) & (along[:, :1] + EGO_FRONT <= line)
     first = np.minimum(meets(draft, poses, v, since), np.where(off.any(1), off.argmax(1), 99))
     return np.where(first == 99, 0, 50 - first)
@@ -1228,10 +1228,9 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
 def safe_plans(
     draft: Draft, plans: Plans, road: shapely.Geometry, since: float = 0.0, chunk: int = 24
 ) -> Iterator[tuple[int, int]]:
-    """The plans that stay safe, the best first; a few at a time, since the first is mostly all that anybody asks for.
+    """The plans that stay safe, the best first; a few at a time, since mostly only the first is needed.
 
     Args:
-        draft: the situation
         plans: of `candidates`
         road: what may be driven on, prepared
         since: seconds from now, where the plans begin
@@ -1252,9 +1251,6 @@ def safe_plans(
 def road_of(draft: Draft) -> list[Area]:
     """The map of a draft, in world coordinates.
 
-    Args:
-        draft: the situation
-
     Returns:
         list of Area
     """
@@ -1269,7 +1265,6 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
     """The best safe plan, and the best one that stays safe for eight seconds.
 
     Args:
-        draft: the situation
         areas: its map, if it is already there
 
     Returns:
@@ -1280,8 +1275,8 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
     road = shapely.union_all([a.polygon for a in areas or road_of(draft) if a.kind in on])
     shapely.prepare(road)
     plans = candidates(draft)
-    found = safe_plans(draft, plans, road)
-    first, bad = next(found)
+    safe = safe_plans(draft, plans, road)
+    first, bad = next(safe)
     if bad:
         return None
     if draft.aside:
@@ -1289,14 +1284,13 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
         k, unsafe = next(safe_plans(draft, stay, road))
         if not unsafe and stay.s[k, 40] > plans.s[first, 40] / 2:
             return None
-    return plans.poses[first], far_sighted(draft, plans, chain([(first, 0)], found), road)
+    return plans.poses[first], far_sighted(draft, plans, chain([(first, 0)], safe), road)
 
 # %% ../../nbs/00_scene/21_town.ipynb #carryon1
 def carry_on(draft: Draft, plans: Plans, k: int, road: shapely.Geometry) -> tuple[np.ndarray, int]:
     """Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s.
 
     Args:
-        draft: the situation
         plans: of `candidates`
         k: index of one of them
         road: what may be driven on, prepared
@@ -1317,7 +1311,6 @@ def far_sighted(draft: Draft, plans: Plans, safe: Iterable[tuple[int, int]], roa
     If none can, it is the one that is safe for longest.
 
     Args:
-        draft: the situation
         plans: of `candidates`
         safe: those that are safe for 5 s, the best first, as `safe_plans` gives them
         road: what may be driven on, prepared
@@ -1329,10 +1322,10 @@ def far_sighted(draft: Draft, plans: Plans, safe: Iterable[tuple[int, int]], roa
     for k, _ in safe:
         rest, bad = carry_on(draft, plans, k, road)
         if bad < least:
-            least, found = bad, np.concatenate([plans.poses[k, :41], rest[1:]])
+            least, longest = bad, np.concatenate([plans.poses[k, :41], rest[1:]])
         if not bad:
             break
-    return found
+    return longest
 
 # %% ../../nbs/00_scene/21_town.ipynb #finishf1
 def beside(poses: np.ndarray, s: np.ndarray, start: tuple[float, float], reach: float) -> np.ndarray:
@@ -1372,7 +1365,6 @@ def finish(
     """The draft in the ego's frame.
 
     Args:
-        draft: the situation
         areas: its map in world coordinates
         expert: (51, 3) poses in world coordinates at 10 Hz
         future: (81, 3) likewise, for eight seconds

@@ -119,16 +119,16 @@ def _strollers(rng: np.random.Generator, path: Path, goal: float) -> list[Agent]
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #cb2ef8a7
 def _stands(
-    rng: np.random.Generator, id: str, path: Path, at: float, d: float, *later: tuple[float, float]
+    rng: np.random.Generator, id: str, path: Path, s: float, d: float, *later: tuple[float, float]
 ) -> tuple[Agent, dict[str, float]]:
-    "Somebody who stands until the ego has come up to him, and some seconds more: too long for any steady speed."
+    "A car that stands until the ego has come up to it, and some seconds more: too long for any steady speed."
     goes = rng.uniform(6, 7)
     pace = paced((0, 0), *((goes + t, v) for t, v in later))
-    return _runs(id, str(rng.choice(["car", "van"])), path, at, pace), {id: at - 7 - mix(rng, 13, 10, d)}
+    return _runs(id, str(rng.choice(["car", "van"])), path, s, pace), {id: s - 7 - mix(rng, 13, 10, d)}
 
 
 def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Follow a road that bends; whoever is there keeps out of the way.
+    """Follow a road that bends; all other road users keep out of the way.
 
     Args:
         rng: the source of everything that is drawn
@@ -146,7 +146,7 @@ def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def curve(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A bend that asks for half the speed of the road before it, and mostly somebody who stands behind it.
+    """A bend that asks for half the speed of the road before it, and mostly a car that stands behind it.
 
     Args:
         rng: the source of everything that is drawn
@@ -160,24 +160,24 @@ def curve(rng: np.random.Generator, d: float) -> RouteDraft:
     path = _road((near, 0.0), (r * np.pi / 2, rng.choice([-1, 1]) / r), (250, 0.0))
     goal = near + 100.0 + rng.uniform(0, 40)
     wide = Area("wide", "roadblock", strip(path, near - 10, near + 45, -1.1 * LANE, 0.0))  # buses need it, too
-    at = near + r * np.pi / 2 + rng.uniform(18, 30)
-    stopped, triggers = _stands(rng, "stopped", path, at, d, (0, 0), (4, 0.9 * limit))
-    there = rng.random() < 0.75
+    stop_s = near + r * np.pi / 2 + rng.uniform(18, 30)
+    stopped, triggers = _stands(rng, "stopped", path, stop_s, d, (0, 0), (4, 0.9 * limit))
+    blocked = rng.random() < 0.75
     return RouteDraft(
         path,
         v,
         limit,
         goal,
-        [stopped] * there + _oncoming(rng, path, goal),
+        [stopped] * blocked + _oncoming(rng, path, goal),
         areas=[wide],
-        triggers=triggers if there else {},
+        triggers=triggers if blocked else {},
         waits=14,
         intent="slow down for the bend, and for who stands behind it",
     )
 
 
 def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Somebody ahead brakes to a stand, twice, and goes on; or stands until the ego is there, and brakes once more.
+    """A car ahead brakes to a stand, twice, and goes on; or stands until the ego is there, and brakes once more.
 
     Args:
         rng: the source of everything that is drawn
@@ -225,16 +225,18 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng)
-    path, at, kerb = _road((450, 0.0)), rng.uniform(80, 110), -LANE - 0.1
+    path, gap_s, kerb = _road((450, 0.0)), rng.uniform(80, 110), -LANE - 0.1
     u, brave = rng.uniform(1.2, 2.2), rng.random() < 0.8
     lateral = lambda t: kerb * (1 - ease((np.asarray(t) - 0.4) / 2.6))
     pulls = paced((0, 0), (2.0, u), (rng.uniform(11, 14), u), (18, limit))
-    agents = [mover(f"parked{i}", "car", path, at + s, None, kerb) for i, s in enumerate((-14.0, -7.5, 7.5, 14.0))]
+    agents = [mover(f"parked{i}", "car", path, gap_s + s, None, kerb) for i, s in enumerate((-14.0, -7.5, 7.5, 14.0))]
     agents.append(
-        _runs("cutter", "car", path, at, pulls, lateral) if brave else mover("cutter", "car", path, at, None, kerb)
+        _runs("cutter", "car", path, gap_s, pulls, lateral)
+        if brave
+        else mover("cutter", "car", path, gap_s, None, kerb)
     )
-    goal = at + rng.uniform(90, 120)
-    areas = [Area("parking", "carpark", strip(path, at - 25, at + 25, kerb - 1.3, -LANE / 2 - 0.5))]
+    goal = gap_s + rng.uniform(90, 120)
+    areas = [Area("parking", "carpark", strip(path, gap_s - 25, gap_s + 25, kerb - 1.3, -LANE / 2 - 0.5))]
     return RouteDraft(
         path,
         v,
@@ -242,14 +244,14 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
         goal,
         agents + _oncoming(rng, path, goal),
         areas=areas,
-        triggers=dict(cutter=at - 4 - v * mix(rng, 2.6, 1.9, d)),
+        triggers=dict(cutter=gap_s - 4 - v * mix(rng, 2.6, 1.9, d)),
         waits=16,
         intent="make room for the car that pulls out",
     )
 
 
 def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A truck blocks the lane; the lane beside it is free, or somebody slow is on it.
+    """A truck blocks the lane; the lane beside it is free, or a slow car is on it.
 
     Args:
         rng: the source of everything that is drawn
@@ -259,12 +261,12 @@ def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng)
-    path, at = _road((20, 0.0), (430, rng.uniform(-1, 1) / 600)), rng.uniform(80, 120)
-    truck = mover("truck", str(rng.choice(["truck", "van"])), path, at, None, mix(rng, -1.2, 0.0, d))
-    goal = at + rng.uniform(80, 110)
+    path, truck_s = _road((20, 0.0), (430, rng.uniform(-1, 1) / 600)), rng.uniform(80, 120)
+    truck = mover("truck", str(rng.choice(["truck", "van"])), path, truck_s, None, mix(rng, -1.2, 0.0, d))
+    goal = truck_s + rng.uniform(80, 110)
     agents = [truck] + _oncoming(rng, path, goal, 2)
     if rng.random() < 0.4:
-        agents.append(_runs("beside", "car", path, at - rng.uniform(45, 60), paced((0, rng.uniform(4, 6))), LANE))
+        agents.append(_runs("beside", "car", path, truck_s - rng.uniform(45, 60), paced((0, rng.uniform(4, 6))), LANE))
     return RouteDraft(
         path,
         v,
@@ -272,24 +274,24 @@ def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
         goal,
         agents,
         lanes=2,
-        detours=[(at - 32, at + 24, LANE)],
+        detours=[(truck_s - 32, truck_s + 24, LANE)],
         waits=8,
         intent="change lanes around what is parked",
     )
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #4128a19d
-def _walker(rng: np.random.Generator, id: str, path: Path, at: float, seconds: float, side: int, walk: float) -> Agent:
-    "Somebody at the kerb who begins to walk so that he is in the middle of the lane so many seconds after his trigger."
+def _walker(rng: np.random.Generator, id: str, path: Path, s: float, seconds: float, side: int, walk: float) -> Agent:
+    "A pedestrian at the kerb who reaches the middle of the lane so many seconds after the trigger."
     kerb = LANE / 2 + 0.9 + (LANE if side > 0 else 0.0)
     delay = max(seconds - (kerb + rng.uniform(-0.7, 0.7)) / walk, 0.0)
     lateral = lambda t: side * (kerb - walk * np.maximum(np.asarray(t) - delay, 0))
-    return _runs(id, "pedestrian", path, at, lambda t: 0 * np.asarray(t), lateral)
+    return _runs(id, "pedestrian", path, s, lambda t: 0 * np.asarray(t), lateral)
 
 
 def _people(
-    rng: np.random.Generator, path: Path, at: float, v: float, seconds: float, side: int, d: float
+    rng: np.random.Generator, path: Path, s: float, v: float, seconds: float, side: int, d: float
 ) -> tuple[list[Agent], dict[str, float]]:
-    """Three people at a crossing, one for each pace: who drives on unseeing meets one of them.
+    """Three people at a crossing, one for each pace: a driver that does not look meets one of them.
 
     Args:
         rng: the source of everything that is drawn
@@ -303,16 +305,16 @@ def _people(
     Returns:
         tuple: the people; id -> metres of the ego at which each begins; nothing for those who only stand there
     """
-    first = _walker(rng, "person", path, at, seconds, side, rng.uniform(1.1, 1.5))
-    # The nearer the ego is when somebody begins, the slower are those who meet him.
-    second = _walker(rng, "second", path, at + 0.7, 0.0, -1, rng.uniform(1.1, 1.4))
-    third = _walker(rng, "third", path, at - 0.7, 0.0, -1, rng.uniform(0.9, 1.1))
+    first = _walker(rng, "person", path, s, seconds, side, rng.uniform(1.1, 1.5))
+    # The nearer the ego is when a pedestrian begins, the slower are the drivers that meet them.
+    second = _walker(rng, "second", path, s + 0.7, 0.0, -1, rng.uniform(1.1, 1.4))
+    third = _walker(rng, "third", path, s - 0.7, 0.0, -1, rng.uniform(0.9, 1.1))
     near = dict(second=mix(rng, 15, 12, d), third=mix(rng, 8.5, 7, d))  # metres before the ego's front
-    triggers = dict(person=at - 5.5 - v * seconds) | {k: at - 4 - x for k, x in near.items()}
+    triggers = dict(person=s - 5.5 - v * seconds) | {k: s - 4 - x for k, x in near.items()}
     if rng.random() < 0.25:
         kerbs = (side * (LANE / 2 + 1.2 + (LANE if side > 0 else 0)), -LANE / 2 - 1.2, -LANE / 2 - 1.6)
         stand = [
-            mover(a.id, "pedestrian", path, at + x, None, l)
+            mover(a.id, "pedestrian", path, s + x, None, l)
             for a, x, l in zip((first, second, third), (0.0, 0.7, -0.7), kerbs, strict=True)
         ]
         return stand, {}
@@ -330,11 +332,11 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng)
-    path, at, side = _road((450, 0.0)), rng.uniform(80, 120), int(rng.choice([-1, 1]))
+    path, crossing_s, side = _road((450, 0.0)), rng.uniform(80, 120), int(rng.choice([-1, 1]))
     seconds = mix(rng, 4.2, 3.2, d) + (1.5 if side > 0 else 0.0)
-    people, triggers = _people(rng, path, at + 1.5, v, seconds, side, d)
-    goal = at + rng.uniform(90, 120)
-    zebra = crossing(path, at, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)
+    people, triggers = _people(rng, path, crossing_s + 1.5, v, seconds, side, d)
+    goal = crossing_s + rng.uniform(90, 120)
+    zebra = crossing(path, crossing_s, -LANE / 2 - 0.6, 1.5 * LANE + 0.6)
     return RouteDraft(
         path,
         v,
@@ -493,8 +495,8 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         _runs(f"oncoming{i}", "car", through, near + r + u * meet + 17 * i, paced((0, -u)), LANE)
         for i in range(int(rng.integers(1, 4)))
     ]
-    at, goal = end + rng.uniform(5, 8), end + rng.uniform(70, 100)
-    people, triggers = _people(rng, path, at + 1.5, v, mix(rng, 5.5, 4.5, d), int(rng.choice([-1, 1])), d)
+    crossing_s, goal = end + rng.uniform(5, 8), end + rng.uniform(70, 100)
+    people, triggers = _people(rng, path, crossing_s + 1.5, v, mix(rng, 5.5, 4.5, d), int(rng.choice([-1, 1])), d)
     return RouteDraft(
         path,
         v,
@@ -503,7 +505,7 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         cars + people,
         0,
         0,
-        areas + [crossing(path, at, -2.5, 6.0)],
+        areas + [crossing(path, crossing_s, -2.5, 6.0)],
         triggers={a.id: begin for a in cars} | triggers,
         commands=[(near - 35, end, "TURN LEFT")],
         waits=20,
@@ -524,9 +526,9 @@ def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
     limit, v = _speeds(rng, 7.5, 9.0)
     near, r = rng.uniform(70, 90), rng.uniform(9, 11)
     path, _, end, areas = _turn(near, r, -1)
-    at = end + rng.uniform(5, 8)
+    crossing_s = end + rng.uniform(5, 8)
     seconds = mix(rng, 5.5, 4.5, d)
-    people, triggers = _people(rng, path, at + 1.5, v, seconds, int(rng.choice([-1, 1])), d)
+    people, triggers = _people(rng, path, crossing_s + 1.5, v, seconds, int(rng.choice([-1, 1])), d)
     goal = end + rng.uniform(70, 100)
     return RouteDraft(
         path,
@@ -536,7 +538,7 @@ def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         people,
         0,
         0,
-        areas + [crossing(path, at, -2.5, 6.0)],
+        areas + [crossing(path, crossing_s, -2.5, 6.0)],
         triggers=triggers,
         commands=[(near - 35, end, "TURN RIGHT")],
         waits=17,

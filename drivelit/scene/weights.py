@@ -89,8 +89,8 @@ def _some(names):
 
 def _other_shape(name, have, want):
     "A tensor that has another shape than the model's, in words."
-    told = lambda shape: "x".join(map(str, shape)) or "one number"
-    return f"{name} is {told(have)}, expected {told(want)}"
+    text = lambda shape: "x".join(map(str, shape)) or "one number"
+    return f"{name} is {text(have)}, expected {text(want)}"
 
 
 def refuse_tensors(where: str | Path, **wrong: Iterable[str]) -> None:
@@ -106,9 +106,9 @@ def refuse_tensors(where: str | Path, **wrong: Iterable[str]) -> None:
     Raises:
         WeightsError: a kind has a name
     """
-    told = {kind.replace("_", " "): list(names) for kind, names in wrong.items()}
-    if told := [f"{len(names)} {kind}: {_some(names)}" for kind, names in told.items() if names]:
-        raise WeightsError(f"{where}: these are not the tensors of this model ({'; '.join(told)})")
+    faults = {kind.replace("_", " "): list(names) for kind, names in wrong.items()}
+    if faults := [f"{len(names)} {kind}: {_some(names)}" for kind, names in faults.items() if names]:
+        raise WeightsError(f"{where}: these are not the tensors of this model ({'; '.join(faults)})")
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -172,14 +172,14 @@ def check_folder(folder: str | Path, pickles: bool = False) -> None:
     if folder.name == "final" and folder.is_dir() and not (folder / MARK).exists():
         warnings.warn(
             f"{folder} has no mark ({MARK}): an earlier version has written it. Its tensors are checked by names, "
-            "shapes and numbers; whether its bytes are those that were written, nobody can tell",
+            "shapes and numbers; whether its bytes are those that were written cannot be told",
             stacklevel=3,
         )
     files = sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-    found = [p.name for p in files if p.suffix in PICKLES and "model" in p.name and not pickles]
-    if found and not any(p.suffix == ".safetensors" for p in files):
+    pickled = [p.name for p in files if p.suffix in PICKLES and "model" in p.name and not pickles]
+    if pickled and not any(p.suffix == ".safetensors" for p in files):
         raise WeightsError(
-            f"{folder}: its weights are a pickle ({_some(found)}), which may run code: take the model's safetensors, "
+            f"{folder}: its weights are a pickle ({_some(pickled)}), which may run code: take the model's safetensors, "
             "or read it with torch.load(..., weights_only=True) and write it with safetensors.torch.save_file"
         )
 
@@ -221,7 +221,7 @@ def load_pretrained(kind: Any, folder: str | Path, **how: Any) -> Any:
     check_folder(folder)
     how |= dict(use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)  # told, then refused
     try:
-        model, told = kind.from_pretrained(folder, **how)
+        model, report = kind.from_pretrained(folder, **how)
     except ImportError:
         raise
     except Exception as e:  # a damaged file makes them raise a dozen kinds
@@ -229,10 +229,10 @@ def load_pretrained(kind: Any, folder: str | Path, **how: Any) -> Any:
         raise WeightsError(f"{folder}: its weights cannot be read ({type(e).__name__}: {why})") from e
     refuse_tensors(
         folder,
-        missing=told["missing_keys"],
-        unexpected=told["unexpected_keys"],
-        of_another_shape=[_other_shape(*row) for row in told["mismatched_keys"]],
-        not_read=[str(e)[:160] for e in told["error_msgs"]],
+        missing=report["missing_keys"],
+        unexpected=report["unexpected_keys"],
+        of_another_shape=[_other_shape(*row) for row in report["mismatched_keys"]],
+        not_read=[str(e)[:160] for e in report["error_msgs"]],
         not_finite=not_finite(model.state_dict()),
     )
     return model

@@ -83,7 +83,7 @@ def ppo_loss(
         advantages: (N,) normalised
         value: (N,) of the value network now
         returns: (N,) of `gae`
-        clip: largest change of a word's probability that is paid, as a share
+        clip: largest change of a word's probability that still counts, as a share
         value_weight: of the value's squared error
         beta: of KL(reference || new)
 

@@ -76,7 +76,6 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
     """A conversation as a row of ids and labels.
 
     Args:
-        policy: Policy
         row: {"messages", "images"}: the image parts of the messages carry no picture, the list does, in order
         last_turn_only: learn from the last answer only
 
@@ -94,10 +93,10 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
         # The opening of a turn is read, the answer is said: as in play, no token spans the border between them.
         prompt, content = policy.encode_more(asked) if ids else policy.encode(asked), message["content"]
         text = content if isinstance(content, str) else "".join(p["text"] for p in content)
-        said = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
+        answer_ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
         learn = not last_turn_only or k + 1 == len(messages)
-        labels += [IGNORE] * len(prompt.input_ids) + (said if learn else [IGNORE] * len(said))
-        ids, shown, asked = ids + prompt.input_ids + said, shown + prompt.images, []
+        labels += [IGNORE] * len(prompt.input_ids) + (answer_ids if learn else [IGNORE] * len(answer_ids))
+        ids, shown, asked = ids + prompt.input_ids + answer_ids, shown + prompt.images, []
     return ids, labels, shown
 
 # %% ../../nbs/40_training/10_sft.ipynb #7f755672
@@ -105,7 +104,6 @@ class EncodedRows(Sequence):
     """Rows as ids and labels, each encoded when it is asked for; the last few stay.
 
     Args:
-        policy: Policy
         rows: as for encode_row
         last_turn_only: learn from the last answer only
         max_length: tokens; a longer row is an error, since cutting it would cut the answer
@@ -140,11 +138,11 @@ class EncodedRows(Sequence):
             IndexError: no such row
         """
         i = range(len(self))[i]
-        found = self._kept.pop(i, None)
-        if found is None:
-            found = self._encode(i)
-            self._tokens += found.shape[1]
-        self._kept[i] = found  # at the end: the newest
+        row = self._kept.pop(i, None)
+        if row is None:
+            row = self._encode(i)
+            self._tokens += row.shape[1]
+        self._kept[i] = row  # at the end: the newest
         while self._tokens > self.keep and len(self._kept) > 1:
             self._tokens -= self._kept.popitem(last=False)[1].shape[1]
         ids, labels = self._kept[i].tolist()
@@ -251,7 +249,6 @@ def estimate_lengths(policy: Policy, rows: Sequence[dict]) -> np.ndarray:
     """The estimate for every row; the rows pass one after another and none is kept.
 
     Args:
-        policy: Policy
         rows: `Rows` or any sequence of rows
 
     Returns:
@@ -296,13 +293,13 @@ class Spans(NamedTuple):
             ValueError: a span without a weight
         """
         place = {name: k for k, name in enumerate(self.weights)}
-        found = torch.zeros(len(rows), width, dtype=torch.long)
+        out = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
             names = self.of(ids)
             if unknown := sorted(set(names) - set(place)):
                 raise ValueError(f"the span {unknown[0]!r} has no weight: {', '.join(self.weights)} have one")
-            found[i, : len(ids)] = torch.tensor([place[n] for n in names])
-        return found
+            out[i, : len(ids)] = torch.tensor([place[n] for n in names])
+        return out
 
 
 def check_spans(spans: Callable | None, weights: dict[str, float] | None) -> Spans | None:
@@ -332,7 +329,6 @@ def collator(
     """Pads ids and labels on the right and adds what the policy makes of the images.
 
     Args:
-        policy: Policy
         rows: sequence of rows: asked for their pictures when their batch comes
         encoded: (ids, labels) for each row, such as EncodedRows
         spans: names the span of each token; the batch then has their numbers
@@ -519,14 +515,14 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
         weights = torch.tensor(list(self.spans.weights.values()), device=numbers.device)
 
         def run(**inputs):
-            found = model(**inputs)
+            output = model(**inputs)
             sums = torch.zeros(2, len(weights), dtype=torch.float64, device=numbers.device)
-            learnt, loss = found.label_mask, -found.log_probs.detach().double()
+            learnt, loss = output.label_mask, -output.log_probs.detach().double()
             sums[0].index_add_(0, numbers[learnt], loss[learnt])
             sums[1].index_add_(0, numbers[learnt], torch.ones_like(loss[learnt]))
             self._noted = self.accelerator.reduce(sums, reduction="sum") + getattr(self, "_noted", 0)
-            found.log_probs = found.log_probs * weights[numbers].to(found.log_probs.dtype)
-            return found
+            output.log_probs = output.log_probs * weights[numbers].to(output.log_probs.dtype)
+            return output
 
         return run
 
@@ -550,7 +546,6 @@ def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> 
     """Refuse what cannot be trained.
 
     Args:
-        policy: Policy
         bf16: bf16 autocast was asked for
         adapters: new adapters will be trained, and the policy's own weights will not
 
@@ -590,12 +585,12 @@ def trl_config(
     Raises:
         TypeError: a name that neither TRL nor we know, with the nearest right one
     """
-    known = {f.name for f in fields(kind) if f.init}
+    names = {f.name for f in fields(kind) if f.init}
     for name in trl:
         if name in renamed:
             raise TypeError(f"{name!r} is called {renamed[name]!r} here")
-        if name not in known:
-            right = nearest(name, sorted(known | set(inspect.signature(function).parameters)))
+        if name not in names:
+            right = nearest(name, sorted(names | set(inspect.signature(function).parameters)))
             raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(right, right)!r}")
     return kind(**(ours | trl))
 
@@ -625,8 +620,10 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
     policy.model.eval()
     final = save_final(policy, out, full_weights(policy.model, trainer.came_in))
     if is_sharded(policy.model):
-        how = dict(device=str(trainer.accelerator.device), attn_implementation=policy.model.config._attn_implementation)
-        policy.model = load_policy(final, **how).model.eval()
+        options = dict(
+            device=str(trainer.accelerator.device), attn_implementation=policy.model.config._attn_implementation
+        )
+        policy.model = load_policy(final, **options).model.eval()
 
 # %% ../../nbs/40_training/10_sft.ipynb #5c968762
 def candidate(out: str | Path, k: int, count: int) -> Path:
@@ -792,7 +789,7 @@ def train_sft(
         seed: of the order and of the run
         callbacks: further callbacks of the trainer
         lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
-        encoded: (ids, labels) of each row, if somebody else makes them, such as rows that are drawn on the fly
+        encoded: (ids, labels) of each row, if the caller makes them, such as rows that are drawn on the fly
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
         numerals: their distance from the right number is added to the loss, and logged as loss/distance

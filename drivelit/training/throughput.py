@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['ALIGNED', 'SHELF', 'TensorCache', 'prepared_once', 'StoreError', 'Parcel', 'put', 'get', 'PlayerError', 'Players',
-           'play_rollout', 'rollout_elsewhere', 'StreamsEpisodes']
+           'Given', 'mark_of', 'hand_out', 'take', 'at_play', 'streaming', 'play_rollout', 'rollout_elsewhere',
+           'StreamsEpisodes']
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1886cb33
 import fcntl
+import hashlib
 import io
 import mmap
 import multiprocessing
@@ -20,21 +22,28 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
+from peft import PeftConfig, get_peft_model
 from PIL import Image
+from safetensors.torch import save_file
 
 from ..data.rows import Picture, picture_name
 from ..policy.model import Policy
-from ..rollout.core import Episode, RolloutError, rollout, seed_of
+from ..policy.vllm import VLLMEngine
+from ..rollout.core import Episode, RolloutError, rollout
 from ..scene.core import to_rgb
-from ..scene.processes import follow_parent
 from ..scene.files import whole_file
+from ..scene.processes import follow_parent
+from ..scene.weights import WeightsError, check_tensors, load_tensors
+from .checkpoints import first_process, wait_for_all
+from .sharding import full_weights, in_bf16, is_sharded
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
 class TensorCache:
@@ -390,11 +399,156 @@ class Players:
         if lost:
             raise PlayerError(lost, len(jobs))
 
+# %% ../../nbs/40_training/32_throughput.ipynb #c4c9b8fa
+class Given(NamedTuple):
+    """With which weights a job is played.
+
+    Attributes:
+        weights: file of `hand_out`; "": those that the player has made
+        follow: name under which servers have them; "": no servers play
+        mark: `mark_of` all weights; "": nothing is compared
+        bf16: under bf16 autocast, as in the trainer
+    """
+
+    weights: str = ""
+    follow: str = ""
+    mark: str = ""
+    bf16: bool = False
+
+
+def mark_of(model: torch.nn.Module, numbers: int = 16) -> str:
+    """A digest of weights, as bf16 sees them.
+
+    Args:
+        model: not sharded
+        numbers: of each weight that are read, about
+
+    Returns:
+        16 hexadecimal digits
+    """
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // numbers)].to("cpu", torch.bfloat16)
+        digest.update(name.encode() + some.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> None:
+    """Write the weights that are trained, for players; every process must call it, the first one writes.
+
+    Args:
+        model: sharded or not
+        path: .safetensors, in a folder of its own: what lies there from earlier rollouts is removed
+        bf16: what autocast rounds is written in bf16
+    """
+    # recomputed layers are wrapped, which their names in a checkpoint do not tell
+    trained = {n.replace("_checkpoint_wrapped_module.", ""): p for n, p in model.named_parameters() if p.requires_grad}
+    whole = full_weights(model)  # of shards; all processes take part
+    if first_process():
+        low = in_bf16(model) if bf16 else set()
+        kind = lambda p: torch.bfloat16 if id(p) in low else p.dtype
+        of = lambda n, p: (p.detach() if whole is None else whole[n]).to("cpu", kind(p)).contiguous()
+        with whole_file(path, sync=False) as new:
+            save_file({n: of(n, p) for n, p in trained.items()}, new)
+        for old in path.parent.glob("*.safetensors"):
+            if old != path:
+                old.unlink()
+    wait_for_all()
+
+
+def take(at: Any, given: Given) -> None:
+    """Let a player play with the weights that a job names, unless it has them.
+
+    Args:
+        at: engine, policy and has: which weights they have; is changed
+        given: the weights
+
+    Raises:
+        WeightsError: the file is missing or of another model, or the player has other frozen weights
+    """
+    if given.follow and given.follow != at.has:
+        at.engine.follow(given.follow)
+        at.has = given.follow
+    if not given.weights or (given.weights, given.mark) == at.has:
+        return
+    kept, mine = load_tensors(given.weights), dict(at.policy.model.named_parameters())
+    check_tensors(given.weights, {n: mine[n] for n in kept if n in mine}, kept)
+    with torch.no_grad():
+        for name, weight in kept.items():
+            mine[name].copy_(weight)
+    if given.mark and mark_of(at.policy.model) != given.mark:
+        raise WeightsError(f"{given.weights}: with these a player has other weights than the trainer: its frozen ones")
+    at.has = given.weights, given.mark
+
+# %% ../../nbs/40_training/32_throughput.ipynb #f61c4c31
+def at_play(
+    make: Callable,
+    *,
+    bf16: bool = False,
+    threads: int = 0,
+    peft_config: PeftConfig | None = None,
+    player: str = "here",
+    folder: str = "",
+) -> tuple[Any, Policy, Any]:
+    """What a player's process makes, once: `make` for `play_rollout`.
+
+    Args:
+        make: of a pipeline: () -> engine, policy, task as they are when training begins
+        bf16: the trainer computes under bf16 autocast: what that rounds is kept in bf16 alone
+        threads: of torch in this process; 0: its own choice
+        peft_config: adapters that the trainer has put onto its policy
+        player: "here": the policy of this process; or addresses of servers with commas
+        folder: for the engine of servers, which the trainer alone writes to
+
+    Returns:
+        engine, policy, task
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    engine, policy, task = make()
+    if peft_config:
+        policy.model = get_peft_model(policy.model, peft_config)
+    if player != "here":
+        servers = [url.strip() for url in player.split(",")]
+        return VLLMEngine(policy, servers, folder, rule=getattr(engine, "rule", None)), policy, task
+    low = in_bf16(policy.model) if bf16 else set()
+    for weight in (p for p in policy.model.parameters() if id(p) in low):
+        weight.data = weight.data.to(torch.bfloat16)
+    engine.own_seeds = True
+    return engine, policy, task
+
+
+@contextmanager
+def streaming(kind: type, players: int, make: Callable | None, **how: Any) -> Iterator[type]:
+    """A trainer's class whose episodes come from players while it is open.
+
+    Args:
+        kind: of the trainer
+        players: processes; 0: the class as it is
+        make: of a pipeline, as `at_play` takes it; can be imported by name
+        **how: more of what `at_play` takes
+
+    Yields:
+        the class
+
+    Raises:
+        TypeError: players without `make`
+    """
+    if not players:
+        yield kind
+        return
+    if make is None:
+        raise TypeError("players: give make=, a function that can be imported by name: () -> engine, policy, task")
+    play = partial(play_rollout, partial(at_play, make, threads=torch.get_num_threads(), **how))
+    with Players(play, players) as crew:
+        yield type(f"Streams{kind.__name__}", (StreamsEpisodes, kind), dict(players=crew))
+
 # %% ../../nbs/40_training/32_throughput.ipynb #248ef1c0
 @lru_cache(maxsize=1)
 def _made(make):
-    "Engine, policy and task of this process."
-    return make()
+    "Engine, policy and task of this process, and which weights they have."
+    return SimpleNamespace(**dict(zip(("engine", "policy", "task"), make(), strict=True)), has=None)
 
 
 def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
@@ -402,12 +556,17 @@ def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
 
     Args:
         make: () -> engine, policy, task; can be imported by name, and is called once in a process
-        job: scenes, and what else `rollout` takes, as a dict
+        job: scenes, and what else `rollout` takes, as a dict; perhaps `given`, with which weights
         hand_over: gets place -> Episode: of a whole group; if the engine fails, of what is over
     """
-    scenes, how = job
+    scenes, at = job[0], _made(make)
+    given = job[1].get("given", Given())
+    how = {k: v for k, v in job[1].items() if k != "given"}
+    take(at, given)
     try:
-        rollout(*_made(make), scenes, **how, on_group=lambda first, whole: hand_over(dict(enumerate(whole, first))))
+        with torch.autocast(at.policy.device.type, torch.bfloat16, enabled=given.bf16):
+            whole = lambda first, group: hand_over(dict(enumerate(group, first)))
+            rollout(at.engine, at.policy, at.task, scenes, **how, on_group=whole)
     except RolloutError as e:
         hand_over(e.over)
         raise
@@ -429,10 +588,11 @@ def rollout_elsewhere(
         players: of `play_rollout`
         scenes: as `rollout` takes them
         places: (place in its group, size of the group) of each, a group one after another
-        seed: each group has one of its own, `seed_of(seed, number of its first episode, 0)`
+        seed: of the rollout; each job is told the place of its first episode, so that the seeds of its answers are
+            those that they have in one process
         on_group: called with (index of the first, episodes) as soon as a group is here
         known: index -> Episode that was played before; it is not played again
-        **how: more of what `rollout` takes: limits, temperature
+        **how: more of what `rollout` takes: limits, temperature; `given` for `play_rollout`
 
     Returns:
         one Episode for each scene, in order
@@ -446,7 +606,7 @@ def rollout_elsewhere(
 
     def job(a, b):
         there = {i - a: episodes[i] for i in range(a, b) if i in episodes}
-        return list(scenes[a:b]), dict(how, places=list(places[a:b]), seed=seed_of(seed, a, 0), known=there)
+        return list(scenes[a:b]), dict(how, places=list(places[a:b]), seed=seed, first=a, known=there)
 
     try:
         for number, found in players.stream([job(a, b) for a, b in groups]):
@@ -459,15 +619,31 @@ def rollout_elsewhere(
         raise RolloutError(e, episodes, {i: str(getattr(scenes[i], "id", scenes[i])) for i in missing}) from e
     return [episodes[i] for i in range(len(scenes))]
 
-
+# %% ../../nbs/40_training/32_throughput.ipynb #cb64c428
 class StreamsEpisodes:
     """For a trainer: `class Mine(StreamsEpisodes, TurnGRPOTrainer): players = players`.
 
     Attributes:
-        players: of `play_rollout`; their engine must be the current policy, such as a server that gets its weights
+        players: of `play_rollout`
+        given: the weights of the rollout that is played
     """
 
     players: Players
+    given = Given()
+
+    @contextmanager
+    def ready_to_play(self) -> Iterator[None]:
+        "From here on the players' jobs are played with the current weights: of the servers, or of a file."
+        if hasattr(self.engine, "publish"):
+            with super().ready_to_play():
+                adapted = hasattr(self.policy.model, "peft_config")
+                self.given = Given(follow=self.engine.model if adapted else self.engine.version)
+                yield
+            return
+        path = Path(self.args.output_dir) / "players" / f"rollout-{self.state.global_step}.safetensors"
+        hand_out(self.model, path, self.args.bf16)
+        self.given = Given(str(path), mark="" if is_sharded(self.model) else mark_of(self.model), bf16=self.args.bf16)
+        yield
 
     def rollout(self, scenes: list, **how: Any) -> list[Episode]:
         """Episodes of the players; the pictures of a group are prepared while others play.
@@ -487,4 +663,4 @@ class StreamsEpisodes:
             if tell:
                 tell(first, whole)
 
-        return rollout_elsewhere(self.players, scenes, on_group=arrived, **how)
+        return rollout_elsewhere(self.players, scenes, on_group=arrived, given=self.given, **how)

@@ -6,7 +6,8 @@
 __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'by_rule', 'Reference', 'OwnReference',
            'check_task', 'check_reference', 'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row',
            'turn_log', 'write_played', 'read_played', 'KeepsPlayed', 'PlaysEpisodes', 'LearnsWords',
-           'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'train_rl', 'SequenceRatioTrainer']
+           'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'served', 'train_rl',
+           'SequenceRatioTrainer']
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
@@ -45,8 +46,8 @@ from .grpo import ADVANTAGES, k3, spread_to_tokens
 from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
-from .sharding import full_weights, gathered, is_sharded, put_slice, slice_of
-from .throughput import prepared_once
+from .sharding import full_weights, gathered, in_bf16, is_sharded, put_slice, slice_of
+from .throughput import prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -86,7 +87,6 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
     """Episodes as TRL's loss wants them, and what the model reads. No word of a failed episode is learnt from.
 
     Args:
-        policy: Policy
         episodes: B of them
         advantages: (B, J), NaN where an episode had no turn j
 
@@ -151,22 +151,16 @@ def by_rule(rule: Any, logits: torch.Tensor, ids: torch.Tensor, own: torch.Tenso
     """
     rows = zip(ids.tolist(), own.tolist(), strict=True)
     kinds = [k for row, mine in rows for k, m in zip(rule.kinds(row), mine, strict=True) if m]
-    logits, said = rule.restrict(logits, kinds), ids[own]
-    wrong = logits.gather(-1, said[:, None])[:, 0].isneginf()
+    logits, drawn = rule.restrict(logits, kinds), ids[own]
+    wrong = logits.gather(-1, drawn[:, None])[:, 0].isneginf()
     if wrong.any():
         raise ValueError(
             f"{int(wrong.sum())} words were said that the engine's rule forbids, the first is token "
-            f"{int(said[wrong][0])}: the episodes were drawn by another rule"
+            f"{int(drawn[wrong][0])}: the episodes were drawn by another rule"
         )
     return logits
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #52deaac8
-def _in_bf16(model):
-    "Ids of the weights that autocast rounds to bf16 wherever they are used: those of linear layers that embed nothing."
-    of = lambda kind: {id(m.weight) for m in model.modules() if isinstance(m, kind)}
-    return of(torch.nn.Linear) - of(torch.nn.Embedding)
-
-
 class Reference:
     """A frozen copy of the trained weights, which can stand in for them.
 
@@ -181,7 +175,7 @@ class Reference:
 
     def __init__(self, model: torch.nn.Module, bf16: bool = False):
         self.model, self.refreshed, self.shared = model, False, is_sharded(model)
-        rounded = _in_bf16(model) if bf16 else set()
+        rounded = in_bf16(model) if bf16 else set()
         kind = lambda p: torch.bfloat16 if id(p) in rounded else torch.float32 if p.dtype in LOW else p.dtype
         self.weights = {name: p.detach().to(kind(p), copy=True) for name, p in self._trained()}
 
@@ -280,7 +274,6 @@ def check_task(task: Task, scenes: Sequence) -> None:
     """Refuse what cannot be played.
 
     Args:
-        task: Task
         scenes: what it is played in
 
     Raises:
@@ -324,7 +317,6 @@ def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) 
     """Refuse episodes that nothing can be learnt from.
 
     Args:
-        task: Task
         episodes: B of them
         rewards: (B, J) what training takes for each turn
 
@@ -371,9 +363,6 @@ def choose_advantage(advantage: str | Callable, std: str = "population") -> Call
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #274a23c4
 def updates_of(args: GRPOConfig) -> int:
     """Updates that are made from one rollout.
-
-    Args:
-        args: GRPOConfig
 
     Returns:
         updates: mini-batches times passes (num_iterations)
@@ -449,12 +438,12 @@ def turn_log(played: Sequence[dict]) -> dict[str, float]:
     log["reward/last"] = [e["reward"][-1] for e in played]
     log["reward"] = [e["reward"].mean() for e in played]
     for j in range(max(log["turns_used"])):
-        there = [e for e in played if len(e["reward"]) > j]
-        for key in dict.fromkeys(k for e in there for k in e["rewards"][j]):
-            values = np.array([e["rewards"][j].get(key, np.nan) for e in there], float)
+        with_turn = [e for e in played if len(e["reward"]) > j]
+        for key in dict.fromkeys(k for e in with_turn for k in e["rewards"][j]):
+            values = np.array([e["rewards"][j].get(key, np.nan) for e in with_turn], float)
             log[f"turn{j + 1}/{key}"] = values[~np.isnan(values)]  # a reward that does not exist is no zero
         log[f"turn{j + 1}/share"] = [len(e["reward"]) > j for e in played]
-        log[f"turn{j + 1}/unreadable"] = [e["unreadable"][j] for e in there]
+        log[f"turn{j + 1}/unreadable"] = [e["unreadable"][j] for e in with_turn]
     return {key: float(np.mean(values)) for key, values in log.items() if len(values)}
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #23931384
@@ -485,7 +474,7 @@ def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
         place -> Episode; without those that were asked for otherwise, and without a damaged file's or those of an
             earlier version's pickle, which is told
     """
-    known = {}
+    episodes_of = {}
     for path in sorted(Path(folder).glob("*.pickle")):  # of an earlier version
         warnings.warn(
             f"{path} is a pickle, which may run code, and not read: its episodes are played again", stacklevel=2
@@ -494,8 +483,8 @@ def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
         episodes, why = read_episodes(path, asked)
         if why:
             warnings.warn(why, stacklevel=2)
-        known |= episodes or {}
-    return known
+        episodes_of |= episodes or {}
+    return episodes_of
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #9df8d0f4
 class KeepsPlayed:
@@ -586,11 +575,11 @@ class PlaysEpisodes:
         places = [((rank * len(scenes) + i) % group, group) for i in range(len(scenes))]
         seed = (self.args.seed * 7919 + self.state.global_step) * 64 + rank
         sampling = dict(temperature=self.args.temperature, seed=seed)
-        known, self._known = dict(known=self._known) if self._known else {}, {}
+        finished, self._known = dict(known=self._known) if self._known else {}, {}
         was_training = self.model.training
         # the words are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
-            episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **known)
+            episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **finished)
         self.model.train(was_training)
         return episodes
 
@@ -684,13 +673,13 @@ class LearnsWords:
             log-probabilities (B, T) and entropies (B, T); 0 where the policy did not speak
         """
         own = batch["own"]
-        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; nobody speaks at place 0
+        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
         with self.accelerator.autocast():
             logits = model(**batch["inputs"], logits_to_keep=before, use_cache=False).logits
         logits = self.constrain(logits.view(-1, logits.shape[-1]).float() / self.temperature, batch)
-        found = chosen(logits, batch["inputs"]["input_ids"][own], self._entropy_bonus_enabled)
+        logp_and_entropy = chosen(logits, batch["inputs"]["input_ids"][own], self._entropy_bonus_enabled)
         width = batch["completion_ids"].shape[1]
-        return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in found)
+        return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in logp_and_entropy)
 
     def constrain(self, logits: torch.Tensor, batch: dict) -> torch.Tensor:
         """What may be said where: no control tokens where servers draw, and the engine's rule, if it has one.
@@ -787,11 +776,11 @@ class PlaysElsewhere:
             row[: len(e.logprobs)] = torch.tensor(e.logprobs)
         old, own = batch["old_per_token_logps"], batch["tool_mask"]
         drawn = drawn[:, -own.shape[1] :].to(old)
-        found = dict(sampling_per_token_logps=drawn)
+        weights_of = dict(sampling_per_token_logps=drawn)
         if self.importance_cap > 0:
             weights = importance_weights(old, drawn, own, self.importance_cap)
-            found |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
-        return found
+            weights_of |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
+        return weights_of
 
     def log_difference(self, batches: list[dict]) -> None:
         """Log by how much sampler and trainer differ, over the policy's own words of all processes.
@@ -811,8 +800,8 @@ class PlaysElsewhere:
         for name, (values, hows) in kinds.items():
             here = torch.cat([v[m] for v, m in zip(values, masks, strict=True)]).double()
             everywhere = torch.tensor(sum(self._from_all([here[~here.isnan()].tolist()]), []))
-            for how in hows if len(everywhere) else ():  # an engine may not tell
-                self._metrics["train"][f"sampling/{name}/{how}"].append(getattr(everywhere, how)().item())
+            for statistic in hows if len(everywhere) else ():  # an engine may not tell
+                self._metrics["train"][f"sampling/{name}/{statistic}"].append(getattr(everywhere, statistic)().item())
             if name == "sampling_logp_difference" and len(everywhere) and self.sampling_bound:
                 mean, most = everywhere.mean().item(), everywhere.max().item()
                 if not mean <= self.sampling_bound:
@@ -902,7 +891,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         # TRL asks once for each micro-batch. Those of a rollout are all made when the first is wanted.
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
-            # IPTC: whoever plays, scores or learns shares what was made of a picture
+            # IPTC: playing, scoring and learning share what was made of a picture
             with prepared_once(self.policy, 1e9 * self.picture_cache):
                 self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
         return self._buffered_inputs[self._step % count]
@@ -1036,6 +1025,29 @@ def rl_config(
     return trl_config(GRPOConfig, ours, trl, RENAMED, rl_config)
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #39371bd3
+def served(player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adapters: bool) -> Any:
+    """The engine of a training.
+
+    Args:
+        player: as `train_rl` takes it
+        policy: that is trained
+        engine: in this process, or None; its rule is that of the servers, too
+        out: folder of the run
+        bf16: of the published weights
+        adapters: will be trained on top of the policy's weights
+
+    Returns:
+        the engine itself where no servers play
+    """
+    if player == "here":
+        return engine
+    servers, dtype = [url.strip() for url in player.split(",")], "bfloat16" if bf16 else "float32"
+    engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None), dtype=dtype)
+    if adapters:
+        engine.give("base")
+    return engine
+
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #d5278691
 def train_rl(
     policy: Policy,
     task: Task,
@@ -1049,6 +1061,8 @@ def train_rl(
     resume: bool = True,
     engine: object | None = None,
     player: str = "here",
+    players: int = 0,
+    make: Callable | None = None,
     importance_cap: float = 0.0,
     sampling_bound: float = 1e-3,
     together: int = 256,
@@ -1066,7 +1080,6 @@ def train_rl(
 
     Args:
         policy: Policy; trained in place, and the reference of the KL penalty as it comes in
-        task: Task
         scenes: what it is played in
         out: folder of the run; default: that of `args`
         advantage: a key of ADVANTAGES, or a function
@@ -1076,6 +1089,8 @@ def train_rl(
         resume: go on from the newest whole checkpoint in `out`
         engine: plays; default: the policy in this process
         player: "here", or addresses of vLLM servers with commas: they play in its place, under its rule
+        players: processes that play beside this one (IPSS); 0: this one plays
+        make: for them, can be imported by name: () -> engine, policy, task as they are given here
         importance_cap: of truncated importance sampling, C in the notebook; 0: none
         sampling_bound: mean |difference| of the servers' and the trainer's log-probabilities beyond which it stops
         together: conversations that the policy in this process continues at a time
@@ -1107,34 +1122,32 @@ def train_rl(
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
     args.output_dir = str(out)
     start = resume_point(out, args.world_size) if resume else None
-    if player != "here":
-        servers = [url.strip() for url in player.split(",")]
-        dtype = "bfloat16" if args.bf16 else "float32"
-        engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None), dtype=dtype)
-        if peft_config:  # adapters come on top of these weights
-            engine.give("base")
-    trainer = (trainer or TurnGRPOTrainer)(
-        policy,
-        task,
-        scenes,
-        args,
-        advantage_fn,
-        engine=engine,
-        importance_cap=importance_cap,
-        sampling_bound=sampling_bound,
-        together=together,
-        picture_cache=picture_cache,
-        max_turns=max_turns,
-        max_new_tokens=max_new_tokens,
-        max_tokens=max_tokens,
-        reference_every=reference_every,
-        reference=reference,
-        peft_config=peft_config,
-        callbacks=[SafeCheckpoints(out, start), *callbacks],
-    )
-    trainer.remove_callback(PrinterCallback)  # the file has it all
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    shutil.rmtree(out / "played", ignore_errors=True)  # empty
+    engine, own = served(player, policy, engine, out, args.bf16, peft_config is not None), trainer or TurnGRPOTrainer
+    far = dict(bf16=args.bf16, peft_config=peft_config, player=player, folder=str(out / "served"))
+    with streaming(own, players, make, **far) as kind:
+        trainer = kind(
+            policy,
+            task,
+            scenes,
+            args,
+            advantage_fn,
+            engine=engine,
+            importance_cap=importance_cap,
+            sampling_bound=sampling_bound,
+            together=together,
+            picture_cache=picture_cache,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            max_tokens=max_tokens,
+            reference_every=reference_every,
+            reference=reference,
+            peft_config=peft_config,
+            callbacks=[SafeCheckpoints(out, start), *callbacks],
+        )
+        trainer.remove_callback(PrinterCallback)  # the file has it all
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+    for left in ("played", "players"):  # of rollouts that are over
+        shutil.rmtree(out / left, ignore_errors=True)
     finish(policy, trainer, out)
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])
     rewards = [r["reward"] for r in read_metrics(out) if "reward" in r]

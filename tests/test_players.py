@@ -1,0 +1,99 @@
+"""Processes that play beside the trainer have its current weights; one that dies is named, and the run goes on."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+from drivelit.policy.engines import EngineError, TransformersEngine
+from drivelit.policy.model import load_policy
+from drivelit.rollout.core import Step, Task
+from drivelit.training.checkpoints import read_metrics
+from drivelit.training.turn_grpo import train_rl
+
+SETTINGS = dict(steps=3, batch=2, group=2, lr=1e-2, beta=0.05, micro_batch=2, seed=1, max_new_tokens=6, save_steps=1)
+
+
+class Count(Task):
+    "Pays for the words' numbers, so that other words earn another reward. With a flag its process dies, once."
+
+    def __init__(self, flag=""):
+        self.flag = Path(flag)
+
+    def prompt(self, scene):
+        return [dict(role="user", content=f"Yes or No, {scene}?")]
+
+    def step(self, state, completion):
+        again = [dict(role="user", content="the trajectory")] if state.turn == 0 else None
+        if self.flag.name and self.flag.exists():
+            self.flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Step(again, dict(reward=sum(completion.ids) % 11 / 11))
+
+
+class Arm(TrainerCallback):
+    "Raises the flag when the first update is over: a player of the second rollout dies."
+
+    def __init__(self, flag):
+        self.flag = flag
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 1:
+            self.flag.touch()
+
+
+def make(flag=""):
+    policy = load_policy("toy", size="tiny")
+    return TransformersEngine(policy), policy, Count(flag)
+
+
+def learn(out, players=0, flag="", **how):
+    "The log of a run without its clocks, and the weights that it ends with."
+    policy = load_policy("toy", size="tiny")
+    scenes = ["one", "two", "three", "four", "five", "six"]
+    with patch.object(TransformersEngine, "own_seeds", True):
+        train_rl(policy, Count(), scenes, out, players=players, make=partial(make, flag), **SETTINGS | how)
+    log = [{k: v for k, v in r.items() if "time" not in k and "per_second" not in k} for r in read_metrics(out)]
+    return log, {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+
+
+def moved(log):
+    rewards = [r["reward"] for r in log if "reward" in r]
+    return len(rewards) == 3 and len(set(rewards)) > 1 and any(abs(r["loss"]) > 1e-6 for r in log if "loss" in r)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return learn(tmp_path_factory.mktemp("alone") / "run")
+
+
+def same(a, b):
+    return a[0] == b[0] and all(torch.equal(v, b[1][n]) for n, v in a[1].items())
+
+
+def test_a_run_with_players_is_the_run_without(alone, tmp_path):
+    assert moved(alone[0])
+    assert same(learn(tmp_path / "run", 2), alone)
+    assert not (tmp_path / "run" / "players").exists()
+
+
+def test_players_have_the_adapters_of_the_moment(tmp_path):
+    lora = dict(peft_config=LoraConfig(r=2, lora_alpha=16, target_modules=r".*language_model.*\.(q|v)_proj"))
+    runs = [learn(tmp_path / str(n), n, **lora) for n in (0, 2)]
+    assert moved(runs[0][0]) and same(*runs)
+
+
+def test_a_player_that_dies_is_named_and_the_run_goes_on(alone, tmp_path):
+    out, flag = tmp_path / "run", tmp_path / "flag"
+    with pytest.raises(EngineError) as said:
+        learn(out, 2, flag, callbacks=[Arm(flag)])
+    assert "its player died (killed by signal 9" in str(said.value) and "episodes are missing" in str(said.value)
+    assert "the same command goes on from them" in str(said.value)
+    assert any((out / "played").rglob("*.npz")) and not flag.exists()
+    assert same(learn(out, 2, flag), alone)
