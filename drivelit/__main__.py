@@ -20,25 +20,14 @@ from typing import Any
 
 import click
 
+from . import __version__
 from .scene.files import RunError
 from .scene.processes import follow_parent
-from drivelit.runs.profiles import (
-    ProfileError,
-    checked,
-    checked_cluster,
-    data_amounts,
-    find_system,
-    launch,
-    load_profile,
-    memory,
-    model_config,
-    notes,
-    preview,
-    profile_names,
-    serve_commands,
-    steps,
-    systems,
-)
+from .runs.launch import launch, serve_commands
+from .runs.memory import memory, model_config
+from .runs.parameters import checked_cluster
+from .runs.preview import data_amounts, notes, preview
+from .runs.profiles import ProfileError, checked, find_system, load_profile, profile_names, steps, systems
 
 # %% ../nbs/42_runs/60_command.ipynb #b5eaf301
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
@@ -110,9 +99,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="for other programs
 
 # Commands of rooms above this one, by name: each is imported when it is asked for.
 ABOVE = dict(
-    score=("drivelit.bridges.score:command", "Score your own planner, or go on with it."),
-    plans=("drivelit.bridges.navsim:command", "Write a policy's plans for a data set, or go on with it."),
-    submission=("drivelit.bridges.navsim:submission", "Plans as the submission that NAVSIM's devkit scores."),
+    score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
+    plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
+    alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
+    predictions=("drivelit.bridges.nuscenes:_command", "Plans as the file that public nuScenes scripts read."),
+    submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
 )
 
 
@@ -132,6 +123,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings=dict(show_default=True), no_args_is_help=False)
+@click.version_option(__version__, message="drivelit %(version)s")
 def _commands():
     "Runs of drivelit."
 
@@ -177,7 +169,7 @@ def _planned(profile, parameters, kinds, hours=()):
 def _plan(profile, out, pairs, measured, as_json):
     "Everything that is known about a run before it starts."
     profile = profile_of(profile, pairs)
-    what = profile, dict(out=out) if out else None, find_system(profile.system).stages.planned
+    what = profile, dict(out=out) if out else None, find_system(profile.system).planned
     if measured:
         from drivelit.runs.stages import hours, read_measured
 

@@ -19,7 +19,8 @@ ray = pytest.importorskip("ray", reason='needs pip install "drivelit[cluster]"')
 
 import drivelit  # noqa: E402
 from drivelit.runs import cluster as clusters  # noqa: E402
-from drivelit.runs.profiles import find_system, launch, load_profile  # noqa: E402
+from drivelit.runs.launch import launch  # noqa: E402
+from drivelit.runs.profiles import find_system, load_profile  # noqa: E402
 from drivelit.runs.stages import start  # noqa: E402
 from drivelit.scene.files import RunError  # noqa: E402
 from drivelit.training.checkpoints import read_metrics  # noqa: E402

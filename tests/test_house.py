@@ -296,7 +296,7 @@ def test_what_is_subclassed_is_pinned_to_the_minor_version():
     )
     assert {"trl", "transformers"} <= set(pins)
     for package, minor in pins.items():
-        assert f"{package}~={minor}.0" in PROJECT["dependencies"]
+        assert f"{package}~={minor}.0" in PROJECT["optional-dependencies"]["train"]
 
 
 def test_the_test_tools_are_no_run_time_need():

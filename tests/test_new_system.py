@@ -129,7 +129,7 @@ FUNCTIONS = dict(scenes=make, sft=tune, rl=reinforce)
 
 RUN = """
 from drivelit.oneword.pipeline import STAGES
-from drivelit.runs.profiles import run_parameters
+from drivelit.runs.parameters import run_parameters
 from drivelit.runs.stages import start
 ---
 #| parameters

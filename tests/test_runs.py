@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from drivelit.runs import stages
-from drivelit.runs.profiles import find_system, load_profile, read_keys, systems, unread_keys
+from drivelit.runs.profiles import find_system, load_profile, systems
+from drivelit.runs.unread import read_keys, unread_keys
 from drivelit.scene.files import RunError
 
 PIPELINE = """

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from drivelit.runs.preview import preview
 from drivelit.runs.profiles import (
     REPORTS,
     ProfileError,
     find_system,
     load_profile,
     missing_packages,
-    preview,
     rl_options,
     sft_options,
     systems,

@@ -199,9 +199,6 @@ _EGO_HALF = np.array([(EGO_FRONT + EGO_REAR) / 2, EGO_WIDTH / 2])
 def route_of(scene: Scene) -> Path:
     """The line that the ego follows.
 
-    Args:
-        scene: any
-
     Returns:
         Path of its centre line; straight ahead where the source has none
     """
@@ -219,7 +216,6 @@ def free_way(scene: Scene, side: float = 0.0) -> np.ndarray:
     """Where the ego would be if it were alone.
 
     Args:
-        scene: any
         side: metres to the left that it changes over to in two seconds
 
     Returns:

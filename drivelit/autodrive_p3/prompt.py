@@ -88,9 +88,6 @@ def shown(scene: Scene, inputs: Inputs) -> list[Image.Image]:
 def ego_text(scene: Scene) -> str:
     """The command, and what the ego knows of itself.
 
-    Args:
-        scene: any
-
     Returns:
         two or three lines; a state that the source does not know is "unknown"
     """
@@ -160,7 +157,6 @@ def policy_prompt(
     """The policy's first message.
 
     Args:
-        scene: any
         inputs: what is shown and asked for
         mode: key of MODES
         look: gets the frames' parts; default: anew

@@ -67,9 +67,6 @@ class P3Task(Task):
     def mode_of(self, scene: Scene) -> str:
         """How a scene is answered: all episodes of a group in the same way.
 
-        Args:
-            scene: any
-
         Returns:
             key of MODES
         """

@@ -325,7 +325,9 @@ class EncoderTraining:
         texts = unit(self.model.get_text_features(**sentence_tokens(sentences)).pooler_output)
         phrases = unit(self.model.get_text_features(**self.phrases).pooler_output)
         scale = self.model.logit_scale.exp().clamp(max=100.0)
+        # two pictures with one sentence are both right: neither may push the other away
         same = torch.tensor([[a == b for b in sentences] for a in sentences])
+        # two views of a scene in which nothing moves are no different pictures
         still = (
             torch.block_diag(*[torch.full((2, 2), float(s)) for s in alike(pictures)]).bool()
             | torch.eye(len(told_of)).bool()

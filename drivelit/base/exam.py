@@ -235,6 +235,7 @@ def found_boxes(said: Sequence[dict], truth: Sequence[dict]) -> dict[str, Any]:
             of a kind that is not there); NaN where there is none
     """
     present = [{k: b for k, b in t.items() if b is not None} for t in truth]
+    # boxes and their kinds, as `perception` and `match` take them
     lists = [((list(s.values()), list(t.values())), (list(s), list(t))) for s, t in zip(said, present, strict=True)]
     scores = [perception(*boxes, kinds) for boxes, kinds in lists]
     overlaps = [w for boxes, kinds in lists for *_, w in match(*boxes, kinds)]
@@ -344,6 +345,7 @@ def examine(
             boxes = {s: mean_box_error(a, asked) for s, a in answered.items()}
         if kind in ("distance", "place"):
             ranges[kind] = range_errors(answered[sights[0]], asked)
+        # the constant answer is marked like any other, so that each share stands beside it
         marks = lambda a, asked=asked, kind=kind: [is_right(kind, x, t) for x, (*_, t) in zip(a, asked, strict=True)]
         right = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **answered).items()}
         kinds[kind] = dict(n=len(asked)) | {s: float(np.mean(r)) for s, r in right.items()}

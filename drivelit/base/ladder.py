@@ -236,12 +236,14 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
         dict: scores (rung -> N of PDMS), unreadable (rung of text -> share), family (N)
     """
     ready, pictures = [prepare(s) for s in made], [get_image(s, "CAM_FRONT", SIZE) for s in made]
+    # without eyes, and without feedback: one plan a scene
     blind = blind_scores(made, turns=1)
     scores, unreadable = {f"no eyes: {(best := best_blind(blind))}": blind[best]}, {}
     for name, (temperature, median, grey) in TEXT.items():
         shown = [Image.new("RGB", SIZE, (128, 128, 128))] * len(made) if grey else pictures
         plans = text_plans(policy, made, shown, temperature, median)
         scores[name], unreadable[name] = earned(ready, plans), float(np.mean([p is None for p in plans]))
+    # the networks learn from other scenes; each sees one thing more than the one before it
     others = scenes(learn, seed=seed)
     goals, speeds = np.stack([s.expert.poses[:8] for s in others]), np.array([s.ego.velocity[0] for s in others])
     fast = np.array([s.ego.velocity[0] for s in made])

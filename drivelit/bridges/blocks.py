@@ -125,7 +125,10 @@ def work(
     folder = make_folder(folder)
     left = list(enumerate(blocks))
     try:
-        with _processes(min(workers, len(left))) as each, tqdm(total=len(left), desc=title, mininterval=1) as bar:
+        with (
+            _processes(min(workers, len(left))) as each,
+            tqdm(total=len(left), desc=title, mininterval=1, disable=None) as bar,
+        ):
             while left:
                 done = set()
                 for number in each(partial(_one, folder=folder, make=make), left):

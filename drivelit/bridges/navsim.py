@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PLACES', 'AGENT', 'last_stage', 'write_plans', 'Trajectory', 'TrajectorySampling', 'carried_on', 'write_submission',
-           'write_agent', 'command', 'submission']
+           'write_agent']
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #7eafe92a
 import json
@@ -195,7 +195,7 @@ def _as_theirs() -> Iterator[None]:
             for cls, name in mine.items():
                 cls.__module__ = name
 
-
+# %% ../../nbs/65_bridges/20_plans.ipynb #c4221ed0
 def carried_on(plan: np.ndarray, points: int) -> np.ndarray:
     """A plan of more poses.
 
@@ -336,7 +336,7 @@ def write_agent(folder: str | Path) -> Path:
 @click.option("--every", type=click.IntRange(1), help="of the reader: moments between two that are taken")
 @click.option("--n", type=click.IntRange(1), help="of the town: scenes")
 @click.option("--json", "as_json", is_flag=True, help="for other programs")
-def command(run, source, root, out, stage, seed, as_json, **how):
+def _command(run, source, root, out, stage, seed, as_json, **how):
     """Write a policy's plans for a data set, or go on with it.
 
     RUN is the folder of a run of any system, SOURCE navsim, nuscenes, ... or json, ROOT the folder of the data. Any
@@ -358,7 +358,7 @@ def command(run, source, root, out, stage, seed, as_json, **how):
 @click.option("--points", type=click.IntRange(1), help="carry plans on to so many poses  [default: as they are]")
 @click.option("--team", "pairs", multiple=True, metavar="KEY=VALUE", help="team_name, authors, email, ...")
 @click.option("--agent", help="folder for the file of the agent that replays plans in the devkit")
-def submission(plans, file, second, devkit, points, pairs, agent):
+def _submission(plans, file, second, devkit, points, pairs, agent):
     "Plans as the submission that NAVSIM's devkit scores. PLANS is a plans.jsonl, FILE the pickle that is written."
     team = dict(p.partition("=")[::2] for p in pairs)
     found = write_submission(file, plans, second, devkit, points, team)

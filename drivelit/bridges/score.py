@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PDM', 'EPDM', 'SCORES', 'LEAST', 'USUAL', 'CONTROLS', 'read_plans', 'find_planner', 'code_of', 'seen', 'plan_of',
            'kind_of', 'score_scenes', 'counts', 'tables', 'score', 'by_function', 'controls_of', 'drive', 'in_carla',
-           'score_routes', 'command']
+           'score_routes']
 
 # %% ../../nbs/65_bridges/10_score.ipynb #9de75636
 import importlib.util
@@ -31,7 +31,6 @@ from ..metrics.closed_loop import composed, efficiency, success, summary, write_
 from ..metrics.kinematics import constant_velocity
 from ..policy.text import ParseError
 from ..rollout.drivers import play, same_speed
-from ..rollout.road import Planner, drive_routes
 from ..rollout.world import World
 from ..scene.core import Map, Scene, SceneError
 from ..scene.files import RunError, sha256, write_json
@@ -208,7 +207,7 @@ def kind_of(reason: str) -> str:
     """
     return reason.partition(":")[0]
 
-# %% ../../nbs/65_bridges/10_score.ipynb #07af4a15
+# %% ../../nbs/65_bridges/10_score.ipynb #b6d4b0fd
 PDM = ("pdms", "nc", "dac", "ddc", "ttc", "comfort", "ep")
 EPDM = ("nc", "dac", "ddc", "tlc", "ep", "ttc", "lk", "hc")
 
@@ -230,7 +229,8 @@ def _pdm(scenes, plans):
     there = [i for i, r in enumerate(ready) if "ready" in r]
     beside = lambda s: [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
     driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in there]
-    for i, r in zip(there, pdm.score_scenes([ready[i]["ready"] for i in there], driven), strict=True):
+    found = pdm.score_scenes([ready[i]["ready"] for i in there], driven) if there else []
+    for i, r in zip(there, found, strict=True):
         row = {k: float(getattr(r, k)[0]) for k in PDM} | dict(pdms_constant_velocity=float(r.pdms[1]))
         ready[i] = row | (dict(pdms_human=float(r.pdms[2])) if len(r) > 2 else {})
     return ready
@@ -434,14 +434,14 @@ def score(
     return dict(counts=counts(rows), scores=told, text=text)
 
 # %% ../../nbs/65_bridges/10_score.ipynb #fe4260a9
-def by_function(planner: Callable) -> Planner:
+def by_function(planner: Callable) -> Callable:
     """A function of a scene as a planner of routes.
 
     Args:
         planner: of `find_planner`
 
     Returns:
-        Planner of eight poses
+        a `drivelit.rollout.road.Planner` of eight poses
     """
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
@@ -500,6 +500,8 @@ def _route(number, planner, part, controls, cameras):
     if controls:
         record = drive(found, scene, World(**CONTROLS, cameras=cameras))
     else:
+        from drivelit.rollout.road import drive_routes  # with torch, which scores of plans need not
+
         (record,) = drive_routes(by_function(found), [scene], title=scene.id)
     beside = composed(play(World(), same_speed, scene))
     return [dict(id=scene.id, log=scene.family, record=record, same_speed=beside)]
@@ -637,7 +639,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--controls", is_flag=True, help="of routes: the function gives controls")
 @click.option("--simulator", default="127.0.0.1:2000", help="of carla: HOST:PORT")
 @click.option("--json", "as_json", is_flag=True, help="for other programs")
-def command(planner, source, root, out, workers, scores, limit, controls, simulator, as_json, **options):
+def _command(planner, source, root, out, workers, scores, limit, controls, simulator, as_json, **options):
     """Score your own planner, or go on with it.
 
     MODULE:FUNCTION or FILE.py:FUNCTION gives poses (T, 3) for a Scene, every half second. SOURCE is navsim, nuscenes,

@@ -85,6 +85,7 @@ def chat(row: dict) -> list[dict]:
         ValueError: the messages have more or fewer places for images than the row has images
     """
     images = list(row.get("images") or [])
+    # images are taken in the order of the empty parts: a video takes as many as it has frames
     left = iter(images)
     empty = lambda p: p["type"] in ("image", "video") and p["type"] not in p
     wants = lambda p: p.get("frames", 0) if p["type"] == "video" else 1

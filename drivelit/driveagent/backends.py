@@ -83,7 +83,6 @@ def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float =
         score: 0 to 1
         rectangle: x_min, y_min, x_max, y_max: pixels of the full image
         depth: (H, W) metres of the same view, any resolution
-        camera: Camera
         name: what it was called
 
     Returns:
@@ -298,7 +297,6 @@ class ServedDetector:
         """Objects of these words.
 
         Args:
-            scene: Scene
             camera: name of a camera of the scene
             text: what to look for
 

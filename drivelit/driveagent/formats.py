@@ -68,9 +68,6 @@ class ToolCall:
 def format_call(call: ToolCall) -> str:
     """A call as listings 1 to 4 of A.2 write it.
 
-    Args:
-        call: ToolCall
-
     Returns:
         four lines
     """

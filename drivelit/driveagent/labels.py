@@ -115,9 +115,6 @@ def label(times: np.ndarray, poses: np.ndarray, thresholds: Thresholds = Thresho
 def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
     """History and future of a scene as one drive, in the scene's frame.
 
-    Args:
-        scene: Scene
-
     Returns:
         times (T,), poses (T, 3); None without `meta["future"]`, where it is not known throughout (NaN), or with
         less than a second of history
@@ -141,7 +138,6 @@ def label_scene(scene: Scene, thresholds: Thresholds = Thresholds()) -> list[tup
     """The meta-actions of a scene: the reviewed ones, if `meta["actions"]` holds them, else those of the rules.
 
     Args:
-        scene: Scene
         thresholds: m/s, m/s² and degrees at which a word begins
 
     Returns:

@@ -24,7 +24,8 @@ from matplotlib.figure import Figure
 from .evaluation import play
 from .evidence import evidence
 from .labels import label_scene
-from .pipeline import EXPERT, STAGES, TRAINED, variant_of
+from .pipeline import EXPERT, STAGES, variant_of
+from .profile import TRAINED
 from .toolkit import Toolkit
 from .variants import VARIANTS, task_for
 from ..policy.model import Policy

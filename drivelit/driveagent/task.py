@@ -39,8 +39,6 @@ def answer_call(
     """The answer to a call, whatever the call is.
 
     Args:
-        toolkit: Toolkit
-        scene: Scene
         call: what was read
         mode: "text", "tool" or None: how the policy began
         used: calls before this one, readable or not
@@ -184,7 +182,6 @@ def first_pictures(scene: Scene, view: str, size: tuple[int, int], pictures: str
     """The pictures of the prompt.
 
     Args:
-        scene: Scene
         view: "front" or "surround"
         size: (width, height) in pixels
         pictures: one of PICTURES; only the own ones are painted, since no other is shown

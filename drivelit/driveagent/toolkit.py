@@ -335,7 +335,6 @@ def above_road(depth: Any, camera: Camera) -> np.ndarray:
 
     Args:
         depth: (H, W) metres
-        camera: Camera
 
     Returns:
         (H, W) bool
@@ -356,7 +355,6 @@ def depth_words(depth: Any, camera: Camera) -> str:
 
     Args:
         depth: (H, W) metres
-        camera: Camera
 
     Returns:
         str
@@ -494,7 +492,6 @@ def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
     Args:
         box: Box
         others: list of Box
-        camera: Camera
 
     Returns:
         bool
@@ -635,7 +632,6 @@ def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
     Args:
         image: PIL image, drawn into
         boxes: list of Box
-        camera: Camera
 
     Returns:
         the image

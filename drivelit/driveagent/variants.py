@@ -54,7 +54,6 @@ def task_for(
     """The task of a variant.
 
     Args:
-        profile: Profile
         variant: key of VARIANTS
         mode: "text", "tool", "adaptive" or "partition"; a passive variant always thinks in text
         weights: of the accuracy reward, (4, 4) and (3, 4); default: all 1

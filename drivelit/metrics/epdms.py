@@ -478,7 +478,9 @@ def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple
     columns, one, two, groups = list(COLUMNS), [], [], []
     for now, before, second in mappings:
         group = []
+        # the two moments of a mapping are averaged, so that a plan is also judged half a second earlier
         for first, follow in ((now, [p[0] for p in second]), (before, [p[1] for p in second])):
+            # a second stage counts by how near it begins to the place where the first one ends
             w = second_stage_weights(table.loc[first, ["end_x", "end_y"]], table.loc[follow, ["x", "y"]])
             one.append(table.loc[first, columns].astype(float))
             two.append((table.loc[follow, columns].astype(float).mul(w, axis=0)).sum())

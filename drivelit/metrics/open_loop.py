@@ -210,6 +210,7 @@ def errors(
     if grids is not None:
         other = grids if uniad_grids is None else uniad_grids
         truth_or_zero = np.where(finite[..., None], truths, 0.0)
+        # a step without truth cannot be a hit; its truth of 0 only keeps the shapes
         hit = lambda i, g, front: (
             collisions(plans[i], truth_or_zero[i], g[i], front) & finite[i] if readable[i] else np.zeros(STEPS, bool)
         )
@@ -232,6 +233,7 @@ def table(e: dict[str, np.ndarray]) -> pd.DataFrame:
         lambda v: [np.mean(v[:, : 2 * s]) for s in (1, 2, 3)],
         lambda v: [np.mean(v[:, 2 * s - 1]) for s in (1, 2, 3)],
     )
+    # VAD leaves out a sample with a missing second; UniAD keeps it and counts missing steps as 0
     vad, uniad = full & readable, readable
     rows = {
         "L2 m, ST-P3 / VAD (mean up to)": (upto(e["l2"][vad]), vad, full),

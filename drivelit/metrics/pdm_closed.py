@@ -94,11 +94,13 @@ def forecast(prepared: PDMScene) -> Forecast:
     moving = np.array([a.type in MOVING_TYPES for a, _, _ in agents], bool)
     v = np.array([v for _, _, v in agents]).reshape(-1, 2)
     speed = np.where(moving, np.hypot(*v.T), 0.0)
+    # the official forecast keeps the heading: a car that rolls backwards goes backwards along it
     backwards = np.abs(wrap_angle(pose[:, 2] - np.arctan2(v[:, 1], v[:, 0]))) >= np.pi / 2
     course = (
         speed[:, None] * np.stack([np.cos(pose[:, 2]), np.sin(pose[:, 2])], -1) * np.where(backwards, -1, 1)[:, None]
     )
     centers = np.repeat(pose[:, None], AHEAD + 1, 1)
+    # two steps of 0.1 s share a pose, as in the official occupancy maps
     centers[..., :2] += course[:, None] * (np.arange(AHEAD + 1) // 2 * 2 * kin.DT)[:, None]
     ego = box_polygons(np.array([VEHICLE.to_center, 0, 0]), EGO_HALF)
     boxes, lights = box_polygons(centers[:, ::2], half[:, None]).T, np.array(red_zones(scene), object)
@@ -364,6 +366,7 @@ def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together
         list: (41, 3) rear-axle poses in the ego frame at 10 Hz for each; straight on without a route
     """
     ready = [prepare(s) if isinstance(s, Scene) else s for s in scenes]
+    # without a centre line there is nothing to plan along: constant speed, as in the official planner
     out = [None if len(p.scene.map.centerline) > 1 else constant_speed(p.scene.ego) for p in ready]
     out = [None if p is None else kin.interpolate(p[None])[0] for p in out]
     todo = [i for i, p in enumerate(out) if p is None]
@@ -376,6 +379,7 @@ def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together
         for i, p, world, many, driven in zip(part, some, worlds, plans, states, strict=True):
             result = score_states(world.agents, driven)
             chosen = best(result)
+            # nuPlan's rule: a slow ego whose best plan still collides within two seconds brakes as hard as it can
             doomed = 0 <= result.nc_step[chosen] <= 20 and np.hypot(*p.scene.ego.velocity) <= 5.0
             out[i] = emergency_brake(p.scene.ego) if brake and doomed else many[chosen]
     return out

@@ -108,7 +108,6 @@ def by_experts(
     """The experts as a player.
 
     Args:
-        experts: Experts
         generator: speed words are drawn with it; None: greedy
         both: path words are drawn as well
         together: moments in a forward pass

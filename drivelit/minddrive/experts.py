@@ -398,7 +398,6 @@ def decide(
     """Two words and their way for each prompt.
 
     Args:
-        experts: Experts
         prompts: N of `Experts.encode`
         states: (N, 9) of `words.state_of`
         generator: speed words are drawn with it; None: the most likely ones
@@ -494,7 +493,6 @@ def save_experts(experts: Experts, folder: str | Path) -> Path:
     """Write adapters and heads, so that `load_experts(folder)` gives the same experts.
 
     Args:
-        experts: Experts
         folder: created if needed
 
     Returns:

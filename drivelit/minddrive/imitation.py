@@ -226,7 +226,6 @@ def question_loss(experts: Experts, asked: Sequence[tuple[list[int], list[int], 
     """How surprised the decision expert is by answers.
 
     Args:
-        experts: Experts
         asked: N of (ids, labels, images), labels -100 where nothing is learnt
 
     Returns:
@@ -270,10 +269,7 @@ def parts(
     """The loss of a batch of plans by its parts, each a function, so that one graph is alive at a time.
 
     Args:
-        experts: Experts
-        known: Lessons
         which: numbers of plans
-        weights: Weights
         noise: of z, (N, latent) for each decoder; None: drawn
 
     Returns:
@@ -315,7 +311,6 @@ def save_point(
     Args:
         out: folder of the run
         step: number of the next step
-        experts: Experts
         optimizer: whose state is kept
         keep: how many checkpoints stay, the newest; None: all
         **told: plain values that `latest_point` gives back
@@ -492,7 +487,6 @@ def imitate(
 
     Args:
         experts: changed in place, unless `out` holds a checkpoint to go on from
-        known: Lessons
         steps: updates
         batch: plans in an update, of all processes together; a quarter as many questions
         lr: learning rate of the adapters at its highest
@@ -503,7 +497,6 @@ def imitate(
         balance: of `chances`: how much more often moments with rare speed words are drawn
         schedule: of `rate_at`
         warmup: of `rate_at`
-        weights: Weights
 
     Returns:
         tuple: the experts, and for each update its loss by part

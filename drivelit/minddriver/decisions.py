@@ -107,9 +107,6 @@ class Horizon:
     def of(self, scene: Scene) -> np.ndarray:
         """Where the expert of a scene drives.
 
-        Args:
-            scene: any
-
         Returns:
             (points, 3) x, y, heading, ego frame; metres, radians
 

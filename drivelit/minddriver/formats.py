@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .decisions import DIRECTIONS, DT, PLAN, SPEEDS, Horizon
-from ..policy.image_tokens import image_text, parse_image
 from ..policy.text import ParseError, control_words, harmless, span_between
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0006
@@ -204,6 +203,8 @@ def write_answer(
     if "dream" in FORMS[form]:
         if codes is None or len(codes) == 0:
             raise ValueError(f"codes: the form {form!r} has a picture, and none was given")
+        from drivelit.policy.image_tokens import image_text  # with torch
+
         parts["dream"] = image_text(codes)
     return "".join(f"<{t}>{parts[t]}</{t}>" for t in FORMS[form])
 
@@ -272,6 +273,8 @@ def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon =
         wrong = "empty" if not thought.strip() else "a code or control word in it" if control_words(thought) else ""
         found["think"] = ParseError(wrong) if wrong else thought
     if isinstance(found["dream"], str):
+        from drivelit.policy.image_tokens import parse_image  # with torch
+
         found["dream"] = parse_image(found["dream"], n, codes)
     if isinstance(found["answer"], str):
         found["answer"] = parse_points(found["answer"], horizon)

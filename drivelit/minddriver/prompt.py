@@ -89,7 +89,6 @@ def state_text(scene: Scene, inputs: Inputs = PAPER) -> str:
     """The command, and what the ego knows of itself.
 
     Args:
-        scene: any
         inputs: whether the ego state is told
 
     Returns:
@@ -141,7 +140,6 @@ def policy_prompt(
     """The policy's first message.
 
     Args:
-        scene: any
         inputs: what is shown
         form: key of FORMS: what is asked for
         seconds: how far ahead the dreamed picture lies
@@ -280,7 +278,6 @@ def teacher_prompt(
     """The teacher's first message: named pictures, then the instruction.
 
     Args:
-        scene: any
         inputs: what is shown; the ego state is not told
         instruction: one of INSTRUCTIONS
         seconds: that a plan covers

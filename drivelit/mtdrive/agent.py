@@ -289,9 +289,6 @@ class PreparedScenes:
     def __call__(self, scene: Scene) -> PDMScene:
         """The scene, prepared.
 
-        Args:
-            scene: any Scene
-
         Returns:
             PDMScene with this perception
         """

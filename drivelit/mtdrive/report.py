@@ -26,7 +26,8 @@ from ..metrics.blind import best_blind
 from .agent import Issue
 from .evaluation import play
 from .formats import format_trajectory
-from .pipeline import RL_ARMS, SIZES, STAGES, TRAINED, trained
+from .pipeline import STAGES, trained
+from .profile import RL_ARMS, SIZES, TRAINED
 from .profile import MTDriveProfile
 from .task import MTDriveTask
 from ..policy.engines import Completion

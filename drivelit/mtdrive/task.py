@@ -34,9 +34,6 @@ HISTORY = np.array([-1.5, -1.0, -0.5, 0.0])  # seconds: t-3 to t-0
 def history(scene: Scene) -> np.ndarray:
     """The ego's motion up to now.
 
-    Args:
-        scene: any Scene
-
     Returns:
         (4, 3) ego poses at t-3 ... t-0, half a second apart: x, y (m), heading (rad) in the ego frame
 
@@ -136,9 +133,6 @@ class FrontImages:
 
     def __call__(self, scene: Scene) -> Image.Image | None:
         """The front image of a scene.
-
-        Args:
-            scene: any Scene
 
         Returns:
             PIL image; None for a prompt without one

@@ -251,6 +251,7 @@ class _Rows:
 
     def _begin(self):
         "Read the prompts. The rollouts of a group start from the same one: each different one is read once."
+        # pictures are compared by identity: to compare pixels would cost more than to read the prompt
         keys = [(tuple(c.ids), tuple(map(id, c.images))) for c in self.conversations]
         unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
         once = [self.conversations[keys.index(k)] for k in unique]
@@ -267,6 +268,7 @@ class _Rows:
         new = [c.ids[n:] for c, (n, _) in zip(self.conversations, kept, strict=True)]
         shown = [c.images[len(f.images) :] for c, (_, f) in zip(self.conversations, kept, strict=True)]
         batch, readings = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
+        # kept keys of unequal length are padded on the left, so that new tokens of all rows line up
         stack = lambda rows: pad_sequence(rows, batch_first=True, padding_side="left")
         for n in range(len(readings[0].layers)):
             self.cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)

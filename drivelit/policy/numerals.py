@@ -50,6 +50,7 @@ class Numerals:
         for i in range(len(tokenizer)):
             if kind_and_value := value_of(tokenizer.decode([i])):
                 groups[kind_and_value[0]].setdefault(kind_and_value[1], i)
+        # a kind with few tokens has no order worth learning
         kept = {name: sorted(g.items()) for name, g in groups.items() if len(g) >= least}
         self.names = list(kept)
         self.ids = [torch.tensor([i for _, i in g]) for g in kept.values()]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from PIL import Image
 
 # %% ../../nbs/20_policy/08_video.ipynb #be2c722e
@@ -100,6 +99,8 @@ def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, togethe
     Returns:
         patches (T·n, 3·together·p·p), grid (3,): T, and an image's rows and columns of patches
     """
+    import torch  # frames and their formats need none
+
     made = {k: prepare(f) for k, f in {id(f): f for f in video.frames}.items()}
     patches, grid = made[id(video.frames[0])]
     n, width = patches.shape
@@ -120,6 +121,8 @@ def video_batch(prepare: Callable[[Image.Image], tuple], videos: Sequence[Video]
         dict: pixel_values_videos (patches, 3·together·p·p), video_grid_thw (N, 3), second_per_grid_ts (N,) seconds from
             one set of tokens to the next; empty without videos
     """
+    import torch
+
     if not videos:
         return {}
     made = {id(v): v for v in videos}

@@ -21,7 +21,8 @@ from ..driveagent.pipeline import STAGES as AGENT_STAGES
 from ..minddrive.controls import by_experts
 from ..minddrive.experts import load_experts
 from ..minddrive.online import where
-from ..minddrive.pipeline import REINFORCED, STAGES as EXPERT_STAGES
+from ..minddrive.pipeline import STAGES as EXPERT_STAGES
+from ..minddrive.profile import REINFORCED
 from ..minddrive.words import shown, state_text
 from ..minddriver import evaluation as minddriver
 from ..minddriver.pipeline import STAGES as DREAM_STAGES, arm_of, codec_of

@@ -983,7 +983,8 @@ class CarlaWorld(_Drives):
             number: of the route; default: the route's own
 
         Returns:
-            dict: as `metrics.closed_loop` reads it: route_id, status, infractions, scores, meta
+            dict: as `metrics.closed_loop` reads it: route_id, status, infractions, scores, meta, and scenario_name of a
+            route with one
         """
         self._must_be_reset()
         ride = self.ride
@@ -991,7 +992,8 @@ class CarlaWorld(_Drives):
         # A simulator that died in the middle of a step has answered less than a step: both lists end together.
         n = len(self.state.log)
         traffic = np.r_[np.array(means, float), np.full(n, np.nan)][:n]
-        return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town)
+        told = dict(scenario_name=f"{ride.route.family}_1") if ride.route.family else {}
+        return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town) | told
 
     def close(self) -> None:
         """Take the car and its sensors away, let the server's clock run, and delete pictures that are temporary."""

@@ -530,6 +530,7 @@ def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarr
     texts["outside_route_lanes"], texts[SLOW] = _outside(stage, now), _paces(stage, now, traffic)
     done = 100.0 if now.reason == "completed" else round(100 * now.farthest / stage.goal, 3)
     factor = penalty(texts)
+    # the leaderboard's *Perfect* allows for slow driving and for nothing else
     clean = not any(v for k, v in texts.items() if k != SLOW)
     status = "Started" if not now.reason else STATUS.get(now.reason, ENDED)
     scene = stage.scene

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..scene.extras import Extra
 from ..scene.files import RunError
-from .profiles import Profile, stage_gpus
+from .launch import stage_gpus
+from .profiles import Profile
 from .stages import run_profile
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #03cadc1e

@@ -286,11 +286,13 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
                 fill=_night(color, 14.0, glow) if dark and ground else shade(color, q, glow),
             )
 
+    # the ground first: all that stands on it is painted over it
     rings, lines, stops = _ground(scene)
     for ring, color in rings:
         polygon(_flat(ring), color, ground=True)
     for line in lines:
         q = to_camera(_flat(line), camera, ego)
+        # a piece of a line that reaches behind the camera has no pixels
         ahead = np.nonzero((q[:-1, 2] > NEAR) & (q[1:, 2] > NEAR) & (q[:-1, 2] < 90))[0]
         p = _pixels(q, camera, size)
         width = max(1, size[0] // 400)
@@ -299,6 +301,7 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
     for a, b in stops:
         d = 0.25 * np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-6)
         polygon(_flat(np.array([a - d, b - d, b + d, a + d])), LINE, ground=True)
+    # painter's algorithm: far things first, and of each thing its far faces first
     things = [(np.hypot(*(p[:2] - ego[:2])), _agent_faces(a, p), None) for a, p in _agents_at(scene, time, ego)]
     for light in scene.lights:
         faces, disc, color = _lamp(light, time)

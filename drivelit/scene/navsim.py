@@ -388,6 +388,7 @@ def _number(v) -> str:
 def _stored_lanes(path: str, around: np.ndarray, route: list) -> tuple[dict, dict, dict, dict]:
     "Rows of lanes and connectors by fid, the connectors' outlines, and the stored line of each."
     ids = ", ".join(sorted({_number(r) for r in route})) or "NULL"
+    # what is near, and the whole route even where it is far
     both = lambda name, column: {
         i: r
         for w in (dict(around=around), dict(where=f"{column} IN ({ids})"))
