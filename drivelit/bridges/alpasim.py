@@ -182,7 +182,7 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
     left = np.stack([np.interp(at, np.arange(len(own)), own[:, k]) for k in range(3)], 1)
     return left, now_us + np.round(0.5e6 * np.arange(1, len(at) + 1))
 
-
+# %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880
 class Answers:
     """Plans for the sessions of a simulator, whatever the planner does.
 

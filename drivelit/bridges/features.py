@@ -66,7 +66,7 @@ def features(scene: Scene, way_left: float, time_left: float) -> np.ndarray:
     out["way_left"], out["time_left"] = min(way_left / 300, 1.0), min(time_left / 60, 1.0)
     return np.array([np.clip(out[k], -1, 2) for k in NAMES], np.float32)
 
-
+# %% ../../nbs/65_bridges/50_gymnasium.ipynb #61098fc4
 class LaneWorld(gym.Env):
     """The town for small agents: ten numbers in, one of five accelerations out, along the lane.
 

@@ -388,7 +388,7 @@ def catch_up(
             write_part(out, name, part_of(arm, seed, stages.result(out, arm, seed)))
     return ["drivers", *names]
 
-
+# %% ../../nbs/42_runs/50_record.ipynb #33d8b5dd
 def save_record(record: Record, path: str | Path) -> None:
     """Three files: rows of scenes, numbers of sets, and what is said of the run.
 
