@@ -24,7 +24,9 @@ MINUTES = 20  # for a notebook on a busy machine: to end a hang
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 RUN_STATE = """() => {
   const cells = window.jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code');
-  const waiting = cells.filter(c => c.model.executionState && c.model.executionState !== 'idle' || c.promptNode?.textContent.includes('*'));
+  const state = c => c.model.executionState;
+  const starred = c => c.promptNode?.textContent.includes('*');
+  const waiting = cells.filter(c => state(c) && state(c) !== 'idle' || starred(c));
   const fresh = cells.filter(c => c.model.sharedModel.source.trim() && !c.model.executionCount);
   return [cells.length, waiting.length, fresh.length];
 }"""
@@ -42,9 +44,10 @@ CUT = """panel => {
   for (const e of panel.querySelectorAll('.widget-label, .jupyter-button, .widget-html-content, option, img')) {
     const box = e.getBoundingClientRect();
     if (!box.width) continue;
-    if (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 4 && !e.matches('option, .jupyter-button'))
-      found.push('cut: ' + (e.textContent || 'a picture').slice(0, 60));
-    if (box.right > window.innerWidth + 1) found.push('beyond the window: ' + (e.textContent || 'a picture').slice(0, 60));
+    const low = e.scrollHeight > e.clientHeight + 4 && !e.matches('option, .jupyter-button');
+    const words = (e.textContent || 'a picture').slice(0, 60);
+    if (e.scrollWidth > e.clientWidth + 1 || low) found.push('cut: ' + words);
+    if (box.right > window.innerWidth + 1) found.push('beyond the window: ' + words);
   }
   return found;
 }"""

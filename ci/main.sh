@@ -14,6 +14,25 @@ read -r system profile run <<<"$resolved"
 out=runs/$system-$profile
 mkdir -p "$out"
 case " $* " in *" plan True "* | *" plan true "*) set -- "$@" --log-output ;; esac  # the page is read in the terminal
-papermill "$run" "$out/report.ipynb" -k python3 --cwd "$(dirname "$run")" \
-  -p profile "$profile" -p out "$PWD/$out" "$@"
+
+# What the stages are at: one line that moves on a terminal, else a line every half minute.
+export DRIVELIT_STATUS=$PWD/$out/status.txt
+rm -f "$DRIVELIT_STATUS"
+show() {
+  local line="" last=""
+  while sleep "$([ -t 1 ] && echo 2 || echo 30)"; do
+    line=$(cat "$DRIVELIT_STATUS" 2>/dev/null) || continue
+    [ "$line" = "$last" ] && continue
+    if [ -t 1 ]; then printf '\r\033[K%.*s' "$(($(tput cols 2>/dev/null || echo 80) - 1))" "$line"; else printf '%s\n' "$line"; fi
+    last=$line
+  done
+}
+show &
+shown=$!
+trap 'kill "$shown" 2>/dev/null || true; rm -f "$DRIVELIT_STATUS"' EXIT
+papermill "$run" "$out/report.ipynb" -k python3 --cwd "$(dirname "$run")" --no-progress-bar \
+  -p profile "$profile" -p out "$PWD/$out" "$@" \
+  2> >(grep --line-buffered -v 'Kernel is running over TCP without encryption' >&2)
+kill "$shown" 2>/dev/null || true
+[ -t 1 ] && printf '\r\033[K'
 echo "the executed notebook of $system: $out/report.ipynb"

@@ -1,1 +1,5 @@
 __version__ = "0.1.0"
+
+from .scene.extras import name_the_extra as _name_the_extra
+
+_name_the_extra()

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from . import __version__
 from .scene.files import RunError
 from .scene.processes import follow_parent
 from .runs.launch import launch, serve_commands
@@ -100,6 +101,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="for other programs
 ABOVE = dict(
     score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
     plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
+    alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
+    predictions=("drivelit.bridges.nuscenes:_command", "Plans as the file that public nuScenes scripts read."),
     submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
 )
 
@@ -120,6 +123,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings=dict(show_default=True), no_args_is_help=False)
+@click.version_option(__version__, message="drivelit %(version)s")
 def _commands():
     "Runs of drivelit."
 

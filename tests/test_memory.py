@@ -14,7 +14,7 @@ from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import start, write_scenes
 from drivelit.scene.core import Ego, Scene, Trajectory
 
-FEW, MANY = 600, 6000  # more than shards keep
+FEW, MANY = 1_000, 10_000  # more than shards keep
 WEIGHT = 20_000  # bytes of a scene in memory; a recorded one takes 350 kB
 AT_MOST = 4_000  # bytes that the memory may grow with a scene: its plan and its place, not the scene
 
@@ -76,6 +76,34 @@ for stage in ("data_single", "data_two", "data_multi", "data_rl"):
 """
 
 
+EVALUATIONS = """
+"Judge plans of scenes that weigh much, and whose grids weigh more."
+import json, resource, sys
+from pathlib import Path
+
+import numpy as np
+
+from drivelit.autodrive_p3.evaluation import plan_numbers
+from drivelit.minddriver.evaluation import judged, summary_of_thoughts
+from drivelit.runs.stages import load_scenes
+
+few, many = (load_scenes(Path(p), "train") for p in sys.argv[1:])
+plan = np.stack([np.arange(1, 9) * 10.0, np.zeros(8), np.zeros(8)], 1)
+some = lambda scenes, p: [p if i % 3 else None for i in range(len(scenes))]
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+for name, judge in dict(
+    plan_numbers=lambda scenes: plan_numbers(scenes, some(scenes, plan), pdms=False)["scene_ade"],
+    judged=lambda scenes: judged(scenes, some(scenes, plan[:6, :2]), pdms=False)["scene_ade"],
+    thoughts=lambda scenes: summary_of_thoughts(scenes, ["x"] * len(scenes), [None] * len(scenes))["scene_decided"],
+).items():
+    rows, peaks = [], []
+    for scenes in (few, many):
+        rows.append(len(judge(scenes)))
+        peaks.append(peak())
+    print(json.dumps([name, rows, peaks]))
+"""
+
+
 def named(names):
     "Scenes whose memory is one text, which costs little to read."
     past = np.stack([[-30.0, -20.0, -10.0, 0.0], np.zeros(4), np.zeros(4)], 1)
@@ -99,9 +127,10 @@ def runs(tmp_path_factory):
     return there
 
 
-def test_ten_times_as_many_scenes_take_no_more_memory(runs):
-    code, env = runs / "stages.py", os.environ | dict(OMP_NUM_THREADS="1")
-    code.write_text(STAGES)
+@pytest.mark.parametrize("what", [STAGES, EVALUATIONS], ids=["stages", "evaluations"])
+def test_ten_times_as_many_scenes_take_no_more_memory(runs, what):
+    code, env = runs / "work.py", os.environ | dict(OMP_NUM_THREADS="1")
+    code.write_text(what)
     command = [sys.executable, str(code), str(runs / str(FEW)), str(runs / str(MANY))]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

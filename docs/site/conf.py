@@ -1,4 +1,4 @@
-"""Sphinx: the committed notebooks as a site. Nothing is executed; `ci/site_pages.py` lays out the pages beside this file."""
+"""Sphinx: the committed notebooks as a site. Nothing is executed; `ci/site_pages.py` lays out the pages."""
 
 import re
 

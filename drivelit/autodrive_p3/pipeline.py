@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from .evaluation import drivers, evaluate, task_for
+from .evaluation import drivers, evaluate, part_of, task_for
 from .profile import GRAPH, P3Profile, REINFORCED, TUNED
 from .rewards import SCHEMES
 from .rows import ImageRows, kit_fixed, kit_text, make_rows, save_rows
@@ -29,6 +29,7 @@ from ..policy.model import Policy
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.plays import save_served
+from ..runs.record import NO_SEED, write_part
 from ..runs.stages import Stages, load, load_scenes, tell_if_few, write_scenes
 from ..training.turn_grpo import train_rl
 
@@ -49,6 +50,7 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
     """
     made = write_scenes(out, profile)
     ends = drivers(made["heldout"], made["train"][:500], task_for(profile, "fast"))
+    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
     return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 
@@ -124,7 +126,9 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
     rows, here = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
     rows = rows if profile.inputs.video else ImageRows(rows)
     result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, here, seed=seed, **sft_options(profile))
-    return result | evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    result |= evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ce11fede
 def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -188,7 +192,9 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
         max_turns=1,
         **rl_options(profile) | rl_arm(stage, profile)[1],
     )
-    return result | evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    result |= evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #113353c1
 FUNCTIONS = dict(

@@ -31,7 +31,6 @@ from ..metrics.closed_loop import composed, efficiency, success, summary, write_
 from ..metrics.kinematics import constant_velocity
 from ..policy.text import ParseError
 from ..rollout.drivers import play, same_speed
-from ..rollout.road import Planner, drive_routes
 from ..rollout.world import World
 from ..scene.core import Map, Scene, SceneError
 from ..scene.files import RunError, sha256, write_json
@@ -435,14 +434,14 @@ def score(
     return dict(counts=counts(rows), scores=told, text=text)
 
 # %% ../../nbs/65_bridges/10_score.ipynb #fe4260a9
-def by_function(planner: Callable) -> Planner:
+def by_function(planner: Callable) -> Callable:
     """A function of a scene as a planner of routes.
 
     Args:
         planner: of `find_planner`
 
     Returns:
-        Planner of eight poses
+        a `drivelit.rollout.road.Planner` of eight poses
     """
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
@@ -501,6 +500,8 @@ def _route(number, planner, part, controls, cameras):
     if controls:
         record = drive(found, scene, World(**CONTROLS, cameras=cameras))
     else:
+        from drivelit.rollout.road import drive_routes  # with torch, which scores of plans need not
+
         (record,) = drive_routes(by_function(found), [scene], title=scene.id)
     beside = composed(play(World(), same_speed, scene))
     return [dict(id=scene.id, log=scene.family, record=record, same_speed=beside)]

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from ..metrics.kinematics import VX
 from .controls import LOST, Drive, Player, by_experts, by_words, play
-from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS, expert_words
+from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS, expert_words, part_of
 from .experts import load_experts
 from .online import where
 from .pipeline import STAGES
@@ -66,7 +66,7 @@ def collect(out: str | Path, seeds: Iterable[int]) -> Record:
     """
     made = STAGES.result(out, "scenes")
     told = {k: made[k] for k in ("train", "heldout", "families", "left_out")}
-    names = ["drivers", *(f"{s}-{k}" for k in seeds for s in TRAINED)]
+    names = record.catch_up(STAGES, out, seeds, TRAINED, part_of)
     return record.collect(out, names, **told, data=STAGES.result(out, "data"))
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #8d675e2d

@@ -28,7 +28,7 @@ from ..data.shards import Shards, by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
-from .evaluation import drivers, engine_for, evaluate, task_for
+from .evaluation import drivers, engine_for, evaluate, part_of, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import ARMS, GRAPH, MindDriverProfile, REINFORCED
 from .prompt import Inputs, question, state_text
@@ -44,6 +44,7 @@ from ..scene.files import RunError
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.plays import save_served
+from ..runs.record import NO_SEED, write_part
 from drivelit.runs.stages import (
     Stages,
     device_of,
@@ -100,6 +101,7 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     cuts = cuts_of(made["train"], profile)
     known = made["train"][:500]  # enough to know what is usual at a speed
     ends = drivers(made["heldout"], known, cuts, profile.pdms)
+    write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
     told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if any(left.values()) else {})
 
@@ -518,7 +520,9 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         weights=profile.span_weights,
         **sft_options(profile),
     )
-    return result | examine(policy, stage, out, profile, seed)
+    result |= examine(policy, stage, out, profile, seed)
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010011
 LANGUAGE = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"  # the vision encoder has no adapters
@@ -609,7 +613,9 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
-    return result | examine(settle(policy, here), stage, out, profile, seed)
+    result |= examine(settle(policy, here), stage, out, profile, seed)
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010016
 FUNCTIONS = dict(

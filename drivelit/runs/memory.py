@@ -68,10 +68,10 @@ def model_config(model: str) -> Any:
     Raises:
         ProfileError: none of these, or a config.json that cannot be read or is of a model without pictures
     """
-    if model == "toy":  # the base with smaller eyes
+    if model == "toy":  # the base with smaller eyes, and without the words of a kit
         base = model_config("base")
         vision = dict(hidden_size=64, intermediate_size=128, depth=2, num_heads=2, out_hidden_size=128)
-        return _shape(vars(base.text_config), vars(base.vision_config) | vision)
+        return _shape(vars(base.text_config) | dict(vocab_size=1071), vars(base.vision_config) | vision)
     if is_small(model):
         folder = model.partition(":")[2] or SETTINGS.parent / "base" / "weights"
         if found := _written_shape(folder):

@@ -608,9 +608,19 @@ class _Works(StageGraph):
         for stage, seed in running:
             files = self.folder(out, stage, seed).glob("**/metrics.jsonl")
             newest = max(files, key=lambda p: p.stat().st_mtime, default=None)
-            step = _last_line(newest).get("step") if newest else None
-            text.append(f"{stage}/{seed}" + (f" step {step}" if step is not None else ""))
+            last = _last_line(newest) if newest else {}
+            told = [f"step {last['step']}"] if "step" in last else []
+            told += [f"{k} {last[k]:.2f}" for k in ("reward", "loss") if isinstance(last.get(k), float)][:1]
+            text.append(" ".join([f"{stage}/{seed}", *told]))
         return ", ".join(text)
+
+    @staticmethod
+    def _tell(done, total, begin, status):
+        "One line into the file that ci/main.sh shows while a notebook runs; a bar would fill the notebook."
+        if path := os.environ.get("DRIVELIT_STATUS"):
+            gone = (time.monotonic() - begin) / 60
+            left = f", about {gone * (total - done) / done:.0f} min left" if done else ""
+            Path(path).write_text(f"{done} of {total} stages, {gone:.0f} min{left}: {status}\n", encoding="utf-8")
 
 # %% ../../nbs/42_runs/30_stages.ipynb #110aa328
 class Stages(_Works):
@@ -652,7 +662,7 @@ class Stages(_Works):
             return run_on_cluster(self, out, jobs, max(workers, 1), cluster)
         if not workers:
             with _few_threads(profile):
-                return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages")}
+                return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages", disable=None)}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
         # spawn, not fork: a forked copy of a process that has used torch's threads can hang
         spawn = multiprocessing.get_context("spawn")
@@ -662,7 +672,9 @@ class Stages(_Works):
     def _side_by_side(self, submit, out, jobs, workers):
         "Submit what is ready until nothing is left; `submit` takes (stage, seed) and gives a Future."
         done, results, running = set(), {}, {}
-        with tqdm(total=len(jobs), desc="stages", mininterval=1) as bar:
+        # disable=None: no bar where no terminal shows it, as in a notebook that is executed
+        total, begin = len(jobs), time.monotonic()
+        with tqdm(total=total, desc="stages", mininterval=1, disable=None) as bar:
             while jobs or running:
                 # not all that is ready at once: the most urgent may become ready in a moment
                 for job in self.ready(jobs, done)[: workers - len(running)]:
@@ -679,7 +691,9 @@ class Stages(_Works):
                         ) from None
                     done.add(running.pop(f))
                     bar.update()
-                bar.set_postfix_str(self._status(out, running.values()))
+                status = self._status(out, running.values())
+                bar.set_postfix_str(status)
+                self._tell(len(done), total, begin, status)
         return results
 
 # %% ../../nbs/42_runs/30_stages.ipynb #7f140d81
