@@ -983,13 +983,8 @@ class CarlaWorld(_Drives):
             number: of the route; default: the route's own
 
         Returns:
-<<<<<<< HEAD
-            dict: as `metrics.closed_loop` reads it: route_id, status, infractions, scores, meta, and
-            scenario_name of a route with one
-=======
             dict: as `metrics.closed_loop` reads it: route_id, status, infractions, scores, meta, and scenario_name of a
             route with one
->>>>>>> main
         """
         self._must_be_reset()
         ride = self.ride
