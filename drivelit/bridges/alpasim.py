@@ -195,8 +195,7 @@ class Answers:
     def __init__(self, planner: Callable, patience: float = 30.0, names: dict[str, str] | None = None) -> None:
         self.planner, self.patience, self.names = planner, patience, names or {}
         self.folder, self.tracks = Path(tempfile.mkdtemp(prefix="drivelit-")), {}
-        self.one = ThreadPoolExecutor(1)  # a model answers one question at a time
-        self.lock = threading.Lock()
+        self.one, self.lock = ThreadPoolExecutor(1), threading.Lock()  # a model answers one question at a time
 
     def begin(self, session: Any) -> None:
         """A session begins.
