@@ -790,7 +790,7 @@ def told(text: str, made: pd.DataFrame, missing: str = "") -> str:
     places = [c for c in ("where", "unit") if c in made]
 
     def fill(match: re.Match) -> str:
-        name, _, column = match[1].partition(" | ")
+        name, _, column = " ".join(match[1].split()).partition(" | ")  # a name may be broken over two lines
         part, _, words = name.partition(": ") if name not in set(made.comparison) else ("", "", name)
         rows = made[made.comparison == words]
         if part:
