@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${DRIVELIT_SITE_VENV:-.venv-site}
-if ! "$venv/bin/python" -c 'import autoapi, myst_nb, sphinx_book_theme, sphinx_copybutton, sphinx_design' 2>/dev/null; then
+if ! "$venv/bin/python" -c 'import autoapi, myst_nb, sphinxcontrib.mermaid, sphinx_book_theme, sphinx_copybutton, sphinx_design' 2>/dev/null; then
   "${PYTHON:-python3}" -m venv --clear "$venv"
   "$venv/bin/pip" --disable-pip-version-check install -qq -r docs/site/requirements.txt
 fi

@@ -3,10 +3,12 @@
 import re
 
 project, author = "drivelit", "drivelit contributors"
-extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "sphinx.ext.napoleon", "autoapi.extension"]
+extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions += ["autoapi.extension"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 napoleon_google_docstring = True
 
