@@ -53,7 +53,8 @@ def notebook(path, page, known):
     for cell in nb["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            source = linked(source, page, known)
+            # Jupyter sets a formula in mid-paragraph, Sphinx one that is a paragraph of its own
+            source = re.sub(r"\s*\$\$(.+?)\$\$[ \t]*\n?", r"\n\n$$\1$$\n\n", linked(source, page, known), flags=re.S)
         elif re.search(r"^#\|\s*hide\s*$", source, re.M):
             continue
         else:

@@ -37,6 +37,12 @@ def test_pages_show_code_without_directives_and_hidden_cells(pages):
     assert any("def score" in cell["source"] for cell in shown if cell["cell_type"] == "code")
 
 
+def test_a_formula_is_a_paragraph(pages):
+    cells = json.loads((pages / "nbs/10_metrics/10_pdm.ipynb").read_text(encoding="utf-8"))["cells"]
+    (asked,) = [c["source"] for c in cells if c["cell_type"] == "markdown" and "**The question.**" in c["source"]]
+    assert re.search(r"\n\n\$\$[^$]+\$\$\n\n", asked)
+
+
 def test_links_lead_to_pages_or_to_the_repository(pages):
     known = {p.resolve() for p in pages.rglob("*") if p.suffix in (".md", ".ipynb", ".png", ".gif", ".webp")}
     for path in [*pages.glob("nbs/*/*.ipynb"), *pages.rglob("*.md")]:
