@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of', 'at_turn', 'run_scenes', 'save_data', 'run_data_single',
            'order_of', 'in_turn', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of', 'rows_of', 'fresh',
-           'run_served', 'turns_of', 'examine', 'choose', 'run_sft', 'run_rl', 'make', 'reinforced', 'run_size']
+           'run_served', 'turns_of', 'examine', 'recorded', 'choose', 'run_sft', 'run_rl', 'make', 'reinforced',
+           'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -24,7 +25,7 @@ from ..data.rows import Rows, card, read_rows, write_rows
 from ..data.shards import draw, subset
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
-from .evaluation import drivers, evaluate, play, task_for
+from .evaluation import drivers, evaluate, part_of, play, task_for
 from ..rollout.core import Episode
 from .profile import GRAPH, MIX, MTDriveProfile, RL_ARMS, SIZES, UPDATES
 from .task import MTDriveTask
@@ -35,6 +36,7 @@ from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
 from ..runs.plays import save_served
+from ..runs.record import NO_SEED, write_part
 from ..runs.stages import Stages, load, load_scenes, tell_if_few, write_choice, write_scenes
 from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
@@ -97,6 +99,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     if profile.sft_candidates > 1:
         write_choice(out, profile, profile.choice_scenes)
     ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
+    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
     return dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
@@ -355,6 +358,23 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
         grey=whole or stage == "sft_single",
     )
 
+
+def recorded(stage: str, out: Path, seed: int, result: dict) -> dict:
+    """Keep what a stage has measured in the run's record, too.
+
+    Args:
+        stage: one of TRAINED or SIZES
+        out: the run's folder
+        seed: of the run
+        result: what the stage returns
+
+    Returns:
+        dict: the result
+    """
+    if first_process():
+        write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
+
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e453ef5c
 def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Take the best of the policies that a tuning has kept; a stage that is killed goes on with the same choice.
@@ -426,7 +446,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     if profile.sft_candidates > 1:
         result |= choose(stage, out, profile, seed)
         policy = load(trained(out, stage, seed), profile, seed)
-    return result | examine(policy, stage, out, profile, seed)
+    return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -446,7 +466,7 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     chosen = json.loads((STAGES.folder(out, "data_rl", seed) / "chosen.json").read_text())
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE[stage])
-    return result | examine(policy, stage, out, profile, seed)
+    return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
 
 
 def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tuple[Any, Policy, MTDriveTask]:
@@ -521,7 +541,8 @@ def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE["mtgrpo_cross"])
     learnt = draw(subset(load_scenes(out, "train"), chosen), profile.eval_scenes, seed)
     own = evaluate(policy, learnt, profile, seed, perceptions=("oracle",))
-    return result | examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=own)
+    result |= examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=own)
+    return recorded(stage, out, seed, result)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #49de27d4
 FUNCTIONS = dict(
