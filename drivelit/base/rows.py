@@ -43,7 +43,7 @@ def lesson_scenes(n: int, seed: int) -> list[Scene]:
     Returns:
         list of Scene; a way back that collides, leaves the road or comes too near is not taken
     """
-    return some_aside(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST)
+    return some_aside(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST, late=0)
 
 
 def _png(image):

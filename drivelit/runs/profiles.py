@@ -206,7 +206,9 @@ class Profile(Derived):
     tokens: int = key(2400, "tokens in an episode, at most", low=1)
     new_tokens: int = key(96, "tokens in an answer, at most", low=1)
     train_scenes: int = key(1500, "scenes to learn from", low=1)
-    train_aside: float = key(0.0, "share of the toy town's that begin beside the middle of the lane", low=0, high=1)
+    train_aside: float = key(
+        0.0, "share of the toy town's that begin later and beside the middle of the lane", low=0, high=1
+    )
     eval_scenes: int = key(96, "held-out scenes", low=1)
     sft_epochs: float = key(0.0, "passes over the samples; 0: by sft_steps", low=0)
     sft_steps: int = key(400, "updates; 0: by sft_epochs", low=0)
