@@ -206,6 +206,7 @@ class Profile(Derived):
     tokens: int = key(2400, "tokens in an episode, at most", low=1)
     new_tokens: int = key(96, "tokens in an answer, at most", low=1)
     train_scenes: int = key(1500, "scenes to learn from", low=1)
+    train_late: float = key(3.0, "seconds by which those of train_aside begin later, at most", low=0, high=3)
     train_aside: float = key(
         0.0, "share of the toy town's that begin later and beside the middle of the lane", low=0, high=1
     )
