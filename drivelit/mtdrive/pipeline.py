@@ -222,16 +222,17 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: multi (rows)
     """
-    # Few scenes go wrong twice, so a number that is wanted needs all of them; without one a fourth is enough.
-    scenes, task = load_scenes(out, "train")[:: 1 if profile.data_multi_turn else 4], task_for(profile)
+    train, task = load_scenes(out, "train"), task_for(profile)
     policy = load(trained(out, "sft_pdm", seed), profile)
-    turns = [min(n, profile.turns) for n in (2, 3, 3)]
-    samples = [
-        play(policy, scenes, profile, seed=seed * 10 + k, max_turns=n, task=task, of=plans_of)
-        for k, n in enumerate(turns)
-    ]
-    order = order_of(len(scenes), profile.data_multi_turn, seed)
-    there, said = subset(scenes, order), [[s[k] for k in order] for s in samples]
+    drive = lambda scenes, k, most: play(
+        policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
+    )
+    first = drive(train, 0, 2)
+    answered = [k for k, own in enumerate(first) if len(own) > 1]  # no other scene gives a row
+    hard = subset(train, answered)
+    samples = [[first[k] for k in answered], drive(hard, 1, 3), drive(hard, 2, 3)]
+    order = order_of(len(hard), profile.data_multi_turn, seed)
+    there, said = subset(hard, order), [[s[k] for k in order] for s in samples]
     three = mtdata.three_turn(there, at_turn(said[0], 0), at_turn(said[0], 1), task)
     rows = in_turn([three, mtdata.mock_multi_turn(there, zip(*said, strict=True), task)], profile.data_multi_turn)
     return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
