@@ -2,7 +2,7 @@
 
 A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others run cell by cell
 in IPython, each in a process of its own. Nothing is written into the repository, but --save-times keeps the seconds in
-ci/times.json, which the map in README.md shows.
+ci/times.json, which the map in nbs/index.ipynb shows.
 """
 
 import importlib

@@ -24,7 +24,7 @@ slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
 step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
-step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
+step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
 step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile tests
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 
