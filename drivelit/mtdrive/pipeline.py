@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of', 'at_turn', 'run_scenes', 'check_scene', 'save_data',
            'run_data_single', 'order_of', 'in_turn', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
-           'rows_of', 'fresh', 'run_served', 'turns_of', 'examine', 'choose', 'run_sft', 'run_rl', 'make', 'reinforced',
-           'run_size']
+           'rows_of', 'fresh', 'run_served', 'turns_of', 'examine', 'recorded', 'choose', 'run_sft', 'run_rl', 'make',
+           'reinforced', 'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -25,7 +25,7 @@ from ..data.rows import Rows, card, read_rows, write_rows
 from ..data.shards import draw, subset
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
-from .evaluation import drivers, evaluate, play, task_for
+from .evaluation import drivers, evaluate, part_of, play, task_for
 from ..rollout.core import Episode
 from .profile import GRAPH, MIX, MTDriveProfile, RL_ARMS, SIZES, UPDATES
 from .task import MTDriveTask, history
@@ -37,6 +37,7 @@ from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
 from ..runs.plays import save_served
+from ..runs.record import NO_SEED, write_part
 from ..runs.stages import Stages, leave_out, load, load_scenes, tell_if_few, write_choice, write_scenes
 from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
@@ -104,6 +105,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         made["choice"] = write_choice(out, profile, profile.choice_scenes)
     made, left = leave_out(out, profile, made, check_scene)
     ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
+    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
     told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if left else {})
 
@@ -242,16 +244,17 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: multi (rows)
     """
-    # Few scenes go wrong twice, so a number that is wanted needs all of them; without one a fourth is enough.
-    scenes, task = load_scenes(out, "train")[:: 1 if profile.data_multi_turn else 4], task_for(profile)
+    train, task = load_scenes(out, "train"), task_for(profile)
     policy = load(trained(out, "sft_pdm", seed), profile)
-    turns = [min(n, profile.turns) for n in (2, 3, 3)]
-    samples = [
-        play(policy, scenes, profile, seed=seed * 10 + k, max_turns=n, task=task, of=plans_of)
-        for k, n in enumerate(turns)
-    ]
-    order = order_of(len(scenes), profile.data_multi_turn, seed)
-    there, said = subset(scenes, order), [[s[k] for k in order] for s in samples]
+    drive = lambda scenes, k, most: play(
+        policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
+    )
+    first = drive(train, 0, 2)
+    answered = [k for k, own in enumerate(first) if len(own) > 1]  # no other scene gives a row
+    hard = subset(train, answered)
+    samples = [[first[k] for k in answered], drive(hard, 1, 3), drive(hard, 2, 3)]
+    order = order_of(len(hard), profile.data_multi_turn, seed)
+    there, said = subset(hard, order), [[s[k] for k in order] for s in samples]
     three = mtdata.three_turn(there, at_turn(said[0], 0), at_turn(said[0], 1), task)
     rows = in_turn([three, mtdata.mock_multi_turn(there, zip(*said, strict=True), task)], profile.data_multi_turn)
     return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
@@ -378,6 +381,23 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
         grey=whole or stage == "sft_single",
     )
 
+
+def recorded(stage: str, out: Path, seed: int, result: dict) -> dict:
+    """Keep what a stage has measured in the run's record, too.
+
+    Args:
+        stage: one of TRAINED or SIZES
+        out: the run's folder
+        seed: of the run
+        result: what the stage returns
+
+    Returns:
+        dict: the result
+    """
+    if first_process():
+        write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
+
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e453ef5c
 def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Take the best of the policies that a tuning has kept; a stage that is killed goes on with the same choice.
@@ -449,7 +469,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     if profile.sft_candidates > 1:
         result |= choose(stage, out, profile, seed)
         policy = load(trained(out, stage, seed), profile, seed)
-    return result | examine(policy, stage, out, profile, seed)
+    return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -469,7 +489,7 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     chosen = json.loads((STAGES.folder(out, "data_rl", seed) / "chosen.json").read_text())
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE[stage])
-    return result | examine(policy, stage, out, profile, seed)
+    return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
 
 
 def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tuple[Any, Policy, MTDriveTask]:
@@ -544,7 +564,8 @@ def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE["mtgrpo_cross"])
     learnt = draw(subset(load_scenes(out, "train"), chosen), profile.eval_scenes, seed)
     own = evaluate(policy, learnt, profile, seed, perceptions=("oracle",))
-    return result | examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=own)
+    result |= examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=own)
+    return recorded(stage, out, seed, result)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #49de27d4
 FUNCTIONS = dict(

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from ..data.aside import some_aside
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
@@ -168,7 +169,9 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
-        return {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
+        made = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
+        aside = some_aside(made["train"], profile.train_aside, seeds["train"], late=profile.train_late)
+        return made | dict(train=aside)
     source = Path(os.path.expandvars(profile.source))
     made = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
@@ -278,7 +281,8 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    name = sha256(f"{_makers()} {profile.tuning} {profile.train_scenes} {profile.eval_scenes} {references}")
+    keys = ("tuning", "train_scenes", "train_aside", "train_late", "eval_scenes")
+    name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     kept = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if kept and kept.exists():
         shutil.copytree(kept, here, dirs_exist_ok=True)
