@@ -205,7 +205,7 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
     # The picture is read at the width of a README: a long flat street gets one panel a row, others up to three.
     columns = 1 if shape < 0.35 else min(episode.turns, 3)
     rows = -(-episode.turns // columns)
-    width = 9 if columns == 1 else 13
+    width = 9 if columns == 1 else 12
     size = (width, rows * ((width / columns - 0.8) * shape + 0.95) + 1.0)  # room for axes, titles and the legend
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for j, ax in enumerate(axes.flat):
