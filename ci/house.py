@@ -38,12 +38,7 @@ FLOWS += [
     (38, 92, "planners"),
     (38, 103, "plans"),
 ]
-READERS = {
-    2: "python -m drivelit",
-    9: "the rules of imports",
-    16: "the map in the README",
-    23: "ci/main.sh, ci/test.sh",
-}
+READERS = {2: "python -m drivelit", 9: "the rules of imports", 16: "the map in nbs/index", 23: "ci/main.sh, ci/test.sh"}
 SHARED, SYSTEM, NEW, TABLE = "#dbe4ff", "#d3f9d8", "#ffffff", "#fff3bf"
 
 

@@ -2,7 +2,7 @@
 
 A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others run cell by cell
 in IPython, each in a process of its own. Nothing is written into the repository, but --save-times keeps the seconds in
-ci/times.json, which the map in README.md shows.
+ci/times.json, which the map in nbs/index.ipynb shows.
 """
 
 import importlib
@@ -132,11 +132,14 @@ def inside(context, parameter, paths):
     "--limit", type=click.IntRange(1), default=1800, help="seconds for one notebook: it is there to end a hang"
 )
 @click.option("--slow", is_flag=True, help="cells that begin with `#| slow`, too")
+@click.option("--up-to", type=click.IntRange(0), help="only those that took at most so many seconds, by ci/times.json")
 @click.option("--save-times", is_flag=True)
-def main(paths, workers, limit, slow, save_times):
+def main(paths, workers, limit, slow, up_to, save_times):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     old = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     paths = sorted(paths or all_notebooks(), key=lambda p: -old.get(str(p), 0))  # the longest is not the last
+    if up_to is not None:
+        paths = [p for p in paths if old.get(str(p), up_to + 1) <= up_to]
     for name in LARGE:
         importlib.import_module(name)
     with ThreadPoolExecutor(workers) as pool:

@@ -1,55 +1,74 @@
-"""README.md from nbs/index.ipynb: python ci/readme.py [--check] [--execute].
+"""The front pages: the map in nbs/index.ipynb, and README.md on one page.   python ci/readme.py [--check]
 
---execute runs the notebook first (its map reads ci/times.json) and keeps the outputs; --check only compares.
+The map lists the notebooks room by room: title and summary from their first cells, seconds from ci/times.json.
+--check only compares it, and counts the README's words.
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
 
 import nbformat
-from nbconvert import MarkdownExporter
+
+from drivelit.runs.profiles import systems
 
 ROOT = Path(__file__).resolve().parents[1]
-INDEX = ROOT / "nbs" / "index.ipynb"
+INDEX, README = ROOT / "nbs" / "index.ipynb", ROOT / "README.md"
+PAGE = 900  # words
+ROOMS = {
+    "00_scene": "what a driving moment is",
+    "10_metrics": "how good a plan is",
+    "20_policy": "the model that plans",
+    "30_rollout": "many turns with feedback",
+    "35_data": "rows and pictures on disk, teachers and judges",
+    "40_training": "supervised tuning, the GRPO family, PPO, throughput",
+    "42_runs": "profiles, stages, plays, reports, the command line, the cluster",
+    "45_base": "what the policy knows before any system",
+    **{s.notebooks: s.title for s in systems().values()},
+    "60_road": "all systems on the same routes",
+    "65_bridges": "official tools and your own planner",
+    "80_testing": "stand-ins for servers and simulators",
+}
+HEAD = ["| notebook | what it adds | time |", "| --- | --- | ---: |"]
 
 
-def readme(nb):
-    "The notebook as Markdown: `#| echo: false` cells show their output alone; links are told from the root."
-    nb = nbformat.from_dict(nb)
-    for cell in nb.cells:
-        if cell.cell_type == "code" and "#| echo: false" in cell.source:
-            cell.metadata["tags"] = ["remove_input"]
-    exporter = MarkdownExporter()
-    exporter.register_preprocessor("nbconvert.preprocessors.TagRemovePreprocessor", enabled=True)
-    exporter.config.TagRemovePreprocessor.remove_input_tags = ("remove_input",)
-    exporter = MarkdownExporter(config=exporter.config)
-    text = exporter.from_notebook_node(nb)[0]
-    text = re.sub(r"\]\((?!https?:|#|\.\./)", "](nbs/", text).replace("](../", "](")
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+def row(path, times):
+    "One line of the map: link, summary, seconds."
+    head = nbformat.read(path, 4).cells[0].source
+    title, summary = (re.search(p, head, re.M).group(1) for p in (r"^# (.+)", r"^> (.+)"))
+    link = path.relative_to(INDEX.parent).as_posix()
+    seconds = times.get(path.relative_to(ROOT).as_posix())
+    return f"| [{title}]({link}) | {summary} | {'' if seconds is None else f'{seconds} s'} |"
+
+
+def table():
+    "The map, as Markdown; a system is in it once it has a run."
+    times = json.loads((ROOT / "ci/times.json").read_text())
+    lines = [*HEAD]
+    for room in sorted(p.name for p in INDEX.parent.glob("[0-9]*_*") if p.name in ROOMS):
+        lines.append(f"| **{room}** | *{ROOMS[room]}* | |")
+        lines += [row(p, times) for p in sorted((INDEX.parent / room).glob("*.ipynb"))]
+    return "\n".join(lines)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--execute", action="store_true")
-    given = parser.parse_args()
-    nb = nbformat.read(INDEX, 4)
-    if given.execute:
-        from nbclient import NotebookClient
-        from nbdev.clean import nbdev_clean
-
-        NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(INDEX.parent)}}).execute()
-        nbformat.write(nb, INDEX)
-        nbdev_clean(str(INDEX))
-        nb = nbformat.read(INDEX, 4)
-    text, path = readme(nb), ROOT / "README.md"
-    if not given.check:
-        path.write_text(text, encoding="utf-8")
-    elif path.read_text(encoding="utf-8") != text:
-        print("README.md is not what nbs/index.ipynb says; run: python ci/readme.py --execute")
+    check = parser.parse_args().check
+    if (words := len(README.read_text(encoding="utf-8").split())) > PAGE:
+        print(f"README.md: {words} words, and a page has {PAGE}; move something into docs/")
         return 1
+    nb = nbformat.read(INDEX, 4)
+    (cell,) = [c for c in nb.cells if c.source.startswith(HEAD[0])]
+    made = table()
+    if check and cell.source != made:
+        print("nbs/index.ipynb: its map is not what the notebooks say; run: python ci/readme.py")
+        return 1
+    cell.source = made
+    if not check:
+        nbformat.write(nb, INDEX)
     return 0
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A virtual environment with every pinned version, on a bare machine: python 3.11 or newer and pip.
+# A virtual environment with every pinned version, on a bare machine: python 3.11 or newer with pip, or uv, which is faster.
+# Both read the versions of ci/constraints.txt.
 #   DRIVELIT_VENV   where (default .venv)      DRIVELIT_TORCH   another torch, e.g. "torch==2.13.0" for CUDA
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,25 +10,34 @@ python=""
 for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
   if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; break; fi
 done
+uv=$(command -v uv || true)
+[ -n "$python" ] || [ -z "$uv" ] || python=3.11  # uv brings one
 [ -n "$python" ] || { echo "ci/setup.sh: needs python 3.11 or newer (set PYTHON=...)" >&2; exit 1; }
 
 if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-  if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then  # Debian keeps venv in a package of its own
+  if [ -n "$uv" ]; then
+    "$uv" venv -q --seed --clear --python "$python" "$venv"
+  elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then  # Debian keeps venv in a package of its own
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "ci/setup.sh: $python has no venv module; install python3-venv" >&2; exit 1; }
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     apt-get update -qq
     apt-get install -y -qq "python$version-venv" || apt-get install -y -qq python3-venv
   fi
-  "$python" -m venv --clear "$venv"
+  [ -n "$uv" ] || "$python" -m venv --clear "$venv"
 fi
 
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq -c ci/constraints.txt)
+# uv does not read what pip alone was told (an index of one's own): where it finds nothing, pip goes on.
+install() {
+  [ -n "$uv" ] && "$uv" pip install -q --index-strategy unsafe-best-match --python "$venv/bin/python" -c ci/constraints.txt "$@" ||
+    "${pip[@]}" "$@"
+}
 torch=$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' ci/constraints.txt)
 [ "$(uname -s)" = Linux ] && torch="$torch+cpu"
 torch=${DRIVELIT_TORCH:-$torch}
 # The CPU build first, so that nothing below pulls in CUDA: from the index that pip knows, or from PyTorch's own.
-"${pip[@]}" "$torch" 2>/dev/null || "${pip[@]}" --extra-index-url https://download.pytorch.org/whl/cpu "$torch"
-"${pip[@]}" -e '.[dev]'
+install "$torch" 2>/dev/null || install --extra-index-url https://download.pytorch.org/whl/cpu "$torch"
+install -e '.[dev]'
 # The nuScenes devkit names older numpy and shapely than ours as its own; what it needs of them is unchanged.
-"${pip[@]}" --no-deps nuscenes-devkit descartes
+install --no-deps nuscenes-devkit descartes
 "$venv/bin/python" -c 'import torch, transformers, trl; print(f"ready: torch {torch.__version__}, transformers {transformers.__version__}, trl {trl.__version__}")'

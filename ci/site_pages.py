@@ -12,12 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/drivelit/drivelit"
+INDEX = Path("nbs/index.ipynb")
 TEXTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data_cards/README.md"]
 
 
 def pages(root=ROOT):
     "Every file of the repository that is a page of the site, as paths from the root."
-    notebooks = [p for p in sorted(root.glob("nbs/*/*.ipynb")) if not p.name.startswith("_")]
+    notebooks = [root / INDEX, *(p for p in sorted(root.glob("nbs/*/*.ipynb")) if not p.name.startswith("_"))]
     texts = [root / name for name in TEXTS] + sorted(root.glob("docs/*.md")) + sorted(root.glob("data_cards/*.md"))
     return [p.relative_to(root) for p in dict.fromkeys(notebooks + texts)]
 
@@ -68,14 +69,16 @@ def notebook(path, page, known):
 
 
 def captions():
-    "Rooms in reading order, each with what it is about, from the README's map."
-    found = re.findall(r"^\| \*\*(\w+)\*\* \| \*(.+?)\*", (ROOT / "README.md").read_text("utf-8"), re.M)
+    "Rooms in reading order, each with what it is about, from the map of the notebooks."
+    cells = json.loads((ROOT / INDEX).read_text("utf-8"))["cells"]
+    text = "\n".join("".join(c["source"]) for c in cells)
+    found = re.findall(r"^\| \*\*(\w+)\*\* \| \*(.+?)\*", text, re.M)
     return [(folder, caption[0].upper() + caption[1:]) for folder, caption in found]
 
 
 def contents():
     "The tree of contents, room by room, in reading order."
-    lines = []
+    lines = ["", "```{toctree}", ":hidden:", "", str(INDEX.with_suffix("")), "```"]
     for folder, caption in captions():
         inside = sorted(p.stem for p in (ROOT / "nbs" / folder).glob("*.ipynb"))
         lines += ["", "```{toctree}", ":hidden:", f":caption: {caption}", ""]

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Set up, then every test.   bash ci/test.sh
+# Set up, then every test.   bash ci/test.sh [quick]
+#   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks or tests at a time (2)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+what=${1:-all}
+case $what in all | quick) ;; *) echo "ci/test.sh: $what? It takes the word quick, or none" >&2; exit 2 ;; esac
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh || exit 1
 venv=${DRIVELIT_VENV:-.venv}
 [ -z "${DRIVELIT_NO_SETUP:-}" ] && PATH="$(cd "$venv" && pwd)/bin:$PATH"
@@ -20,12 +23,17 @@ step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
 }
 
 slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
+tests=(tests)
+if [ "$what" = quick ]; then  # sizes, words, links, profiles, figures, and the notebooks that take two seconds at most
+  tests=(tests/test_{commands,core,fidelity,figures,house,settings}.py)
+  slow=(--up-to 2)
+fi
 
 step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
-step "README.md is what nbs/index.ipynb says" python ci/readme.py --check
-step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile tests
+step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile "${tests[@]}"
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 
 printf '\n== summary\n'

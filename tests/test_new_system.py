@@ -202,8 +202,8 @@ def test_main_runs_it(copy):
 
 def test_the_map_and_the_drawing_show_it(copy):
     call(copy, sys.executable, "ci/house.py")
-    call(copy, sys.executable, "ci/readme.py", "--execute")
-    assert "| **58_oneword** | *One word* |" in (copy / "README.md").read_text()
+    call(copy, sys.executable, "ci/readme.py")
+    assert "| **58_oneword** | *One word* |" in (copy / "nbs/index.ipynb").read_text()
     assert b"58_oneword" in (copy / "assets/house.png").read_bytes()
 
 

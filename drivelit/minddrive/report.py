@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['ROWS', 'DRIVE', 'WON', 'ORDERS', 'PLAYED', 'STUDY', 'NUMBERS', 'DRIVING', 'UPDATE', 'OPEN', 'INKS', 'NEAR', 'collect',
            'beside', 'table_driving', 'family_means', 'table_families', 'table_rounds', 'plot_rounds', 'table_open',
-           'compared', 'orderings', 'asked', 'questions', 'plot_drives', 'example_figure', 'plot_run']
+           'compared', 'orderings', 'asked', 'questions', 'plot_drives', 'example_figure', 'plot_run', 'film',
+           'film_run']
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #402080dd
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from PIL import Image
 
 from ..metrics.kinematics import VX
 from .controls import LOST, Drive, Player, by_experts, by_words, play
@@ -437,6 +439,21 @@ def example_figure() -> Figure:
     )
 
 
+def _picked(out, seed, profile, arms, count):
+    "A trained policy of a run as a player, its name, and routes evenly over the order of their scores."
+    stage = next((a for a in arms if STAGES.is_done(out, a, seed)), None)
+    if stage is None:
+        raise ValueError(f"{out}: none of the stages {', '.join(arms)} is done for seed {seed}")
+    if profile.simulators != NONE:
+        raise ValueError(
+            f"{out}: this run drove in CARLA, which would have to drive again; its records are in heldout/"
+        )
+    scores = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), "score")
+    scenes = load_scenes(out, "heldout")
+    experts = load_experts(STAGES.trained(out, stage, seed), **where(profile)).eval()
+    return by_experts(experts), ROWS[stage], [scenes[k] for k in spread(scores.to_numpy()[0], count)], len(scenes)
+
+
 def plot_run(
     out: str | Path, seed: int, profile: MindDriveProfile, shown_arms: Sequence[str] = ("rl", "il"), count: int = 3
 ) -> Figure:
@@ -455,16 +472,74 @@ def plot_run(
     Raises:
         ValueError: none of the arms is done, or the run drove on simulators
     """
-    stage = next((a for a in shown_arms if STAGES.is_done(out, a, seed)), None)
-    if stage is None:
-        raise ValueError(f"{out}: none of the stages {', '.join(shown_arms)} is done for seed {seed}")
-    if profile.simulators != NONE:
-        raise ValueError(
-            f"{out}: this run drove in CARLA, which would have to drive again; its records are in heldout/"
-        )
-    scores = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), "score")
-    picked = spread(scores.to_numpy()[0], count)
-    scenes = load_scenes(out, "heldout")
-    experts = load_experts(STAGES.trained(out, stage, seed), **where(profile)).eval()
-    title = f"{ROWS[stage]}, greedy: {len(picked)} of {len(scenes)} routes, spread over the order of their scores"
-    return plot_drives(by_experts(experts), [scenes[k] for k in picked], profile.inputs, title)
+    player, name, scenes, of = _picked(out, seed, profile, shown_arms, count)
+    title = f"{name}, greedy: {len(scenes)} of {of} routes, spread over the order of their scores"
+    return plot_drives(player, scenes, profile.inputs, title)
+
+# %% ../../nbs/54_minddrive/64_report.ipynb #42eb32bb
+def _moment(world, images, choice, title):
+    "A decision as a picture: what the policy is shown, the moment from above with its plan, its words."
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), width_ratios=(1, 1.25), layout="constrained")
+    left.imshow(np.asarray(images[0]), interpolation="nearest")
+    left.set(xticks=[], yticks=[], title=title)
+    unread = isinstance(choice.decision, ParseError)
+    word = "" if unread else choice.decision.speed
+    told = choice.decision.reason if unread else f"{word}, {choice.decision.path}".replace("_", " ")
+    left.set_xlabel(told, color=INKS.get(word, "black"), fontsize=12, fontweight="bold")
+    plans = {"plan": choice.plan} if np.isfinite(choice.plan).all() else {}
+    seconds, speed = 0.5 * world.state.decisions, world.state.ego[VX]
+    above = dict(agents_future=False, legend=False, title=f"{seconds:.1f} s, {speed:.1f} m/s")
+    plot_scene(world.scene, right, plans, (-12, 42, -12, 12), **above)
+    right.set(xlabel="", ylabel="", xticks=[], yticks=[])
+    figure.canvas.draw()
+    frame = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
+    plt.close(figure)
+    return frame
+
+
+def film(player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: str = "") -> Drive:
+    """A drive as a moving picture, a frame for each decision, twice as fast as it was driven.
+
+    Args:
+        player: decides
+        scene: a route
+        inputs: what is shown
+        path: file, .webp or .gif
+        title: above the camera
+
+    Returns:
+        Drive
+    """
+    frames = []
+
+    def watched(worlds, images, texts):
+        choices = player(worlds, images, texts)
+        frames.append(_moment(worlds[0], images[0], choices[0], title))
+        return choices
+
+    (drive,) = play(watched, [Drive(scene)], inputs, keep=False)
+    times = [250] * (len(frames) - 1) + [2000]  # ms; the end is looked at
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, quality=50, method=6)
+    return drive
+
+
+def film_run(
+    out: str | Path, seed: int, profile: MindDriveProfile, path: str | Path, shown_arms: Sequence[str] = ("rl", "il")
+) -> Drive:
+    """The held-out route in the middle of the order of a trained policy's scores, as a moving picture.
+
+    Args:
+        out: the run's folder
+        seed: of the run
+        profile: of MindDrive
+        path: file, .webp or .gif
+        shown_arms: the first of these stages that is done is shown
+
+    Returns:
+        Drive
+
+    Raises:
+        ValueError: none of the arms is done, or the run drove on simulators
+    """
+    player, name, (scene,), of = _picked(out, seed, profile, shown_arms, 1)
+    return film(player, scene, profile.inputs, path, f"{name}: the middle one of {of} routes")
