@@ -498,7 +498,8 @@ class Unit:
         scale: of the difference; below 0: less is better
         margin: what counts as small, in the scale of the difference
         most: what is larger counts as this, so that one wild score does not decide
-        lost: of a set's measure: the measure that says which share could not be read
+        lost: the measure that says which share could not be read, where an unreadable answer has a score, too, or where
+            the measure belongs to a set
         only: function of the record: the numbers of the scenes that count; None: all
     """
 
@@ -677,7 +678,7 @@ def _scores(record, study, unit, c):
     "(seeds, scenes) of a condition, or a number for each seed, with its seeds."
     if c.arm == BEST:
         c = replace(c, arm=best_without_eyes(record, study, unit.measure, c.swap))
-    if unit.lost:
+    if unit.lost and unit.measure not in record.scenes:
         v = pd.DataFrame(
             record.numbers(c, unit.measure)[:, None], [NO_SEED] if c.play == DRIVER else record.ran.get(c.arm, [])
         )
@@ -711,8 +712,13 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     found = paired(a.to_numpy(), b.to_numpy(), unit.scale, unit.margin)
     if not unit.lost:
         return found
-    lost = [dict(zip(record.ran[c.arm], record.numbers(c, unit.lost), strict=True)) for c in (better, other)]
-    return replace(found, lost=tuple(max(of[s] for of in lost) for s in seeds))
+    lost = [_lost(record, unit, c) for c in (better, other)]
+    return replace(found, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
+
+
+def _lost(record, unit, c):
+    "Seed -> share of what could not be read; a driver's answers can always be read."
+    return {} if c.play == DRIVER else dict(zip(record.ran[c.arm], record.numbers(c, unit.lost), strict=True))
 
 
 def words_of(study: Study, claim: Claim) -> str:
