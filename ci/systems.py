@@ -2,7 +2,7 @@
 
 Without a section: a line for each system, "name run-notebook". With one, such as `mtdrive.laptop` (or `laptop`, which
 is the first system's): "system profile notebook", or the nearest right one and exit code 2. The notebook is the
-system's run, unless it has one of the profile's name, as 29_quick.ipynb.
+system's run, unless it has one of the profile's name, as 31_quick.ipynb.
 """
 
 import sys

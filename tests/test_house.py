@@ -120,7 +120,7 @@ def test_notebook_can_be_read(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_import_cells_hold_imports_only(path):
     for cell in code_cells(path):
-        source = "\n".join(line for line in cell.source.splitlines() if not re.match(r"\s*[%!]", line))
+        source = re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source)  # what Jupyter runs by itself
         kinds = {isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body}
         assert kinds != {True, False}, f"imports and code in one cell:\n{cell.source[:300]}"
 
@@ -384,7 +384,7 @@ def test_a_profile_may_have_a_notebook_of_its_own():
     from systems import resolve
 
     (default,) = re.findall(r"section=\$\{1:-(.+)\}", (ROOT / "ci/main.sh").read_text())
-    assert resolve(default) == ("mtdrive", "quick", "nbs/50_mtdrive/29_quick.ipynb")
+    assert resolve(default) == ("mtdrive", "quick", "nbs/50_mtdrive/31_quick.ipynb")
     assert resolve("mtdrive.laptop")[2] == SYSTEMS["mtdrive"].notebook
 
 

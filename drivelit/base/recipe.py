@@ -23,7 +23,6 @@ from .exam import examine
 from .ladder import ladder
 from .lessons import word_list
 from .rows import EncodedLessons, Lessons, Shelf, lesson_scenes, save_lessons
-from ..policy.numerals import Numerals
 from ..policy.model import BASE, SIZES, Policy, load_policy, model_card, new_policy, word_tokenizer
 from ..scene.town import MIX, scenes
 from ..training.checkpoints import pack_weights
@@ -301,7 +300,7 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
         callbacks=[looks],
         lengths=rows.lengths(),
         encoded=EncodedLessons(rows),
-        numerals=Numerals(policy.tokenizer, part.distance) if part.distance else None,
+        distance=part.distance,
     )
     write_json(out / "train" / name / "train.json", result | dict(seconds=round(time.time() - begin)))
 

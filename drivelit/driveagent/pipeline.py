@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'EXPERT', 'ALL', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_of', 'reward_weights', 'drivers', 'choose_scenes',
-           'run_scenes', 'journal_of', 'necessity', 'teach', 'thought_lines', 'save_variant', 'hold_back',
-           'draw_explore', 'run_data', 'save_weights', 'attention_tasks', 'save_words', 'features_of', 'run_vqa',
-           'trained', 'base', 'run_served', 'run_align', 'tune', 'make', 'reinforce', 'run_sft', 'run_rl',
-           'run_variant', 'run_motion', 'run_attention']
+           'check_scene', 'run_scenes', 'journal_of', 'necessity', 'teach', 'thought_lines', 'save_variant',
+           'hold_back', 'draw_explore', 'with_views', 'run_data', 'save_weights', 'attention_tasks', 'save_words',
+           'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'make', 'reinforce',
+           'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -41,17 +41,19 @@ from .labels import blind_answers, label_scene
 from .profile import DriveAgentProfile, GRAPH, NEEDS
 from .rewards import position_weights
 from .task import ATTENTION
+from .toolkit import VIEWS
 from .variants import VARIANTS, task_for
 from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..policy.engines import TransformersEngine
+from ..scene.cameras import check_image
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import player_for, save_served
-from ..runs.stages import Stages, device_of, load, load_scenes, tell_if_few, write_scenes
-from ..scene.files import write_json
+from ..runs.stages import Stages, device_of, leave_out, load, load_scenes, tell_if_few, write_scenes
+from ..scene.files import RunError, write_json
 from ..training.turn_grpo import train_rl
 from typing import Any
 from ..policy.model import Policy
@@ -146,6 +148,19 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
     return counts
 
 
+def check_scene(scene: Scene, split: str) -> None:
+    """What a run needs of a scene; no picture is opened.
+
+    Args:
+        scene: to learn from or to be judged on
+        split: "train" or "heldout"; both need the same
+
+    Raises:
+        SceneError: there is no front view, which all prompts and pairs of the alignment show
+    """
+    check_image(scene, VIEWS["front"])
+
+
 def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `scenes`.
 
@@ -155,15 +170,20 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         seed: unused: all seeds share the scenes
 
     Returns:
-        dict: how many there are, the share that needs a look and which do, what is earned without a policy
+        dict: how many there are, the share that needs a look and which do, what is earned without a policy; left_out
+            (split -> reason -> count, where there are any)
+
+    Raises:
+        RunError: no scene of a split has a front view
     """
     size, of_all = tuple(profile.image_size), profile.source != "toy" and profile.eval_draw == "middle"
     made = write_scenes(out, replace(profile, eval_scenes=ALL) if of_all else profile)
+    made, left = leave_out(out, profile, made, check_scene)
     reviewed = choose_scenes(out, made, profile)
     made = {split: chosen_scenes(out, split) for split in made}
     train, heldout = ([s for s in made[k] if label_scene(s)] for k in ("train", "heldout"))
     need = np.array([needs_look(s, size) for s in heldout], bool)
-    return dict(
+    told = dict(
         train=len(made["train"]),
         heldout=len(made["heldout"]),
         unlabelled=len(made["heldout"]) - len(heldout),
@@ -172,6 +192,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         scene_need=need.astype(int).tolist(),
         drivers=drivers(train, heldout, need) if train and heldout else {},
     )
+    return told | (dict(left_out=left) if left else {})
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #f27feb64
 AT_ONCE = 16  # scenes for which a served teacher and judge are asked at the same time
@@ -326,6 +347,22 @@ def draw_explore(
     drawn += some([i for i in labels if i not in used and i not in set(drawn)], n - len(drawn))
     return [drawn[k] for k in np.random.default_rng(seed).permutation(len(drawn))]
 
+# %% ../../nbs/51_driveagent/60_pipeline.ipynb #f0f17c26
+def with_views(scenes: Sequence[Scene], numbers: list[int], variant: str) -> list[int]:
+    """Those of some scenes that have every view that a variant shows at once.
+
+    Args:
+        scenes: of the run
+        numbers: of the scenes in question
+        variant: key of VARIANTS
+
+    Returns:
+        numbers of scenes, in their order
+    """
+    if VARIANTS[variant].get("view") != "surround":
+        return numbers
+    return [i for i in numbers if set(VIEWS.values()) <= set(scenes[i].cameras)]
+
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1a9b5792
 def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `data`: thoughts of each variant, the exploratory set, the weights of the accuracy reward, a toy's words.
@@ -347,13 +384,16 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         kinds = dict(zip(labels, found.tolist(), strict=True))
         held = hold_back(kinds, profile.rl_scenes)
         chosen = [i for i in labels if kinds[i] != "explore" and i not in held]
-        modes = [kinds[i] for i in chosen]
         counts, lines, used = {}, set(), set()
         for variant in VARIANTS:
-            kept, counts[variant] = teach(subset(scenes, chosen), modes, profile, variant, journal)
+            own = with_views(scenes, chosen, variant)
+            modes = [kinds[i] for i in own]
+            kept, counts[variant] = teach(subset(scenes, own), modes, profile, variant, journal)
             # modes decide which scenes are kept, so that all variants learn from scenes of the same kinds
-            kept = [(chosen[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
+            kept = [(own[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
             counts[variant] = dict(counts[variant], kept=len(kept))
+            if lacks := len(chosen) - len(own):
+                counts[variant]["left out: a view is not there"] = lacks
             used |= {i for i, _ in kept}
             tell_if_few(f"data, thoughts of {variant}", len(kept), profile.data_thoughts)
             lines |= thought_lines(read_rows(save_variant(here, scenes, kept, profile, variant, counts[variant])))
@@ -542,10 +582,15 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
 
     Returns:
         Policy
+
+    Raises:
+        RunError: the variant has no thoughts
     """
     data = STAGES.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
-    rows = read_rows(data / f"{variant}.parquet")
+    rows = read_rows(path := data / f"{variant}.parquet")
+    if not len(rows):
+        raise RunError(f"{path}: no thought to tune on; {path.with_suffix('.md')} counts what became of the scenes")
     if is_small(profile.model):
         rows = list(rows)  # small enough that every picture is opened once and kept
     train_sft(policy, rows, folder, seed=seed, **sft_options(profile))

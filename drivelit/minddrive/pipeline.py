@@ -180,7 +180,7 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
         dict: train, heldout (counts of rows and of drives left out), words (share of each speed word in train)
 
     Raises:
-        RunError: as `chat_folder`, or no moment to learn from has a file in it
+        RunError: as `chat_folder`; no moment is left to learn from, or none has a file in that folder
     """
     here, words, counts = STAGES.folder(out, "data"), Counter(), {}
     chat = chat_folder(profile)
@@ -193,6 +193,9 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
         counts[split] = count = Counter()
         rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, count=count, chat=chat), said)
         save_rows(here / f"{split}.parquet", rows, count, how)
+        if split == "train" and not count["plan rows"]:
+            told = "; ".join(f"{n:,} x {why}" for why, n in count.most_common())
+            raise RunError(f"source: {profile.source}: no moment of train is left to learn from: {told}")
         if split == "train" and chat and not count["chat rows"]:
             raise RunError(f"chat: no file in {chat} belongs to a moment of source = {profile.source}")
     shares = {w: words[w] / max(sum(words.values()), 1) for w in SPEEDS}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'VIEWS_AHEAD', 'START_FORMS', 'PACKED', 'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes',
-           'distances', 'with_views', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'fresh', 'run_start',
+           'distances', 'check_scene', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'fresh', 'run_start',
            'begin', 'run_served', 'pack_start', 'features', 'inception_of', 'examine', 'run_sft', 'adapters', 'settle',
            'make', 'run_rft']
 
@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
-from ..data.shards import Shards, by_id, draw, ids_of, subset
+from ..data.shards import by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
@@ -37,24 +37,15 @@ from .rows import kit_text, make_rows, next_codes, thought_lines
 from ..policy.codec import Codec, load_codec
 from ..policy.image_tokens import add_image_tokens, image_lora, image_text, spans_by_tag
 from ..policy.model import Policy, load_policy, model_card
-from ..scene.cameras import check_view
-from ..scene.core import Scene, SceneError
+from ..scene.cameras import check_image, check_view
+from ..scene.core import Scene
 from ..training.checkpoints import pack_weights, read_metrics, save_final
 from ..scene.files import RunError
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.plays import save_served
 from ..runs.record import NO_SEED, write_part
-from drivelit.runs.stages import (
-    Stages,
-    device_of,
-    load,
-    load_scenes,
-    run_profile,
-    save_scenes,
-    tell_if_few,
-    write_scenes,
-)
+from ..runs.stages import Stages, device_of, leave_out, load, load_scenes, run_profile, tell_if_few, write_scenes
 from ..scene.files import write_json
 from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
@@ -93,17 +84,15 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
             those without eyes, on the held-out scenes)
 
     Raises:
-        RunError: no scene of a split has a view at each of table 5's distances
+        RunError: no scene of a split has all that `check_scene` asks for
     """
-    made, left = write_scenes(out, profile), {}
-    for split, scenes in made.items():
-        made[split], left[split] = with_views(scenes, split, out, profile)
+    made, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     cuts = cuts_of(made["train"], profile)
     known = made["train"][:500]  # enough to know what is usual at a speed
     ends = drivers(made["heldout"], known, cuts, profile.pdms)
     write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
     told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
-    return told | (dict(left_out=left) if any(left.values()) else {})
+    return told | (dict(left_out=left) if left else {})
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
 def distances(profile: MindDriverProfile) -> list[float]:
@@ -118,42 +107,23 @@ def distances(profile: MindDriverProfile) -> list[float]:
     return sorted({*VIEWS_AHEAD, profile.seconds})
 
 
-def with_views(
-    scenes: Sequence[Scene], split: str, out: str | Path, profile: MindDriverProfile
-) -> tuple[Sequence[Scene], dict[str, int]]:
-    """Leave out scenes without a next view at one of the run's distances, so that all arms have the same ones.
+def check_scene(profile: MindDriverProfile, scene: Scene, split: str) -> None:
+    """What a run needs of a scene, so that all arms have the same ones; no picture is opened.
 
     Args:
-        scenes: as `write_scenes` has written them; no picture is opened
-        split: theirs; what `load_scenes` reads from now on is what is left
-        out: the run's folder
         profile: of MindDriver
-
-    Returns:
-        the scenes that are left, and reason -> how many were left out
+        scene: to learn from or to be judged on
+        split: "train" or "heldout"; both need the same
 
     Raises:
-        RunError: none is left
+        SceneError: a picture of the prompt, a next view at one of the run's distances or a point of the plan is not
+            there
     """
-    left, whole = Counter(), []
-    for k, scene in enumerate(scenes):
-        try:
-            for t in distances(profile):
-                check_view(scene, "CAM_FRONT", t)
-            whole.append(k)
-        except SceneError as e:
-            left[str(e).split(": ", 1)[-1][:100]] += 1
-    if not whole:
-        raise RunError(f"source: {profile.source}: no scene of {split} has all next views: {dict(left)}")
-    if not left:
-        return scenes, {}
-    here, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
-    if isinstance(scenes, Shards):
-        what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
-        write_json(here.with_suffix(".json"), what, indent=None)
-    else:
-        save_scenes(scenes, here.with_suffix(".npz"))
-    return scenes, dict(left)
+    for t in distances(profile):
+        check_view(scene, "CAM_FRONT", t)
+    for camera, t in profile.inputs.wanted:
+        check_image(scene, camera, t)
+    profile.horizon.of(scene)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #15b65019
 def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:

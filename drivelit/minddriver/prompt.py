@@ -55,6 +55,12 @@ class Inputs:
         if not isinstance(self.history, int) or self.history < 0:
             raise ValueError(f"history: {self.history!r} is no number of frames")
 
+    @property
+    def wanted(self) -> list[tuple[str, float]]:
+        "(camera, seconds from now) of the pictures: the current views, then the history from the oldest."
+        before = [("CAM_FRONT", -STEP * k) for k in range(self.history, 0, -1)]
+        return [*((c, 0.0) for c in VIEWS[self.views]), *before]
+
 
 PAPER = Inputs()  # section 3.1
 
@@ -75,11 +81,9 @@ def shown(scene: Scene, inputs: Inputs = PAPER) -> list[tuple[str, float, Image.
     """
     if inputs.pictures == "none":
         return []
-    wanted = [(c, 0.0) for c in VIEWS[inputs.views]]
-    wanted += [("CAM_FRONT", -STEP * k) for k in range(inputs.history, 0, -1)]
     if inputs.pictures == "grey":
-        return [(c, t, Image.new("RGB", inputs.size, (128, 128, 128))) for c, t in wanted]
-    return [(c, t, get_image(scene, c, inputs.size, t)) for c, t in wanted]
+        return [(c, t, Image.new("RGB", inputs.size, (128, 128, 128))) for c, t in inputs.wanted]
+    return [(c, t, get_image(scene, c, inputs.size, t)) for c, t in inputs.wanted]
 
 # %% ../../nbs/53_minddriver/10_prompt.ipynb #c05a000a
 COMMANDS = {"TURN LEFT": "LEFT", "GO STRAIGHT": "FORWARD", "TURN RIGHT": "RIGHT"}

@@ -42,7 +42,7 @@ def expert_poses(scene: Scene) -> np.ndarray:
         SceneError: the scene has no expert of 8 poses
     """
     if scene.expert is None or len(scene.expert.poses) < 8:
-        raise SceneError(f"expert: scene {scene.id!r} has no expert of 8 poses")
+        raise SceneError(f"scene {scene.id}: expert: no expert of 8 poses")
     return scene.expert.poses[:8]
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #326ac8dc

@@ -42,7 +42,7 @@ def history(scene: Scene) -> np.ndarray:
     """
     times, poses = scene.ego.times, scene.ego.poses
     if times[0] > HISTORY[0] + 0.05:
-        raise SceneError(f"ego.times: scene {scene.id!r} reaches back {-times[0]:.2f} s, the prompt needs 1.5 s")
+        raise SceneError(f"scene {scene.id}: ego.times: reaches back {-times[0]:.2f} s, the prompt needs 1.5 s")
     x, y, heading = poses[:, 0], poses[:, 1], np.unwrap(poses[:, 2])
     return np.stack([np.interp(HISTORY, times, v) for v in (x, y, heading)], 1)
 

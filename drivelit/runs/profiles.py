@@ -206,6 +206,10 @@ class Profile(Derived):
     tokens: int = key(2400, "tokens in an episode, at most", low=1)
     new_tokens: int = key(96, "tokens in an answer, at most", low=1)
     train_scenes: int = key(1500, "scenes to learn from", low=1)
+    train_late: float = key(3.0, "seconds by which those of train_aside begin later, at most", low=0, high=3)
+    train_aside: float = key(
+        0.0, "share of the toy town's that begin later and beside the middle of the lane", low=0, high=1
+    )
     eval_scenes: int = key(96, "held-out scenes", low=1)
     sft_epochs: float = key(0.0, "passes over the samples; 0: by sft_steps", low=0)
     sft_steps: int = key(400, "updates; 0: by sft_epochs", low=0)
@@ -213,6 +217,7 @@ class Profile(Derived):
     sft_lr: float = key(1e-3, "learning rate of supervised tuning", low=0)
     sft_schedule: str = key("cosine", "of that rate, as transformers names it", choices=SCHEDULES)
     sft_warmup: float = key(0.05, "updates in which it rises; below 1: a share of them", low=0)
+    sft_distance: float = key(0.0, "weight of how far a number lies from the right one, in its loss", low=0)
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", low=0)
     rl_scenes: int = key(400, "scenes to reinforce on", low=1)
     rl_steps: int = key(30, "rollout batches", low=0)
@@ -700,6 +705,7 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
         lr=profile.sft_lr * rate,
         schedule=profile.sft_schedule,
         warmup=profile.sft_warmup,
+        distance=profile.sft_distance,
         report_to=profile.report_to,
         batch=profile.sft_batch,
         micro_batch=profile.micro_batch,

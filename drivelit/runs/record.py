@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['KEYS', 'SET_KEYS', 'WORDS', 'DRIVER', 'NO_SEED', 'FIRST', 'BEST', 'SAME', 'WHERE_ONLY', 'FAMILY', 'flat', 'Part',
            'write_part', 'Condition', 'driver', 'Record', 'record_of', 'read_parts', 'collect', 'catch_up',
-           'save_record', 'read_record', 'joined', 'Unit', 'Claim', 'Study', 'best_without_eyes', 'Column', 'shown',
-           'table', 'framed', 'difference', 'words_of', 'holm', 'benjamini_hochberg', 'compared', 'conditional', 'told',
-           'answers']
+           'save_record', 'read_record', 'joined', 'publish', 'Unit', 'Claim', 'Study', 'best_without_eyes', 'Column',
+           'shown', 'table', 'framed', 'difference', 'words_of', 'holm', 'benjamini_hochberg', 'compared',
+           'conditional', 'told', 'answers']
 
 # %% ../../nbs/42_runs/50_record.ipynb #045fea90
 import json
@@ -185,7 +185,7 @@ def driver(name: str = BEST, swap: str = "") -> Condition:
 
     Args:
         name: its name; default: the best of those without eyes
-        swap: what it is told, where drivers differ by that
+        swap: what the best may be told, where drivers differ by that; whoever has a name is found by it
 
     Returns:
         Condition
@@ -228,6 +228,12 @@ class Record:
         return list(dict.fromkeys(pd.concat(both)))
 
     @cached_property
+    def hears(self) -> dict[str, str]:
+        "Driver -> what it is told, empty: nothing. The swap of its rows."
+        both = pd.concat([t[["arm", "swap"]].astype(object)[t.play == DRIVER] for t in (self.sets, self.scenes)])
+        return dict(zip(both.arm, both.swap, strict=True))
+
+    @cached_property
     def ran(self) -> dict[str, list[int]]:
         "Arm -> seeds in which it has run."
         both = pd.concat([t[["arm", "seed"]].astype(object) for t in (self.sets, self.scenes)])
@@ -244,7 +250,8 @@ class Record:
         return "sampled" if self.about["profile"].get("eval_play") == "sampled" else "greedy"
 
     def key(self, c: Condition) -> tuple:
-        "Arm, play, swap and the number of the turn."
+        "Arm, play, swap and the number of the turn; a driver has its own swap."
+        c = replace(c, swap=self.hears.get(c.arm, c.swap)) if c.play == DRIVER else c
         turn = max(self.turns(c), default=0) if c.turn == -1 else c.turn
         return c.arm, self.first if c.play == FIRST else c.play, c.swap, turn
 
@@ -462,6 +469,24 @@ def joined(*records: Record) -> Record:
         whole = Record(*tables, whole.about)
     return whole
 
+
+def publish(path: str | Path, *outs: str | Path) -> Record:
+    """Runs as the record that is committed.
+
+    Args:
+        path: of the rows of scenes, such as results/laptop.parquet; the others lie beside it
+        *outs: folders of runs after `collect`, as `joined` takes their records
+
+    Returns:
+        Record
+
+    Raises:
+        RunError: no record in a folder, or runs that cannot be joined
+    """
+    whole = joined(*(read_record(Path(out) / "record.parquet") for out in outs))
+    save_record(whole, path)
+    return whole
+
 # %% ../../nbs/42_runs/50_record.ipynb #b02b4b08
 @dataclass(frozen=True)
 class Unit:
@@ -516,6 +541,7 @@ class Study:
         knows: drivers that are told what others will do; the last is the ceiling
         claims: of the paper: one family
         shared: what all seeds have in common, in words: a base, a warm-up
+        hears: function of the record and a condition: what the drivers whom it has to beat may be told; None: nothing
     """
 
     arms: Mapping[str, str]
@@ -524,24 +550,27 @@ class Study:
     knows: Sequence[str] = ("expert",)
     claims: Sequence[Claim] = ()
     shared: str = ""
+    hears: Callable[[Record, Condition], str] | None = None
 
     def rows(self, record: Record) -> list[str]:
         "Arms that have a row: all but the optional ones, and these where they ran."
         return [a for a in self.arms if a not in self.optional or a in record.ran]
 
 
-def best_without_eyes(record: Record, study: Study, measure: str) -> str:
+def best_without_eyes(record: Record, study: Study, measure: str, told: str = "") -> str:
     """Whom a policy has to beat.
 
     Args:
         record: Record
         study: signs, knows
         measure: by which drivers are ordered
+        told: what drivers may be told that count, beside those that are told nothing
 
     Returns:
         the driver's name
     """
-    scores = {n: study.signs[measure] * record.numbers(driver(n), measure)[0] for n in record.drivers}
+    heard = [n for n in record.drivers if record.hears[n] in ("", told)]
+    scores = {n: study.signs[measure] * record.numbers(driver(n), measure)[0] for n in heard}
     scores = {n: v for n, v in scores.items() if n not in study.knows and not np.isnan(v)}
     return max(scores, key=scores.get)
 
@@ -556,6 +585,7 @@ class Column:
         digits: behind the point
         lost: the measure that says which share could not be read; empty: an unreadable answer has a value, too
         skill: show the share of the way to the ceiling
+        relative: show it as a share of the ceiling's
         play: in place of the row's
         swap: likewise; SAME: the row's, and no driver has such a number
         turn: likewise
@@ -567,6 +597,7 @@ class Column:
     digits: int = 1
     lost: str = "unreadable"
     skill: bool = False
+    relative: bool = False
     play: str = ""
     swap: str = ""
     turn: int | None = None
@@ -592,9 +623,13 @@ def shown(record: Record, study: Study, c: Condition, column: Column) -> str:
     lost = record.numbers(c, column.lost) if column.lost else None
     if np.isnan(v).all() and (lost is None or np.isnan(lost).all()):
         return ""
+    if column.relative:
+        v = v / record.numbers(driver(study.knows[-1]), column.measure)
     if not column.skill:
         return cell(v, column.percent, lost, column.digits)
-    sign, names = study.signs[column.measure], (best_without_eyes(record, study, column.measure), study.knows[-1])
+    told = study.hears(record, c) if study.hears else ""
+    sign, best = study.signs[column.measure], best_without_eyes(record, study, column.measure, told)
+    names = (best, study.knows[-1])
     ends = [sign * record.numbers(driver(n), column.measure)[0] for n in names if n in record.drivers]
     return skill_cell(sign * v, *ends, lost) if np.isfinite(ends).all() and len(ends) == 2 else ""
 
@@ -641,7 +676,7 @@ def framed(rows: Sequence[Mapping], columns: Sequence[str] | None = None) -> pd.
 def _scores(record, study, unit, c):
     "(seeds, scenes) of a condition, or a number for each seed, with its seeds."
     if c.arm == BEST:
-        c = replace(c, arm=best_without_eyes(record, study, unit.measure))
+        c = replace(c, arm=best_without_eyes(record, study, unit.measure, c.swap))
     if unit.lost:
         v = pd.DataFrame(
             record.numbers(c, unit.measure)[:, None], [NO_SEED] if c.play == DRIVER else record.ran.get(c.arm, [])

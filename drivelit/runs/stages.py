@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FREE', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'start', 'run_profile', 'tell_if_few', 'read_folder',
-           'make_scenes', 'open_shards', 'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'write_choice',
-           'check_gpu', 'device_of', 'load', 'StageGraph', 'Stages', 'step_seconds', 'Measured', 'read_measured',
-           'hours']
+           'make_scenes', 'open_shards', 'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'leave_out',
+           'write_choice', 'check_gpu', 'device_of', 'load', 'StageGraph', 'Stages', 'step_seconds', 'Measured',
+           'read_measured', 'hours']
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0502a1f8
 import contextlib
@@ -20,7 +20,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from ..data.aside import some_aside
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
@@ -167,7 +169,9 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
-        return {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
+        made = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
+        aside = some_aside(made["train"], profile.train_aside, seeds["train"], late=profile.train_late)
+        return made | dict(train=aside)
     source = Path(os.path.expandvars(profile.source))
     made = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
@@ -277,7 +281,8 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    name = sha256(f"{_makers()} {profile.tuning} {profile.train_scenes} {profile.eval_scenes} {references}")
+    keys = ("tuning", "train_scenes", "train_aside", "train_late", "eval_scenes")
+    name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     kept = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if kept and kept.exists():
         shutil.copytree(kept, here, dirs_exist_ok=True)
@@ -328,6 +333,56 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
                 REFERENCES.update(zip(scenes, kept["plans"], strict=True))
         except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
             raise RunError(f"{plans}: cannot be read ({e}); remove its folder, and the stage makes it anew") from None
+    return scenes
+
+# %% ../../nbs/42_runs/30_stages.ipynb #3d2bf4d5
+def leave_out(
+    out: str | Path, profile: Profile, made: Mapping[str, Sequence[Scene]], check: Callable[[Scene, str], None]
+) -> tuple[dict[str, Sequence[Scene]], dict[str, dict[str, int]]]:
+    """Leave scenes out that lack what a run needs; `load_scenes` reads what is left.
+
+    Args:
+        out: the run's folder
+        profile: Profile
+        made: split -> scenes, as `write_scenes` or `write_choice` has written them
+        check: called with a scene and its split; raises a SceneError that says what is lacking
+
+    Returns:
+        split -> scenes; split -> reason -> how many were left out, empty if none was
+
+    Raises:
+        RunError: none of a split is left; with the counts
+    """
+    found, left = {}, {}
+    for split, scenes in made.items():
+        lacks, whole = Counter(), []
+        for k, scene in enumerate(scenes):
+            try:
+                check(scene, split)
+                whole.append(k)
+            except SceneError as e:
+                lacks[str(e).split(": ", 1)[-1][:100]] += 1  # without the scene's name
+        told = "; ".join(f"{n:,} x {why}" for why, n in lacks.most_common())
+        if not whole:
+            raise RunError(f"source: {profile.source}: no scene of {split} is left: {told or 'there was none'}")
+        found[split], left[split] = _keep(out, split, scenes, whole) if lacks else scenes, dict(lacks)
+        if lacks:
+            warnings.warn(f"{out}: scenes of {split} that are left out: {told}", stacklevel=2)
+    return found, left if any(left.values()) else {}
+
+
+def _keep(out, split, scenes, whole):
+    "Some scenes of a split, and their references where there are any."
+    here, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
+    if isinstance(scenes, Shards):
+        what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
+        write_json(here.with_suffix(".json"), what, indent=None)
+        return scenes
+    save_scenes(scenes, here.with_suffix(".npz"))
+    if (plans := here.with_suffix(".references.npz")).exists():
+        with np.load(plans, allow_pickle=False) as kept:
+            some = kept["plans"][whole]
+        np.savez(plans, plans=some)
     return scenes
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0855bb2a

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'check_view', 'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'check_image', 'check_view', 'next_image',
+           'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 from pathlib import Path
@@ -392,13 +393,32 @@ def get_image(
     Raises:
         SceneError: no such camera, no image at that time, or a file that is no image
     """
-    cam = _camera(scene, camera)
+    cam, path, ego = _seen(scene, camera, time)
     size = tuple(size or (cam.width, cam.height))
+    return _paint(scene, cam, size, time, ego) if path is None else open_resized(path, size)
+
+
+def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0) -> None:
+    """Whether `get_image` has something to open; nothing is opened.
+
+    Args:
+        camera: a key of scene.cameras
+        time: seconds from now, at most 0
+
+    Raises:
+        SceneError: no such camera, or no image at that time
+    """
+    _seen(scene, camera, time)
+
+
+def _seen(scene, camera, time):
+    "The camera, and the file of its picture; None where it is painted, with the pose of the ego then."
+    cam = _camera(scene, camera)
     if scene.source != "toy" and not cam.files:
         raise SceneError(f"scene {scene.id}: {camera} has a calibration but no image files")
     ego = ego_pose_at(scene, time) if time > 1e-6 or not cam.files else None  # it refuses the future
     past = {t: f for t, f in cam.files.items() if t <= 1e-6}
-    return _recorded(scene, cam, past, size, time) if cam.files else _paint(scene, cam, size, time, ego)
+    return cam, _file_at(scene, cam, past, time) if cam.files else None, ego
 
 
 def _camera(scene: Scene, name: str) -> Camera:
@@ -416,10 +436,6 @@ def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
     if not Path(files[when]).is_file():
         raise SceneError(f"{files[when]}: the image of {cam.name} at {when} s is not there")
     return files[when]
-
-
-def _recorded(scene: Scene, cam: Camera, files: dict, size: tuple[int, int], time: float) -> Image.Image:
-    return open_resized(_file_at(scene, cam, files, time), size)
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
 def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5) -> None:
@@ -465,7 +481,7 @@ def next_image(
     cam = _camera(scene, camera)
     size = tuple(size or (cam.width, cam.height))
     if scene.source != "toy" or cam.files:
-        return _recorded(scene, cam, _ahead(cam), size, time)
+        return open_resized(_file_at(scene, cam, _ahead(cam), time), size)
     t, p = np.r_[0.0, scene.expert.times], np.concatenate([[[0.0, 0.0, 0.0]], scene.expert.poses])
     ego = np.array([np.interp(time, t, v) for v in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))])
     return _paint(scene, cam, size, time, ego)

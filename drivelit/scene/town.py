@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['TIMES', 'SIZES', 'TYPES', 'MAKERS', 'FAMILIES', 'SHARES', 'MIX', 'GOALS', 'LIMITS', 'JERK', 'DT', 'N', 'LOOK', 'ROOM',
-           'GIVES', 'schedule', 'ease', 'mover', 'Draft', 'mix', 'oncoming', 'strollers', 'cruise', 'lead_braking',
-           'cut_in', 'slow_leader', 'curve', 'unprotected_turn', 'right_turn', 'red_light', 'green_light',
-           'pedestrian_crossing', 'cyclist_alongside', 'parked_truck', 'merge', 'road_works', 'pull_out',
+           'LATEST', 'GIVES', 'schedule', 'ease', 'mover', 'Draft', 'mix', 'oncoming', 'strollers', 'cruise',
+           'lead_braking', 'cut_in', 'slow_leader', 'curve', 'unprotected_turn', 'right_turn', 'red_light',
+           'green_light', 'pedestrian_crossing', 'cyclist_alongside', 'parked_truck', 'merge', 'road_works', 'pull_out',
            'pull_out_cyclist', 'queue_moves', 'light_turns_green', 'wait_at_red', 'give_way', 'side_road', 'lane_ends',
            'fast_obstacle', 'fast_cyclist', 'fast_oncoming', 'fast_free', 'night', 'spread', 'speed_plans', 'moves',
            'driven', 'Plans', 'candidates', 'meets', 'danger', 'safe_plans', 'road_of', 'solve', 'carry_on',
-           'far_sighted', 'beside', 'finish', 'make_scene', 'scenes']
+           'far_sighted', 'beside', 'motion', 'since', 'finish', 'make_scene', 'scenes']
 
 # %% ../../nbs/00_scene/21_town.ipynb #1c5f9288
 from collections.abc import Callable, Iterable, Iterator
@@ -1351,7 +1351,63 @@ def beside(poses: np.ndarray, s: np.ndarray, start: tuple[float, float], reach: 
     normal = np.stack([-np.sin(poses[:, 2]), np.cos(poses[:, 2])], 1)
     return np.column_stack([poses[:, :2] + normal * l[:, None], poses[:, 2] + np.arctan(slope / reach)])
 
+# %% ../../nbs/00_scene/21_town.ipynb #39566e97
+LATEST = 3.0  # seconds: behind it, a road user is still known for five
 
+
+def motion(
+    draft: Draft, expert: np.ndarray, future: np.ndarray, aside: tuple[float, float] = (0.0, 0.0), begin: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    """How the ego came to where the scene begins, and how it goes on.
+
+    Args:
+        expert: (51, 3) poses in world coordinates at 10 Hz, from the draft's now on
+        future: (81, 3) likewise, for eight seconds
+        aside: metres to the left of the lane's middle and radians of heading beside it; the expert comes back
+        begin: seconds behind the draft's now: steps of 0.5, at most LATEST; the far-sighted drive is then the expert's
+
+    Returns:
+        past (11, 3) every half second up to the scene's now, expert (41 or 51, 3), future (81 - 10 begin, 3), speed in
+        m/s, acceleration in m/s²
+
+    Raises:
+        ValueError: another begin
+    """
+    if not 0 <= begin <= LATEST or begin % 0.5:
+        raise ValueError(f"begin: {begin} is not in steps of 0.5 from 0 to {LATEST}")
+    t, k = TIMES[TIMES <= 0] + begin, round(10 * begin)
+    a = min(draft.a0, draft.v0 / 5)  # it was moving forward five seconds ago, too
+    gone = draft.v0 * t + a * t**2 / 2
+    past, v = draft.path.at(np.minimum(gone, 0)), draft.v0
+    if k:
+        way = np.r_[0, np.cumsum(np.hypot(*np.diff(future[:, :2], axis=0).T))]
+        driven, frames = t > 0, np.rint(10 * t).astype(int)
+        past[driven], gone[driven] = future[frames[driven]], way[frames[driven]]
+        gone = gone - way[k]
+        v, a = float(way[k + 1] - way[k - 1]) * 5, float(way[k + 1] - 2 * way[k] + way[k - 1]) * 100
+        expert, future = future[k : k + 41], future[k:]
+    if aside != (0.0, 0.0):
+        reach = float(np.clip(2.5 * v, 12, 45))
+        past = beside(past, gone, aside, reach)
+        ways = [np.r_[0, np.cumsum(np.hypot(*np.diff(x[:, :2], axis=0).T))] for x in (expert, future)]
+        expert, future = (beside(x, s, aside, reach) for x, s in zip((expert, future), ways, strict=True))
+    return past, expert, future, v, a
+
+
+def since(times: np.ndarray, begin: float) -> tuple[np.ndarray, np.ndarray]:
+    """Frames of something that moves, told from a later now.
+
+    Args:
+        times: (K,) seconds
+        begin: seconds behind the old now
+
+    Returns:
+        (K,) which frames are kept: up to five seconds before, all of what is known in one frame; their times
+    """
+    kept = np.full(len(times), True) if len(times) == 1 else times - begin >= TIMES[0] - 1e-9
+    return kept, (times if len(times) == 1 else times[kept] - begin)
+
+# %% ../../nbs/00_scene/21_town.ipynb #07211658
 def finish(
     draft: Draft,
     areas: list[Area],
@@ -1361,6 +1417,7 @@ def finish(
     family: str,
     meta: dict,
     aside: tuple[float, float] = (0.0, 0.0),
+    begin: float = 0.0,
 ) -> Scene:
     """The draft in the ego's frame.
 
@@ -1372,29 +1429,23 @@ def finish(
         family: its family
         meta: what goes into Scene.meta beside intent and future
         aside: metres to the left of the lane's middle and radians of heading beside it, now; the expert comes back
+        begin: seconds behind the draft's now
 
     Returns:
         Scene
     """
-    origin = draft.path.at(0.0)
-    t = TIMES[TIMES <= 0]
-    a = min(draft.a0, draft.v0 / 5)  # it was moving forward five seconds ago, too
-    gone = draft.v0 * t + a * t**2 / 2
-    past = draft.path.at(gone)
-    if aside != (0.0, 0.0):
-        reach = float(np.clip(2.5 * draft.v0, 12, 45))
-        past = beside(past, gone, aside, reach)
-        ways = [np.r_[0, np.cumsum(np.hypot(*np.diff(x[:, :2], axis=0).T))] for x in (expert, future)]
-        expert, future = (beside(x, s, aside, reach) for x, s in zip((expert, future), ways, strict=True))
-        origin = past[-1]
-        meta = meta | dict(aside=[float(x) for x in aside])
+    past, expert, future, v, a = motion(draft, expert, future, aside, begin)
+    origin = past[-1] if begin or aside != (0.0, 0.0) else draft.path.at(0.0)
+    meta = meta | (dict(aside=[float(x) for x in aside]) if aside != (0.0, 0.0) else {})
+    meta |= dict(begin=begin) if begin else {}
     past = to_frame(past, origin)
     c, s = np.cos(origin[2]), np.sin(origin[2])
     turn = lambda v: v @ np.array([[c, -s], [s, c]])
-    agents = [
-        Agent(x.id, x.type, x.length, x.width, x.height, x.times, to_frame(x.poses, origin), turn(x.velocity))
-        for x in draft.agents
-    ]
+    agents = []
+    for x in draft.agents:
+        kept, times = since(x.times, begin)
+        what = (x.id, x.type, x.length, x.width, x.height)
+        agents.append(Agent(*what, times, to_frame(x.poses[kept], origin), turn(x.velocity[kept])))
     areas = [
         Area(
             x.id,
@@ -1410,20 +1461,21 @@ def finish(
             x.id,
             [*to_frame(x.position[:2], origin), x.position[2]],
             float(wrap_angle(x.heading - origin[2])),
-            x.times,
-            x.states,
+            since(x.times, begin)[1],
+            [s for s, kept in zip(x.states, since(x.times, begin)[0], strict=True) if kept],
             x.lane_ids,
             to_frame(x.stop_line, origin),
         )
         for x in draft.lights
     ]
-    line = to_frame(draft.path.at(np.arange(-20.0, 121.0)), origin)
-    near = draft.path.at(np.array([0.0, 1.0]))[:, 2]
+    now = float(draft.path.project(origin[None, :2])[0][0]) if begin else 0.0
+    line = to_frame(draft.path.at(now + np.arange(-20.0, 121.0)), origin)
+    near = draft.path.at(now + np.array([0.0, 1.0]))[:, 2]
     steering = float(np.arctan(3.089 * wrap_angle(near[1] - near[0])))
     return Scene(
         id,
         "toy",
-        Ego(t, past, (draft.v0, 0.0), (a, 0.0), steering),
+        Ego(TIMES[TIMES <= 0], past, (v, 0.0), (a, 0.0), steering),
         draft.command,
         agents,
         Map(areas, line, draft.limit),
@@ -1436,7 +1488,9 @@ def finish(
     )
 
 # %% ../../nbs/00_scene/21_town.ipynb #makesce1
-def make_scene(family: str, seed: int, difficulty: float = 0.5, aside: tuple[float, float] = (0.0, 0.0)) -> Scene:
+def make_scene(
+    family: str, seed: int, difficulty: float = 0.5, aside: tuple[float, float] = (0.0, 0.0), begin: float = 0.0
+) -> Scene:
     """One situation; the same arguments always give the same scene.
 
     Args:
@@ -1445,6 +1499,8 @@ def make_scene(family: str, seed: int, difficulty: float = 0.5, aside: tuple[flo
         difficulty: 0 leaves time and room, 1 does not
         aside: where the ego stands now: metres to the left of its lane's middle, radians of heading beside the lane;
             the expert comes back. Whether that way is free is not looked at
+        begin: seconds behind the scene's usual now, 0 to 3 in steps of 0.5: in the middle of a turn, beside a truck. Of
+            the future there is so much less
 
     Returns:
         Scene
@@ -1465,7 +1521,7 @@ def make_scene(family: str, seed: int, difficulty: float = 0.5, aside: tuple[flo
         solved = solve(draft, areas)
         if solved is not None:
             meta = dict(seed=int(seed), difficulty=float(difficulty), attempt=attempt)
-            return finish(draft, areas, *solved, f"{family}-{int(seed):07d}", family, meta, aside)
+            return finish(draft, areas, *solved, f"{family}-{int(seed):07d}", family, meta, aside, begin)
     raise RuntimeError(f"{family}, seed {seed}, difficulty {difficulty}: no solvable scene in 50 draws")
 
 # %% ../../nbs/00_scene/21_town.ipynb #scenesto

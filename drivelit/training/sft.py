@@ -768,7 +768,7 @@ def train_sft(
     encoded: Sequence[tuple[list[int], list[int]]] | None = None,
     spans: Callable[[Sequence[int]], Sequence[str]] | None = None,
     weights: dict[str, float] | None = None,
-    numerals: Numerals | None = None,
+    distance: float = 0.0,
     candidates: int = 1,
     **settings: object,
 ) -> dict:
@@ -792,7 +792,7 @@ def train_sft(
         encoded: (ids, labels) of each row, if the caller makes them, such as rows that are drawn on the fly
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
-        numerals: their distance from the right number is added to the loss, and logged as loss/distance
+        distance: weight of how far the numerals lie from the right number, in the loss; logged as loss/distance
         candidates: policies that are kept, evenly over the updates, as `Candidates` keeps them
         **settings: of sft_config (lr, warmup, schedule, micro_batch, save_steps, checkpointing), and TRL's own
 
@@ -825,7 +825,8 @@ def train_sft(
         peft_config=peft_config,
         callbacks=[SafeCheckpoints(out, start), keeper, *callbacks],
     )
-    trainer.spans, trainer.numerals, keeper.trainer = parts, numerals, trainer
+    trainer.spans, keeper.trainer = parts, trainer
+    trainer.numerals = Numerals(policy.tokenizer, distance) if distance else None
     if not hasattr(head := trainer.model.get_output_embeddings(), "bias"):
         head.bias = None  # TRL asks for it, and peft's wrapper of a head with trained rows does not answer
     trainer.remove_callback(PrinterCallback)  # the file has it all
