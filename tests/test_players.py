@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -11,9 +12,12 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
+from drivelit.autodrive_p3.task import P3Task, StageTrainer
 from drivelit.policy.engines import EngineError, TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import Step, Task
+from drivelit.runs.profiles import load_profile
+from drivelit.scene.town import scenes as town
 from drivelit.training.checkpoints import read_metrics
 from drivelit.training.turn_grpo import train_rl
 
@@ -53,14 +57,17 @@ def make(flag=""):
     return TransformersEngine(policy), policy, Count(flag)
 
 
+def log_of(out):
+    return [{k: v for k, v in r.items() if "time" not in k and "per_second" not in k} for r in read_metrics(out)]
+
+
 def learn(out, players=0, flag="", **how):
     "The log of a run without its clocks, and the weights that it ends with."
     policy = load_policy("toy", size="tiny")
     scenes = ["one", "two", "three", "four", "five", "six"]
     with patch.object(TransformersEngine, "own_seeds", True):
         train_rl(policy, Count(), scenes, out, players=players, make=partial(make, flag), **SETTINGS | how)
-    log = [{k: v for k, v in r.items() if "time" not in k and "per_second" not in k} for r in read_metrics(out)]
-    return log, {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+    return log_of(out), {n: p.detach().clone() for n, p in policy.model.named_parameters()}
 
 
 def moved(log):
@@ -97,3 +104,33 @@ def test_a_player_that_dies_is_named_and_the_run_goes_on(alone, tmp_path):
     assert "the same command goes on from them" in str(said.value)
     assert any((out / "played").rglob("*.npz")) and not flag.exists()
     assert same(learn(out, 2, flag), alone)
+
+
+class Pays(P3Task):
+    "AutoDrive-P3's questions and films. A new policy's answers are all unreadable, so its words are paid instead."
+
+    def step_batch(self, states, completions):
+        steps = super().step_batch(states, completions)
+        paid = [sum(c.ids) % 11 / 11 for c in completions]
+        told = lambda step, v: dict(step.info, stages=[v, v / 2, v / 4])
+        return [
+            replace(s, rewards=s.rewards | dict(reward=v), info=told(s, v)) for s, v in zip(steps, paid, strict=True)
+        ]
+
+
+def make_p3():
+    policy = load_policy("toy", size="tiny", image_size=(168, 84))
+    return TransformersEngine(policy), policy, Pays(load_profile("autodrive_p3", "smoke").inputs)
+
+
+def test_autodrive_p3_with_players_is_autodrive_p3_without(tmp_path):
+    "Films travel to the players and back, and the advantage is a stage's own."
+    runs = []
+    for players in (0, 2):
+        (_, policy, task), out = make_p3(), tmp_path / str(players)
+        how = SETTINGS | dict(advantage="turn", trainer=StageTrainer, max_turns=1, players=players, make=make_p3)
+        with patch.object(TransformersEngine, "own_seeds", True):
+            train_rl(policy, task, town(6), out, **how)
+        runs.append((log_of(out), {n: p.detach().clone() for n, p in policy.model.named_parameters()}))
+    assert moved(runs[0][0]) and same(*runs)
+    assert not (tmp_path / "2" / "players").exists()

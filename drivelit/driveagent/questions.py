@@ -890,33 +890,50 @@ def _painted(scene, views, size):
     return [get_image(scene, VIEWS[v], size) for v in views]
 
 
-@dataclass(eq=False)
+@lru_cache(maxsize=32)
+def _facts(scene, views, size):
+    return Facts(scene, views, size)
+
+
+@dataclass(eq=False, slots=True)
 class Ask:
-    """Pictures to ask about.
+    """Pictures to ask about. The scene is named by its number: of hundreds of thousands none is held.
 
     Attributes:
-        scene: what the pictures show
+        scenes: where the scene is read from
+        number: which of them the pictures show
         views: keys of VIEWS: one ("front") or all six (A.3.1)
         origin: "template" or "free": who thinks up the questions, the templates or the teacher
         size: (width, height) of the pictures in pixels; boxes in answers are in these
         asked: template questions that the teacher must answer itself, since the truth is not known
     """
 
-    scene: Scene
+    scenes: Sequence[Scene]
+    number: int
     views: tuple[str, ...]
     origin: str = "template"
     size: tuple[int, int] = (168, 84)
     asked: tuple[str, ...] = ()
 
     @property
+    def scene(self) -> Scene:
+        "What the pictures show, read when it is asked for."
+        return self.scenes[self.number]
+
+    @property
+    def shown(self) -> tuple[int, tuple[str, ...]]:
+        "Which scene and which views: two asks with the same show the same pictures."
+        return self.number, self.views
+
+    @property
     def images(self) -> list[Image.Image]:
         "PIL images, one for each view; those of the last few asks are kept, the others are made again."
         return _painted(self.scene, self.views, self.size)
 
-    @cached_property
+    @property
     def facts(self) -> Facts:
-        "What these pictures show, worked out once."
-        return Facts(self.scene, self.views, self.size)
+        "What these pictures show; of the last few asks it is kept, of the others worked out again."
+        return _facts(self.scene, self.views, self.size)
 
     @property
     def six(self) -> bool:
@@ -924,7 +941,7 @@ class Ask:
         return len(self.views) > 1
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #de9e1c03
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Pair:
     """A question with its answer.
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from ..data.rows import card, chat, make_row, says
-from ..data.shards import subset
 from ..data.served import Refusal, replies
 from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
@@ -317,9 +316,8 @@ def judged_pairs(
     Raises:
         ValueError: the teacher or the judge does not give one reply for each question put to it
     """
-    shown, kept = [(a.scene.id, a.views) for a in asks], [[] for _ in asks]
-    known = {pictures: set() for pictures in shown}
-    taken = [known[pictures] for pictures in shown]
+    known, kept = {a.shown: set() for a in asks}, [[] for _ in asks]
+    taken = [known[a.shown] for a in asks]
     replies, table, faults, at = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
     for attempt in range(rounds):
         todo = [i for i in range(len(asks)) if len(kept[i]) < each]
@@ -335,7 +333,7 @@ def judged_pairs(
             replies,
         )
         # two asks about the same pictures may ask the same
-        pairs = list({(p.ask.scene.id, p.ask.views, p.question): p for p in reversed(pairs)}.values())[::-1]
+        pairs = list({(p.ask.shown, p.question): p for p in reversed(pairs)}.values())[::-1]
         for pair, text in zip(pairs, judge.scores(pairs) if pairs else [], strict=True):
             i, why = at[id(pair.ask)], verdict(parse_scores(text))
             taken[i].add(pair.question)
@@ -467,7 +465,7 @@ def vqa_rows(
     """DriveAlign-VQA in small: all four stages of A.3.1.
 
     Args:
-        scenes: with a front camera; at least one
+        scenes: with a front camera; at least one. Each is read when it is needed, and none is held
         teacher: has `questions`; default: ScriptedTeacher
         judge: has `scores`; default: ScriptedJudge
         rewriter: has `rewrite`; default: ScriptedRewriter
@@ -495,8 +493,7 @@ def vqa_rows(
     teacher, judge = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge()
     fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
     chosen = diverse(features(fronts), clusters, each, seed, wanted)[0] if features else range(len(scenes))
-    of = subset(scenes, [i for i in chosen for _ in range(asks)])
-    put = make_asks(of, templates, six, image_size, seed)
+    put = make_asks(scenes, templates, six, image_size, seed, [i for i in chosen for _ in range(asks)])
     pairs, replies, table, faults = judged_pairs(put, teacher, judge, rounds, seed=seed)
     pairs = _not_trivial(pairs, share, seed, table)
     words = _reworded(pairs, rewriter or ScriptedRewriter(seed), table)

@@ -48,8 +48,12 @@ def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -
     Returns:
         (N, 3 · width · height) float; each column has mean 0, in units of the whole set's deviation
     """
-    v = np.stack([np.asarray(to_rgb(i).resize(size, Image.BOX), float).ravel() / 255 for i in images])
-    return (v - v.mean(0)) / max(v.std(), 1e-9)
+    v = np.stack([np.asarray(to_rgb(i).resize(size, Image.BOX)).ravel() for i in images]) / 255
+    # The deviation, and all else in place: with many pictures the vectors are what weighs.
+    deviation = np.sqrt(max(np.vdot(v, v) / v.size - v.mean() ** 2, 0.0))
+    v -= v.mean(0)
+    v /= max(deviation, 1e-9)
+    return v
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #13162944
 def clip_features(model: torch.nn.Module, batch: int = 32) -> Callable[[Sequence[Image.Image]], np.ndarray]:
@@ -310,7 +314,7 @@ class ScriptedTeacher:
             views, and not on what was asked before
 
     Attributes:
-        injected: (scene's id, views, question, answer) -> kind of fault, of all pairs that were spoilt on purpose
+        injected: (scene's number, views, question, answer) -> kind of fault, of all pairs that were spoilt on purpose
         broken: replies in a broken format so far
     """
 
@@ -343,7 +347,7 @@ class ScriptedTeacher:
             if pair and pair[0] not in pairs:
                 pairs[pair[0]] = pair[1]
                 if fault:
-                    self.injected[ask.scene.id, ask.views, *pair] = fault
+                    self.injected[*ask.shown, *pair] = fault
         text = format_pairs(list(pairs.items()))
         if not pairs or rng.random() >= self.fault_rate:
             return text
@@ -368,34 +372,42 @@ class ScriptedTeacher:
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #03b2b892
 def make_asks(
-    scenes: Sequence[Scene], templates: float = 0.7, six: float = 0.5, size: tuple[int, int] = (168, 84), seed: int = 0
+    scenes: Sequence[Scene],
+    templates: float = 0.7,
+    six: float = 0.5,
+    size: tuple[int, int] = (168, 84),
+    seed: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> list[Ask]:
     """How each scene is asked about, and which pictures are shown (A.3.1, step 2).
 
     The shares are exact up to rounding. A scene without the other five cameras shows the front view all the same.
 
     Args:
-        scenes: N, each with a front camera
+        scenes: each with a front camera; read one after another, and not held
         templates: share of the asks that use templates, from 0 to 1; the others are asked freely
         six: share of the asks that show all six views, from 0 to 1
         size: (width, height) in pixels of every picture, and of the boxes in the answers
         seed: of which scene falls into which share
+        numbers: (N,) of the scenes that are asked about, some of them perhaps several times; None: each once
 
     Returns:
-        N asks, in the order of the scenes
+        N asks, in the order of the numbers
 
     Raises:
         SceneError: a scene has no front camera
     """
-    rng, n = np.random.default_rng(seed), len(scenes)
+    numbers = range(len(scenes)) if numbers is None else numbers
+    rng, n = np.random.default_rng(seed), len(numbers)
     origin = rng.permutation(np.arange(n) < round(n * templates))
     around = rng.permutation(np.arange(n) < round(n * six))
-    out = []
-    for i, scene in enumerate(scenes):
-        views = tuple(VIEWS) if around[i] and set(VIEWS.values()) <= set(scene.cameras) else ("front",)
+    all_views, out = tuple(VIEWS), []
+    for i, number in enumerate(numbers):
+        scene = scenes[number]
         if VIEWS["front"] not in scene.cameras:
             raise SceneError(f"{scene.id}: no front camera {VIEWS['front']}")
-        out.append(Ask(scene, views, "template" if origin[i] else "free", tuple(size)))
+        views = all_views if around[i] and set(VIEWS.values()) <= set(scene.cameras) else ("front",)
+        out.append(Ask(scenes, int(number), views, "template" if origin[i] else "free", tuple(size)))
     return out
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #7ffe9d7b
@@ -438,13 +450,15 @@ def generate_pairs(
     Raises:
         ValueError: the teacher does not give one reply for each ask
     """
-    rng = [np.random.default_rng([seed, attempt, i]) for i in range(len(asks))]
-    own = [a.origin == "template" and a.facts.known for a in asks]
-    out = {i: template_pairs(asks[i], rng[i], missing[i], taken[i], attempt) for i in range(len(asks)) if own[i]}
-    ask = [i for i in range(len(asks)) if not own[i]]
-    for i in ask:
-        if asks[i].origin == "template":
-            asks[i].asked = _template_questions(asks[i], rng[i])
+    out, ask = {}, []
+    for i, a in enumerate(asks):  # each scene is read once
+        rng = np.random.default_rng([seed, attempt, i])
+        if a.origin == "template" and a.facts.known:
+            out[i] = template_pairs(a, rng, missing[i], taken[i], attempt)
+            continue
+        if a.origin == "template":
+            a.asked = _template_questions(a, rng)
+        ask.append(i)
     for i, text in zip(ask, teacher.questions([asks[i] for i in ask], attempt) if ask else [], strict=True):
         found = parse_pairs(text, None if not asks[i].asked else len(asks[i].asked), asks[i].asked)
         counts["replies"] += 1
@@ -453,9 +467,7 @@ def generate_pairs(
             continue
         faults = getattr(teacher, "injected", {})
         fresh = [
-            Pair(asks[i], q, a, attempt, faults.get((asks[i].scene.id, asks[i].views, q, a), ""))
-            for q, a in found
-            if q not in taken[i]
+            Pair(asks[i], q, a, attempt, faults.get((*asks[i].shown, q, a), "")) for q, a in found if q not in taken[i]
         ]
         out[i] = fresh[: missing[i]]
     return [p for i in sorted(out) for p in out[i]]
