@@ -542,6 +542,7 @@ class Study:
         knows: drivers that are told what others will do; the last is the ceiling
         claims: of the paper: one family
         shared: what all seeds have in common, in words: a base, a warm-up
+        apart: arms are of different systems: seeds of two arms are no pairs
         hears: function of the record and a condition: what the drivers whom it has to beat may be told; None: nothing
     """
 
@@ -551,6 +552,7 @@ class Study:
     knows: Sequence[str] = ("expert",)
     claims: Sequence[Claim] = ()
     shared: str = ""
+    apart: bool = False
     hears: Callable[[Record, Condition], str] | None = None
 
     def rows(self, record: Record) -> list[str]:
@@ -688,7 +690,8 @@ def _scores(record, study, unit, c):
 
 
 def difference(record: Record, study: Study, unit: Unit, better: Condition, other: Condition) -> Paired:
-    """How much better one condition is than another, paired by scene and seed.
+    """How much better one condition is than another, paired by scene and seed. Of two arms whose seeds are no pairs,
+    the seeds of the one that has more are averaged in equal shares.
 
     Args:
         record: Record
@@ -704,6 +707,8 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
         ValueError: other scenes
     """
     both = [_scores(record, study, unit, c) for c in (better, other)]
+    if study.apart and DRIVER not in (better.play, other.play) and better.arm != other.arm:
+        both = _as_many(*both)
     learnt = [v.index for v in both if len(v) and v.index[0] != NO_SEED]
     seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in both) else []
     a, b = (v if len(v) and v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
@@ -714,6 +719,13 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
         return found
     lost = [_lost(record, unit, c) for c in (better, other)]
     return replace(found, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
+
+
+def _as_many(a, b):
+    "As many rows of both: those of the longer are averaged in equal shares, so that no seed is thrown away."
+    least = min(len(a), len(b))
+    shares = lambda v: np.array_split(v.to_numpy(), least) if least else []
+    return [pd.DataFrame([part.mean(0) for part in shares(v)], columns=v.columns) for v in (a, b)]
 
 
 def _lost(record, unit, c):
