@@ -142,6 +142,20 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
             ("advantages across turns, not in each", "3: 96.2, 95.2", "mtgrpo_cross", "mtgrpo_turn", HALF_A_POINT),
         )
     ],
+    driveagent=[
+        PaperClaim(words, f"table {paper}", unit, better, other, needed=MORE_UPDATES)
+        for words, paper, unit, better, other in (
+            ("forcing both modes (FCM) lifts SFT", "6: 44.64, 40.88", "accuracy", "fcm", "sft"),
+            ("choosing (AMS) lifts FCM", "6: 45.42, 44.64", "accuracy", "ams", "fcm"),
+            ("FCM before AMS, not AMS alone", "6: 45.42, 43.43", "accuracy", "ams", "ams_only"),
+            ("FCM chooses the mode better than SFT", "6: MSA 56.64, 45.00", "MSA", "fcm", "sft"),
+            ("AMS chooses the mode better than FCM", "6: MSA 68.52, 56.64", "MSA", "ams", "fcm"),
+            ("six views, not the front alone", "7: 43.10, 42.70", "accuracy", "surround", "front"),
+            ("retrieving views, not six at once", "7: 44.39, 43.10", "accuracy", "retrieve", "surround"),
+            ("all tools, not retrieving alone", "7: 45.42, 44.39", "accuracy", "ams", "retrieve"),
+            ("all tools, not the front alone", "7: 45.42, 42.70", "accuracy", "ams", "front"),
+        )
+    ],
     autodrive_p3=[
         PaperClaim(words, f"ablation: {paper}", unit, better, other, needed=MORE_UPDATES)
         for words, paper, unit, better, other in (
