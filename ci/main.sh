@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Set up, then a run from its data to its tables.   bash ci/main.sh [system.]profile [papermill arguments]
-#   a section of settings.ini: mtdrive.laptop (the default), driveagent.laptop, mtdrive.smoke, ...
-#   A profile alone, such as `smoke`, is the first system's.
+#   a section of settings.ini: mtdrive.quick (the default), mtdrive.laptop, driveagent.laptop, mtdrive.smoke, ...
+#   A profile alone, such as `laptop`, is the first system's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-section=${1:-laptop}
+section=${1:-quick}
 [ $# -gt 0 ] && shift
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh
 venv=${DRIVELIT_VENV:-.venv}
@@ -36,3 +36,4 @@ papermill "$run" "$out/report.ipynb" -k python3 --cwd "$(dirname "$run")" --no-p
 kill "$shown" 2>/dev/null || true
 [ -t 1 ] && printf '\r\033[K'
 echo "the executed notebook of $system: $out/report.ipynb"
+for picture in "$out"/*.png; do if [ -e "$picture" ]; then echo "a picture: $picture"; fi; done

@@ -1,10 +1,12 @@
 """The table of systems, for scripts: python ci/systems.py [section].
 
 Without a section: a line for each system, "name run-notebook". With one, such as `mtdrive.laptop` (or `laptop`, which
-is the first system's): "system profile run-notebook", or the nearest right one and exit code 2.
+is the first system's): "system profile notebook", or the nearest right one and exit code 2. The notebook is the
+system's run, unless it has one of the profile's name, as 31_quick.ipynb.
 """
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -16,7 +18,9 @@ def resolve(section):
     name, _, profile = section.rpartition(".")
     system = find_system(name) if name else next(iter(systems().values()))
     load_profile(system.name, profile)  # a profile that is none is told here, and not by a notebook's traceback
-    return system.name, profile, system.notebook
+    folder = Path(system.notebook).parent
+    own = sorted((Path(__file__).resolve().parents[1] / folder).glob(f"[0-9][0-9]_{profile}.ipynb"))
+    return system.name, profile, str(folder / own[0].name) if own else system.notebook
 
 
 @click.command(help=__doc__)

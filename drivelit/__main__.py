@@ -249,6 +249,36 @@ def _until_there(path, seconds=120):
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.1)
 
+# %% ../nbs/42_runs/60_command.ipynb #e798771e
+_run_folder = click.argument("run", metavar="RUN", callback=_not_empty)
+_trained = click.argument("stage", metavar="STAGE")
+_of_seed = click.option("--seed", type=_AT_LEAST_0, default=0, help="of the run")
+
+
+@_commands.command("pack")
+@_run_folder
+@_trained
+@_of_seed
+@click.option("--folder", callback=_not_empty, help="where it goes  [default: into the system's package]")
+def _pack(run, stage, seed, folder):
+    "The policy of a stage into the package, where load_policy finds it by the system's name."
+    from drivelit.runs.packages import pack
+
+    print(pack(run, stage, seed, folder))
+
+
+@_commands.command("push")
+@_run_folder
+@_trained
+@click.argument("repo", metavar="NAME/REPO")
+@_of_seed
+@click.option("--private/--public", default=True, help="of a new repository")
+def _push(run, stage, repo, seed, private):
+    "The policy of a stage to the Hugging Face Hub, with its card."
+    from drivelit.runs.packages import push
+
+    print(push(run, stage, repo, seed, private))
+
 # %% ../nbs/42_runs/60_command.ipynb #0b29a40e
 @_commands.command("stage")
 @click.argument("system")

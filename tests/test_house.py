@@ -378,6 +378,16 @@ def test_the_table_of_systems_is_all_that_says_which_there_are():
     assert {f: m.group(0) for f, text in code.items() if (m := named.search(text))} == {}
 
 
+def test_a_profile_may_have_a_notebook_of_its_own():
+    "The first command's default has one; other profiles are those of the run notebook."
+    sys.path.insert(0, str(ROOT / "ci"))
+    from systems import resolve
+
+    (default,) = re.findall(r"section=\$\{1:-(.+)\}", (ROOT / "ci/main.sh").read_text())
+    assert resolve(default) == ("mtdrive", "quick", "nbs/50_mtdrive/31_quick.ipynb")
+    assert resolve("mtdrive.laptop")[2] == SYSTEMS["mtdrive"].notebook
+
+
 def test_the_drawing_is_of_this_house():
     rooms = {p.parent.name for p in NOTEBOOKS if p.parent.name != "nbs"} - set(ROOMS_WITHOUT_RUN)
     drawn = Image.open(ROOT / "assets/house.png").text["Description"].split(", ")

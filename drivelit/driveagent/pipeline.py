@@ -7,13 +7,13 @@ __all__ = ['STAGES', 'EXPERT', 'ALL', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_
            'drivers', 'choose_scenes', 'check_scene', 'run_scenes', 'journal_of', 'necessity', 'teach', 'thought_lines',
            'save_variant', 'hold_back', 'draw_explore', 'with_views', 'run_data', 'save_weights', 'attention_tasks',
            'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'make',
-           'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention']
+           'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention', 'run_measured']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -29,6 +29,7 @@ from drivelit.driveagent.evaluation import (
     chosen_scenes,
     evaluate,
     middles,
+    part_of,
     play,
     read_need,
     read_weights,
@@ -51,6 +52,7 @@ from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import player_for, save_served
+from ..runs.record import NO_SEED, write_part
 from ..runs.stages import Stages, device_of, leave_out, load, load_scenes, tell_if_few, write_scenes
 from ..scene.files import RunError, write_json
 from ..training.turn_grpo import train_rl
@@ -833,14 +835,30 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
     return found
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
-FUNCTIONS = dict(scenes=run_scenes, data=run_data, vqa=run_vqa, align=run_align, sft=run_sft, motion=run_motion)
-FUNCTIONS |= dict(served=run_served, attention=run_attention)
+def run_measured(stage: str, run: Callable, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """A stage, whose numbers are kept as rows of the [record](../42_runs/50_record.ipynb) when it ends.
+
+    Args:
+        stage: key of NEEDS
+        run: function of (out, profile, seed)
+        out: the run's folder
+        profile: the run's numbers
+        seed: of whatever is random
+
+    Returns:
+        what `run` returns
+    """
+    result = run(out, profile, seed)
+    if stage == "scenes":
+        write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in result["drivers"].items()))
+    else:
+        write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    return result
 
 
+FUNCTIONS = dict(scenes=run_scenes, align=run_align, sft=run_sft, motion=run_motion, attention=run_attention)
 FUNCTIONS |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only", "fcm_twice", "ams_twice")}
-
-
 FUNCTIONS |= {s: partial(run_variant, s) for s in ("alignment_swapped", "retrieve", "front", "surround")}
-
-
+FUNCTIONS = {s: partial(run_measured, s, run) for s, run in FUNCTIONS.items()}
+FUNCTIONS |= dict(data=run_data, vqa=run_vqa, served=run_served)
 assert set(FUNCTIONS) == set(NEEDS)

@@ -302,19 +302,20 @@ def start_of(stage: str, warm: bool) -> str | None:
     return before.get(stage)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ad18700f
-def rows_of(stage: str, out: Path, seed: int) -> Rows:
+def rows_of(stage: str, out: Path, seed: int, repeats: int = 1) -> Rows:
     """The rows that a supervised stage learns from.
 
     Args:
         stage: a key of MIX
         out: the run's folder
         seed: of the run
+        repeats: how often the rows of several turns stand there
 
     Returns:
         the data sets of MIX[stage] one after another
     """
-    files = [STAGES.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in MIX[stage]]
-    return read_rows(*files)
+    names = [f for f in MIX[stage] for _ in range(repeats if f == "data_multi/multi" else 1)]
+    return read_rows(*(STAGES.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in names))
 
 
 def fresh(profile: MTDriveProfile, seed: int) -> Policy:
@@ -459,7 +460,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     policy = load(trained(out, before, seed), profile, seed) if before else fresh(profile, seed)
     result = train_sft(
         policy,
-        rows_of(stage, out, seed),
+        rows_of(stage, out, seed, profile.multi_repeats),
         STAGES.folder(out, stage, seed),
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt

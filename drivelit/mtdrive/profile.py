@@ -66,6 +66,7 @@ class MTDriveProfile(Profile):
     data_single: int = key(0, "single-turn samples; 0: as many as the scenes give", low=0)
     data_two_turn: int = key(0, "2-turn samples; 0: as many as the scenes give", low=0)
     data_multi_turn: int = key(0, "3-turn and mock multi-turn samples; 0: as many as the scenes give", low=0)
+    multi_repeats: int = key(1, "how often the 3-turn and mock multi-turn samples stand in sft_multi's data", low=1)
     data_understanding: int = key(0, "samples of PDM understanding; 0: as many as the scenes give", low=0)
     sft_warm: bool = key(True, "table 2: rows 3 and 4 go on from row 1, row 5 from row 4; no: from the base model")
     sft_warm_lr: float = key(0.5, "times sft_lr in a stage that goes on from another (row 2 always does)", low=0)
@@ -99,7 +100,9 @@ class MTDriveProfile(Profile):
         key = dict(
             single="data_single", two="data_two_turn", multi="data_multi_turn", understanding="data_understanding"
         )
-        rows = sum(getattr(self, key[name.split("/")[1]]) for name in MIX[stage])
+        often = dict(multi=self.multi_repeats)
+        kinds = [name.split("/")[1] for name in MIX[stage]]
+        rows = sum(getattr(self, key[k]) * often.get(k, 1) for k in kinds)
         return dict(sft=math.ceil(rows * self.sft_epochs / self.sft_batch))
 
     def problems(self) -> list[str]:

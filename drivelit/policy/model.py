@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'plain_text', 'number_pieces', 'train_tokenizer',
            'word_tokenizer', 'ImageTextProcessor', 'toy_config', 'Encoded', 'model_card', 'Policy', 'new_policy',
-           'add_lines', 'base_folder', 'load_policy']
+           'add_lines', 'base_folder', 'trained_folder', 'load_policy']
 
 # %% ../../nbs/20_policy/10_model.ipynb #a948619f
 import importlib.util
@@ -791,6 +791,20 @@ def base_folder(name: str | Path) -> Path | None:
     return None if kind != "base" else Path(folder) if colon else BASE
 
 
+def trained_folder(name: str | Path) -> Path | None:
+    """Where this package has a trained policy of a system.
+
+    Args:
+        name: of a model
+
+    Returns:
+        folder; None: the package has none of this name
+    """
+    folder = BASE.parents[1] / name / "weights"
+    known = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
+    return folder if known else None
+
+
 def _base(name, dtype, image_size, attention):
     "A base, in fp32 unless another number is wanted."
     folder = base_folder(name)
@@ -879,16 +893,17 @@ def load_policy(
 
     Args:
         name_or_path: "toy" (random weights), "base" (the taught weights of this package), "base:FOLDER" (a base that
-            `python -m drivelit.base` made: `FOLDER` is `RUN/train/last/final`), a name on the hub, or a folder: a saved
-            toy, a Qwen2.5-VL checkpoint, PEFT adapters
+            `python -m drivelit.base` made: `FOLDER` is `RUN/train/last/final`), "mtdrive" (the trained policy of a
+            system, where the package has one), a name on the hub, or a folder: a saved toy, a Qwen2.5-VL checkpoint,
+            PEFT adapters
         seed: of the toy's weights
         size: of the toy: a key of SIZES
         image_size: (width, height) in pixels that the toy resizes images to; multiples of 28
         text: a system's own wording, for the tokenizer of the toy or the base
         fixed: texts that never change: one token each for the toy or the base
         base: for adapters: a Policy, or a folder instead of the one that they name
-        dtype: "auto", "float32", "bfloat16", "float16" or a torch.dtype; default: float32 for toy and base, "auto"
-            (as stored) for a checkpoint
+        dtype: "auto", "float32", "bfloat16", "float16" or a torch.dtype; default: float32 for toy, base and what
+            the package has trained, "auto" (as stored) for a checkpoint
         device: "cpu", "cuda", "cuda:1", ...
         attn_implementation: "sdpa", "eager", "flash_attention_2"
         min_pixels: of a checkpoint's images: smaller ones are enlarged
@@ -920,6 +935,8 @@ def load_policy(
         add_lines(policy, text, fixed).model.to(device)
         return policy
     pixels = {k: v for k, v in dict(min_pixels=min_pixels, max_pixels=max_pixels).items() if v}
+    if trained := trained_folder(name_or_path):
+        name_or_path, dtype = trained, torch.float32 if dtype in (None, "auto") else dtype
     policy = _checkpoint(name_or_path, dtype, pixels, attention)
     policy.model.to(device)
     return policy

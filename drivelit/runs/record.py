@@ -498,7 +498,8 @@ class Unit:
         scale: of the difference; below 0: less is better
         margin: what counts as small, in the scale of the difference
         most: what is larger counts as this, so that one wild score does not decide
-        lost: of a set's measure: the measure that says which share could not be read
+        lost: the measure that says which share could not be read, where an unreadable answer has a score, too, or where
+            the measure belongs to a set
         only: function of the record: the numbers of the scenes that count; None: all
     """
 
@@ -541,6 +542,7 @@ class Study:
         knows: drivers that are told what others will do; the last is the ceiling
         claims: of the paper: one family
         shared: what all seeds have in common, in words: a base, a warm-up
+        apart: arms are of different systems: seeds of two arms are no pairs
         hears: function of the record and a condition: what the drivers whom it has to beat may be told; None: nothing
     """
 
@@ -550,6 +552,7 @@ class Study:
     knows: Sequence[str] = ("expert",)
     claims: Sequence[Claim] = ()
     shared: str = ""
+    apart: bool = False
     hears: Callable[[Record, Condition], str] | None = None
 
     def rows(self, record: Record) -> list[str]:
@@ -677,7 +680,7 @@ def _scores(record, study, unit, c):
     "(seeds, scenes) of a condition, or a number for each seed, with its seeds."
     if c.arm == BEST:
         c = replace(c, arm=best_without_eyes(record, study, unit.measure, c.swap))
-    if unit.lost:
+    if unit.lost and unit.measure not in record.scenes:
         v = pd.DataFrame(
             record.numbers(c, unit.measure)[:, None], [NO_SEED] if c.play == DRIVER else record.ran.get(c.arm, [])
         )
@@ -687,7 +690,8 @@ def _scores(record, study, unit, c):
 
 
 def difference(record: Record, study: Study, unit: Unit, better: Condition, other: Condition) -> Paired:
-    """How much better one condition is than another, paired by scene and seed.
+    """How much better one condition is than another, paired by scene and seed. Of two arms whose seeds are no pairs,
+    the seeds of the one that has more are averaged in equal shares.
 
     Args:
         record: Record
@@ -703,6 +707,8 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
         ValueError: other scenes
     """
     both = [_scores(record, study, unit, c) for c in (better, other)]
+    if study.apart and DRIVER not in (better.play, other.play) and better.arm != other.arm:
+        both = _as_many(*both)
     learnt = [v.index for v in both if len(v) and v.index[0] != NO_SEED]
     seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in both) else []
     a, b = (v if len(v) and v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
@@ -711,8 +717,20 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     found = paired(a.to_numpy(), b.to_numpy(), unit.scale, unit.margin)
     if not unit.lost:
         return found
-    lost = [dict(zip(record.ran[c.arm], record.numbers(c, unit.lost), strict=True)) for c in (better, other)]
-    return replace(found, lost=tuple(max(of[s] for of in lost) for s in seeds))
+    lost = [_lost(record, unit, c) for c in (better, other)]
+    return replace(found, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
+
+
+def _as_many(a, b):
+    "As many rows of both: those of the longer are averaged in equal shares, so that no seed is thrown away."
+    least = min(len(a), len(b))
+    shares = lambda v: np.array_split(v.to_numpy(), least) if least else []
+    return [pd.DataFrame([part.mean(0) for part in shares(v)], columns=v.columns) for v in (a, b)]
+
+
+def _lost(record, unit, c):
+    "Seed -> share of what could not be read; a driver's answers can always be read."
+    return {} if c.play == DRIVER else dict(zip(record.ran[c.arm], record.numbers(c, unit.lost), strict=True))
 
 
 def words_of(study: Study, claim: Claim) -> str:
