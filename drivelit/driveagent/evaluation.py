@@ -334,8 +334,9 @@ def _listed(**values):
 
 
 def _numbers(summary):
-    "A summary without its lists of words."
-    return {k: v for k, v in summary.items() if k not in ("scene_mode", "scene_actions")}
+    "A summary without its lists of words; the mean score of its scenes has their name, too."
+    kept = {k: v for k, v in summary.items() if k not in ("scene_mode", "scene_actions")}
+    return kept | dict(score=summary["sequence"])
 
 
 def _of_choice(part, play, found):
@@ -399,7 +400,7 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
     """
     part = Part(name, seed)
     if seed == NO_SEED:
-        part.add_summary(result, DRIVER)
+        part.add_summary(_numbers(result), DRIVER)
         return part
     if plays := [p for p in ("greedy", "sampled") if p in result]:
         _of_plays(part, result, plays)
