@@ -4,21 +4,24 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'OBJECTS', 'WHERE', 'LAMP', 'BEAM', 'NEAR_WAY', 'AHEAD', 'SET_OFF', 'TOWN_SPEED', 'OVER_THE_LINE', 'Evidence',
-           'evidence', 'needs_look', 'partition', 'hash_of', 'ScriptedReader', 'PolicyReader']
+           'evidence', 'needs_look', 'partition', 'hash_of', 'ScriptedReader', 'PolicyReader', 'DriveMoment', 'along',
+           'switches', 'plot_along']
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #1cd14480
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from .formats import ToolCall
 from .labels import label_scene
 from .toolkit import VIEWS, ExactDetector
 from ..metrics.meta_actions import SPEEDS, credit, encode
 from ..rollout.core import rollout
-from ..scene.cameras import project
+from ..scene.cameras import get_image, project
 from typing import Any
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ..policy.model import Policy
 from ..scene.core import Scene, remembered
 
@@ -280,3 +283,102 @@ class PolicyReader:
                 for e in rollout(self.engine, self.policy, task, p, max_turns=task.max_turns, **self.limits)
             ]
         )
+
+# %% ../../nbs/51_driveagent/43_evidence.ipynb #8ec5d675
+@dataclass(frozen=True)
+class DriveMoment:
+    """What a policy says at a moment of a drive.
+
+    Attributes:
+        time: seconds from the drive's beginning
+        mode: "text", "tool"; None: the answer does not begin with either, or was refused
+        tools: names of the tools that answered, in order
+        actions: list of 4 (speed, trajectory); None: unreadable
+        truth: the same, of the recorded drive; None: its eight seconds are not known
+    """
+
+    time: float
+    mode: str | None
+    tools: tuple[str, ...]
+    actions: list[tuple[str, str]] | None
+    truth: list[tuple[str, str]] | None
+
+
+def along(
+    engine: Any, policy: Policy, task: Any, scenes: Sequence[Scene], times: Sequence[float], **limits: Any
+) -> list[DriveMoment]:
+    """A policy's modes, looks and actions along a drive (A.12).
+
+    Args:
+        engine: what writes the answers
+        policy: whose tokens the rows are written in
+        task: a DriveAgentTask in the mode "adaptive", in which the policy chooses
+        scenes: N consecutive moments of one drive
+        times: (N,) seconds from the drive's beginning, rising
+        **limits: of `rollout`
+
+    Returns:
+        N DriveMoments
+
+    Raises:
+        ValueError: the times do not rise, or are not as many
+    """
+    if len(times) != len(scenes) or (np.diff(times) <= 0).any():
+        raise ValueError(f"times: expected {len(scenes)} rising numbers, found {list(times)[:8]}")
+    played, found = rollout(engine, policy, task, scenes, max_turns=task.max_turns, **limits), []
+    for time, scene, e in zip(times, scenes, played, strict=True):
+        last = {} if e.failed else e.infos[-1]
+        tools = tuple(i["call"] for i in e.infos if i["call"] and not i["error"])
+        found.append(DriveMoment(float(time), last.get("mode"), tools, last.get("actions"), label_scene(scene)))
+    return found
+
+
+def switches(moments: Sequence[DriveMoment]) -> list[tuple[int, str, str]]:
+    """Where the mode changes; moments without a mode are passed over.
+
+    Args:
+        moments: of `along`
+
+    Returns:
+        list of (number of the first moment in the new mode, the mode before, the new mode)
+    """
+    known = [(k, m.mode) for k, m in enumerate(moments) if m.mode]
+    return [(k, before, mode) for (_, before), (k, mode) in zip(known, known[1:], strict=False) if mode != before]
+
+# %% ../../nbs/51_driveagent/43_evidence.ipynb #3c6f6b77
+_MODES = dict(text="#868e96", tool="#4263eb")
+
+
+def plot_along(moments: Sequence[DriveMoment], scenes: Sequence[Scene], most: int = 4) -> Figure:
+    """Mode, tools and the first action along a drive, and the front views before and after a change of the mode.
+
+    Args:
+        moments: of `along`
+        scenes: the same moments
+        most: pictures; of a drive without changes the first moment is shown
+
+    Returns:
+        Figure
+    """
+    shown = [j for k, *_ in switches(moments) for j in (k - 1, k)][:most] or [0]
+    fig = plt.figure(figsize=(9, 4.2), layout="constrained")
+    grid, time = fig.add_gridspec(2, len(shown)), [m.time for m in moments]
+    for place, k in enumerate(shown):
+        ax = fig.add_subplot(grid[0, place])
+        ax.imshow(get_image(scenes[k], VIEWS["front"], (448, 224)))
+        ax.set_title(f"{time[k]:g} s: {', '.join(moments[k].tools) or moments[k].mode or 'unreadable'}", fontsize=10)
+        ax.axis("off")
+    ax = fig.add_subplot(grid[1, :])
+    for name, color in (*_MODES.items(), ("unreadable", "#e03131")):
+        own = [m for m in moments if (m.mode or "unreadable") == name]
+        level = [SPEEDS.index(m.actions[0][0]) if m.actions else -1 for m in own]
+        ax.scatter([m.time for m in own], level, 90, color=color, label=f"mode: {name}", zorder=2)
+    said, true = ([getattr(m, k) for m in moments] for k in ("actions", "truth"))
+    level = lambda some: [SPEEDS.index(a[0][0]) if a else np.nan for a in some]
+    ax.step(time, level(said), color="#adb5bd", where="post", zorder=1)
+    ax.plot(time, level(true), "k_", markersize=14, label="what the driver did")
+    ax.set(
+        xlabel="seconds", yticks=range(-1, len(SPEEDS)), yticklabels=["unreadable", *SPEEDS], title="the first action"
+    )
+    ax.legend(fontsize=9, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.28))
+    return fig

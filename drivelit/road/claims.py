@@ -59,7 +59,8 @@ def place_of(claim: PaperClaim, study: Study) -> int:
         KeyError: none, or several
     """
     fits = lambda c: (
-        (c.better.arm, c.better.swap, c.other.arm, c.other.swap) == (claim.better, "", claim.other, claim.swap)
+        (c.better.arm, c.better.swap) == (claim.better, "")
+        and (c.other.arm, c.other.swap) == (claim.other, claim.swap)
         and c.unit.name.startswith(claim.unit)
         and claim.play in ("", c.better.play)
     )
