@@ -439,8 +439,8 @@ def example_figure() -> Figure:
     )
 
 
-def _picked(out, seed, profile, arms, count):
-    "A trained policy of a run as a player, its name, and routes evenly over the order of their scores."
+def _done(out, seed, profile, arms):
+    "The first of the stages that is done."
     stage = next((a for a in arms if STAGES.is_done(out, a, seed)), None)
     if stage is None:
         raise ValueError(f"{out}: none of the stages {', '.join(arms)} is done for seed {seed}")
@@ -448,10 +448,12 @@ def _picked(out, seed, profile, arms, count):
         raise ValueError(
             f"{out}: this run drove in CARLA, which would have to drive again; its records are in heldout/"
         )
-    scores = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), "score")
-    scenes = load_scenes(out, "heldout")
-    experts = load_experts(STAGES.trained(out, stage, seed), **where(profile)).eval()
-    return by_experts(experts), ROWS[stage], [scenes[k] for k in spread(scores.to_numpy()[0], count)], len(scenes)
+    return stage
+
+
+def _player(out, seed, profile, stage):
+    "The policy of a stage, greedy."
+    return by_experts(load_experts(STAGES.trained(out, stage, seed), **where(profile)).eval())
 
 
 def plot_run(
@@ -472,9 +474,11 @@ def plot_run(
     Raises:
         ValueError: none of the arms is done, or the run drove on simulators
     """
-    player, name, scenes, of = _picked(out, seed, profile, shown_arms, count)
-    title = f"{name}, greedy: {len(scenes)} of {of} routes, spread over the order of their scores"
-    return plot_drives(player, scenes, profile.inputs, title)
+    stage = _done(out, seed, profile, shown_arms)
+    scores = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), "score")
+    picked, scenes = spread(scores.to_numpy()[0], count), load_scenes(out, "heldout")
+    title = f"{ROWS[stage]}, greedy: {len(picked)} of {len(scenes)} routes, spread over the order of their scores"
+    return plot_drives(_player(out, seed, profile, stage), [scenes[k] for k in picked], profile.inputs, title)
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42eb32bb
 def _moment(world, images, choice, title):
@@ -524,16 +528,22 @@ def film(player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: 
 
 
 def film_run(
-    out: str | Path, seed: int, profile: MindDriveProfile, path: str | Path, shown_arms: Sequence[str] = ("rl", "il")
+    out: str | Path,
+    seed: int,
+    profile: MindDriveProfile,
+    path: str | Path,
+    number: int,
+    arms: Sequence[str] = ("rl", "il"),
 ) -> Drive:
-    """The held-out route in the middle of the order of a trained policy's scores, as a moving picture.
+    """A held-out route as a trained policy drives it, as a moving picture; its title says how many others it completes.
 
     Args:
         out: the run's folder
         seed: of the run
         profile: of MindDrive
         path: file, .webp or .gif
-        shown_arms: the first of these stages that is done is shown
+        number: of the route, from 0
+        arms: the first of these stages that is done is shown
 
     Returns:
         Drive
@@ -541,5 +551,8 @@ def film_run(
     Raises:
         ValueError: none of the arms is done, or the run drove on simulators
     """
-    player, name, (scene,), of = _picked(out, seed, profile, shown_arms, 1)
-    return film(player, scene, profile.inputs, path, f"{name}: the middle one of {of} routes")
+    stage = _done(out, seed, profile, arms)
+    won = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), WON.measure)
+    player, scenes = _player(out, seed, profile, stage), load_scenes(out, "heldout")
+    title = f"{ROWS[stage]}: it completes {won.to_numpy().sum():.0f} of {len(scenes)} routes"
+    return film(player, scenes[number], profile.inputs, path, title)

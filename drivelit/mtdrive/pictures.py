@@ -7,6 +7,7 @@ __all__ = ['WORDS', 'PLAN_COLOR', 'BEFORE_COLOR', 'WRONG_COLOR', 'STANDS', 'turn
            'draw_episode', 'scripted_episode', 'example_figure', 'gain', 'plot_episode']
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #a27ccc23
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -184,7 +185,8 @@ def turn_legend(
     inside = lambda p: extent[0] < p[0] < extent[1] and extent[2] < p[1] < extent[3]
     for kind in dict.fromkeys(t for t, p in now if p is not None and inside(p)):
         handles.append(line(AGENT_COLORS[kind], "", kind.replace("_", " "), marker="s", ms=8))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
+    ncols, size = (4, 10) if figure.get_figwidth() > 10 else (3, 9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False, fontsize=size)
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #8e4ed1d0
 def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
@@ -215,7 +217,7 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
         info, before = episode.infos[j], next((p for p in reversed(plans[:j]) if p is not None), None)
         words = turn_words(j + 1, plans[j], info["issues"], episode.rewards[j]["pdms"])
         draw_turn(scene, plans[j], info["issues"], before, ax, extent, words)
-    figure.suptitle(title, fontsize=14)
+    figure.suptitle(textwrap.fill(title, 9 * width), fontsize=14)
     turn_legend(figure, scene, extent)
     return figure
 

@@ -26,7 +26,7 @@ from ..scene.core import Scene, SceneError, from_json, skipping
 from ..scene.sources import ASPECTS, SOURCES, module, need, open_scenes, read_tokens
 from ..scene.town import MIX
 from ..scene.town import scenes as toy_scenes
-from ..scene.files import RunError, hold, sha256
+from ..scene.files import RunError, hold, in_archive, sha256
 from ..scene.processes import follow_parent
 from ..policy.text import nearest
 
@@ -154,6 +154,8 @@ def prepare(
             option, a number out of range, another run's folder, a full disk, a worker killed
     """
     root, folder = os.path.abspath(root), Path(folder)
+    if told := in_archive(root):
+        raise RunError(told)
     if source not in (every := ["json", *SOURCES]):
         raise RunError(f"no source {source!r}; the nearest is {nearest(source, every)!r} (of {', '.join(every)})")
     _refused(require, options | dict(workers=workers, in_shard=in_shard, limit=limit))

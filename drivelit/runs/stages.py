@@ -38,7 +38,7 @@ from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.town import scenes as toy_scenes
-from ..scene.files import RunError, hold, make_folder, sha256, whole_file, write_json
+from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole_file, write_json
 from ..scene.processes import follow_parent
 from ..policy.text import nearest
 from .profiles import Profile, find_system, missing_packages
@@ -173,6 +173,8 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         aside = some_aside(made["train"], profile.train_aside, seeds["train"], late=profile.train_late)
         return made | dict(train=aside)
     source = Path(os.path.expandvars(profile.source))
+    if told := in_archive(source):
+        raise RunError(f"source: {told}")
     made = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
     }

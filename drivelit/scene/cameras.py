@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
 from .core import Agent, Camera, Light, Scene, SceneError, to_frame, to_rgb
+from .files import in_archive
 from .plot import box_corners, crossing_stripes
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #3db3ebea
@@ -352,8 +353,8 @@ def open_image(path: str | Path) -> Image.Image:
             return picture
     except SceneError:
         raise
-    except FileNotFoundError:
-        raise SceneError(f"{path}: the image is not there") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise SceneError(in_archive(path) or f"{path}: the image is not there") from None
     except Image.DecompressionBombError:
         raise SceneError(f"{path}: at most {MOST_PIXELS:,} pixels are opened") from None
     except Exception as e:  # damaged files make the decoders raise many kinds
@@ -434,7 +435,7 @@ def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
             f"scene {scene.id}: {cam.name} has no image within 0.3 s of {time} s; the nearest is at {when} s"
         )
     if not Path(files[when]).is_file():
-        raise SceneError(f"{files[when]}: the image of {cam.name} at {when} s is not there")
+        raise SceneError(in_archive(files[when]) or f"{files[when]}: the image of {cam.name} at {when} s is not there")
     return files[when]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1

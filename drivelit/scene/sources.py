@@ -24,7 +24,7 @@ import yaml
 from tqdm import tqdm
 
 from .core import Scene, SceneError, file_name, read_bytes, to_json
-from .files import whole_file
+from .files import in_archive, whole_file
 
 # %% ../../nbs/00_scene/90_sources.ipynb #801312a6
 SOURCES = dict(
@@ -90,7 +90,7 @@ def open_scenes(source: str, root: str | Path | None = None, **options: Any) -> 
 
     Raises:
         ValueError: an unknown source or option, or no folder where one is needed
-        SceneError: no such folder; and while reading, the file and what is wrong with it
+        SceneError: no such folder, or an archive; and while reading, the file and what is wrong with it
     """
     read = module(source).scenes
     accepted = inspect.signature(read).parameters
@@ -101,7 +101,7 @@ def open_scenes(source: str, root: str | Path | None = None, **options: Any) -> 
     if root is None:
         raise ValueError(f"{source}: needs the folder of its data; data_cards/ says how to get it")
     if not Path(root).is_dir():
-        raise SceneError(f"{root}: there is no such folder")
+        raise SceneError(in_archive(root) or f"{root}: there is no such folder")
     return iter(read(root, **options))
 
 # %% ../../nbs/00_scene/90_sources.ipynb #bff716fd
