@@ -470,7 +470,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
     assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/runs/profiles.py"} <= set(wheel.namelist())
     weights = ("base/weights/model", "base/codec_weights/diffusion_pytorch_model", "base/encoder_weights/model")
-    weights += ("minddriver/start_weights/model",)
+    weights += ("minddriver/start_weights/model", "mtdrive/weights/model")
     assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
     assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
 
