@@ -117,6 +117,8 @@ def _kept(path: Path, scenes: Sequence[Scene], make: Callable[[], dict], run: di
     found = json.loads(path.read_text())
     if found["routes"] != ids:
         raise RunError(f"{path}: drives of {len(found['routes'])} other routes; choose another folder")
+    if "measured" not in found:
+        raise RunError(f"{path}: drives of an older version of drivelit; choose another folder")
     if found.get("run") != run:
         raise RunError(f"{path}: drives of another policy ({found.get('run')}, not {run}); choose another folder")
     return found["measured"]
