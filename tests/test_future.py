@@ -82,7 +82,7 @@ def tools(scene):
 
 def asked(scene):
     "The alignment questions of DriveAgent, with their answers, which the policy learns."
-    pairs = template_pairs(Ask(scene, ("front",), "template", SIZE), np.random.default_rng(0))
+    pairs = template_pairs(Ask([scene], 0, ("front",), "template", SIZE), np.random.default_rng(0))
     return [(p.question, p.answer) for p in pairs]
 
 
