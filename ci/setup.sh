@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A virtual environment with every pinned version, on a bare machine: python 3.11 or newer with pip, or uv, which is faster.
+# A virtual environment with every pinned version, on a bare machine: python 3.11 or newer with pip, or uv, which is
+# faster.
 # Both read the versions of ci/constraints.txt.
 #   DRIVELIT_VENV   where (default .venv)      DRIVELIT_TORCH   another torch, e.g. "torch==2.13.0" for CUDA
 set -euo pipefail
@@ -29,7 +30,8 @@ fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq -c ci/constraints.txt)
 # uv does not read what pip alone was told (an index of one's own): where it finds nothing, pip goes on.
 install() {
-  [ -n "$uv" ] && "$uv" pip install -q --index-strategy unsafe-best-match --python "$venv/bin/python" -c ci/constraints.txt "$@" ||
+  [ -n "$uv" ] &&
+    "$uv" pip install -q --index-strategy unsafe-best-match --python "$venv/bin/python" -c ci/constraints.txt "$@" ||
     "${pip[@]}" "$@"
 }
 torch=$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' ci/constraints.txt)

@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${DRIVELIT_SITE_VENV:-.venv-site}
-if ! "$venv/bin/python" -c 'import autoapi, myst_nb, sphinxcontrib.mermaid, sphinx_book_theme, sphinx_copybutton, sphinx_design' 2>/dev/null; then
+tools='autoapi, myst_nb, sphinxcontrib.mermaid, sphinx_book_theme, sphinx_copybutton, sphinx_design'
+if ! "$venv/bin/python" -c "import $tools" 2>/dev/null; then
   "${PYTHON:-python3}" -m venv --clear "$venv"
   "$venv/bin/pip" --disable-pip-version-check install -qq -r docs/site/requirements.txt
 fi

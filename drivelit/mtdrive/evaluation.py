@@ -65,9 +65,11 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
 
     Returns:
         dict: n; failed, the share of scenes whose conversation was refused; and of the others: turns: for each turn
-            the mean of METRICS and of the distance (m) over readable scenes (None without any), the share unreadable,
-            the share still revising; turns_used. Of all scenes, None where there is no plan: scene_pdms (of
-            the first plan and of the last), scene_distance (m, of the last)
+            the mean of METRICS and of the distance (m) over readable scenes (None without any), the share unreadable:
+            without a plan from this turn or an earlier one; the share still revising; answers_lost, of the answers of
+            this very turn those that could not be read (None without any): an earlier plan hides them; turns_used. Of
+            all scenes, None where there is no plan: scene_pdms (of the first plan and of the last), scene_distance (m,
+            of the last)
 
     Raises:
         EngineError: all conversations were refused
@@ -77,12 +79,14 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
     told = lambda e, m: [number(e, m, j) if j < e.turns and not e.failed else np.nan for j in range(turns)]
     per = {m: np.array([carry(told(e, m)) for e in episodes]) for m in (*METRICS, "distance")}  # (scenes, J)
     used = np.array([e.turns for e in episodes])[there]
+    said = lambda j: [e.infos[j]["poses"] is None for e in episodes if not e.failed and j < e.turns]
     rows = []
     for j in range(turns):
         readable = ~np.isnan(per["pdms"][:, j])
         means = {m: float(v[readable, j].mean()) if readable.any() else None for m, v in per.items()}
         lost = float((~readable[there]).mean())
-        rows.append(means | dict(unreadable=lost, revising=float((used > j).mean())))
+        answers = float(np.mean(said(j))) if said(j) else None
+        rows.append(means | dict(unreadable=lost, revising=float((used > j).mean()), answers_lost=answers))
     plain = lambda v: [None if np.isnan(x) else round(float(x), 4) for x in v]
     return dict(
         n=len(episodes),

@@ -196,7 +196,8 @@ def table3(results: Record) -> pd.DataFrame:
     ]
     rows += [(dict(play="–") | words, c) for words, c in driver_rows(results) if words["feedback"] != "kinematic"]
     turns = {f"turn {j + 1}": Column("pdms", True, turn=j) for j in range(results.about["profile"]["turns"])}
-    made = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")})
+    lost = {f"answers lost, {n} %": Column("answers_lost", True, turn=c.turn, sparse=True) for n, c in turns.items()}
+    made = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
     made.loc[made.feedback == "oracle", list(turns)[:-1]] = ""  # of a told driver the last score is known
     return made
 
