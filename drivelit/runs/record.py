@@ -530,6 +530,11 @@ class Claim:
     other: Condition
     words: str = ""
 
+    def played(self, play: str) -> "Claim":
+        "The same claim of another play; a side that names its own play keeps it."
+        both = (replace(c, play=play) if c.play == FIRST else c for c in (self.better, self.other))
+        return Claim(self.where, self.unit, *both, self.words)
+
 
 @dataclass(frozen=True)
 class Study:
@@ -544,6 +549,7 @@ class Study:
         shared: what all seeds have in common, in words: a base, a warm-up
         apart: arms are of different systems: seeds of two arms are no pairs
         hears: function of the record and a condition: what the drivers whom it has to beat may be told; None: nothing
+        blind: what a table calls a driver without eyes: its name, and what is said of it if it is the best
     """
 
     arms: Mapping[str, str]
@@ -554,13 +560,16 @@ class Study:
     shared: str = ""
     apart: bool = False
     hears: Callable[[Record, Condition], str] | None = None
+    blind: str = "no eyes: {name}{best}"
 
     def rows(self, record: Record) -> list[str]:
         "Arms that have a row: all but the optional ones, and these where they ran."
         return [a for a in self.arms if a not in self.optional or a in record.ran]
 
 
-def best_without_eyes(record: Record, study: Study, measure: str, told: str = "") -> str:
+def best_without_eyes(
+    record: Record, study: Study, measure: str, told: str = "", among: Iterable[str] | None = None
+) -> str:
     """Whom a policy has to beat.
 
     Args:
@@ -568,13 +577,15 @@ def best_without_eyes(record: Record, study: Study, measure: str, told: str = ""
         study: signs, knows
         measure: by which drivers are ordered
         told: what drivers may be told that count, beside those that are told nothing
+        among: names of drivers; default: all
 
     Returns:
         the driver's name
     """
-    heard = [n for n in record.drivers if record.hears[n] in ("", told)]
-    scores = {n: study.signs[measure] * record.numbers(driver(n), measure)[0] for n in heard}
-    scores = {n: v for n, v in scores.items() if n not in study.knows and not np.isnan(v)}
+    names = record.drivers if among is None else among
+    blind = [n for n in names if record.hears[n] in ("", told) and n not in study.knows]
+    scores = {n: study.signs[measure] * record.numbers(driver(n), measure)[0] for n in blind}
+    scores = {n: v for n, v in scores.items() if not np.isnan(v)}
     return max(scores, key=scores.get)
 
 # %% ../../nbs/42_runs/50_record.ipynb #bfa0565b
