@@ -7,7 +7,6 @@ __all__ = ['example_figure', 'plot_episode']
 
 # %% ../../nbs/51_driveagent/66_pictures.ipynb #18abed25
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.figure import Figure
 
 from .evaluation import play
@@ -63,7 +62,7 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
 
 # %% ../../nbs/51_driveagent/66_pictures.ipynb #6d84aca1
 def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: int = 0, variant: str = "full") -> Figure:
-    """One adaptive episode picture by picture: the best one that used a tool, or the first.
+    """One adaptive episode picture by picture: of those that looked again, the middle one by its score, or the first.
 
     Args:
         policy: the model and its processor
@@ -76,8 +75,8 @@ def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: in
         Figure
     """
     episodes = play(policy, scenes, task_for(profile, variant, "adaptive"), profile, seed)
-    score = [len(e.images) > 1 and e.rewards[-1].get("sequence", 0) + (e.infos[0]["error"] == "") for e in episodes]
-    k = int(np.argmax(score))
+    looked = [k for k, e in enumerate(episodes) if len(e.images) > 1 and not e.failed] or [0]
+    k = sorted(looked, key=lambda k: episodes[k].rewards[-1].get("sequence", 0.0))[len(looked) // 2]
     e, infos = episodes[k], [i for i in episodes[k].infos if i.get("call") and not i["error"]]
     figure, axes = plt.subplots(1, len(e.images), figsize=(4.2 * len(e.images), 2.5), squeeze=False)
     for j, ax in enumerate(axes[0]):
