@@ -24,7 +24,7 @@ from .evaluation import QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, WITHOUT, part_of
 from .pipeline import EXPERT, STAGES
 from .profile import TRAINED
 from ..runs.record import SAME, Claim, Column, Condition, Record, Study, Unit
-from ..runs.record import best_without_eyes, compared, driver, framed, shown, table
+from ..runs.record import best_without_eyes, compared, driver, framed, number_cell, table
 from ..runs.tables import Collector, Sheet, arm_rows, bests, claims_of, claims_of_arms, driver_rows
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #e0bf44aa
@@ -222,7 +222,7 @@ def table9(results: Record) -> pd.DataFrame | str:
     rows = results.sets[(results.sets.play == QUESTIONS_PLAY) & (results.sets.swap == ASKED["vqa"])]
     if not len(rows):
         return "not run"
-    of = lambda when, k: shown(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
+    of = lambda when, k: number_cell(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
     return framed([dict(category=k) | {w: of(w, k) for w in ASKED.values()} for k in dict.fromkeys(rows.name)])
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #fc0d5261

@@ -66,10 +66,10 @@ def _draw_drive(axes, drive, ego, world):
     below.plot(times, ego[:, VX], color="#868e96", lw=1, zorder=1)
     words = ["" if isinstance(c.decision, ParseError) else c.decision.speed for c in drive.choices]
     for word in dict.fromkeys(words):
-        said = [k for k, w in enumerate(words) if w == word]
+        chosen = [k for k, w in enumerate(words) if w == word]
         color = INKS.get(word, "black")
-        above.plot(*ego[said, :2].T, "o", color=color, ms=4, zorder=5)
-        below.plot(times[said], ego[said, VX], "o", color=color, ms=4)
+        above.plot(*ego[chosen, :2].T, "o", color=color, ms=4, zorder=5)
+        below.plot(times[chosen], ego[chosen, VX], "o", color=color, ms=4)
     below.set(ylabel="m/s", xlim=(-0.5, times[-1] + 0.5), ylim=(-0.5, max(ego[:, VX].max(), 8) + 1))
 
 
@@ -159,8 +159,8 @@ def _moment(world, images, choice, title):
     left.set(xticks=[], yticks=[], title=title)
     unread = isinstance(choice.decision, ParseError)
     word = "" if unread else choice.decision.speed
-    told = choice.decision.reason if unread else f"{word}, {choice.decision.path}".replace("_", " ")
-    left.set_xlabel(told, color=INKS.get(word, "black"), fontsize=12, fontweight="bold")
+    words = choice.decision.reason if unread else f"{word}, {choice.decision.path}".replace("_", " ")
+    left.set_xlabel(words, color=INKS.get(word, "black"), fontsize=12, fontweight="bold")
     plans = {"plan": choice.plan} if np.isfinite(choice.plan).all() else {}
     seconds, speed = 0.5 * world.state.decisions, world.state.ego[VX]
     above = dict(agents_future=False, legend=False, title=f"{seconds:.1f} s, {speed:.1f} m/s")

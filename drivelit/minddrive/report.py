@@ -22,7 +22,7 @@ from .profile import BEFORE, OPTIONAL, PAPER, REINFORCED, TRAINED
 from .words import SPEEDS
 from ..runs import record, tables
 from ..runs.record import Claim, Column, Condition, Record, Study, Unit
-from ..runs.record import best_without_eyes, driver, framed, shown, table
+from ..runs.record import best_without_eyes, driver, framed, number_cell, table
 from ..runs.report import cell
 from ..runs.tables import Collector, Sheet, arm_rows, bests, claims_of, legend_beside, plot_range
 
@@ -200,7 +200,7 @@ def table_rounds(results: Record) -> pd.DataFrame:
     rows = []
     for s, c in _after(results):
         row = {"arm": ROWS[s], "round": c.turn}
-        row |= {n: shown(results, STUDY, c, NUMBERS[n]) for n in ("driving score", "success %")}
+        row |= {n: number_cell(results, STUDY, c, NUMBERS[n]) for n in ("driving score", "success %")}
         if c.turn:
             log = lambda name, k=c.turn, s=s: results.numbers(Condition(s, "log", turn=k), name)
             total = lambda name, n=c.turn, log=log: sum(log(name, k) for k in range(1, n + 1))

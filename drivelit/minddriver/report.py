@@ -24,7 +24,7 @@ from .pipeline import STAGES, SWAPPED
 from .profile import TRAINED
 from ..runs import tables
 from ..runs.record import FIRST, SAME, Claim, Column, Condition, Record, Study, Unit
-from ..runs.record import best_without_eyes, compared, driver, framed, shown
+from ..runs.record import best_without_eyes, compared, driver, framed, number_cell
 from ..runs.report import cell, paired
 from ..runs.tables import PROTOCOLS, Collector, Sheet, bests, claims_of, claims_of_arms
 from ..runs.tables import open_loop_columns
@@ -126,19 +126,19 @@ def score_columns(results: Record, times: Sequence[int] = (3,)) -> dict[str, Col
     return columns | {"failed": Column("failed", percent=True, lost="", play=FIRST, sparse=True)}
 
 
-def played(results: Record, name: str, **how: str) -> dict[str, Column]:
+def played(results: Record, name: str, **changes: str) -> dict[str, Column]:
     """ADE and PDMS of another play, beside those that tables compare.
 
     Args:
         results: Record
         name: of the play in the table
-        **how: play or swap
+        **changes: play or swap
 
     Returns:
         dict: name -> Column
     """
-    columns = {f"{name}: ADE m": replace(ADE_M, **how)}
-    return columns | ({f"{name}: PDMS": replace(PDMS_PERCENT, **how)} if "pdms" in metrics_of(results) else {})
+    columns = {f"{name}: ADE m": replace(ADE_M, **changes)}
+    return columns | ({f"{name}: PDMS": replace(PDMS_PERCENT, **changes)} if "pdms" in metrics_of(results) else {})
 
 
 def driver_rows(results: Record, first: str, every: bool = False) -> list[tuple[dict, Condition]]:
@@ -283,7 +283,7 @@ def ablation(title: str, first: str, rows: dict[str, str]) -> Sheet:
 
     def columns(results: Record) -> dict[str, Column]:
         grey = played(results, "grey", swap="grey")
-        measured = lambda column: any(shown(results, STUDY, c, column) for _, c in arms)
+        measured = lambda column: any(number_cell(results, STUDY, c, column) for _, c in arms)
         return score_columns(results) | {n: column for n, column in grey.items() if measured(column)}
 
     return Sheet(title, STUDY, lambda results: [*arms, *driver_rows(results, first)], columns)
@@ -307,7 +307,7 @@ def table7(results: Record) -> pd.DataFrame:
     made = reinforced(results)
     for name, (key, digits) in distances(results).items():
         column = Column(f"dreams_{key}_dream", digits=digits, lost="dreams_unreadable")
-        far = [shown(results, STUDY, Condition(s), column) for s in RL_ROWS.values()]
+        far = [number_cell(results, STUDY, Condition(s), column) for s in RL_ROWS.values()]
         made[name] = far + [""] * (len(made) - len(far))
     return made
 

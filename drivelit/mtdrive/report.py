@@ -218,13 +218,13 @@ FED = (  # which plan, how it is played, what a driver without eyes may hear
 def _beats(where, play):
     "Every policy that sees, and the best driver without eyes that hears as much."
     words = "{}, %s > the best of them"
-    asked = ((words % plan, arms, driver(swap=told), dict(play=play, **how)) for plan, how, told, arms in FED)
+    asked = ((words % plan, arms, driver(swap=told), dict(play=play, **changes)) for plan, changes, told, arms in FED)
     return [claim for one in asked for claim in claims_of_arms(ROWS, where, POINTS, *one)]
 
 
-def _pairs(where, end, unit=POINTS, **how):
+def _pairs(where, end, unit=POINTS, **changes):
     "Arms of reinforcement beside each other, and beside what they began with."
-    both = lambda *arms: (Condition(s, **how) for s in arms)
+    both = lambda *arms: (Condition(s, **changes) for s in arms)
     return claims_of(*((where, unit, *both(a, b), f"{ROWS[a]} > {ROWS[b]}{end}") for a, b in PAIRS))
 
 

@@ -51,13 +51,13 @@ class Collector:
         Raises:
             RunError: the folder holds no run, or one without the stages that `about` and `whole` name
         """
-        told = self.about(self.stages.result(out, "scenes"))
-        told |= {stage: self.stages.result(out, stage) for stage in self.whole}
-        return collect(out, catch_up(self.stages, out, seeds, self.arms, self.part_of), **told)
+        about = self.about(self.stages.result(out, "scenes"))
+        about |= {stage: self.stages.result(out, stage) for stage in self.whole}
+        return collect(out, catch_up(self.stages, out, seeds, self.arms, self.part_of), **about)
 
 # %% ../../nbs/42_runs/57_tables.ipynb #d3140be6
 def bests(
-    record: Record, study: Study, words: Mapping[str, str], told: str = "", among: Iterable[str] | None = None
+    record: Record, study: Study, words: Mapping[str, str], hearing: str = "", among: Iterable[str] | None = None
 ) -> dict[str, list[str]]:
     """Whom a policy has to beat by each measure; one driver may be the best by several.
 
@@ -65,7 +65,7 @@ def bests(
         record: Record
         study: signs, knows
         words: measure -> what is said of the best by it
-        told: as `best_without_eyes` takes it
+        hearing: as `best_without_eyes` takes it
         among: likewise
 
     Returns:
@@ -73,7 +73,7 @@ def bests(
     """
     best = {}
     for measure, what in words.items():
-        best.setdefault(best_without_eyes(record, study, measure, told, among), []).append(what)
+        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(what)
     return best
 
 
@@ -96,8 +96,8 @@ def driver_rows(
     Returns:
         rows for `table`
     """
-    said = {n: "".join(words) for n, words in (best or {}).items()}
-    label = lambda n: n if n in study.knows else study.blind.format(name=n, best=said.get(n, ""))
+    marks = {n: "".join(words) for n, words in (best or {}).items()}
+    label = lambda n: n if n in study.knows else study.blind.format(name=n, best=marks.get(n, ""))
     return [({first: label(n)}, driver(n)) for n in (record.drivers if names is None else names)]
 
 
