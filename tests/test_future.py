@@ -263,7 +263,7 @@ def later_recorded(root, now):
 
 
 def later_123d(root, now):
-    "The rows of the tables; the velocities in them, centred differences, stay what a converter made of the first drive."
+    "Poses and boxes; the velocities in the tables stay what the converter made of the first drive."
     (folder,) = {p.parent for p in root.rglob("sync.arrow")}
 
     def change(name, turn):
