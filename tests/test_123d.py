@@ -287,8 +287,8 @@ def test_a_real_log(real):
             pair = (global_poses(s, p.centerline, d) for s, p, d in ((a, v, mine), (b, lines(b)[k], theirs)))
             gap = shapely.hausdorff_distance(*(shapely.LineString(p).segmentize(0.5) for p in pair))
             worst["lane"] = max(worst["lane"], gap)
-    assert worst["place"] < 0.15 and worst["heading"] < 0.0012 and worst["velocity"] < 0.2, worst
-    assert worst["z"] < 0.67 and worst["lane"] < 0.5, worst
+    assert worst["place"] < 0.15 and worst["heading"] < 0.0012 and worst["velocity"] < 0.25, worst
+    assert worst["z"] < 0.67 and worst["lane"] < 0.6, worst
 
 
 def test_boxes_of_a_real_log_are_those_of_its_table(real):
@@ -296,11 +296,13 @@ def test_boxes_of_a_real_log_are_those_of_its_table(real):
     source, root = real
     (folder,) = (p.parent for p in root.rglob("sync.arrow"))
     table, cars = (pd.read_feather(source / f"{k}.feather") for k in ("annotations", "city_SE3_egovehicle"))
-    quaternions = lambda t: Rotation.from_quat(t[["qx", "qy", "qz", "qw"]].to_numpy())
+    quaternions = lambda t: Rotation.from_quat(np.array(t[["qx", "qy", "qz", "qw"]]))
     for frame, ns in list(enumerate(sorted(table.timestamp_ns.unique())))[::25]:
         rows, car = table[table.timestamp_ns == ns], cars[cars.timestamp_ns == ns]
         turn = quaternions(car)
-        place = turn.apply(rows[["tx_m", "ty_m", "tz_m"]].to_numpy()) + car[["tx_m", "ty_m", "tz_m"]].to_numpy()
+        place = turn.apply(rows[["tx_m", "ty_m", "tz_m"]].to_numpy(copy=True)) + car[["tx_m", "ty_m", "tz_m"]].to_numpy(
+            copy=True
+        )
         forward = (turn * quaternions(rows)).apply([1.0, 0.0, 0.0])
         _, tokens, _, boxes = py123d._boxes(str(folder), frame)
         order = [tokens.index(t) for t in rows.track_uuid]
