@@ -224,6 +224,8 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 @click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
 @click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past that a moment needs")
 @click.option("--future", type=_AT_LEAST_1, help="of nuScenes: half seconds of future that a moment needs")
+@click.option("--sensors", help="of 123d: folder that the pictures' paths are relative to")
+@click.option("--images", help="of 123d: folder for the pictures that lie inside the logs")
 @click.option("--seed", type=_AT_LEAST_0, help="of the toy town")
 @click.option("--n", type=_AT_LEAST_1, help="of the toy town: scenes")
 @_json

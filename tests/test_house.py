@@ -256,8 +256,8 @@ def test_every_import_is_declared():
     used = {m.split(".")[0] for f in PYTHON for m in imports(f.read_text(), f.relative_to(ROOT).parts[:-1])}
     third = {DISTRIBUTION.get(m, m).lower() for m in used if m not in sys.stdlib_module_names and m != "drivelit"}
     assert (
-        third - declared - {"nuscenes"} == set()
-    )  # its devkit comes by ci/setup.sh, without its own pins; it is imported when it is needed
+        third - declared - {"nuscenes", "py123d"} == set()
+    )  # both come by ci/setup.sh, without what they name themselves; they are imported when they are needed
 
 
 def test_every_direct_dependency_is_pinned_with_a_reason():
@@ -311,6 +311,7 @@ def test_the_test_tools_are_no_run_time_need():
 
 
 EXTRAS = {
+    "123d": ["laspy", "py123d", "trimesh"],
     "carla": ["carla"],
     "images": ["diffusers"],
     "navsim": ["geopandas", "networkx", "pyogrio", "pyproj"],
