@@ -29,18 +29,10 @@ from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town import scenes as town_scenes
 from ..policy.model import Policy
-from ..runs.report import spread
+from ..runs.report import fit_extent, spread
 from ..runs.stages import load, load_scenes
 
 # %% ../../nbs/53_minddriver/66_pictures.ipynb #9903c77b
-def _extent(points):
-    "x from, x to, y from, y to (m) around points and the ego, at least 24 m each way."
-    points = np.concatenate([[[-3.0, -2.0], [6.0, 2.0]], points])
-    low, high = points.min(0) - 4, points.max(0) + 4
-    grow = np.maximum(24 - (high - low), 0) / 2
-    return low[0] - grow[0], high[0] + grow[0], low[1] - grow[1], high[1] + grow[1]
-
-
 def _draw_plan(scene, plan, ax, horizon):
     "The last panel of a row."
     truth = truth_of(scene, horizon)
@@ -49,7 +41,7 @@ def _draw_plan(scene, plan, ax, horizon):
     else:
         plans = {"plan": poses_of(np.asarray(plan, float)[:, :2], horizon.step)}
         title = f"plan: ADE {displacement(plans['plan'], truth).mean():.2f} m"
-    extent = _extent(np.concatenate([truth[:, :2], *(p[:, :2] for p in plans.values())]))
+    extent = fit_extent(np.concatenate([truth[:, :2], *(p[:, :2] for p in plans.values())]), 4.0, 24.0)
     plot_scene(scene, ax, plans, extent=extent, legend=False, title=title)
     ax.set(xlabel="", ylabel="")
     ax.title.set_fontsize(10)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'WORD_COLORS', 'cell', 'skill_cell', 'variances', 'freedom', 'half_width', 'bootstrap', 'Paired',
-           'seeds_needed', 'paired', 'paired_row', 'plot_compared', 'spread', 'real_table']
+           'seeds_needed', 'paired', 'paired_row', 'plot_compared', 'spread', 'fit_extent', 'real_table']
 
 # %% ../../nbs/42_runs/55_report.ipynb #921971c3
 from collections.abc import Callable, Iterable, Sequence
@@ -321,6 +321,24 @@ def spread(ade: Sequence[float], count: int = 3) -> list[int]:
         return list(range(min(count, len(ade))))
     places = (np.arange(count) + 0.5) / count * len(order)
     return list(dict.fromkeys(order[int(p)] for p in places))
+
+# %% ../../nbs/42_runs/55_report.ipynb #3fdaaa86
+def fit_extent(points: np.ndarray, margin: float = 5.0, least: float = 18.0) -> tuple[float, float, float, float]:
+    """A view that holds all points, the ego and some road around them.
+
+    Args:
+        points: (M, 2) metres
+        margin: around them, metres
+        least: smallest height and width, metres
+
+    Returns:
+        x from, x to, y from, y to
+    """
+    points = np.concatenate([np.asarray(points, float).reshape(-1, 2), [[-3.0, -2.0], [6.0, 2.0]]])
+    low, high = points.min(0) - margin, points.max(0) + margin
+    grow = np.maximum(least - (high - low), 0) / 2
+    (x0, y0), (x1, y1) = low - grow, high + grow
+    return float(x0), float(x1), float(y0), float(y1)
 
 # %% ../../nbs/42_runs/55_report.ipynb #07d7fbe4
 def real_table(real: dict[str, Any] | None, rows: Callable[[dict[str, Any]], Iterable[dict]]) -> pd.DataFrame | str:
