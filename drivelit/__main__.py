@@ -281,6 +281,36 @@ def _push(run, stage, repo, seed, private):
 
     print(push(run, stage, repo, seed, private))
 
+
+_licence = click.option("--licence", default="", help="as the Hub names it: apache-2.0, cc-by-nc-sa-4.0, other, ...")
+_private = click.option("--private/--public", default=True, help="of a new repository")
+
+
+@_commands.command("push-rows")
+@click.argument("rows", metavar="ROWS.parquet")
+@click.argument("repo", metavar="NAME/REPO")
+@_licence
+@_private
+@click.option("--split", default="train", help="that the rows are")
+@click.option("--how", default="", help="the command that makes the rows again, for the card")
+def _push_rows(rows, repo, licence, private, split, how):
+    "Rows of a run to the Hugging Face Hub, with their data card, so that datasets opens them."
+    from drivelit.runs.hub import push_rows
+
+    print(push_rows({split: rows}, repo, licence, how=how, private=private))
+
+
+@_commands.command("push-folder")
+@click.argument("folder", metavar="FOLDER")
+@click.argument("repo", metavar="NAME/REPO")
+@_licence
+@_private
+def _push_folder(folder, repo, licence, private):
+    "A folder of weights to the Hugging Face Hub: a codec, an image encoder, experts."
+    from drivelit.runs.hub import push_folder
+
+    print(push_folder(folder, repo, licence, private))
+
 # %% ../nbs/42_runs/60_command.ipynb #0b29a40e
 @_commands.command("stage")
 @click.argument("system")
