@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from PIL import Image
 
 from drivelit.__main__ import _commands
+from drivelit.runs.launch import launch
 from drivelit.runs.profiles import load_profile, systems
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -387,6 +388,8 @@ def test_a_profile_may_have_a_notebook_of_its_own():
     (default,) = re.findall(r"section=\$\{1:-(.+)\}", (ROOT / "ci/main.sh").read_text())
     assert resolve(default) == ("mtdrive", "quick", "nbs/50_mtdrive/31_quick.ipynb")
     assert resolve("mtdrive.laptop")[2] == SYSTEMS["mtdrive"].notebook
+    (printed,) = launch(load_profile("mtdrive", "quick"))
+    assert "papermill nbs/50_mtdrive/31_quick.ipynb" in printed
 
 
 def test_the_drawing_is_of_this_house():
@@ -471,7 +474,8 @@ def wheel(tmp_path_factory):
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
     assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/runs/profiles.py"} <= set(wheel.namelist())
     weights = ("base/weights/model", "base/codec_weights/diffusion_pytorch_model", "base/encoder_weights/model")
-    weights += ("minddriver/start_weights/model", "mtdrive/weights/model")
+    weights += ("minddriver/start_weights/model", "minddrive/weights/experts/action")
+    weights += tuple(f"{s}/weights/model" for s in systems())
     assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
     assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
 

@@ -39,7 +39,7 @@ from ..metrics import kinematics as kin
 from ..metrics.blind import STANDING, WAYS, best_blind, blind_plans, by_speed, name_of
 from ..metrics.open_loop import errors, obstacles, protocols, to_lidar
 from ..metrics.p3 import perception, prediction
-from ..metrics.pdm import prepare, reference_progress, score_scenes
+from ..metrics.pdm import prepare, score_scenes
 from ..policy.engines import Completion, Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError
@@ -61,8 +61,7 @@ MEANS = dict(  # protocol -> its mean over 1, 2 and 3 s, of a scene's six half s
 def _yardsticks(scene):
     "What EPDMS holds every plan of a scene against: the reference's metres, and the human's result."
     ready = prepare(scene)
-    reference_progress(ready)  # it makes the reference
-    reference = epdms.score_states(ready, kin.track(ready.reference[None], scene.ego))
+    reference = epdms.score_states(ready, kin.track(epdms.closed_plan(ready)[None], scene.ego))
     human = epdms.score_states(ready, kin.simulate(scene.expert.poses[None, :8], scene.ego))
     return float(reference.progress[0] * reference.product[0]), human
 

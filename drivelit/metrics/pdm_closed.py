@@ -8,8 +8,9 @@ __all__ = ['REACH', 'MOST', 'MOST_STATIC', 'OFFSETS', 'FRACTIONS', 'EVERY', 'For
            'references', 'reference', 'emergency_brake']
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #98c4895c
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import shapely
@@ -354,13 +355,21 @@ def constant_speed(ego: Ego, points: int = 8) -> np.ndarray:
     return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858014
-def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together: int = 32) -> list[np.ndarray]:
+def references(
+    scenes: Sequence[Scene | PDMScene],
+    brake: bool = False,
+    together: int = 32,
+    judge: Callable[[PDMScene, np.ndarray], Any] = score_states,
+    choose: Callable[[Any], int] = best,
+) -> list[np.ndarray]:
     """PDM-Closed's plans of many scenes, proposed and driven together: that saves most of the time.
 
     Args:
         scenes: Scene or PDMScene
         brake: nuPlan's emergency brake on top; NAVSIM goes without
         together: scenes at once; more take more memory
+        judge: scores the driven proposals; NAVSIM v2 has another one, see `epdms.reference`
+        choose: the index of the best of them
 
     Returns:
         list: (41, 3) rear-axle poses in the ego frame at 10 Hz for each; straight on without a route
@@ -377,8 +386,8 @@ def references(scenes: Sequence[Scene | PDMScene], brake: bool = False, together
         first = np.repeat([kin.initial_state(p.scene.ego) for p in some], plans.shape[1], 0)
         states = kin.track(plans.reshape(-1, kin.STEPS + 1, 3), first).reshape(*plans.shape[:2], kin.STEPS + 1, -1)
         for i, p, world, many, driven in zip(part, some, worlds, plans, states, strict=True):
-            result = score_states(world.agents, driven)
-            chosen = best(result)
+            result = judge(world.agents, driven)
+            chosen = choose(result)
             # nuPlan's rule: a slow ego whose best plan still collides within two seconds brakes as hard as it can
             doomed = 0 <= result.nc_step[chosen] <= 20 and np.hypot(*p.scene.ego.velocity) <= 5.0
             out[i] = emergency_brake(p.scene.ego) if brake and doomed else many[chosen]

@@ -52,13 +52,13 @@ def turn_words(number: int, poses: np.ndarray | None, issues: Sequence[Issue], p
     """
     if poses is None:
         return f"turn {number}: the answer could not be read"
-    said = [f"{WORDS[i.metric]} the {i.box[7].replace('_', ' ')}" for i in issues if i.metric in WORDS and i.box]
-    said += ["leaves the road"] * any(i.metric == "DAC" for i in issues)
+    faults = [f"{WORDS[i.metric]} the {i.box[7].replace('_', ' ')}" for i in issues if i.metric in WORDS and i.box]
+    faults += ["leaves the road"] * any(i.metric == "DAC" for i in issues)
     # Who is hit is also too close: the title names the worse of the two.
-    hit = {s.removeprefix("hits") for s in said if s.startswith("hits")}
-    said = [s for s in dict.fromkeys(said) if s.removeprefix("too close to") not in hit or s.startswith("hits")]
+    hit = {s.removeprefix("hits") for s in faults if s.startswith("hits")}
+    faults = [s for s in dict.fromkeys(faults) if s.removeprefix("too close to") not in hit or s.startswith("hits")]
     other = [i.metric for i in issues if i.metric not in (*WORDS, "DAC")]
-    return f"turn {number}: {', '.join([*said, *dict.fromkeys(other)]) or 'no issue left'} (PDMS {100 * pdms:.0f})"
+    return f"turn {number}: {', '.join([*faults, *dict.fromkeys(other)]) or 'no issue left'} (PDMS {100 * pdms:.0f})"
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #63b4da65
 def fit_extent(points: np.ndarray, margin: float = 5.0, least: float = 18.0) -> tuple[float, float, float, float]:
@@ -138,9 +138,9 @@ def draw_turn(
     for i in {i.object_id: i for i in reversed(issues) if i.box}.values():
         label = f"{i.box[7].replace('_', ' ')} after {(i.point + 1) * 0.5:.1f} s"
         up = 1 if i.box[1] >= i.pose[1] else -1  # on the far side of the object, where no plan is drawn
-        at = (i.box[0], i.box[1] + up * (i.box[4] / 2 + 1.0))
+        place = (i.box[0], i.box[1] + up * (i.box[4] / 2 + 1.0))
         ax.text(
-            *at,
+            *place,
             label,
             color=WRONG_COLOR,
             fontsize=9,
