@@ -152,7 +152,7 @@ def _described(log: Path, api: Any) -> Any:
         raise SceneError("ego_state_se3.arrow: missing")
     return car
 
-
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230011
 @lru_cache(maxsize=8)
 def load(log: str | Path) -> dict[str, Any]:
     """A log, but for its boxes, map and pictures, which are read where a scene wants them.
@@ -191,7 +191,7 @@ def load(log: str | Path) -> dict[str, Any]:
     times = dict(times=(us - us[0]) / 1e6, us=us, frame=kept, poses=poses)
     return known | times | dict(log=str(log), api=api, ego=ego, ground=ground, to_axle=to_axle)
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230018
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230019
 BEFORE, AHEAD = 5.0, 8.0  # seconds of boxes around a moment
 TYPES = dict(
     VEHICLE="vehicle",
@@ -224,7 +224,7 @@ def type_of(label: Any) -> str | None:
     common = label.to_default().name
     return None if common == "EGO" else NAMES.get(label.name, TYPES.get(common, "generic_object"))
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230020
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230021
 @lru_cache(maxsize=1024)
 def _boxes(log: str, frame: int) -> tuple[int, list[str], list[str], np.ndarray]:
     "Time stamp in µs, tokens, types, and (N, 7): global x, y, heading, then length, width, height and z over the road."
@@ -258,7 +258,7 @@ def _tracks(d: dict, k: int) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
             out[token][2].append(row)
     return {token: (kind, np.array(t), np.array(rows)) for token, (kind, t, rows) in out.items()}
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230021
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230022
 def _agents(d: dict, k: int) -> list[Agent]:
     "All road users near the ego at frame k, in its frame."
     out = []
@@ -278,7 +278,7 @@ def _agents(d: dict, k: int) -> list[Agent]:
             out.append(Agent(id, kind, *size, t[keep], poses[keep], v, max(z, size[2] / 2)))
     return out
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230024
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230025
 LAYERS = dict(
     LANE_GROUP="roadblock",
     INTERSECTION="intersection",
@@ -319,7 +319,7 @@ def _surfaces(d: dict, found: dict, origin: np.ndarray, lanes: dict) -> list[Are
                 out += [Area(name if len(parts) == 1 else f"{name}.{i}", kind, p) for i, p in enumerate(parts)]
     return out
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230025
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230026
 def _lanes(lanes: dict, origin: np.ndarray, own: np.ndarray) -> dict[int, Area]:
     "Id -> lane around the ego; on route are those that the car drove along."
     out, around = {}, shapely.box(-REACH, -REACH, REACH, REACH)
@@ -351,7 +351,7 @@ def _start(lane: Area) -> np.ndarray:
     first, second = lane.centerline[:2]
     return np.array([*first, np.arctan2(*(second - first)[::-1])])
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230026
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230027
 def _route(d: dict, origin: np.ndarray, own: np.ndarray) -> np.ndarray:
     "(M, 3) a route that the log was given, with directions; the way that the car took, if it has none."
     route = d["api"].get_route()
@@ -383,7 +383,7 @@ def _map(d: dict, k: int, own: np.ndarray) -> tuple[Map, dict[int, Area], bool]:
     road = Map([*surfaces, *areas.values()], _route(d, origin, own), *([] if limit is None else [limit]))
     return road, areas, limit is not None
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230028
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230029
 STATES = dict(GREEN="green", YELLOW="yellow", RED="red")
 
 
@@ -400,7 +400,7 @@ def _lights(d: dict, k: int, lanes: dict[int, Area]) -> list[Light]:
             out.append(Light(f"light {id}", [x, y, 5.0], facing, [0.0], [state], [lanes[id].id]))
     return out
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230031
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230032
 NEXT_VIEWS = 1.75  # seconds: images beyond now are the truth of a predicted view, never an input
 
 
@@ -431,7 +431,7 @@ def _file_of(d: dict, camera: Any, frame: int, sensors: Path | None, images: str
         return None if sensors is None else sensors / data
     return None if data is None or images is None else _unpacked(d, camera, frame, data, images)
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230032
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230033
 def _cameras(d: dict, k: int, sensors: str | Path | None, images: str | Path | None) -> tuple[dict, list[str]]:
     "Pinhole cameras with their pictures around frame k, at the times of the frames; and who is none."
     out, others = {}, []
@@ -453,7 +453,7 @@ def _cameras(d: dict, k: int, sensors: str | Path | None, images: str | Path | N
             out[str(camera.camera_name)] = Camera(camera.camera_name, camera.width, camera.height, lens, pose, files)
     return out, others
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230037
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230039
 NEAR = 0.15  # seconds: a moment is that of a frame; where one is lost, of its neighbour
 
 
@@ -510,7 +510,7 @@ def read(
     with _reading(log):
         return _scene(d, k, history, sensors, images)
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230038
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230040
 def _ego(d: dict, times: np.ndarray, own: np.ndarray, k: int, history: float) -> tuple[Ego, np.ndarray]:
     "The ego, and (F, 3) poses at 0.5 s, 1 s, ... from now."
     back, past, future = half_seconds(times, own, history)
@@ -551,7 +551,7 @@ def _scene(d: dict, k: int, history: float, sensors: str | Path | None, images: 
         meta | far_future(future) | unknown(future, boxes),
     )
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230044
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230048
 def parts(root: str | Path, split: str | None = None) -> list[str]:
     """What `scenes` can read by itself.
 
@@ -587,7 +587,7 @@ def _wanted(log: Path, tokens: set[str] | None, step: float, history: float) -> 
     every = [library().uuid(x) for x in library().sync(log)["sync.uuid"].to_pylist()]
     return [float(t) for t, row in zip(d["times"], d["frame"], strict=True) if every[row] in tokens]
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230045
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230049
 def scenes(
     root: str | Path,
     split: str | None = None,
@@ -626,10 +626,10 @@ def scenes(
                 with skipping(on_error):
                     yield enough(read(log, t, max(history, 2.0), sensors, images), history)
 
-# %% ../../nbs/00_scene/47_123d.ipynb #d1230048
+# %% ../../nbs/00_scene/47_123d.ipynb #d1230052
 GIVES = dict(
     images="of pinhole cameras, with the data set's files or a folder to unpack into",
-    past_images="5 s, of pinhole cameras, likewise",
+    past_images="of pinhole cameras, 5 s, likewise",
     ego_past="2 s",
     agents_future="8 s",
     expert="yes",
