@@ -8,7 +8,7 @@ __all__ = ['SIZE', 'RADIUS', 'RAISED', 'WHEELBASE', 'MOST', 'MIDDLE', 'ASTRAY', 
            'projection_of', 'places_of', 'SensorError', 'Track', 'Pilot', 'serve', 'cameras_of', 'write_agent',
            'configuration', 'ScenarioRunner', 'commands']
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #cedbda9d
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #de462776
 import importlib
 import json
 import os
@@ -45,7 +45,7 @@ from ..scene.files import RunError, write_json, write_text
 from ..scene.roads import Path as Line
 from ..scene.routes import Route, read_routes
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #1dc14d28
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #513af34e
 SIZE = (1600, 900)  # pixels of a camera, as Bench2Drive mounts them
 
 
@@ -73,7 +73,7 @@ def sensors_of(cameras: Sequence[str], size: tuple[int, int] = SIZE) -> list[dic
     out += [dict(type=f"sensor.other.{k}", id=k.upper(), sensor_tick=1 / HZ) | origin for k in ("imu", "gnss")]
     return [*out, dict(type="sensor.speedometer", id="SPEED", reading_frequency=HZ)]
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #bbe0ef53
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #cad44158
 RADIUS = 6378137.0  # metres: the earth, as CARLA has it
 RAISED = 0.9996  # the scale of CARLA 0.9.16's transverse Mercator projection
 
@@ -121,7 +121,7 @@ def places_of(gps: np.ndarray, projection: np.ndarray) -> np.ndarray:
     new = RAISED * RADIUS * np.array([np.arctanh(b), np.arctan2(np.tan(lat), np.cos(lon - lon0)) - lat0])
     return np.array([[k * lon + cx, k * _raised_latitude(gps[0]) - cy], [new[0], -new[1]]])
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #0bfde6cd
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #39f7718d
 WHEELBASE, MOST, MIDDLE = 2.86, np.radians(70.0), 0.0  # Bench2Drive's car: metres; radians; metres, origin to middle
 ASTRAY, TRUST, GAIN = 5.0, 25, 0.02  # metres; readings that the start is worth; of a reading, at least
 
@@ -173,7 +173,7 @@ class Track:
         (speed,), imu, gps = (_reading(data, k, n)[:n] for k, n in (("SPEED", 1), ("IMU", 7), ("GNSS", 2)))
         if not np.isfinite([speed, *gps]).all():
             raise SensorError(f"sensors SPEED and GNSS: {speed:g} m/s at {gps.tolist()}: NaN or infinity")
-        self.lost.update(compass=not np.isfinite(imu[6]))
+        self.lost["compass"] += int(not np.isfinite(imu[6]))
         first = self.pose is None
         if first:
             x, y, h = self.line.at(self.line.s[0])
@@ -212,7 +212,7 @@ class Track:
         "(3,) the rear axle in the town, right-handed; metres, radians"
         return np.r_[self.pose[:2] + self.offset, self.pose[2]]
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #89e44853
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #297438e4
 EVERY, QUALITY, TURNS, AHEAD = HZ // 2, 20, (1, 2), 35.0  # ticks; JPEG; RoadOption LEFT, RIGHT; metres
 BRAKES = (0.0, 0.0, 1.0)
 
@@ -371,7 +371,7 @@ class Pilot:
         told = dict(decisions=len(self.past), seconds=round(self.planned, 3), unreadable=dict(self.unreadable))
         return dict(route=self.name) | told | dict(lost={k: n for k, n in self.track.lost.items() if n})
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #21ef2d52
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #51ff9ebc
 AGENT = '''"""drivelit in CARLA's leaderboard: --agent=THIS --agent-config=CONF. For Python 3.7 and newer."""
 
 import atexit
@@ -470,7 +470,7 @@ class DrivelitAgent(AutonomousAgent):
         self.ticks = -1
 '''
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #093f3fcb
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #72782532
 def _opened(conf: dict[str, Any]) -> Pilot:
     "The pilot that a configuration names."
     if Path(what := conf["planner"]).is_dir():
@@ -518,7 +518,7 @@ def serve(conf: dict[str, Any], source: BinaryIO, sink: BinaryIO) -> None:
         sink.write(json.dumps(answer).encode() + b"\n")
         sink.flush()
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #6e6d4b93
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #e379b063
 def cameras_of(run: str | Path) -> tuple[str, ...]:
     """The cameras that the policy of a run is shown.
 
@@ -589,7 +589,7 @@ def write_agent(
     write_json(folder / "drivelit_agent.json", conf)
     return folder / "drivelit_agent.py", folder / "drivelit_agent.json"
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #699a321d
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #77b3d7cd
 REPORTS = dict(SCENARIO_TIMEOUT="scenario_timeouts", YIELD_TO_EMERGENCY_VEHICLE="yield_emergency_vehicle_infractions")
 assert set(REPORTS.values()) <= set(RECORDED)
 NAMES = dict(  # what is taken of the leaderboard and of its scenario runner
@@ -622,7 +622,7 @@ def configuration(theirs: Any, route: Route, library: Any = carla) -> Any:
 
     Args:
         theirs: its classes
-        route: of `read_routes`
+        route: of `read_routes`: its way-points, and none that fill a gap, for it is the leaderboard that fills it
         library: the module `carla`
 
     Returns:
@@ -722,7 +722,7 @@ class ScenarioRunner:
         self.told += new
         return list(new.elements())
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #f23324f6
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #2f751c6b
 FIRST, FIRST_TRAFFIC, APART, AGAIN = 30000, 50000, 150, 20  # ports as in Bench2Drive's scripts; how often begun
 
 
