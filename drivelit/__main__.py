@@ -102,6 +102,7 @@ ABOVE = dict(
     score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
     plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
     alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
+    leaderboard=("drivelit.bridges.leaderboard:_command", "Let CARLA's official leaderboard drive a policy."),
     predictions=("drivelit.bridges.nuscenes:_command", "Plans as the file that public nuScenes scripts read."),
     submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
 )
