@@ -42,4 +42,6 @@ install "$torch" 2>/dev/null || install --extra-index-url https://download.pytor
 install -e '.[dev]'
 # The nuScenes devkit names older numpy and shapely than ours as its own; what it needs of them is unchanged.
 install --no-deps nuscenes-devkit descartes
+# py123d would bring a viewer, a notebook server and another build of OpenCV over ours.
+install --no-deps py123d
 "$venv/bin/python" -c 'import torch, transformers, trl; print(f"ready: torch {torch.__version__}, transformers {transformers.__version__}, trl {trl.__version__}")'

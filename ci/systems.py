@@ -6,7 +6,6 @@ system's run, unless it has one of the profile's name, as 31_quick.ipynb.
 """
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -18,9 +17,7 @@ def resolve(section):
     name, _, profile = section.rpartition(".")
     system = find_system(name) if name else next(iter(systems().values()))
     load_profile(system.name, profile)  # a profile that is none is told here, and not by a notebook's traceback
-    folder = Path(system.notebook).parent
-    own = sorted((Path(__file__).resolve().parents[1] / folder).glob(f"[0-9][0-9]_{profile}.ipynb"))
-    return system.name, profile, str(folder / own[0].name) if own else system.notebook
+    return system.name, profile, system.notebook_of(profile)
 
 
 @click.command(help=__doc__)

@@ -102,6 +102,7 @@ ABOVE = dict(
     score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
     plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
     alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
+    leaderboard=("drivelit.bridges.leaderboard:_command", "Let CARLA's official leaderboard drive a policy."),
     predictions=("drivelit.bridges.nuscenes:_command", "Plans as the file that public nuScenes scripts read."),
     submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
 )
@@ -224,6 +225,8 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 @click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
 @click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past that a moment needs")
 @click.option("--future", type=_AT_LEAST_1, help="of nuScenes: half seconds of future that a moment needs")
+@click.option("--sensors", help="of 123d: folder that the pictures' paths are relative to")
+@click.option("--images", help="of 123d: folder for the pictures that lie inside the logs")
 @click.option("--seed", type=_AT_LEAST_0, help="of the toy town")
 @click.option("--n", type=_AT_LEAST_1, help="of the toy town: scenes")
 @_json

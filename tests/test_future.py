@@ -45,11 +45,12 @@ SIZE = (112, 56)
 FROM_FUTURE = {
     ("nuscenes", "command"): "the data set has none; the public planners' convention takes it from where the car went",
     ("argoverse2", "command"): "the data set has none; nuScenes' convention",
+    ("123d", "command"): "its logs have none; nuScenes' convention",
     ("recorded", "command"): "derived nuScenes logs without a command; nuScenes' convention",
     ("mtdrive", "feedback"): "table 1's oracle perception judges a plan in the true future; kinematic does not",
 }
 # Sources without a recorded route: their centre line is the way that the car took, which MindDrive refuses.
-WITHOUT_ROUTE = ("nuscenes", "argoverse2", "recorded")
+WITHOUT_ROUTE = ("nuscenes", "argoverse2", "recorded", "123d")
 
 
 def plain(value):
@@ -261,13 +262,41 @@ def later_recorded(root, now):
     recorded.load.cache_clear()
 
 
+def later_123d(root, now):
+    "Poses and boxes; the velocities in the tables stay what the converter made of the first drive."
+    (folder,) = {p.parent for p in root.rglob("sync.arrow")}
+
+    def change(name, turn):
+        with pa.ipc.open_file(folder / f"{name}.arrow") as old:
+            schema, rows = old.schema, old.read_all().to_pylist()
+        for row in rows:
+            if (dt := row[f"{name}.timestamp_us"] / 1e6 - 1000 - now) > 1e-6:
+                turn({k.removeprefix(f"{name}."): v for k, v in row.items()}, dt)
+        with pa.ipc.new_file(folder / f"{name}.arrow", schema) as new:
+            new.write_table(pa.Table.from_pylist(rows, schema))
+
+    def ego(row, dt):
+        row["imu_se3"][0] -= 0.5 * dt**2
+
+    def boxes(row, dt):
+        for box in row["bounding_box_se3"]:
+            box[1] += 4.0
+            box[-3:] = [9.0, 2.5, 3.0]
+        for column in ("bounding_box_se3", "label", "velocity_3d", "num_lidar_points"):
+            row[column].append(row[column][0])
+        row["track_token"].append("late")
+
+    change("ego_state_se3", ego)
+    change("box_detections_se3", boxes)
+
+
 LATER = dict(
     nuscenes=later_nuscenes,
     navsim=later_navsim,
     argoverse2=later_argoverse2,
     bench2drive=later_bench2drive,
     recorded=later_recorded,
-)
+) | {"123d": later_123d}
 
 
 def write(name, root):

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from PIL import Image
 
 from drivelit.__main__ import _commands
+from drivelit.runs.launch import launch
 from drivelit.runs.profiles import load_profile, systems
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -255,8 +256,8 @@ def test_every_import_is_declared():
     used = {m.split(".")[0] for f in PYTHON for m in imports(f.read_text(), f.relative_to(ROOT).parts[:-1])}
     third = {DISTRIBUTION.get(m, m).lower() for m in used if m not in sys.stdlib_module_names and m != "drivelit"}
     assert (
-        third - declared - {"nuscenes"} == set()
-    )  # its devkit comes by ci/setup.sh, without its own pins; it is imported when it is needed
+        third - declared - {"nuscenes", "py123d"} == set()
+    )  # both come by ci/setup.sh, without what they name themselves; they are imported when they are needed
 
 
 def test_every_direct_dependency_is_pinned_with_a_reason():
@@ -310,6 +311,7 @@ def test_the_test_tools_are_no_run_time_need():
 
 
 EXTRAS = {
+    "123d": ["laspy", "py123d", "trimesh"],
     "carla": ["carla"],
     "images": ["diffusers"],
     "navsim": ["geopandas", "networkx", "pyogrio", "pyproj"],
@@ -386,6 +388,8 @@ def test_a_profile_may_have_a_notebook_of_its_own():
     (default,) = re.findall(r"section=\$\{1:-(.+)\}", (ROOT / "ci/main.sh").read_text())
     assert resolve(default) == ("mtdrive", "quick", "nbs/50_mtdrive/31_quick.ipynb")
     assert resolve("mtdrive.laptop")[2] == SYSTEMS["mtdrive"].notebook
+    (printed,) = launch(load_profile("mtdrive", "quick"))
+    assert "papermill nbs/50_mtdrive/31_quick.ipynb" in printed
 
 
 def test_the_drawing_is_of_this_house():
@@ -470,7 +474,8 @@ def wheel(tmp_path_factory):
 def test_the_wheel_has_the_profiles_and_the_types(wheel):
     assert {"drivelit/settings.ini", "drivelit/py.typed", "drivelit/runs/profiles.py"} <= set(wheel.namelist())
     weights = ("base/weights/model", "base/codec_weights/diffusion_pytorch_model", "base/encoder_weights/model")
-    weights += ("minddriver/start_weights/model", "mtdrive/weights/model")
+    weights += ("minddriver/start_weights/model", "minddrive/weights/experts/action")
+    weights += tuple(f"{s}/weights/model" for s in systems())
     assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
     assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
 

@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import feather
 
 from drivelit.metrics.pdm import prepare, score
-from drivelit.scene import argoverse2, bench2drive, navsim, nuscenes, recorded, sources
+from drivelit.scene import argoverse2, bench2drive, navsim, nuscenes, py123d, recorded, sources
 from drivelit.scene.core import SceneError
 from drivelit.scene.recorded import GAP
 
@@ -178,6 +178,31 @@ def write_recorded(root, times, hidden=()):
         json.dump(log, f)
 
 
+def write_123d(root, times, hidden=()):
+    "With py123d's own writer; the IMU is beside the rear axle, as in KITTI-360."
+    pytest.importorskip("py123d", reason=py123d.INSTALL)
+    from py123d import datatypes as kinds
+    from py123d.api.scene.arrow import arrow_log_writer as log
+    from py123d.geometry import BoundingBoxSE3, PoseSE3
+    from py123d.parser.base_dataset_parser import ModalitiesSync
+    from py123d.parser.registry import NuPlanBoxDetectionLabel
+
+    place = lambda p, z: PoseSE3(*p, z, *QUARTERS)
+    offset = PoseSE3(0.05, -0.32, 0.0, 1.0, 0.0, 0.0, 0.0)
+    car = kinds.EgoStateSE3Metadata("car", 2.0, 5.0, 1.8, 3.0, PoseSE3(1.5, -0.32, 0.6, 1.0, 0.0, 0.0, 0.0), offset)
+    named = kinds.BoxDetectionAttributes(NuPlanBoxDetectionLabel.VEHICLE, "other")
+    config = log.LogWriterConfig(infer_ego_dynamics=True, infer_box_dynamics=True)
+    writer = log.ArrowLogWriter(config, root / "logs", root / "sensors")
+    writer.reset(kinds.LogMetadata("toy", "toy_val", "log", None))
+    for i, t in enumerate(times):
+        stamp = kinds.Timestamp.from_us(int(1e6 * (1000 + t)))
+        ego = kinds.EgoStateSE3.from_rear_axle(place(ego_at(t), 0.3), car, stamp)
+        box = kinds.BoxDetectionSE3(named, BoundingBoxSE3(place(other_at(t), 0.8), 4.5, 1.9, 1.6))
+        about = kinds.BoxDetectionsSE3Metadata(NuPlanBoxDetectionLabel)
+        writer.write_sync(ModalitiesSync(stamp, [ego, kinds.BoxDetectionsSE3([box][: i not in hidden], stamp, about)]))
+    writer.close()
+
+
 # name: reader, writer, how many frames, seconds between them, whether the data has time stamps
 READERS = dict(
     nuscenes=(nuscenes, write_nuscenes, 20, 0.5, True),
@@ -185,7 +210,7 @@ READERS = dict(
     argoverse2=(argoverse2, write_argoverse2, 90, 0.1, True),
     bench2drive=(bench2drive, write_bench2drive, 70, 0.1, False),
     recorded=(recorded, write_recorded, 90, 0.1, False),
-)
+) | {"123d": (py123d, write_123d, 90, 0.1, True)}
 
 
 def check(scene):
@@ -274,7 +299,7 @@ def test_what_lies_behind_a_gap_is_absent(tmp_path):
         score(prepare(scene), np.zeros((1, 8, 3)))
 
 
-UNITS = dict(nuscenes=0.5, navsim=0.5, argoverse2=1.0, bench2drive=0.1, recorded=1.0)  # seconds, of a scene's name
+UNITS = dict(nuscenes=0.5, navsim=0.5, argoverse2=1.0, bench2drive=0.1, recorded=1.0) | {"123d": 1.0}  # s, of a name
 
 
 @pytest.mark.parametrize("name", READERS)

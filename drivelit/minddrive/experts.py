@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LATENT', 'SPEED_STEP', 'SIDE_STEP', 'STATES', 'TEN', 'LAYERS', 'gaussian_kl', 'carried_on', 'WayDecoder', 'way_loss',
            'add_words', 'start_policy', 'Look', 'Experts', 'decide', 'add_value', 'add_reference', 'value',
-           'save_experts', 'load_experts']
+           'save_experts', 'load_experts', 'Bundle']
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #b5b59d3a
 import json
@@ -36,7 +36,7 @@ from drivelit.minddrive.words import (
     question,
 )
 from ..policy.engines import positions
-from ..policy.model import Encoded, Policy, load_policy
+from ..policy.model import Encoded, Policy, load_policy, trained_folder
 from ..scene.weights import check_folder, check_tensors, load_tensors
 from ..scene.files import write_json
 
@@ -489,28 +489,36 @@ def _heads(experts):
     return {n: p for n, p in experts.named_parameters() if not n.startswith("model.")}
 
 
-def save_experts(experts: Experts, folder: str | Path) -> Path:
+def save_experts(
+    experts: Experts, folder: str | Path, dtype: torch.dtype = torch.float32, roles: Sequence[str] = (), **how: Any
+) -> Path:
     """Write adapters and heads, so that `load_experts(folder)` gives the same experts.
 
     Args:
         folder: created if needed
+        dtype: of the numbers in the files
+        roles: only these; (): all
+        **how: of `Experts`, in place of its own: `model=".."`, a policy in the folder above
 
     Returns:
         the folder
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in dict.fromkeys(experts.roles.values()):
-        save_file(_tensors(experts, name), folder / f"{name}.safetensors")
-    save_file({n: p.detach().cpu().contiguous() for n, p in _heads(experts).items()}, folder / "heads.safetensors")
-    return write_json(folder / "experts.json", dict(roles=experts.roles, **experts.how)).parent
+    some = {r: name for r, name in experts.roles.items() if not roles or r in roles}
+    heads = {n: p for n, p in _heads(experts).items() if "value" in some or not n.startswith("value")}
+    files = {name: _tensors(experts, name) for name in some.values()} | {"heads": heads}
+    for name, tensors in files.items():
+        numbers = {n: p.detach().cpu().to(dtype).contiguous() for n, p in tensors.items()}
+        save_file(numbers, folder / f"{name}.safetensors")
+    return write_json(folder / "experts.json", dict(roles=some) | experts.how | how).parent
 
 
 def load_experts(folder: str | Path, **how: Any) -> Experts:
     """The experts of a folder.
 
     Args:
-        folder: of `save_experts`
+        folder: of `save_experts`, or "minddrive": those that this package has trained
         **how: as `load_policy` takes it: dtype, device, ...
 
     Returns:
@@ -521,7 +529,7 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
         ValueError: a file that is damaged or of other experts, a folder that differs from its mark, or tensors that are
             missing, unexpected, of another shape or not finite, which are named
     """
-    folder = Path(folder)
+    folder = trained_folder(folder) / "experts" if trained_folder(folder) else Path(folder)
     check_folder(folder)
     try:
         told = json.loads((folder / "experts.json").read_text())
@@ -531,6 +539,8 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
         raise FileNotFoundError(f"{folder}: no experts.json, so no experts here") from None
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{folder}/experts.json: cannot be read ({type(e).__name__}: {e})") from None
+    if told["model"] == "..":
+        told["model"], how = str(folder.resolve().parent), dict(dtype="float32") | how
     experts = Experts(**told, **how)
     if "reference" in roles:
         add_reference(experts)
@@ -543,3 +553,29 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
     check_tensors(folder / "heads.safetensors", _heads(experts), heads)
     experts.load_state_dict(heads, strict=False)
     return experts
+
+# %% ../../nbs/54_minddrive/05_experts.ipynb #c04b3299
+class Bundle(NamedTuple):
+    "Experts that travel with the policy that they are put on."
+
+    policy: Policy
+    experts: Experts
+
+    @property
+    def model(self) -> nn.Module:
+        "The policy's."
+        return self.policy.model
+
+    def save(self, folder: str | Path, card: str = "") -> Path:
+        """Write the policy into a folder, and the two experts into `experts` below it.
+
+        Args:
+            folder: created if needed
+            card: Markdown, for README.md; "": the policy's own
+
+        Returns:
+            the folder
+        """
+        self.policy.save(folder, card) if card else self.policy.save(folder)
+        save_experts(self.experts, Path(folder) / "experts", self.model.dtype, ("decision", "action"), model="..")
+        return Path(folder)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'FUNCTIONS', 'make_routes', 'scored', 'roads', 'run_scenes', 'chat_folder', 'run_data', 'driven', 'judged',
-           'run_warm', 'model_of', 'try_some', 'run_il', 'chosen', 'by_round', 'run_rl']
+           'run_warm', 'model_of', 'try_some', 'run_il', 'open_trained', 'chosen', 'by_round', 'run_rl']
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #8420a65a
 import json
@@ -31,7 +31,7 @@ from drivelit.minddrive.evaluation import (
     part_of,
     without_policy,
 )
-from .experts import Experts, load_experts, save_experts, start_policy
+from .experts import Bundle, Experts, load_experts, save_experts, start_policy
 from .imitation import Lessons, Weights, chances, group, imitate, lessons
 from .online import reinforce, routes_of, where
 from .profile import BEFORE, GRAPH, IMITATED, MindDriveProfile, NONE, OPTIONAL, REINFORCED
@@ -45,7 +45,8 @@ from ..runs.record import NO_SEED, write_part
 from ..scene.files import RunError, write_json
 from ..runs.profiles import sft_options
 from ..training.sft import train_sft
-from ..runs.stages import Stages, load_scenes, save_scenes, write_scenes
+from ..policy.model import Policy
+from ..runs.stages import Stages, load, load_scenes, save_scenes, write_scenes
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #404df2e1
 STAGES = Stages("drivelit.minddrive", **GRAPH)
@@ -370,6 +371,23 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     told |= judged(experts, stage, out, profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, told))
     return told
+
+# %% ../../nbs/54_minddrive/60_pipeline.ipynb #a264350d
+def open_trained(final: str | Path, profile: MindDriveProfile, seed: int = 0) -> Policy | Bundle:
+    """What a stage has trained, for `drivelit.runs.packages`.
+
+    Args:
+        final: folder that the stage has left
+        profile: of the run
+        seed: of new weights
+
+    Returns:
+        Bundle of the experts and what they are put on; of stage `warm` its policy
+    """
+    if not (Path(final) / "experts.json").exists():
+        return load(final, profile, seed)
+    experts = load_experts(final, **where(profile))
+    return Bundle(start_policy(experts.how["model"], seed, profile.image_size, **where(profile)), experts)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #9316c8e6
 def chosen(scenes: Sequence[Scene | Route], n: int, seed: int) -> list[Scene | Route]:

@@ -737,7 +737,7 @@ class _Server(World):
         plain = lib.WeatherParameters()
         weather = {k: v for k, v in (route.weather[0] if route.weather else {}).items() if hasattr(plain, k)}
         world.set_weather(lib.WeatherParameters(**weather))
-        route = trace(world.get_map(), route, lib)
+        told, route = route, trace(world.get_map(), route, lib)
         ego = _spawn(lib, world, route)
         physics = ego.get_physics_control().wheels
         axle = [
@@ -768,7 +768,7 @@ class _Server(World):
         self.state = replace(first, ego=row, log=((row, np.zeros((0, 3)), np.zeros(0)),))
         self._photograph(0, frame)
         if self.scenario:
-            self.ride.play = _of_scenario(self.scenario, self.client, world, route, ego)
+            self.ride.play = _of_scenario(self.scenario, self.client, world, told, ego)
 
     def _try(self, route: Route) -> NoSimulator | None:
         "Set the route up, or say why there is no answer."
@@ -946,9 +946,9 @@ class CarlaWorld(_Drives):
             after three in vain, one after the other, it asks only once
         pictures: folder of the pictures, which the scenes name: they stay there; None: a temporary one, emptied by
             `reset` and gone after `close`
-        scenario: function of (client, carla.World, Route, ego) that puts others on the route when it begins; it
-            returns what is called before each tick and gives what it has to report: (kind, text) in the leaderboard's
-            words, such as ("scenario_timeouts", ...); if it raises, or reports another kind, the drive ends as
+        scenario: function of (client, carla.World, Route as it was given, ego) that puts others on the route when it
+            begins; it returns what is called before each tick and gives what it has to report: (kind, text) in the
+            leaderboard's words, such as ("scenario_timeouts", ...); if it raises, or reports another kind, the drive ends as
             `simulator_lost`, and `info["error"]` says why
         library: the module `carla`, or what stands for it
         **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode

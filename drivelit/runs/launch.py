@@ -114,7 +114,7 @@ def launch(
         given = dict(cluster="auto") | given  # one process of a notebook would use one GPU
     words = [w for k, v in ({"profile": p.name} | given).items() for w in ("-p", k, str(v))]
     folder = run_folder(p, parameters)
-    notebook = Path(find_system(p.system).notebook)
+    notebook = Path(find_system(p.system).notebook_of(p.name))
     report = f"runs/{p.system}-{p.name}.ipynb"
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
     out = [f"mkdir -p runs; {shlex.join(start)} -p out {folder}"]

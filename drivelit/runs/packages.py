@@ -6,6 +6,7 @@
 __all__ = ['trained_policy', 'without_scenes', 'card_of', 'pack', 'push']
 
 # %% ../../nbs/42_runs/45_packages.ipynb #6436d9a0
+import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +45,9 @@ def trained_policy(out: str | Path, stage: str, seed: int = 0) -> tuple["Policy"
     scenes = stages.folder(out, "scenes", seed) / "done.json"
     if scenes.exists():  # who drives them without a policy
         told["drivers"] = json.loads(scenes.read_text()).get("drivers", {})
-    return load(folder, profile, seed), profile, without_scenes(told)
+    pipeline = importlib.import_module(f"{find_system(profile.system).package}.pipeline")
+    opened = getattr(pipeline, "open_trained", load)  # MindDrive's stages leave more than a policy
+    return opened(folder, profile, seed), profile, without_scenes(told)
 
 
 def without_scenes(told: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = 
     policy, profile, told = trained_policy(out, stage, seed)
     hub = hub or HfApi()
     with TemporaryDirectory() as folder:
-        policy.save(folder, card_of(profile, stage, seed))
+        policy.save(folder, card=card_of(profile, stage, seed))
         (Path(folder) / "exam.json").write_text(json.dumps(told))
         hub.create_repo(repo, private=private, exist_ok=True)
         what = f"{find_system(profile.system).title}, {stage}, seed {seed}"

@@ -443,6 +443,12 @@ class System:
         "The run notebook, from the root of the repository."
         return f"nbs/{self.notebooks}/{self.run}"
 
+    def notebook_of(self, profile: str) -> str:
+        "Of one profile: a notebook of its own where the repository has one, as 31_quick.ipynb, or the run notebook."
+        folder = SETTINGS.resolve().parents[1] / "nbs" / self.notebooks
+        own = sorted(folder.glob(f"[0-9][0-9]_{profile}.ipynb"))
+        return f"nbs/{self.notebooks}/{own[0].name}" if own else self.notebook
+
     @property
     def profile_class(self) -> type:
         "Its subclass of Profile, in <package>.profile."

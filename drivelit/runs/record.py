@@ -6,7 +6,7 @@
 __all__ = ['KEYS', 'SET_KEYS', 'WORDS', 'DRIVER', 'NO_SEED', 'FIRST', 'BEST', 'SAME', 'WHERE_ONLY', 'FAMILY', 'flat', 'Part',
            'write_part', 'Condition', 'driver', 'Record', 'record_of', 'read_parts', 'collect', 'catch_up',
            'save_record', 'read_record', 'joined', 'publish', 'Unit', 'Claim', 'Study', 'best_without_eyes', 'Column',
-           'shown', 'table', 'framed', 'difference', 'words_of', 'holm', 'benjamini_hochberg', 'compared',
+           'number_cell', 'table', 'framed', 'difference', 'words_of', 'holm', 'benjamini_hochberg', 'compared',
            'conditional', 'told', 'answers']
 
 # %% ../../nbs/42_runs/50_record.ipynb #045fea90
@@ -42,17 +42,17 @@ def flat(numbers: Mapping[str, Any], before: str = "") -> dict[str, float]:
     Returns:
         dict: keys and positions joined by `_` -> number, NaN for None
     """
-    found = {}
+    numbers_by_name = {}
     for key, value in numbers.items():
         if isinstance(value, list | tuple):
             value = dict(enumerate(value))
         if isinstance(value, Mapping):
-            found |= flat(value, f"{before}{key}_")
+            numbers_by_name |= flat(value, f"{before}{key}_")
         elif isinstance(value, str):
             continue
         else:
-            found[f"{before}{key}"] = math.nan if value is None else float(value)
-    return found
+            numbers_by_name[f"{before}{key}"] = math.nan if value is None else float(value)
+    return numbers_by_name
 
 
 @dataclass
@@ -216,10 +216,10 @@ class Record:
     @cached_property
     def _numbers(self):
         "(arm, play, swap, turn, name) -> {seed: value}."
-        found = {}
+        by_key = {}
         for seed, *key, value in self.sets.astype({k: object for k in self.sets}).itertuples(index=False):
-            found.setdefault(tuple(key), {})[seed] = value
-        return found
+            by_key.setdefault(tuple(key), {})[seed] = value
+        return by_key
 
     @cached_property
     def drivers(self) -> list[str]:
@@ -280,8 +280,8 @@ class Record:
         rows = self.scenes.iloc[self._places.get(self.key(c), [])]
         if measure not in rows or not len(rows):
             return pd.DataFrame()
-        said = rows["reason"] != "" if "reason" in rows else False
-        rows = rows[(rows[measure].notna() | said).groupby(rows.seed).transform("any")]
+        reasoned = rows["reason"] != "" if "reason" in rows else False
+        rows = rows[(rows[measure].notna() | reasoned).groupby(rows.seed).transform("any")]
         return rows.pivot(index="seed", columns="scene", values=measure).astype(float)
 
     def numbers(self, c: Condition, measure: str) -> np.ndarray:
@@ -385,13 +385,13 @@ def catch_up(
     Returns:
         names for `read_parts`
     """
-    there = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
-    if stages.is_done(out, "scenes", 0) and not there("drivers"):
+    kept = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
+    if stages.is_done(out, "scenes", 0) and not kept("drivers"):
         ends = stages.result(out, "scenes", 0)["drivers"]
         write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
     names = {f"{a}-{s}": (a, s) for s in seeds for a in arms}
     for name, (arm, seed) in names.items():
-        if stages.is_done(out, arm, seed) and not there(name):
+        if stages.is_done(out, arm, seed) and not kept(name):
             write_part(out, name, part_of(arm, seed, stages.result(out, arm, seed)))
     return ["drivers", *names]
 
@@ -530,6 +530,11 @@ class Claim:
     other: Condition
     words: str = ""
 
+    def played(self, play: str) -> "Claim":
+        "The same claim of another play; a side that names its own play keeps it."
+        both = (replace(c, play=play) if c.play == FIRST else c for c in (self.better, self.other))
+        return Claim(self.where, self.unit, *both, self.words)
+
 
 @dataclass(frozen=True)
 class Study:
@@ -544,6 +549,7 @@ class Study:
         shared: what all seeds have in common, in words: a base, a warm-up
         apart: arms are of different systems: seeds of two arms are no pairs
         hears: function of the record and a condition: what the drivers whom it has to beat may be told; None: nothing
+        blind: what a table calls a driver without eyes: its name, and what is said of it if it is the best
     """
 
     arms: Mapping[str, str]
@@ -554,27 +560,32 @@ class Study:
     shared: str = ""
     apart: bool = False
     hears: Callable[[Record, Condition], str] | None = None
+    blind: str = "no eyes: {name}{best}"
 
     def rows(self, record: Record) -> list[str]:
         "Arms that have a row: all but the optional ones, and these where they ran."
         return [a for a in self.arms if a not in self.optional or a in record.ran]
 
 
-def best_without_eyes(record: Record, study: Study, measure: str, told: str = "") -> str:
+def best_without_eyes(
+    record: Record, study: Study, measure: str, hearing: str = "", among: Iterable[str] | None = None
+) -> str:
     """Whom a policy has to beat.
 
     Args:
         record: Record
         study: signs, knows
         measure: by which drivers are ordered
-        told: what drivers may be told that count, beside those that are told nothing
+        hearing: what drivers may be told that count, beside those that are told nothing
+        among: names of drivers; default: all
 
     Returns:
         the driver's name
     """
-    heard = [n for n in record.drivers if record.hears[n] in ("", told)]
-    scores = {n: study.signs[measure] * record.numbers(driver(n), measure)[0] for n in heard}
-    scores = {n: v for n, v in scores.items() if n not in study.knows and not np.isnan(v)}
+    names = record.drivers if among is None else among
+    blind = [n for n in names if record.hears[n] in ("", hearing) and n not in study.knows]
+    scores = {n: study.signs[measure] * record.numbers(driver(n), measure)[0] for n in blind}
+    scores = {n: v for n, v in scores.items() if not np.isnan(v)}
     return max(scores, key=scores.get)
 
 # %% ../../nbs/42_runs/50_record.ipynb #bfa0565b
@@ -607,7 +618,7 @@ class Column:
     sparse: bool = False
 
 
-def shown(record: Record, study: Study, c: Condition, column: Column) -> str:
+def number_cell(record: Record, study: Study, c: Condition, column: Column) -> str:
     """A number as a table shows it.
 
     Args:
@@ -630,8 +641,8 @@ def shown(record: Record, study: Study, c: Condition, column: Column) -> str:
         v = v / record.numbers(driver(study.knows[-1]), column.measure)
     if not column.skill:
         return cell(v, column.percent, lost, column.digits)
-    told = study.hears(record, c) if study.hears else ""
-    sign, best = study.signs[column.measure], best_without_eyes(record, study, column.measure, told)
+    hearing = study.hears(record, c) if study.hears else ""
+    sign, best = study.signs[column.measure], best_without_eyes(record, study, column.measure, hearing)
     names = (best, study.knows[-1])
     ends = [sign * record.numbers(driver(n), column.measure)[0] for n in names if n in record.drivers]
     return skill_cell(sign * v, *ends, lost) if np.isfinite(ends).all() and len(ends) == 2 else ""
@@ -652,9 +663,11 @@ def table(
         DataFrame without holes
     """
     rows = list(rows)
-    there = lambda col: any((record.numbers(replace(c, **_own(col)), col.measure) > 0).any() for _, c in rows)
-    columns = {n: col for n, col in columns.items() if not col.sparse or there(col)}
-    return framed([dict(words) | {n: shown(record, study, c, col) for n, col in columns.items()} for words, c in rows])
+    appears = lambda col: any((record.numbers(replace(c, **_own(col)), col.measure) > 0).any() for _, c in rows)
+    columns = {n: col for n, col in columns.items() if not col.sparse or appears(col)}
+    return framed(
+        [dict(words) | {n: number_cell(record, study, c, col) for n, col in columns.items()} for words, c in rows]
+    )
 
 
 def _own(column):
@@ -714,11 +727,11 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     a, b = (v if len(v) and v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
     if not len(seeds):
         return paired(np.zeros((0, 0)), np.zeros((0, 0)), unit.scale, unit.margin)
-    found = paired(a.to_numpy(), b.to_numpy(), unit.scale, unit.margin)
+    paired_by_scene = paired(a.to_numpy(), b.to_numpy(), unit.scale, unit.margin)
     if not unit.lost:
-        return found
+        return paired_by_scene
     lost = [_lost(record, unit, c) for c in (better, other)]
-    return replace(found, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
+    return replace(paired_by_scene, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
 
 
 def _as_many(a, b):
@@ -795,15 +808,15 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
         DataFrame: where, unit, and the columns of COMPARED; then one for each word of FAMILY
     """
     claims = list(claims)
-    found = [difference(record, study, c.unit, c.better, c.other) for c in claims]
+    differences = [difference(record, study, c.unit, c.better, c.other) for c in claims]
     rows = [
         dict(where=c.where, unit=c.unit.name) | paired_row(words_of(study, c), d)
-        for c, d in zip(claims, found, strict=True)
+        for c, d in zip(claims, differences, strict=True)
     ]
     made = framed(rows, ["where", "unit", *COMPARED])
     for name, adjusted in FAMILY.items() if family else ():
-        whole = adjusted([d.p for d in found])
-        words = ["shown" if d.mean > 0 else "reversed" for d in found]
+        whole = adjusted([d.p for d in differences])
+        words = ["shown" if d.mean > 0 else "reversed" for d in differences]
         made[name] = ["" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(whole, words, strict=True)]
     return made
 

@@ -572,6 +572,13 @@ class StageGraph:
             raise RunError(f"{out}: stage {stage}, seed {seed} has not run to its end")
         return json.loads(path.read_text())
 
+    def first_done(self, out: str | Path, stages: Sequence[str], seed: int = 0) -> str:
+        "The first of these stages that has run to its end; ValueError if none has."
+        for stage in stages:
+            if self.is_done(out, stage, seed):
+                return stage
+        raise ValueError(f"{out}: none of the stages {', '.join(stages)} is done for seed {seed}")
+
     def trained(self, out: str | Path, stage: str, seed: int = 0) -> Path:
         "Where a stage leaves its policy."
         return self.folder(out, stage, seed) / "final"

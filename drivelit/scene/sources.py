@@ -35,7 +35,7 @@ SOURCES = dict(
     drivelm="drivelit.scene.drivelm",
     navsim="drivelit.scene.navsim",
     bench2drive="drivelit.scene.bench2drive",
-)
+) | {"123d": "drivelit.scene.py123d"}
 OF_SCENE = {k: k for k in SOURCES} | dict(nuscenes_mini="recorded")  # what a scene calls its source -> its reader
 ASPECTS = (
     "images",
@@ -134,7 +134,9 @@ def has(scene: Scene, aspect: str) -> bool:
         centerline=lambda: len(scene.map.centerline) > 1,
         lights=lambda: bool(scene.lights),
         command=lambda: scene.source != "drivelm" and scene.meta.get("command_known", True),
-        speed_limit=lambda: scene.source in ("toy", "navsim") and bool(scene.map.areas),
+        speed_limit=lambda: scene.meta.get(
+            "speed_limit_known", scene.source in ("toy", "navsim") and bool(scene.map.areas)
+        ),
     )[aspect]()
 
 # %% ../../nbs/00_scene/90_sources.ipynb #needfun1
