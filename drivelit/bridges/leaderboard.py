@@ -217,16 +217,8 @@ EVERY, QUALITY, TURNS, AHEAD = HZ // 2, 20, (1, 2), 35.0  # ticks; JPEG; RoadOpt
 BRAKES = (0.0, 0.0, 1.0)
 
 
-class Pilot:
-    """A policy at the leaderboard's wheel: sensors in, controls out.
-
-    Args:
-        planner: of `take_wheel`, or any other
-        points: poses of its plans, every 0.5 s
-        cameras: that it is shown
-        size: (width, height) of their pictures, pixels
-        quality: of the JPEGs; 0: PNG
-    """
+class _Seat:
+    "What a policy at the leaderboard's wheel is shown."
 
     def __init__(
         self,
@@ -260,27 +252,6 @@ class Pilot:
         self.ticks, self.angle, self.lag, self.control = 0, 0.0, 0.0, BRAKES
         self.past, self.files, self.unreadable, self.kept = [], [], Counter(), None
         self.followed, self.asked, self.planned = None, None, 0.0
-
-    def step(self, data: dict[str, np.ndarray], now: float) -> tuple[float, float, float]:
-        """A tick of 0.05 s.
-
-        Args:
-            data: as `Track.feel` takes it; each EVERY ticks also pictures (H, W, 4) uint8, blue first
-            now: seconds
-
-        Returns:
-            tuple: throttle, steer, brake: 0 to 1, -1 to 1 to the right, 0 to 1
-
-        Raises:
-            SensorError: a sensor that is missing or no number, a picture of another size
-        """
-        self.track.feel(data, now)
-        if self.ticks % EVERY == 0:
-            self._decide(data)
-        if self.ticks % round(HZ * kin.DT) == 0:
-            self.control = self._steer(self.ticks % EVERY // round(HZ * kin.DT))
-        self.ticks += 1
-        return self.control
 
     def _photograph(self, data: dict[str, np.ndarray]) -> None:
         "The pictures of this moment, into files."
@@ -328,6 +299,39 @@ class Pilot:
             dict(time=round(track.time, 3)),
         )
 
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #82990b9d
+class Pilot(_Seat):
+    """A policy at the leaderboard's wheel: sensors in, controls out.
+
+    Args:
+        planner: of `take_wheel`, or any other
+        points: poses of its plans, every 0.5 s
+        cameras: that it is shown
+        size: (width, height) of their pictures, pixels
+        quality: of the JPEGs; 0: PNG
+    """
+
+    def step(self, data: dict[str, np.ndarray], now: float) -> tuple[float, float, float]:
+        """A tick of 0.05 s.
+
+        Args:
+            data: as `Track.feel` takes it; each EVERY ticks also pictures (H, W, 4) uint8, blue first
+            now: seconds
+
+        Returns:
+            tuple: throttle, steer, brake: 0 to 1, -1 to 1 to the right, 0 to 1
+
+        Raises:
+            SensorError: a sensor that is missing or no number, a picture of another size
+        """
+        self.track.feel(data, now)
+        if self.ticks % EVERY == 0:
+            self._decide(data)
+        if self.ticks % round(HZ * kin.DT) == 0:
+            self.control = self._steer(self.ticks % EVERY // round(HZ * kin.DT))
+        self.ticks += 1
+        return self.control
+
     def _decide(self, data: dict[str, np.ndarray]) -> None:
         "Ask the policy; what is driven until the next decision."
         self.past.append(self.track.pose.copy())
@@ -371,7 +375,7 @@ class Pilot:
         told = dict(decisions=len(self.past), seconds=round(self.planned, 3), unreadable=dict(self.unreadable))
         return dict(route=self.name) | told | dict(lost={k: n for k, n in self.track.lost.items() if n})
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #51ff9ebc
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #84bf76fa
 AGENT = '''"""drivelit in CARLA's leaderboard: --agent=THIS --agent-config=CONF. For Python 3.7 and newer."""
 
 import atexit
@@ -470,7 +474,7 @@ class DrivelitAgent(AutonomousAgent):
         self.ticks = -1
 '''
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #72782532
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #18aca15c
 def _opened(conf: dict[str, Any]) -> Pilot:
     "The pilot that a configuration names."
     if Path(what := conf["planner"]).is_dir():
@@ -518,7 +522,7 @@ def serve(conf: dict[str, Any], source: BinaryIO, sink: BinaryIO) -> None:
         sink.write(json.dumps(answer).encode() + b"\n")
         sink.flush()
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #e379b063
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #66358a30
 def cameras_of(run: str | Path) -> tuple[str, ...]:
     """The cameras that the policy of a run is shown.
 
@@ -589,7 +593,7 @@ def write_agent(
     write_json(folder / "drivelit_agent.json", conf)
     return folder / "drivelit_agent.py", folder / "drivelit_agent.json"
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #77b3d7cd
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #ca960522
 REPORTS = dict(SCENARIO_TIMEOUT="scenario_timeouts", YIELD_TO_EMERGENCY_VEHICLE="yield_emergency_vehicle_infractions")
 assert set(REPORTS.values()) <= set(RECORDED)
 NAMES = dict(  # what is taken of the leaderboard and of its scenario runner
@@ -616,7 +620,7 @@ def _theirs() -> SimpleNamespace:
     os.environ.setdefault("SCENARIO_RUNNER_ROOT", str(Path(runner).parents[2]))  # it looks for its files there
     return SimpleNamespace(**found)
 
-
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #d56e1e9f
 def configuration(theirs: Any, route: Route, library: Any = carla) -> Any:
     """A route in the leaderboard's words.
 
@@ -651,7 +655,7 @@ def configuration(theirs: Any, route: Route, library: Any = carla) -> Any:
         out.scenario_configs.append(one)
     return out
 
-
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #79b4ae59
 class ScenarioRunner:
     """Bench2Drive's scenarios on a route of `CarlaWorld`: `scenario = drivelit.bridges.leaderboard:ScenarioRunner`.
 
@@ -660,6 +664,7 @@ class ScenarioRunner:
         world: carla.World in synchronous mode
         route: that is driven
         ego: carla.Vehicle, at its start
+        library: the module `carla`
 
     Raises:
         ImportError: without Bench2Drive's packages; the sentence says which
@@ -722,7 +727,7 @@ class ScenarioRunner:
         self.told += new
         return list(new.elements())
 
-# %% ../../nbs/65_bridges/35_leaderboard.ipynb #2f751c6b
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #11063e29
 FIRST, FIRST_TRAFFIC, APART, AGAIN = 30000, 50000, 150, 20  # ports as in Bench2Drive's scripts; how often begun
 
 
@@ -805,7 +810,7 @@ def commands(
         ]
     )
 
-
+# %% ../../nbs/65_bridges/35_leaderboard.ipynb #dc8d24d4
 @click.command("leaderboard", context_settings=dict(show_default=True))
 @click.argument("planner", metavar="RUN|MODULE:FUNCTION")
 @click.option("--routes", required=True, help="bench2drive220.xml or the like")
