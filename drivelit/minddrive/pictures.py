@@ -156,7 +156,8 @@ def _moment(world, images, choice, title):
     "A decision as a picture: what the policy is shown, the moment from above with its plan, its words."
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), width_ratios=(1, 1.25), layout="constrained")
     left.imshow(np.asarray(images[0]), interpolation="nearest")
-    left.set(xticks=[], yticks=[], title=title)
+    left.set(xticks=[], yticks=[])
+    left.set_title(title, fontsize=9)
     unread = isinstance(choice.decision, ParseError)
     word = "" if unread else choice.decision.speed
     words = choice.decision.reason if unread else f"{word}, {choice.decision.path}".replace("_", " ")
