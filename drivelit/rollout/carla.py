@@ -948,8 +948,8 @@ class CarlaWorld(_Drives):
             `reset` and gone after `close`
         scenario: function of (client, carla.World, Route as it was given, ego) that puts others on the route when it
             begins; it returns what is called before each tick and gives what it has to report: (kind, text) in the
-            leaderboard's words, such as ("scenario_timeouts", ...); if it raises, or reports another kind, the drive ends
-            as `simulator_lost`, and `info["error"]` says why
+            leaderboard's words, such as ("scenario_timeouts", ...); if it raises, or reports another kind, the drive
+            ends as `simulator_lost`, and `info["error"]` says why
         library: the module `carla`, or what stands for it
         **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
 
