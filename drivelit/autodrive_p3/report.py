@@ -75,7 +75,7 @@ ORDERS = claims_of(  # where, units, the paper's better one, the other
 )
 STUDY = Study(
     arms=ROWS,
-    optional=OPTIONAL,
+    optional=(*OPTIONAL, "sft_images"),  # an arm of ours: a row where it ran
     signs=dict(ade=-1, pdms=1),
     claims=ORDERS,
     shared="the rows with the teacher's thoughts",

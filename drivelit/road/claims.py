@@ -120,7 +120,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
                 "difference": f"{found.difference} ({found['95 % interval']})" if found.difference else "",
                 "alone": found.verdict,
                 "Holm": found.Holm,
-                "again": f"{profile}: {c.better}, {c.other}",
+                "again": f"{profile}: {c.better},{c.other}",
                 "needed": "" if found.Holm == "shown" else c.needed,
             }
         )
