@@ -499,6 +499,29 @@ def test_the_wheel_says_what_it_is(wheel):
     assert {"navsim", "nuscenes", "server", "notebooks", "dev"} <= extras
 
 
+def shown_with_samples(notebook):
+    "Pictures behind a cell that has read recorded samples, whose licence does not let us commit them."
+    cells, read, found = [c for c in notebook["cells"] if c["cell_type"] == "code"], False, []
+    for cell in cells:
+        said = "".join("".join(o.get("text", "")) for o in cell["outputs"])
+        may = "DRIVELIT_SAMPLES is not set" in "".join(cell["source"]) and bool(cell["outputs"])
+        read = read or (may and "DRIVELIT_SAMPLES is not set" not in said)
+        found += [o for o in cell["outputs"] if read and "image/png" in o.get("data", {})]
+    return found
+
+
+def test_no_picture_is_of_recorded_samples():
+    "Counts and scores of samples may be printed; a picture behind them may be of a sample."
+    cell = dict(cell_type="code", source=['print("DRIVELIT_SAMPLES is not set" if not samples else len(samples))'])
+    said = dict(output_type="stream", name="stdout", text=["DRIVELIT_SAMPLES is not set\n"])
+    picture = dict(output_type="display_data", data={"image/png": ""})
+    shown = lambda *outputs: len(shown_with_samples(dict(cells=[cell | dict(outputs=outputs)])))
+    nine = said | dict(text=["9\n"])
+    assert (shown(said, picture), shown(nine), shown(nine, picture)) == (0, 0, 1)
+    looked_at = {"46_routes", "50_closed_loop", "28_report", "30_rows"}  # their pictures are of the town and of tables
+    assert {f.stem for f in NOTEBOOKS if shown_with_samples(json.loads(f.read_text()))} <= looked_at
+
+
 def test_the_papers_of_the_house_are_there():
     for path in ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "docs/DESIGN.md", "docs/STYLE.md"):
         assert (ROOT / path).exists(), path
