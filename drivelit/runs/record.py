@@ -854,7 +854,7 @@ def told(text: str, made: pd.DataFrame, missing: str = "") -> str:
 
     Args:
         text: names rows as `[comparison]` or `[part of where or unit: comparison]`; `[... | difference]` asks for
-            another column than the verdict
+            another column than the verdict, and gets the verdict where that one is empty
         made: of `compared`
         missing: what stands where no row has the name, in a run that has other arms; empty: that is an error
 
@@ -873,6 +873,7 @@ def told(text: str, made: pd.DataFrame, missing: str = "") -> str:
         if part:
             rows = rows[np.any([rows[c].str.contains(part, regex=False) for c in places], axis=0)]
         values = set(rows[column or "verdict"]) or {missing}
+        values = set(rows.verdict) if values == {""} and column else values  # why there is no number
         if len(values) != 1 or values == {""}:
             raise KeyError(f"{match[0]}: {len(rows)} rows of the table, with {len(values)} different words")
         return f"**{values.pop()}**"
