@@ -265,7 +265,7 @@ def _makers():
     room = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1]
     files = [
         *(room / "scene").glob("*.py"),
-        *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed")),
+        *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed", "pdm_parts")),
     ]
     return sha256(*sorted(files))
 
