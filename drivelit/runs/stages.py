@@ -42,7 +42,7 @@ from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole
 from ..scene.processes import follow_parent
 from ..policy.text import nearest
 from .profiles import Profile, find_system, missing_packages
-from .plays import shards_in
+from .plays import keep_parts_in
 
 # %% ../../nbs/42_runs/30_stages.ipynb #2b390946
 if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch
@@ -641,7 +641,8 @@ class _Works(StageGraph):
                 return self.result(out, stage, seed)
             begin = time.time()
             # what it plays is shared out to its processes
-            with shards_in(here / "shards"), _reported(profile, here):
+            # the folder has the name that parts of a play had in older versions: their runs go on with what is there
+            with keep_parts_in(here / "shards"), _reported(profile, here):
                 try:
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
