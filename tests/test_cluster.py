@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from drivelit.rollout.core import Episode
-from drivelit.runs.plays import in_shards
+from drivelit.runs.plays import play_in_parts
 from drivelit.runs.stages import Stages
 
 STAGES = Stages("far", dict(scenes=(), drive=("scenes",), wrong=()), kinds=dict(drive="play"), optional=("wrong",))
@@ -54,7 +54,7 @@ def drive(out, profile, seed):
     torch.manual_seed(0)
     policy = SimpleNamespace(model=torch.nn.Linear(2, 2))
     told = dict(token=os.environ.get("HF_TOKEN"))
-    return told | dict(pdms=[e.rewards[0]["pdms"] for e in in_shards(play, policy, profile, range(9), seed)])
+    return told | dict(pdms=[e.rewards[0]["pdms"] for e in play_in_parts(play, policy, profile, range(9), seed)])
 
 
 FUNCTIONS = dict(
@@ -198,14 +198,14 @@ def patient(system):
     return importlib.import_module(f"patient.{system}.pipeline").STAGES
 
 
-def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
+def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     profile = load_profile("mtdrive", "smoke", rl_gpus=2, together=1)
     alone = far().run(start(tmp_path / "alone", profile), workers=0)
     monkeypatch.setenv("DRIVELIT_PAUSE", "1.5")
     out = start(tmp_path / "run", profile)
     drive = far().folder(out, "drive")
-    shards = drive / "shards" / "0"
-    finished = lambda: {p: p.stat().st_mtime_ns for p in shards.glob("*.json.gz")}
+    parts = drive / "shards" / "0"
+    finished = lambda: {p: p.stat().st_mtime_ns for p in parts.glob("*.json.gz")}
     with machines(nodes, 3):  # one to spare
         seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
         found = far().run(out, workers=1, cluster=nodes.address)
@@ -213,19 +213,19 @@ def test_a_killed_node_costs_the_shards_under_way(nodes, tmp_path, monkeypatch):
     assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
     kept = seen["then"]
     assert 2 <= len(kept) < 9, "it was over before the kill"
-    assert {p: t for p, t in finished().items() if p in kept} == kept  # no finished shard was played again
+    assert {p: t for p, t in finished().items() if p in kept} == kept  # no finished part was played again
     begun = (far().folder(out, "drive") / "begun.txt").read_text().split()
-    assert 9 < len(begun) <= 11 and len(set(begun)) == 9  # of each of the two workers one shard at most
+    assert 9 < len(begun) <= 11 and len(set(begun)) == 9  # of each of the two workers one part at most
 
-    # what the cluster has written is read by a laptop, a damaged shard is named and played again
+    # what the cluster has written is read by a laptop, a damaged part is named and played again
     monkeypatch.setenv("DRIVELIT_PAUSE", "0")
     (far().folder(out, "drive") / "done.json").unlink()
-    whole = (shards / "4.json.gz").read_bytes()
-    (shards / "4.json.gz").write_bytes(whole[:-20])
+    whole = (parts / "4.json.gz").read_bytes()
+    (parts / "4.json.gz").write_bytes(whole[:-20])
     with pytest.warns(UserWarning, match="shards/0/4.json.gz is damaged .*; it is played again"):
         again = far().run(out, workers=0)
     assert again["drive", 0]["pdms"] == alone["drive", 0]["pdms"]
-    assert (shards / "4.json.gz").read_bytes() == whole
+    assert (parts / "4.json.gz").read_bytes() == whole
     more = (far().folder(out, "drive") / "begun.txt").read_text().split()[len(begun) :]
     assert len(more) == 1
 

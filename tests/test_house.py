@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
@@ -63,8 +64,8 @@ def code_cells(path):
     return [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
 
 
-def imports(source, package=()):
-    "The modules that a file imports, as absolute names."
+def imports(source, package=(), names=False):
+    "The modules that a file imports, as absolute names; `names`: what it takes from packages, too."
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
@@ -75,7 +76,8 @@ def imports(source, package=()):
                     *([node.module] if node.module else []),
                 ]
             )
-            yield from [base] if node.module else (f"{base}.{a.name}" for a in node.names)
+            yield from [base] if node.module else []
+            yield from (f"{base}.{a.name}" for a in node.names) if names or not node.module else []
 
 
 def load(path):
@@ -207,6 +209,17 @@ def test_rooms_import_what_stands_below_them(path):
     # the command line finds the systems by their names; the package itself says which extra a missing module is of
     above = {"__main__.py": {"scene", "runs", "__version__"}, "__init__.py": {"scene"}}.get(path.name, set())
     assert used - {room} <= MAY_IMPORT.get(room, above)
+
+
+def test_no_module_reaches_itself():
+    "Imports in functions count, too: one that stands there for the sake of a circle hides it."
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PYTHON}
+    below = {
+        module: set(modules) & set(imports(path.read_text(), path.relative_to(ROOT).parts[:-1], names=True))
+        for module, path in modules.items()
+    }
+    below["drivelit.runs.stages"].remove("drivelit.runs.cluster")  # Ray's machines run stages, which start them
+    assert list(TopologicalSorter(below).static_order())  # raises a CycleError that names the circle
 
 
 OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "runs/plays.py")

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
-from drivelit.data.episodes import read_shard, write_shard
+from drivelit.data.episodes import read_play_part, write_play_part
 from drivelit.data.served import Journal
 from drivelit.driveagent.motion import MotionHead, load_head, save_head
 from drivelit.metrics.images import load_encoder
@@ -118,11 +118,11 @@ def a_rollout(here):
     return here / "3.npz", read
 
 
-def a_shard(here):
-    write_shard(here / "0.json.gz", dict(seed=1), [an_episode()])
+def a_part(here):
+    write_play_part(here / "0.json.gz", dict(seed=1), [an_episode()])
 
     def read():
-        found, why = read_shard(here / "0.json.gz", dict(seed=1))
+        found, why = read_play_part(here / "0.json.gz", dict(seed=1))
         if found is None:
             assert "0.json.gz" in why
             raise Lost
@@ -227,7 +227,7 @@ def test_any_bit_of_a_header_without_a_mark(kind, tmp_path):
     assert seen.count("refused") > len(seen) / 2
 
 
-@pytest.mark.parametrize("kind", [a_rollout, a_shard, drives, a_journal, a_town], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [a_rollout, a_part, drives, a_journal, a_town], ids=lambda k: k.__name__)
 def test_any_bit_of_what_a_run_has_kept(kind, tmp_path):
     path, read = kind(tmp_path)
     expected = read()

@@ -33,7 +33,7 @@ from drivelit.mtdrive import data, evaluation, pipeline
 from drivelit.mtdrive.agent import SpeedAgent
 from drivelit.mtdrive.task import MTDriveTask
 from drivelit.rollout.core import Episode
-from drivelit.runs.plays import shards_in
+from drivelit.runs.plays import keep_parts_in
 from drivelit.runs.stages import run_profile
 
 few, many = map(Path, sys.argv[1:])
@@ -69,7 +69,7 @@ for stage in ("data_single", "data_two", "data_multi", "data_rl"):
     rows, peaks = [], []
     for out in (few, many):
         written.n = 0
-        with shards_in(out / stage):
+        with keep_parts_in(out / stage):
             told = pipeline.FUNCTIONS[stage](out, run_profile(out), 0)
         rows.append(written.n or told["chosen"])
         peaks.append(peak())  # the highest until now, so a stage that holds its scenes cannot hide

@@ -47,7 +47,7 @@ from ..rollout.core import Episode, TurnState, answered, rollout
 from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
-from ..runs.plays import in_shards, player_for
+from ..runs.plays import play_in_parts, player_for
 from ..runs.record import DRIVER, NO_SEED, Part
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
@@ -130,7 +130,7 @@ PARTS = ("format", *STAGES)
 
 
 def chain_of(episode: Episode, inputs: Inputs, mode: str) -> Chain:
-    """What an episode says; read from its words, which the file of a shard keeps.
+    """What an episode says; read from its words, which the file of a play keeps.
 
     Args:
         episode: of P3Task, with an answer
@@ -346,7 +346,7 @@ def play(
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or player_for(policy, profile)
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
-    return in_shards(part, policy, profile, scenes, seed)
+    return play_in_parts(part, policy, profile, scenes, seed)
 
 
 def seconds_of(

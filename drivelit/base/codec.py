@@ -282,7 +282,7 @@ def exam_shelf(lessons: str | Path, recipe: CodecRecipe) -> Shelf:
     Returns:
         Shelf
     """
-    return Shelf(save_lessons(recipe.exam, Path(lessons) / "exam", EXAM_SEED, shard=recipe.exam))
+    return Shelf(save_lessons(recipe.exam, Path(lessons) / "exam", EXAM_SEED, in_file=recipe.exam))
 
 
 def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None = None) -> Codec:

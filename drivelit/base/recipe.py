@@ -229,7 +229,7 @@ def exam_scenes(out: str | Path, recipe: Recipe) -> tuple[Shelf, list]:
     Returns:
         shelf, scenes
     """
-    files = save_lessons(recipe.exam, out, EXAM_SEED, shard=recipe.exam)
+    files = save_lessons(recipe.exam, out, EXAM_SEED, in_file=recipe.exam)
     return Shelf(files), scenes(recipe.exam, seed=EXAM_SEED)
 
 

@@ -31,7 +31,7 @@ from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.profiles import Profile
-from ..runs.plays import in_shards, player_for
+from ..runs.plays import play_in_parts, player_for
 from ..runs.record import DRIVER, NO_SEED, Part
 from ..runs.stages import load_scenes
 
@@ -111,7 +111,7 @@ def play(
     heat = profile.play_temperature if temperature is None else temperature
     engine = player_for(policy, profile)
     part = lambda some, s: _play_by(engine, policy, some, task, profile, s, heat)
-    return in_shards(part, policy, profile, scenes, seed)
+    return play_in_parts(part, policy, profile, scenes, seed)
 
 
 def _play_by(engine, policy, scenes, task, profile, seed, temperature):

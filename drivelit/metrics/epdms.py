@@ -22,6 +22,7 @@ from . import kinematics as kin
 from . import pdm
 from .kinematics import AX, AY, HEADING, VEHICLE, YAW_ACC, YAW_RATE, X, Y
 from .pdm import PDMScene
+from .pdm_closed import references
 from ..scene.core import Ego, Scene, from_frame
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #39cd701a
@@ -369,8 +370,6 @@ def closed_plan(prepared: PDMScene) -> np.ndarray:
     Returns:
         np.ndarray: (41, 3) rear-axle poses in the ego frame at 10 Hz
     """
-    from drivelit.metrics.pdm_closed import references
-
     if prepared.scene not in CLOSED:
         (CLOSED[prepared.scene],) = references([prepared], judge=score_states, choose=best)
     return CLOSED[prepared.scene]

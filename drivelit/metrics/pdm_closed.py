@@ -19,7 +19,16 @@ from shapely.ops import substring
 
 from . import kinematics as kin
 from .kinematics import VEHICLE
-from .pdm import AHEAD, EGO_HALF, MOVING_TYPES, PDMResult, PDMScene, prepare, red_zones, score_states
+from drivelit.metrics.pdm_parts import (
+    AHEAD,
+    EGO_HALF,
+    MOVING_TYPES,
+    PDMResult,
+    PDMScene,
+    prepare,
+    red_zones,
+    score_states,
+)
 from ..scene.core import Agent, Ego, Scene, wrap_angle
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f67f

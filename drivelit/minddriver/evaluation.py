@@ -40,7 +40,7 @@ from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.record import DRIVER, NO_SEED, Part
-from ..runs.plays import in_shards, player_for
+from ..runs.plays import play_in_parts, player_for
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
 def carried_on(points: np.ndarray) -> np.ndarray:
@@ -283,7 +283,7 @@ def play(
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or engine_of(policy, profile, task.codec)
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
-    return in_shards(part, policy, profile, scenes, seed)
+    return play_in_parts(part, policy, profile, scenes, seed)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0010
 SWAPS = ("own", "another scene's", "grey", "true")

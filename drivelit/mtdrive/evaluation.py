@@ -26,7 +26,7 @@ from ..rollout.core import Episode, answered, rollout
 from ..rollout.road import Planner, Unjudged, by_policy
 from ..scene import recorded
 from ..scene.core import Scene
-from ..runs.plays import in_shards, player_for
+from ..runs.plays import play_in_parts, player_for
 from ..runs.record import DRIVER, NO_SEED, Part
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
@@ -200,7 +200,7 @@ def play(
         engine: who answers; default: the policy itself
         temperature: of sampling; default: the training rollouts'
         task: default: MTDrive's, with this perception
-        of: what is wanted of an episode, as `in_shards` takes it; None: all
+        of: what is wanted of an episode, as `play_in_parts` takes it; None: all
 
     Returns:
         one Episode, or what `of` makes of it, for each scene, in order
@@ -211,7 +211,7 @@ def play(
     how |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()
     part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, **how)
-    return in_shards(part, policy, profile, scenes, seed, of)
+    return play_in_parts(part, policy, profile, scenes, seed, of)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
 def evaluate(

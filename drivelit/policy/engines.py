@@ -802,49 +802,33 @@ def ask_as_they_come(
         pool.shutdown(wait=False, cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 # %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
-class _Asks:
-    "One conversation with the server."
-
-    def _where(self, i):
-        return f"{self.base_url}, model {self.model!r}, conversation {i}"
-
-    def _one(self, conversation, i, seconds, seed, most, **options):
-        "One try; a conversation's own seed and limit go before those of the call."
-        if conversation.seed is not None or seed is not None:
-            options["seed"] = seed + i if conversation.seed is None else conversation.seed
-        return self._ask(
-            conversation, options | dict(model=self.model, max_tokens=min(most, conversation.limit or most)), seconds
-        )
-
-    def _ask(self, conversation, options, seconds):
-        begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
-        extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
-        if self.rule:
-            extra |= self.rule.served(conversation.opening)
-        if conversation.stops:
-            options, extra = (
-                options | dict(stop=list(conversation.stops)),
-                extra | dict(include_stop_str_in_output=True),
-            )
-        messages = [*as_openai(conversation.messages), *begun]
-        ask = self.client.chat.completions.create
-        text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **options))
-        if self.rule:
-            ids = self.rule.read(text, conversation.opening)
-            if isinstance(ids, ParseError):
-                raise ValueError(f"the answer breaks the rule: {ids.reason}")
-        if (end := end_of(text, conversation.stops)) >= 0:
-            text, stop = text[:end], "stop"
-        if self.policy is None:
-            return Completion(text, [], None, stop)
-        if not self.rule:
-            if words := control_words(text):  # as ids they would be control tokens
-                raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
-            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Completion(text, ids + [self.policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
+def _ask(client, policy, rule, conversation, options, seconds):
+    "The completion of one conversation; its answer keeps the rule and holds no control words."
+    begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
+    extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
+    if rule:
+        extra |= rule.served(conversation.opening)
+    if conversation.stops:
+        options, extra = (options | dict(stop=list(conversation.stops)), extra | dict(include_stop_str_in_output=True))
+    messages = [*as_openai(conversation.messages), *begun]
+    ask = client.chat.completions.create
+    text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **options))
+    if rule:
+        ids = rule.read(text, conversation.opening)
+        if isinstance(ids, ParseError):
+            raise ValueError(f"the answer breaks the rule: {ids.reason}")
+    if (end := end_of(text, conversation.stops)) >= 0:
+        text, stop = text[:end], "stop"
+    if policy is None:
+        return Completion(text, [], None, stop)
+    if not rule:
+        if words := control_words(text):  # as ids they would be control tokens
+            raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
+        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return Completion(text, ids + [policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #ceaed788
-class OpenAIEngine(_Asks):
+class OpenAIEngine:
     """Completions from a server that speaks the OpenAI chat protocol, such as vLLM.
 
     Args:
@@ -929,3 +913,13 @@ class OpenAIEngine(_Asks):
         sampling = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
         ask = lambda i, seconds: self._one(conversations[i], i, seconds, **sampling)
         yield from ask_as_they_come(ask, conversations, self._where, self.threads, self.timeout, self.retries)
+
+    def _where(self, i):
+        return f"{self.base_url}, model {self.model!r}, conversation {i}"
+
+    def _one(self, conversation, i, seconds, seed, most, **options):
+        "One try; a conversation's own seed and limit go before those of the call."
+        if conversation.seed is not None or seed is not None:
+            options["seed"] = seed + i if conversation.seed is None else conversation.seed
+        options |= dict(model=self.model, max_tokens=min(most, conversation.limit or most))
+        return _ask(self.client, self.policy, self.rule, conversation, options, seconds)

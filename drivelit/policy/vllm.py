@@ -608,48 +608,6 @@ def scored(
     return logits.log_softmax(-1).gather(-1, torch.tensor(said.ids, device=logits.device)[:, None])[:, 0].cpu()
 
 
-class _Compares:
-    "The part of the engine that holds its servers against the policy in this process."
-
-    def apart(self, conversations: list[Conversation], most: int = 16, seed: int = 0) -> tuple[float, float]:
-        """By how much the log-probabilities of the servers differ from the policy's.
-
-        Args:
-            conversations: a few
-            most: tokens of each answer
-            seed: of the first
-
-        Returns:
-            mean and largest |difference| over all tokens
-        """
-        completions = self.generate(conversations, most, seed=seed)
-        ours = [
-            scored(self.policy, c, s, self.never, self.rule) for c, s in zip(conversations, completions, strict=True)
-        ]
-        gaps = torch.cat(
-            [(o - torch.tensor(s.logprobs)).abs() for o, s in zip(ours, completions, strict=True)]
-        ).double()
-        return gaps.mean().item(), gaps.max().item()
-
-    def check(self, conversations: list[Conversation], bound: float) -> float:
-        """Refuse servers that do not answer with the policy's weights, whatever they say about their version.
-
-        Args:
-            conversations: a few
-            bound: of the mean |difference| of log-probabilities
-
-        Returns:
-            the mean
-
-        Raises:
-            EngineError: it is beyond the bound
-        """
-        mean, most = self.apart(conversations)
-        if not mean <= bound:
-            raise EngineError(far_apart(mean, most, bound, ", ".join(self.servers)))
-        return mean
-
-
 def far_apart(mean: float, most: float, bound: float, who: str) -> str:
     """Why a run stops.
 
@@ -731,7 +689,7 @@ class _Answers:
         yield from ask_as_they_come(ask, conversations, where, *limits, first)
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #af3cc2d6
-class VLLMEngine(_Answers, _Reads, _Tells, _Publishes, _Compares):
+class VLLMEngine(_Answers, _Reads, _Tells, _Publishes):
     """Completions with log-probabilities from vLLM servers, which can be given the trainer's weights.
 
     Args:
@@ -788,3 +746,41 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Publishes, _Compares):
         self.version = self._same_version(version)
         self._same_words()
         self._forget()
+
+    def apart(self, conversations: list[Conversation], most: int = 16, seed: int = 0) -> tuple[float, float]:
+        """By how much the log-probabilities of the servers differ from the policy's.
+
+        Args:
+            conversations: a few
+            most: tokens of each answer
+            seed: of the first
+
+        Returns:
+            mean and largest |difference| over all tokens
+        """
+        completions = self.generate(conversations, most, seed=seed)
+        ours = [
+            scored(self.policy, c, s, self.never, self.rule) for c, s in zip(conversations, completions, strict=True)
+        ]
+        gaps = torch.cat(
+            [(o - torch.tensor(s.logprobs)).abs() for o, s in zip(ours, completions, strict=True)]
+        ).double()
+        return gaps.mean().item(), gaps.max().item()
+
+    def check(self, conversations: list[Conversation], bound: float) -> float:
+        """Refuse servers that do not answer with the policy's weights, whatever they say about their version.
+
+        Args:
+            conversations: a few
+            bound: of the mean |difference| of log-probabilities
+
+        Returns:
+            the mean
+
+        Raises:
+            EngineError: it is beyond the bound
+        """
+        mean, most = self.apart(conversations)
+        if not mean <= bound:
+            raise EngineError(far_apart(mean, most, bound, ", ".join(self.servers)))
+        return mean

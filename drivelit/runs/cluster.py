@@ -24,7 +24,7 @@ from ..scene.extras import Extra
 from ..scene.files import RunError
 from .launch import stage_gpus
 from .profiles import Profile
-from .stages import run_profile
+from .stages import run_profile, work_logged
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #03cadc1e
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ def _stage(given):
     if os.path.isdir(given["folder"]):
         os.chdir(given["folder"])  # relative paths of the profile mean what they mean to the process that began
     lead = os.environ.get("RANK", "0") == "0"
-    (stages._logged if lead else stages.work)(given["out"], given["stage"], given["seed"])
+    job = given["out"], given["stage"], given["seed"]
+    work_logged(stages, *job) if lead else stages.work(*job)
 
 
 def _train(given, workers, gpu, environment):

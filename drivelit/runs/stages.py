@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FREE', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'start', 'run_profile', 'tell_if_few', 'read_folder',
            'make_scenes', 'open_shards', 'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'leave_out',
-           'write_choice', 'check_gpu', 'device_of', 'load', 'StageGraph', 'Stages', 'step_seconds', 'Measured',
-           'read_measured', 'hours']
+           'write_choice', 'check_gpu', 'device_of', 'load', 'StageGraph', 'work_logged', 'Stages', 'step_seconds',
+           'Measured', 'read_measured', 'hours']
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0502a1f8
 import contextlib
@@ -42,7 +42,7 @@ from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole
 from ..scene.processes import follow_parent
 from ..policy.text import nearest
 from .profiles import Profile, find_system, missing_packages
-from .plays import shards_in
+from .plays import keep_parts_in
 
 # %% ../../nbs/42_runs/30_stages.ipynb #2b390946
 if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch
@@ -265,7 +265,7 @@ def _makers():
     room = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1]
     files = [
         *(room / "scene").glob("*.py"),
-        *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed")),
+        *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed", "pdm_parts")),
     ]
     return sha256(*sorted(files))
 
@@ -547,6 +547,10 @@ class StageGraph:
             )
         return stage
 
+    def function(self, stage: str) -> Callable[[Path, Profile, int], dict[str, Any]]:
+        "What a stage does."
+        return importlib.import_module(f"{self.package}.pipeline").FUNCTIONS[self.check(stage)]
+
     def order(self, wanted: Iterable[str]) -> list[str]:
         "The wanted stages and all that they need, prerequisites first."
         waiting = [self.check(s) for s in wanted]
@@ -615,12 +619,59 @@ def _reported(profile, here):
     return reported(profile.report_to, here)
 
 
-class _Works(StageGraph):
-    "One stage at a time."
+def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dict[str, Any]:
+    """`Stages.work` with its output in a file; what goes wrong comes back as text, with the place to look.
 
-    def function(self, stage: str) -> Callable[[Path, Profile, int], dict[str, Any]]:
-        "What a stage does."
-        return importlib.import_module(f"{self.package}.pipeline").FUNCTIONS[self.check(stage)]
+    Args:
+        stages: of the system
+        out: the run's folder
+        stage: its name
+        seed: of it
+
+    Returns:
+        dict: the stage's result
+
+    Raises:
+        RunError: it cannot start
+        RuntimeError: it stopped; names its log
+    """
+    log = stages.folder(out, stage, seed) / "log.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
+        try:
+            return stages.work(out, stage, seed)
+        except RunError:
+            raise
+        except Exception:
+            traceback.print_exc()
+            raise RuntimeError(
+                f"stage {stage}, seed {seed} stopped; its log: {log}\n{traceback.format_exc(limit=-3)}"
+            ) from None
+
+
+def _status(stages, out, running):
+    "How far the running stages are, from their metrics files."
+    text = []
+    for stage, seed in running:
+        files = stages.folder(out, stage, seed).glob("**/metrics.jsonl")
+        newest = max(files, key=lambda p: p.stat().st_mtime, default=None)
+        last = _last_line(newest) if newest else {}
+        told = [f"step {last['step']}"] if "step" in last else []
+        told += [f"{k} {last[k]:.2f}" for k in ("reward", "loss") if isinstance(last.get(k), float)][:1]
+        text.append(" ".join([f"{stage}/{seed}", *told]))
+    return ", ".join(text)
+
+
+def _tell(done, total, begin, status):
+    "One line into the file that ci/main.sh shows while a notebook runs; a bar would fill the notebook."
+    if path := os.environ.get("DRIVELIT_STATUS"):
+        gone = (time.monotonic() - begin) / 60
+        left = f", about {gone * (total - done) / done:.0f} min left" if done else ""
+        Path(path).write_text(f"{done} of {total} stages, {gone:.0f} min{left}: {status}\n", encoding="utf-8")
+
+# %% ../../nbs/42_runs/30_stages.ipynb #110aa328
+class Stages(StageGraph):
+    """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
     def work(self, out: str | Path, stage: str, seed: int = 0) -> dict[str, Any]:
         "Run one stage of the run in `out`, unless it is done; its result, also in its done.json."
@@ -640,8 +691,8 @@ class _Works(StageGraph):
             if self.is_done(out, stage, seed):  # perhaps by the process that held it until now
                 return self.result(out, stage, seed)
             begin = time.time()
-            # what it plays is shared out to its processes
-            with shards_in(here / "shards"), _reported(profile, here):
+            # what it plays is shared out; the folder is named as in older versions, whose runs go on with it
+            with keep_parts_in(here / "shards"), _reported(profile, here):
                 try:
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
@@ -650,45 +701,6 @@ class _Works(StageGraph):
             if lead:
                 write_json(here / "done.json", result)
         return result
-
-    def _logged(self, out, stage, seed):
-        "`work` with its output in a file; what goes wrong comes back as text, with the place to look."
-        log = self.folder(out, stage, seed) / "log.txt"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
-            try:
-                return self.work(out, stage, seed)
-            except RunError:
-                raise
-            except Exception:
-                traceback.print_exc()
-                raise RuntimeError(
-                    f"stage {stage}, seed {seed} stopped; its log: {log}\n{traceback.format_exc(limit=-3)}"
-                ) from None
-
-    def _status(self, out, running):
-        "How far the running stages are, from their metrics files."
-        text = []
-        for stage, seed in running:
-            files = self.folder(out, stage, seed).glob("**/metrics.jsonl")
-            newest = max(files, key=lambda p: p.stat().st_mtime, default=None)
-            last = _last_line(newest) if newest else {}
-            told = [f"step {last['step']}"] if "step" in last else []
-            told += [f"{k} {last[k]:.2f}" for k in ("reward", "loss") if isinstance(last.get(k), float)][:1]
-            text.append(" ".join([f"{stage}/{seed}", *told]))
-        return ", ".join(text)
-
-    @staticmethod
-    def _tell(done, total, begin, status):
-        "One line into the file that ci/main.sh shows while a notebook runs; a bar would fill the notebook."
-        if path := os.environ.get("DRIVELIT_STATUS"):
-            gone = (time.monotonic() - begin) / 60
-            left = f", about {gone * (total - done) / done:.0f} min left" if done else ""
-            Path(path).write_text(f"{done} of {total} stages, {gone:.0f} min{left}: {status}\n", encoding="utf-8")
-
-# %% ../../nbs/42_runs/30_stages.ipynb #110aa328
-class Stages(_Works):
-    """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
     def run(
         self,
@@ -731,7 +743,7 @@ class Stages(_Works):
         # spawn, not fork: a forked copy of a process that has used torch's threads can hang
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=spawn, initializer=follow_parent, initargs=(os.getpid(),)) as pool:
-            return self._side_by_side(lambda job: pool.submit(self._logged, str(out), *job), out, jobs, workers)
+            return self._side_by_side(lambda job: pool.submit(work_logged, self, str(out), *job), out, jobs, workers)
 
     def _side_by_side(self, submit, out, jobs, workers):
         "Submit what is ready until nothing is left; `submit` takes (stage, seed) and gives a Future."
@@ -751,13 +763,13 @@ class Stages(_Works):
                     except BrokenProcessPool:
                         raise RuntimeError(
                             f"{out}: a worker was killed (out of memory?) during "
-                            f"{self._status(out, running.values())}; the same command goes on from what is kept"
+                            f"{_status(self, out, running.values())}; the same command goes on from what is kept"
                         ) from None
                     done.add(running.pop(f))
                     bar.update()
-                status = self._status(out, running.values())
+                status = _status(self, out, running.values())
                 bar.set_postfix_str(status)
-                self._tell(len(done), total, begin, status)
+                _tell(len(done), total, begin, status)
         return results
 
 # %% ../../nbs/42_runs/30_stages.ipynb #7f140d81
