@@ -30,7 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMES = ROOT / "ci" / "times.json"
 FORK = multiprocessing.get_context("fork")
 # To import these takes longer than most notebooks; a fork has them. None of ours: a notebook imports what it tests.
-LARGE = ("torch", "transformers", "trl", "peft", "accelerate", "pandas", "scipy.stats")
+LARGE = ("torch", "transformers", "trl", "peft", "accelerate", "pandas", "scipy.stats", "scipy.spatial", "shapely")
+LARGE += ("datasets", "gymnasium", "trl.trainer.grpo_trainer", "trl.trainer.sft_trainer")  # TRL's own are lazy
+LARGE += ("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",)
 
 
 def all_notebooks():

@@ -2,7 +2,7 @@
 # Set up, then every test.   bash ci/test.sh [quick]
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
-#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks or tests at a time (2)
+#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks (2) or files of tests (3: they wait) at a time
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
@@ -33,7 +33,7 @@ step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
-step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile "${tests[@]}"
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 
 printf '\n== summary\n'

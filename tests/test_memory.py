@@ -14,7 +14,7 @@ from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import start, write_scenes
 from drivelit.scene.core import Camera, Ego, Scene, Trajectory
 
-FEW, MANY = 1_000, 10_000  # more than shards keep
+FEW, MANY = 600, 6_000  # more than shards keep
 WEIGHT = 20_000  # bytes of a scene in memory; a recorded one takes 350 kB
 AT_MOST = 4_700  # bytes that the memory may grow with a scene: its plans (eight at most) and its place, not the scene
 PAIRS_AT_MOST = 6_000  # the words of four pairs, which are the result, and the scene's thumbnail

@@ -197,6 +197,16 @@ Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
 
+def _roll(m, rows, first):
+    "(way, turn by the rate, by the steering, by the road) of each step ahead -> (offset, heading, b0, b1) behind all."
+    (offset, heading), b0, b1, b2 = first, 0.0, 0.0, 0.0
+    for way, turn, steered, road in rows:
+        offset, b0 = offset + way * heading, b0 + way * b1
+        heading, b1 = heading + steered - road, b1 + turn * b2
+        b2 += DT
+    return [(offset, heading, b0, b1)]
+
+
 def control(
     state: np.ndarray,
     reference: np.ndarray,
@@ -227,11 +237,8 @@ def control(
     speed = v + np.arange(HORIZON)[:, None] * DT * accel  # (HORIZON, N)
     way = speed * DT
     turn, road = way / wheelbase, speed * curvature.T * DT
-    steered, b0, b1, b2 = turn * state[:, STEER], 0.0, 0.0, 0.0
-    for k in range(HORIZON):
-        offset, b0 = offset + way[k] * heading, b0 + way[k] * b1
-        heading, b1 = heading + steered[k] - road[k], b1 + turn[k] * b2
-        b2 += DT
+    rows = np.stack([way, turn, turn * state[:, STEER], road], 1)
+    ((offset, heading, b0, b1),) = _each_step(_roll, rows, np.stack([offset, heading]))
     rate = -(b0 * Q_LAT[0] * offset + b1 * Q_LAT[1] * wrap_angle(heading)) / (
         b0**2 * Q_LAT[0] + b1**2 * Q_LAT[1] + R_LAT
     )
@@ -263,7 +270,7 @@ def step(
     out[:, X], out[:, Y] = state[:, X] + DT * v * np.cos(h), state[:, Y] + DT * v * np.sin(h)
     out[:, HEADING] = wrap_angle(h + DT * v * np.tan(d) / wheelbase)
     out[:, VX], out[:, AX], out[:, STEER_RATE] = v + DT * ax, ax, rate
-    out[:, STEER] = np.clip(d + DT * rate, -MAX_STEER, MAX_STEER)
+    out[:, STEER] = np.minimum(np.maximum(d + DT * rate, -MAX_STEER), MAX_STEER)
     out[:, YAW_RATE] = out[:, VX] * np.tan(out[:, STEER]) / wheelbase
     out[:, YAW_ACC] = (out[:, YAW_RATE] - state[:, YAW_RATE]) / DT
     return out

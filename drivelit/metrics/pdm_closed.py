@@ -160,7 +160,8 @@ def idm(
         np.ndarray: (...,) m/s², in [-decel, accel]
     """
     want = min_gap + v * headway + v * (v - ahead) / (2 * np.sqrt(accel * decel))
-    return np.clip(accel * (1 - (v / wanted) ** 10 - (want / np.maximum(gap, min_gap)) ** 2), -decel, accel)
+    free = accel * (1 - (v / wanted) ** 10 - (want / np.maximum(gap, min_gap)) ** 2)
+    return np.minimum(np.maximum(free, -decel), accel)  # np.clip takes three times as long for one number
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #14a28a5e
 OFFSETS, FRACTIONS, EVERY = (0.0, -1.0, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0), 2

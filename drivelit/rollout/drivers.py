@@ -8,6 +8,7 @@ __all__ = ['Driver', 'SIDEWAYS', 'BRAKE', 'AHEAD', 'standing', 'same_speed', 'st
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #172206c1
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -97,9 +98,13 @@ def allowed(stage: Stage) -> np.ndarray:
     path = stage.route
     bend = np.abs(np.gradient(path.heading, path.s))
     square = np.minimum(SIDEWAYS / np.maximum(bend, 1e-6), stage.scene.map.speed_limit**2)
-    for k in range(len(square) - 2, -1, -1):
-        square[k] = min(square[k], square[k + 1] + 2 * BRAKE * (path.s[k + 1] - path.s[k]))
-    return np.sqrt(square)
+    out, steps = square.tolist(), np.diff(path.s).tolist()
+    for k in range(len(out) - 2, -1, -1):
+        out[k] = min(out[k], out[k + 1] + 2 * BRAKE * steps[k])
+    return np.sqrt(out)
+
+
+_allowed_here = lru_cache(maxsize=1)(allowed)  # a route is driven to its end before the next
 
 
 def aside(stage: Stage, s: np.ndarray) -> np.ndarray:
@@ -192,15 +197,16 @@ def true_idm(world: World) -> np.ndarray:
     """
     stage, now = world.stage, world.state
     stops, ahead = walls(stage, now)
-    free, (s, v) = allowed(stage), (now.along, float(now.ego[VX]))
-    stations = [s]
+    free, (s, v) = _allowed_here(stage), (now.along, float(now.ego[VX]))
+    stations, t = [s], kin.DT * np.arange(kin.STEPS)
+    still = [(x - 0.8, 0.0) for x in stops]
+    ahead = [(np.interp(t, AHEAD, x).tolist(), np.interp(t, AHEAD, u).tolist()) for x, u in ahead]
     for k in range(kin.STEPS):
         want = max(float(np.interp(s + 0.5 * v, stage.route.s, free)), 0.5)
-        gaps = [(x - 0.8 - s - VEHICLE.front, 0.0) for x in stops]
-        t = k * kin.DT
-        gaps += [(float(np.interp(t, AHEAD, x) - s - VEHICLE.front), float(np.interp(t, AHEAD, u))) for x, u in ahead]
+        rears = still + [(x[k], u[k]) for x, u in ahead]
         a = float(idm(v, want, 1e3, v))
-        for gap, u in gaps:
+        for rear, u in rears:
+            gap = rear - s - VEHICLE.front
             need = max(v - max(u, 0.0), 0.0) ** 2 / (2 * max(gap, 0.3))
             a = min(a, float(idm(v, want, max(gap, 0.1), max(u, 0.0))), -need if need > 2.5 else a)
         v = max(v + kin.DT * max(a, -7.0), 0.0)
@@ -243,8 +249,11 @@ def rate(drivers: dict[str, Driver], scenes: Sequence[Scene]) -> dict[str, list[
     Returns:
         name -> records of `play`, in the order of the routes
     """
-    world = World()
-    return {name: [play(world, d, s) for s in scenes] for name, d in drivers.items()}
+    world, out = World(), {name: [] for name in drivers}
+    for s in scenes:  # one after the other: the world keeps what stays the same while a scene is driven
+        for name, d in drivers.items():
+            out[name].append(play(world, d, s))
+    return out
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #5116ad08
 def table(rated: dict[str, list[dict]], families: Sequence[str]) -> pd.DataFrame:

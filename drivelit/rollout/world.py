@@ -59,8 +59,9 @@ def drive(state: np.ndarray, accel: float, steer_rate: float) -> np.ndarray:
     """
     state = state[None].copy()
     most = np.arctan(VEHICLE.wheelbase * GRIP / max(state[0, VX], 0.1) ** 2)
-    state[0, STEER] = np.clip(state[0, STEER], -most, most)
-    after = kin.step(state, np.clip([accel], *PEDALS), np.clip([steer_rate], -WHEEL, WHEEL))[0]
+    state[0, STEER] = min(max(state[0, STEER], -most), most)  # np.clip takes ten times as long for one number
+    accel, rate = min(max(accel, PEDALS[0]), PEDALS[1]), min(max(steer_rate, -WHEEL), WHEEL)
+    after = kin.step(state, np.array([accel]), np.array([rate]))[0]
     if after[VX] <= 0:
         after[[VX, YAW_RATE]], after[kin.AX] = 0.0, max(after[kin.AX], 0.0)
     return after
@@ -92,9 +93,10 @@ class Script:
         "(...) metres along the path at (...) seconds of its clock."
         return np.interp(clock, self.times, self.way) + np.maximum(clock - self.times[-1], 0) * self.last
 
-    def speed(self, clock: float) -> float:
-        "m/s over the next 0.1 s of its clock."
-        return (self.at(clock + kin.DT) - self.at(clock)) / kin.DT
+    def speed(self, clock: float | np.ndarray) -> float | np.ndarray:
+        "(...) m/s over the next 0.1 s of its clock."
+        now, then = self.at(np.array([clock, clock + kin.DT]))
+        return (then - now) / kin.DT
 
     def poses(self, clock: np.ndarray) -> np.ndarray:
         "(..., 3) centre poses at (...) seconds of its clock; the heading is the script's own: who stands keeps it."
@@ -230,6 +232,8 @@ class Stage:
         self.lanes = _union([a for a in scene.map.areas if a.on_route or a.kind == "intersection"])
         self.scripts = [Script(a) for a in scene.agents]
         self.halves = np.array([s.half for s in self.scripts]).reshape(-1, 2)
+        self.reach = np.hypot(*EGO_HALF) + np.hypot(*self.halves.T)  # metres at which a box may touch the ego's
+        self.moving = np.array([not s.still for s in self.scripts], bool)
         names = [a.id for a in scene.agents] + [x.id for x in scene.lights]
         self.triggers = np.array([meta.get("triggers", {}).get(n, -np.inf) for n in names])
         lines = [x.stop_line.mean(0) if len(x.stop_line) else np.full(2, np.nan) for x in scene.lights]
@@ -256,7 +260,7 @@ class Stage:
         speed = np.zeros((PAST, len(self.scripts)))
         for i, s in enumerate(self.scripts):
             if not s.still and not waits[i]:
-                speed[:, i] = [s.speed(x) for x in t]
+                speed[:, i] = s.speed(t)
         return [(ego[k], then[k], speed[k]) for k in range(PAST)]
 
 # %% ../../nbs/30_rollout/20_world.ipynb #497a8c72
@@ -276,17 +280,18 @@ def _others(stage: Stage, now: WorldState, ego: np.ndarray) -> tuple[np.ndarray,
     "Clocks, speeds and poses 0.1 s later, when the ego is where it is."
     begun = stage.triggers <= now.farthest
     clocks, speeds, poses = now.clocks + kin.DT * begun, now.speeds.copy(), now.poses.copy()
+    moving = np.flatnonzero(stage.moving & begun[: len(stage.scripts)])
+    if not len(moving):
+        return clocks, speeds, poses
     box = ego_centers(ego)
     boxes = np.concatenate([now.poses, box[None]])
-    halves, all_speeds = np.concatenate([stage.halves, EGO_HALF[None]]), np.r_[now.speeds, ego[VX]]
+    halves, all_speeds = np.concatenate([stage.halves, EGO_HALF[None]]), np.append(now.speeds, ego[VX])
     with np.errstate(invalid="ignore"):  # NaN is not near
-        near = np.hypot(*(boxes[:, None, :2] - boxes[None, :, :2]).transpose(2, 0, 1)) < SIGHT + 10
-    np.fill_diagonal(near, False)
-    for i, script in enumerate(stage.scripts):
-        if script.still or not begun[i]:
-            continue
-        clock, want = now.clocks[i], script.speed(now.clocks[i])
-        other = near[i]
+        near = np.hypot(*(boxes[moving, None, :2] - boxes[None, :, :2]).transpose(2, 0, 1)) < SIGHT + 10
+    near[np.arange(len(moving)), moving] = False
+    for i, other in zip(moving, near, strict=True):
+        script, clock = stage.scripts[i], now.clocks[i]
+        want = script.speed(clock)
         if script.patient:
             new = min(want, now.speeds[i] + 4.0 * kin.DT) if np.isfinite(boxes[i, 0]) else want
             gap, v = np.inf, 0.0
@@ -327,9 +332,8 @@ def _collision(stage: Stage, ego: np.ndarray, poses: np.ndarray) -> tuple[str, s
     if not len(poses) or ego[VX] <= 0.05:
         return None
     box = ego_centers(ego)
-    reach = np.hypot(*EGO_HALF) + np.hypot(*stage.halves.T)
     with np.errstate(invalid="ignore"):
-        near = np.flatnonzero(np.hypot(*(poses[:, :2] - box[:2]).T) < reach)  # NaN is never near
+        near = np.flatnonzero(np.hypot(*(poses[:, :2] - box[:2]).T) < stage.reach)  # NaN is never near
     for i in near:
         if boxes_touch(box, EGO_HALF, poses[i], stage.halves[i]) and bearing(ego[:3], poses[i, :2]) <= 150:
             agent = stage.scene.agents[i]
@@ -652,11 +656,13 @@ def follow(plan: np.ndarray, dt: float, first: np.ndarray, hold: int) -> np.ndar
         np.ndarray: (hold, 11) the states after each step, in the frame of `first`
     """
     followed = reference(plan, dt)
-    local, out = np.r_[np.zeros(3), first[3:]], []
+    local, out = np.concatenate([np.zeros(3), first[3:]]), []
     for k in range(hold):
         local = drive(local, *wanted(followed, k, local))
-        out.append(np.r_[from_frame(local[:3], first[:3]), local[3:]])
-    return np.array(out)
+        out.append(local)
+    out = np.array(out)
+    out[:, :3] = from_frame(out[:, :3], first[:3])
+    return out
 
 
 def steer(controls: np.ndarray, first: np.ndarray, hold: int) -> np.ndarray:

@@ -54,10 +54,12 @@ class Path:
         """
         s = np.asarray(s, float)
         h = np.interp(s, self.s, self.heading)
-        over = s - np.clip(s, self.s[0], self.s[-1])
+        over = s - np.minimum(np.maximum(s, self.s[0]), self.s[-1])
         x = np.interp(s, self.s, self.xy[:, 0]) + over * np.cos(h) - l * np.sin(h)
         y = np.interp(s, self.s, self.xy[:, 1]) + over * np.sin(h) + l * np.cos(h)
-        return np.stack(np.broadcast_arrays(x, y, h), -1)
+        out = np.empty((*np.shape(x), 3))
+        out[..., 0], out[..., 1], out[..., 2] = x, y, h
+        return out
 
     def project(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where points are along the path, by the nearest vertex and its tangent.
@@ -70,7 +72,8 @@ class Path:
         """
         _, i = self.tree.query(points)
         h, d = self.heading[i], points - self.xy[i]
-        return self.s[i] + d[..., 0] * np.cos(h) + d[..., 1] * np.sin(h), -d[..., 0] * np.sin(h) + d[..., 1] * np.cos(h)
+        c, s, x, y = np.cos(h), np.sin(h), d[..., 0], d[..., 1]
+        return self.s[i] + x * c + y * s, -x * s + y * c
 
 # %% ../../nbs/00_scene/20_roads.ipynb #routefun
 def route(*pieces: tuple[float, float], behind: float = 90.0, step: float = 0.5) -> Path:
