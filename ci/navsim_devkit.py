@@ -10,7 +10,8 @@ First in drivelit's environment, then twice in the devkit's, where nothing of dr
     devkit/bin/python ci/navsim_devkit.py FOLDER --navsim NAVSIM --nuplan NUPLAN_DEVKIT --golden FILE
 
 NAVSIM is a clone of autonomousvision/navsim, first at branch v1.1, then at main (v2); NUPLAN_DEVKIT is one of
-motional/nuplan-devkit; FILE is the recorded table, to which each of the two runs adds its part.
+motional/nuplan-devkit; FILE is the recorded table, to which each of the two runs adds its part. `--time` in place of
+`--write` and of `--golden FILE` prints how long a call takes to drive and score 1, 16 and 256 plans, on each side.
 
 Unmodified and in use: the readers of logs (SceneLoader, Scene, NavSimScenario), MetricCacheProcessor with PDM-Closed
 and its search over the lane graph, run_pdm_score_from_submission (v1), the base class of the replay agent (v2),
@@ -26,6 +27,7 @@ import importlib.machinery
 import json
 import pickle
 import sys
+import time
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -364,6 +366,51 @@ def write(folder):
     write_agent(folder)
 
 
+def clock(folder, tokens, call):
+    "Print the CPU milliseconds of a call for 1, 16 and 256 plans: mean over scenes, the least of four."
+    plans = {r["id"]: np.array(r["poses"]) for r in map(json.loads, (folder / "plans.jsonl").read_text().splitlines())}
+    for n in (1, 16, 256):
+        least = np.inf
+        for seed in range(4):
+            varied = np.random.default_rng(seed).uniform(0.8, 1.1, (n, 1, 1))
+            begin = time.process_time()
+            for token in tokens:
+                call(token, plans[token] * varied)
+            least = min(least, (time.process_time() - begin) / len(tokens))
+        print(f"{n:4d} plans: {1e3 * least:8.2f} ms a call", flush=True)
+
+
+def time_ours(folder):
+    "In drivelit's environment."
+    from drivelit.metrics import pdm
+    from drivelit.scene.core import from_json
+
+    prepared = {f.stem: pdm.prepare(from_json(f)) for f in sorted((folder / "scenes").glob("*.json"))}
+    clock(folder, list(prepared), lambda token, plans: pdm.score(prepared[token], plans))
+
+
+def time_v1(folder, scenes):
+    "As its pdm_score does it, for several plans in one call."
+    from navsim.common.dataclasses import Trajectory
+    from navsim.common.dataloader import MetricCacheLoader
+    from navsim.evaluate.pdm_score import get_trajectory_as_array, transform_trajectory
+    from navsim.planning.simulation.planner.pdm_planner.scoring.pdm_scorer import PDMScorer
+    from navsim.planning.simulation.planner.pdm_planner.simulation.pdm_simulator import PDMSimulator
+
+    _, cache, sampling = caches(folder, scenes, "v1")
+    known, simulator, scorer = MetricCacheLoader(cache), PDMSimulator(sampling), PDMScorer(sampling)
+    kept = {token: known.get_from_token(token) for token in known.tokens}
+
+    def call(token, plans):
+        m = kept[token]
+        array = lambda way: get_trajectory_as_array(way, sampling, m.ego_state.time_point)
+        ways = [transform_trajectory(Trajectory(p.astype(np.float32)), m.ego_state) for p in plans]
+        driven = simulator.simulate_proposals(np.stack([*map(array, [m.trajectory, *ways])]), m.ego_state)
+        scorer.score_proposals(driven, m.observation, m.centerline, m.route_lane_ids, m.drivable_area_map)
+
+    clock(folder, list(kept), call)
+
+
 def keep(golden, version, scenes, folder, rows):
     "Add a version's table to the recorded file; it belongs to the scenes and plans that are in it."
     with open(folder / "submission.pkl", "rb") as f:
@@ -387,9 +434,12 @@ def main():
     parser.add_argument("--navsim", type=Path, help="clone of autonomousvision/navsim, v1.1 or main")
     parser.add_argument("--nuplan", type=Path, help="clone of motional/nuplan-devkit")
     parser.add_argument("--golden", type=Path, help="the recorded file, to which the table is added")
+    parser.add_argument("--time", action="store_true", help="how long a call takes: ours, or v1.1's with --navsim")
     args = parser.parse_args()
     if args.write:
         return write(args.folder)
+    if args.time and not args.navsim:
+        return time_ours(args.folder)
     if not (args.navsim and args.nuplan):
         parser.error("--write, or --navsim and --nuplan")
     sys.meta_path.append(Nothing())  # behind the others: what is installed is used
@@ -400,6 +450,8 @@ def main():
     places = ("navsim.common.dataclasses", "navsim.planning.scenario_builder.navsim_scenario")
     for name in places:
         patch.object(importlib.import_module(name), "get_maps_api", lambda *_: town).start()
+    if args.time:
+        return time_v1(args.folder.resolve(), scenes)
     rows = dict(v1=score_v1, v2=score_v2)[version](args.folder.resolve(), scenes)
     rows = [{k: plain(v) for k, v in r.items()} for r in sorted(rows, key=lambda r: r["token"])]
     (args.folder / f"{version}.json").write_text(json.dumps(rows, indent=1) + "\n")
