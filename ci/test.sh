@@ -2,7 +2,8 @@
 # Set up, then every test.   bash ci/test.sh [quick]
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
-#   DRIVELIT_SLOW=0       leave out `#| slow` cells        DRIVELIT_WORKERS   notebooks (2) or files of tests (3: they wait) at a time
+#   DRIVELIT_SLOW=0       leave out `#| slow` cells
+#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
