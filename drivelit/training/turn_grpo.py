@@ -296,9 +296,9 @@ def check_args(args: TurnGRPOConfig) -> None:
         TypeError: it is another class, such as TRL's own
     """
     if not isinstance(args, TurnGRPOConfig):
-        kind = f"{TurnGRPOConfig.__module__}.{TurnGRPOConfig.__name__}"
         raise TypeError(
-            f"args is a {type(args).__name__}: make it a {kind}, which takes the same arguments and those of episodes"
+            f"args is a {type(args).__name__}: make it a TurnGRPOConfig (drivelit.training.turn_grpo), which takes the "
+            "same arguments, and those of episodes"
         )
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #43bdd8b2
@@ -849,7 +849,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         policy: Policy; its model is trained in place
         task: Task: its steps' rewards have a "reward"
         scenes: list of what the task understands
-        args: TurnGRPOConfig, of `rl_config` or any other
+        args: TurnGRPOConfig, of `rl_config` or any other; `player`, `players` and `std` are for `train_rl`
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
         reference: of the KL, a policy of its own; default: the policy as it comes in
