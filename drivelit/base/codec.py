@@ -239,8 +239,7 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
     """Peak signal-to-noise ratio, picture by picture.
 
     Args:
-        a: (B, 3, height, width) in [-1, 1]
-        b: likewise
+        a, b: (B, 3, height, width) in [-1, 1]
 
     Returns:
         (B,) decibels
@@ -410,7 +409,6 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
     """Lessons, training and exam of one codec.
 
     Args:
-        out: the run's folder
         lessons: folder of lessons that several runs share; default: in the run's folder
 
     Returns:
@@ -477,7 +475,6 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
     """Put a finished codec where `load_codec("base")` finds it.
 
     Args:
-        out: the run's folder
         folder: default: in the package
         beside: folders of runs with other numbers, for the table
 

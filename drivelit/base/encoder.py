@@ -528,8 +528,7 @@ def facts_exam(
         model: CLIPModel of `new_encoder`
         pictures: of the exam, by `four_pictures`
         said: for each scene of the exam what is told of now and of a second ago
-        fitted: pictures for the linear reading
-        fitted_said: likewise
+        fitted, fitted_said: pictures for the linear reading
 
     Returns:
         dict: kind -> n, shares right: sentence, linear, decoded (nearest sentence, through the codec), constant (the
@@ -615,7 +614,6 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
     """Lessons, training and exam of one encoder.
 
     Args:
-        out: the run's folder
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:
@@ -705,7 +703,6 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     """Put a finished encoder where `load_encoder("base")` finds it.
 
     Args:
-        out: the run's folder
         folder: default: in the package
         beside: folders of runs with other numbers, for the table
 

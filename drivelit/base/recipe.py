@@ -237,7 +237,6 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
     """Train, or go on.
 
     Args:
-        out: the run's folder
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -308,9 +307,6 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
 def start(out: str | Path, recipe: Recipe) -> Path:
     """Note the recipe, or hold it against the one that the folder was started with.
 
-    Args:
-        out: the run's folder
-
     Returns:
         the folder
 
@@ -334,7 +330,6 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
     """Lessons, training and exam of one base.
 
     Args:
-        out: the run's folder
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -361,7 +356,6 @@ def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, An
     """What a finished run was told and what it found.
 
     Args:
-        out: the run's folder
         module: whose command makes it
 
     Returns:
@@ -431,7 +425,6 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     """Put a finished base where `load_policy("base")` finds it.
 
     Args:
-        out: the run's folder
         folder: default: in the package
         beside: folders of finished runs with other seeds or sizes, whose exams are shown beside this one's
 

@@ -57,7 +57,6 @@ def save_seen(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
     """Look at scenes and keep what was seen.
 
     Args:
-        made: scenes
         path: file, .npz
         seed: of what `look` chooses
 
@@ -207,7 +206,6 @@ class Lessons(Sequence):
     Args:
         shelf: facts and pictures
         n: conversations
-        seed: of the draws
         policy: whose tokens; None: rows only
     """
 

@@ -336,7 +336,6 @@ def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
     Args:
         what: folder of a run of any system; or a function, as `find_planner` takes it
         stage: of the run; "": the last one that has left a policy
-        seed: of the run
 
     Returns:
         a function of a scene

@@ -183,9 +183,7 @@ def rows_of(
 
     Args:
         names: of the parts in it
-        source: as in `blocks_of`
-        root: likewise
-        options: likewise
+        source, root, options: as in `blocks_of`
         each: rows of at most TOGETHER scenes, one for each
 
     Returns:

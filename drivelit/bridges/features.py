@@ -90,7 +90,6 @@ class LaneWorld(gym.Env):
         """Begin a drive.
 
         Args:
-            seed: of the draw
             options: dict(scene=...): this route
 
         Returns:
@@ -147,7 +146,6 @@ def learn(steps: int, seed: int = 0, seen: int | None = None, **how: Any) -> Any
 
     Args:
         steps: decisions
-        seed: of everything
         seen: routes that it learns on; None: drawn from all
         **how: of PPO
 

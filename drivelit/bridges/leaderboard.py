@@ -565,7 +565,6 @@ def write_agent(
         folder: for both
         planner: folder of a run of any system; or a function, as `find_planner` takes it
         stage: of the run; "": the last one that has left a policy
-        seed: of the run
         temperature: of sampled words; 0: the likeliest
         cameras: that are mounted; (): those that the run's policy is shown, of a function CAM_FRONT
         size: (width, height) of their pictures, pixels
@@ -746,8 +745,7 @@ def commands(
     """A script that lets the official evaluator drive, on N simulators.
 
     Args:
-        agent: of `write_agent`
-        conf: likewise
+        agent, conf: of `write_agent`
         routes: bench2drive220.xml or the like
         out: folder of results and drives
         bench2drive: folder of the clone of Thinklab-SJTU/Bench2Drive

@@ -37,7 +37,6 @@ def last_stage(run: str | Path, seed: int = 0) -> str:
 
     Args:
         run: folder of the run
-        seed: of the run
 
     Returns:
         name of the stage
@@ -108,7 +107,6 @@ def write_plans(
         root: folder of the data; "-" for the town
         out: folder of plans.jsonl: a line for each scene, with id and log, and poses or reason
         stage: that trained the policy; "": the last one that has left one
-        seed: of the run
         temperature: of sampled words; 0: the likeliest
         workers: processes
         limit: only so many logs, drives or files

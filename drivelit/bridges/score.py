@@ -474,7 +474,7 @@ def drive(planner: Callable, scene: Any, world: Any) -> dict[str, Any]:
     Args:
         planner: observation -> (acceleration m/s², steering rate rad/s)
         scene: what the world is reset to
-        world: of `actions="controls"`
+        world: one made with `actions="controls"`
 
     Returns:
         dict: as `drive_routes` tells; what is no pair of finite numbers ends the drive as `bad_action`

@@ -318,7 +318,6 @@ class ServedEngine:
 
         Args:
             conversations: what has been said in each
-            max_new_tokens: at most, for each
             temperature: 0: the most likely words
             top_p: share of the probability that is drawn from
             seed: of the first; the next ones count up; None: the server draws

@@ -569,7 +569,6 @@ def draw(scenes: Sequence, count: int, seed: int = 0) -> Sequence:
     Args:
         scenes: Shards, or any others
         count: how many; all, if there are no more
-        seed: of the draw
 
     Returns:
         as `subset`, in the order of the scenes

@@ -30,7 +30,6 @@ def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """DDC: the most metres within 1.1 s outside the lanes of the route, intersections not counted.
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -43,7 +42,6 @@ def traffic_lights(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """TLC: does the ego's box touch the area of a red light on the route?
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -66,7 +64,6 @@ def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """LK: does the ego stay near the centre line?
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -284,7 +281,6 @@ def early(prepared: PDMScene, touching: np.ndarray) -> np.ndarray:
     """Contacts of TTC's first 32 steps only.
 
     Args:
-        prepared: of `pdm.prepare`
         touching: (N, 41, 4, A) of `pdm.contacts`
 
     Returns:
@@ -306,7 +302,6 @@ def score_states(
     """Score drives.
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
         reference: metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
         past: (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human

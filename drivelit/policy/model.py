@@ -377,7 +377,6 @@ def model_card(policy: "Policy", card: str = "") -> str:
     """What a policy is, as the README.md of its folder.
 
     Args:
-        policy: Policy
         card: what it was trained for: a sentence or more of Markdown
 
     Returns:

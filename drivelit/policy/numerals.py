@@ -40,7 +40,7 @@ class Numerals:
     """The numerals of a vocabulary, in groups of which one may stand in another's place.
 
     Args:
-        tokenizer: any
+        tokenizer: of transformers
         weight: of all distances in the loss
         least: numerals that make a group
     """

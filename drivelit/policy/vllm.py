@@ -643,7 +643,6 @@ class _Answers:
 
         Args:
             conversations: with messages, or with ids and media
-            max_new_tokens: at most, for each
             temperature: 0: the most likely tokens, with their log-probabilities at temperature 1
             top_p: share of the probability mass that is drawn from; below 1 vLLM's log-probabilities are those among
                 what was left, and the trainer's are not
@@ -675,7 +674,6 @@ class _Answers:
 
         Args:
             conversations: as for `generate`; the list may grow meanwhile: what is appended is asked as well
-            max_new_tokens: at most, for each
             temperature: as for `generate`
             top_p: as for `generate`
             seed: of the first; the next ones count up, unless they have their own; None: the server's choice

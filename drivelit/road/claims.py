@@ -49,7 +49,6 @@ def place_of(claim: PaperClaim, study: Study) -> int:
     """Which comparison of a study a claim is.
 
     Args:
-        claim: PaperClaim
         study: of its system
 
     Returns:
@@ -74,7 +73,6 @@ def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, st
     """The scores behind a comparison.
 
     Args:
-        record: Record
         study: knows
         claim: of the study
 
@@ -95,9 +93,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
     """The claims of a paper beside what a run has measured.
 
     Args:
-        record: Record
         study: of the system
-        claims: of its paper
         profile: as the command names it
 
     Returns:

@@ -138,8 +138,6 @@ def driven(
     """Let one policy drive, once.
 
     Args:
-        entry: Entry
-        seed: of its run
         play: key of PLAYS
         scenes: the routes
         folder: where the drives are kept

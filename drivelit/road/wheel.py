@@ -103,7 +103,6 @@ def take_wheel(
 
     Args:
         system: a section of settings.ini
-        out: the folder of its run
         stage: that has trained the policy
         seed: of the run, and of sampled words
         pictures: "own" or "grey"

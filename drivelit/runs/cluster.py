@@ -143,7 +143,6 @@ def check_room(profile: Profile, there: dict[str, float]) -> bool:
     """Refuse a cluster on which a stage would wait for ever.
 
     Args:
-        profile: Profile
         there: what the cluster has: GPU, CPU
 
     Returns:

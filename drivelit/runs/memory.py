@@ -155,7 +155,6 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     """A rough estimate of the memory of each device (the formula stands in the notebook).
 
     Args:
-        profile: Profile
         stage: 'sft'; 'rl', its updates; 'play', its rollouts in the training processes; or 'evaluation'
         config: Qwen2_5_VLConfig; default: the model's
 
@@ -205,9 +204,6 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
 # %% ../../nbs/42_runs/02_memory.ipynb #9ee273fe
 def prepared_pictures(profile: Profile) -> float:
     """The memory that a process of reinforcement would need to keep every prepared picture of a rollout batch.
-
-    Args:
-        profile: Profile
 
     Returns:
         GB (1e9 bytes), outside of the GPU; no more than `picture_cache` of them are kept

@@ -193,7 +193,6 @@ def play_in_parts(
         policy: whose answers they are
         profile: says how large a part is
         scenes: to be played
-        seed: of sampling
         of: what is wanted of an episode; the rest of it is forgotten, part by part. None: all
 
     Returns:

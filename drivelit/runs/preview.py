@@ -75,9 +75,6 @@ def _counted(folder):
 def data_amounts(profile: Profile) -> list[Amount]:
     """What a run wants of its data, beside what its source has and what its paper had.
 
-    Args:
-        profile: Profile
-
     Returns:
         list of Amount; none of the toy town, which has as many scenes as are wanted
     """
@@ -107,7 +104,6 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     """What this machine lacks for the run, and what does not fit.
 
     Args:
-        profile: Profile
         gb: stage -> GB by part, from `memory`
 
     Returns:
@@ -161,7 +157,6 @@ def preview(
     notes.
 
     Args:
-        profile: Profile
         parameters: of papermill, by name, to be repeated in the command
         kinds: as in `launch`
         hours: lines of `drivelit.runs.stages.hours`; none: nothing was measured

@@ -88,9 +88,7 @@ class Part:
 
         Args:
             numbers: as `flat` takes them
-            play: as in `add`; empty: of training
-            swap: likewise
-            turn: likewise
+            play, swap, turn: as in `add`; empty: of training
         """
         key = dict(seed=self.seed, arm=self.arm, play=play, swap=swap, turn=turn)
         self.sets += [key | dict(name=k, value=v) for k, v in flat(numbers).items()]
@@ -101,9 +99,7 @@ class Part:
         Args:
             summary: numbers, nested; a list with a value for each scene has a name that begins with `scene_`, and None
                 where there is no value: the row's reason says of what
-            play: as in `add`
-            swap: likewise
-            turn: likewise
+            play, swap, turn: as in `add`
         """
         lists, rest = {}, {}
 
@@ -151,7 +147,6 @@ def write_part(out: str | Path, name: str, *parts: Part) -> None:
     """Keep what a stage has measured.
 
     Args:
-        out: the run's folder
         name: of the stage; with its seed, if it has one
         *parts: of the stage: its arm, or all drivers
     """
@@ -270,7 +265,6 @@ class Record:
         """Scores of single scenes.
 
         Args:
-            c: which
             measure: a column
 
         Returns:
@@ -288,7 +282,6 @@ class Record:
         """One number for each seed.
 
         Args:
-            c: which
             measure: of the set, or of its scenes, whose mean it is
 
         Returns:
@@ -328,7 +321,6 @@ def read_parts(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     """The record of a run from what its stages have left.
 
     Args:
-        out: the run's folder
         names: of stages, as they were given to `write_part`; those that have not ended are left out
         **about: what is said of the whole run, beside its profile
 
@@ -355,9 +347,7 @@ def collect(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     """The record of a run, kept as one file, too.
 
     Args:
-        out: the run's folder
-        names: as `read_parts` takes them
-        **about: likewise
+        names, **about: as `read_parts` takes them
 
     Returns:
         Record; also in record.parquet, record.sets.parquet and record.json
@@ -377,7 +367,6 @@ def catch_up(
 
     Args:
         stages: the system's Stages
-        out: the run's folder
         seeds: of the run
         arms: stages that measure
         part_of: the system's: of the name of an arm or a driver, a seed, and a result
@@ -400,7 +389,6 @@ def save_record(record: Record, path: str | Path) -> None:
     """Three files: rows of scenes, numbers of sets, and what is said of the run.
 
     Args:
-        record: Record
         path: of the rows of scenes, .parquet; the others lie beside it, as .sets.parquet and .json
     """
     path = Path(path)
@@ -584,7 +572,6 @@ def best_without_eyes(
     """Whom a policy has to beat.
 
     Args:
-        record: Record
         study: signs, knows
         measure: by which drivers are ordered
         hearing: what drivers may be told that count, beside those that are told nothing
@@ -633,7 +620,6 @@ def number_cell(record: Record, study: Study, c: Condition, column: Column) -> s
     """A number as a table shows it.
 
     Args:
-        record: Record
         study: signs, knows
         c: of the row
         column: which number
@@ -665,8 +651,6 @@ def table(
     """A table of numbers.
 
     Args:
-        record: Record
-        study: Study
         rows: words that stand first in the row, by column, and whose numbers it shows
         columns: name -> Column
 
@@ -718,8 +702,6 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     the seeds of the one that has more are averaged in equal shares.
 
     Args:
-        record: Record
-        study: Study
         unit: what is compared
         better: positive where it is better
         other: than which
@@ -762,7 +744,6 @@ def words_of(study: Study, claim: Claim) -> str:
 
     Args:
         study: names of arms
-        claim: Claim
 
     Returns:
         its words, or "RL > SFT"
@@ -810,8 +791,6 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
     """A table of comparisons.
 
     Args:
-        record: Record
-        study: Study
         claims: what is compared
         family: the claims of a paper: add what may be said of all of them together
 
@@ -836,7 +815,6 @@ def conditional(record: Record, study: Study) -> str:
     """What the intervals do not count.
 
     Args:
-        record: Record
         study: shared
 
     Returns:

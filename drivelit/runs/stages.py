@@ -55,10 +55,6 @@ FREE = ("seeds", "workers", "origin")  # what may change when a run goes on
 def start(out: str | Path, profile: Profile) -> Path:
     """Write run.json, or hold the profile against the one that the folder was started with.
 
-    Args:
-        out: the run's folder
-        profile: Profile
-
     Returns:
         the folder
 
@@ -99,9 +95,6 @@ def _read_run(path):
 # %% ../../nbs/42_runs/30_stages.ipynb #3a0e958c
 def run_profile(out: str | Path) -> Profile:
     """The profile that a run was started with.
-
-    Args:
-        out: the run's folder
 
     Returns:
         Profile: of the system's class
@@ -156,9 +149,6 @@ def read_folder(source: str | Path, limit: int) -> list[Scene]:
 
 def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     """The scenes that a profile names.
-
-    Args:
-        profile: Profile
 
     Returns:
         dict with train and heldout, lists of Scene; Shards where the source has them
@@ -274,8 +264,6 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     """Make the scenes of a run and keep them. With a folder DRIVELIT_CACHE in the environment, runs share them.
 
     Args:
-        out: the run's folder
-        profile: Profile
         references: keep PDM-Closed's plan of each scene beside it: every score of progress needs it; shards have
             them, or not, as they were prepared
 
@@ -314,7 +302,6 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     """The scenes of a run, as its stage `scenes` wrote them.
 
     Args:
-        out: the run's folder
         split: "train" or "heldout"; "choice" where a system has written it
 
     Returns:
@@ -344,8 +331,6 @@ def leave_out(
     """Leave scenes out that lack what a run needs; `load_scenes` reads what is left.
 
     Args:
-        out: the run's folder
-        profile: Profile
         made: split -> scenes, as `write_scenes` or `write_choice` has written them
         check: called with a scene and its split; raises a SceneError that says what is lacking
 
@@ -393,7 +378,6 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
 
     Args:
         out: the run's folder, after `write_scenes`
-        profile: Profile
         count: how many; fewer, if the source has no more
 
     Returns:
@@ -429,7 +413,6 @@ def check_gpu(profile: Profile, there: float) -> None:
     """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
 
     Args:
-        profile: Profile
         there: bytes of the GPU
 
     Returns:
@@ -447,9 +430,6 @@ def check_gpu(profile: Profile, there: float) -> None:
 
 def device_of(profile: Profile) -> str:
     """Where this process computes.
-
-    Args:
-        profile: Profile
 
     Returns:
         str: the GPU of its rank, or "cpu"
@@ -474,7 +454,6 @@ def load(
 
     Args:
         name_or_path: what `load_policy` takes
-        profile: Profile
         seed: of a toy's weights
         text: a system's wording, for the tokenizer of a toy or the base
         fixed: texts that are one token each for a toy or the base
@@ -624,9 +603,6 @@ def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dic
 
     Args:
         stages: of the system
-        out: the run's folder
-        stage: its name
-        seed: of it
 
     Returns:
         dict: the stage's result

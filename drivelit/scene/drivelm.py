@@ -181,7 +181,6 @@ def to_scene(frame: KeyFrame, calibration: dict[str, Camera] | None = None) -> S
     A question about anything else is for `need` of the [sources](90_sources.ipynb) to refuse.
 
     Args:
-        frame: a key frame
         calibration: name -> Camera: the real ones, if they are known
 
     Returns:

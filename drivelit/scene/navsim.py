@@ -557,7 +557,7 @@ def read(log: str | Path, now: int, maps: str | Path | None = None, sensors: str
     """One moment of a log.
 
     Args:
-        log: path of a log
+        log: file, .pkl
         now: index of the present frame
         maps: folder with <city>/<version>/map.gpkg; None: no map
         sensors: folder that the images' paths are relative to, such as sensor_blobs/test; None: no images

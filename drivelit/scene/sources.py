@@ -193,7 +193,6 @@ def write_folder(
 
     Args:
         scenes: of any source
-        out: folder
         limit: at most so many scenes; None: all
         require: aspects that a scene must have; others are skipped and counted
 

@@ -1426,7 +1426,7 @@ def finish(
         expert: (51, 3) poses in world coordinates at 10 Hz
         future: (81, 3) likewise, for eight seconds
         id: of the scene
-        family: its family
+        family: one of FAMILIES, or of the routes' families
         meta: what goes into Scene.meta beside intent and future
         aside: metres to the left of the lane's middle and radians of heading beside it, now; the expert comes back
         begin: seconds behind the draft's now

@@ -452,8 +452,7 @@ class StubCarla:
         """A connection.
 
         Args:
-            host: is kept for messages
-            port: likewise
+            host, port: kept for messages
             worker_threads: unused
 
         Returns:
