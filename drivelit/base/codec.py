@@ -485,9 +485,9 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
         RunError: a run is not finished
     """
     runs = [_finished_run(Path(o)) for o in (out, *beside)]
-    recipe, found, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
+    recipe, exam, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()
-    return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)
+    return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, exam, digest), runs)
 
 # %% ../../nbs/45_base/60_codec.ipynb #daf6fea3
 def main(arguments: Sequence[str] | None = None) -> int:

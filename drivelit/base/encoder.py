@@ -714,14 +714,16 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     """
     runs = []
     for run in map(Path, (out, *beside)):
-        recipe, found = finished(run, "drivelit.base.encoder")
+        recipe, result = finished(run, "drivelit.base.encoder")
         rows = json.loads((run / "metrics.json").read_text())
-        orders = dict(encoder=found["order"]["encoder"], pixels=found["order"]["pixels"], untrained=found["untrained"])
-        order = {k: in_order(v, found["order"]["moved"]) for k, v in orders.items()}
-        exam = dict(kinds=found["kinds"], ahead=found["ahead"], order=order, moved=sum(found["order"]["moved"]))
+        orders = dict(
+            encoder=result["order"]["encoder"], pixels=result["order"]["pixels"], untrained=result["untrained"]
+        )
+        order = {k: in_order(v, result["order"]["moved"]) for k, v in orders.items()}
+        exam = dict(kinds=result["kinds"], ahead=result["ahead"], order=order, moved=sum(result["order"]["moved"]))
         runs.append(dict(recipe=recipe, looks=[r for r in rows if "apart" in r], exam=exam))
-    found = finished(out, "drivelit.base.encoder")[1]
-    card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), found, digest)
+    result = finished(out, "drivelit.base.encoder")[1]
+    card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), result, digest)
     return pack_weights(folder, load_encoder(Path(out) / "final").half().save_pretrained, card, runs)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #0bb0694c

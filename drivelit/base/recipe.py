@@ -434,13 +434,13 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     Raises:
         RunError: the run is not finished
     """
-    recipe, found = finished(out, "drivelit.base")
+    recipe, exam = finished(out, "drivelit.base")
     policy, trained = (
         load_policy(Path(out) / "train" / list(parts(Recipe(**recipe)))[-1] / "final"),
         json.loads((Path(out) / "train.json").read_text()),
     )
     policy.model.half()
-    about = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about = dict(recipe=recipe, trained=trained, exam=exam, curves=[curve(o) for o in (out, *beside)])
     about["beside"] = [dict(recipe=r, exam=e) for r, e in (finished(o, "drivelit.base") for o in beside)]
-    card = lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest)
+    card = lambda digest: base_card(policy, Recipe(**recipe), trained, exam, digest)
     return pack_weights(folder, policy.save, card, about)

@@ -659,11 +659,13 @@ def check_card(path: str | Path, card_path: str | Path) -> None:
     """
     lines = Path(card_path).read_text().split(f"\n{NOTES}\n")[0].splitlines()
     title = lines[0].removeprefix("# ") if lines else ""
-    how = next((line[len("- Made by `") : -2] for line in lines if line.startswith("- Made by `")), "")
+    command = next((line[len("- Made by `") : -2] for line in lines if line.startswith("- Made by `")), "")
     tables = [line[2 : -len(" | rows | share |")] for line in lines if line.endswith(" | rows | share |")]
-    now = card(path, title, how, tables).splitlines()
+    now = card(path, title, command, tables).splitlines()
     for n in range(max(len(now), len(lines))):
         a, b = (x[n] if n < len(x) else "(nothing)" for x in (lines, now))
         if a != b:
-            raise ValueError(f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {how}")
+            raise ValueError(
+                f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {command}"
+            )
     read_rows(path).check()

@@ -800,8 +800,8 @@ def trained_folder(name: str | Path) -> Path | None:
         folder; None: the package has none of this name
     """
     folder = BASE.parents[1] / name / "weights"
-    known = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
-    return folder if known else None
+    is_trained = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
+    return folder if is_trained else None
 
 
 def _base(name, dtype, image_size, attention):

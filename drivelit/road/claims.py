@@ -63,10 +63,10 @@ def place_of(claim: PaperClaim, study: Study) -> int:
         and c.unit.name.startswith(claim.unit)
         and claim.play in ("", c.better.play)
     )
-    found = [k for k, c in enumerate(study.claims) if fits(c)]
-    if len(found) != 1:
-        raise KeyError(f"{claim.words!r}: {len(found)} comparisons of the study are {claim.better} > {claim.other}")
-    return found[0]
+    matches = [k for k, c in enumerate(study.claims) if fits(c)]
+    if len(matches) != 1:
+        raise KeyError(f"{claim.words!r}: {len(matches)} comparisons of the study are {claim.better} > {claim.other}")
+    return matches[0]
 
 # %% ../../nbs/60_road/90_claims.ipynb #7040e6fe
 def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, str]:
@@ -106,18 +106,18 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
     for c in claims:
         k = place_of(c, study)
         own, (better, other, rival) = study.claims[k], numbers_of(record, study, study.claims[k])
-        found = made.iloc[k]
+        row = made.iloc[k]
         rows.append(
             {
                 "claim": c.words,
                 "paper": c.paper,
                 "ours": f"{better} against {other}, {own.unit.name}",
                 "no eyes": rival,
-                "difference": f"{found.difference} ({found['95 % interval']})" if found.difference else "",
-                "alone": found.verdict,
-                "Holm": found.Holm,
+                "difference": f"{row.difference} ({row['95 % interval']})" if row.difference else "",
+                "alone": row.verdict,
+                "Holm": row.Holm,
                 "again": f"{profile}: {c.better},{c.other}",
-                "needed": "" if found.Holm == "shown" else c.needed,
+                "needed": "" if row.Holm == "shown" else c.needed,
             }
         )
     return framed(rows)
@@ -216,9 +216,9 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
 # %% ../../nbs/60_road/90_claims.ipynb #812468e7
 def _opened(system, folder, profile):
     "A system's committed record, and its module of tables."
-    found = find_system(system)
-    record = read_record(Path(folder) / found.notebooks / "results" / f"{profile}.parquet")
-    return record, import_module(f"{found.package}.report")
+    section = find_system(system)
+    record = read_record(Path(folder) / section.notebooks / "results" / f"{profile}.parquet")
+    return record, import_module(f"{section.package}.report")
 
 
 def read_claims(system: str, folder: str | Path, profile: str = "laptop") -> pd.DataFrame:

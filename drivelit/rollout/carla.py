@@ -648,7 +648,7 @@ def after(
     """
     ego = _ego_row(ride, library)
     s, side = (float(v) for v in stage.route.project(ego[:2]))
-    found = [*found, *_contacts(ride, now), *_passed(ride, now.along, s, ego[VX])]
+    events = [*found, *_contacts(ride, now), *_passed(ride, now.along, s, ego[VX])]
     ride.others.append(_see(ride, library))
     ride.still = ride.still + kin.DT if ego[VX] < STILL else 0.0
     centre = from_frame(np.array([REAR, 0.0, 0.0]), ego[:3])
@@ -656,8 +656,10 @@ def after(
         ride.outside += float(np.hypot(*(ego[:2] - now.ego[:2])))
     reason, last = _ends(ride, stage, now, s, side, stage.seconds)
     if first and ride.outside > OFF:
-        found.append(("outside_route_lanes", f"Agent went outside its route lanes for about {ride.outside:.3f} meters"))
-    counted = [k for k, _ in found if k in FIRST]
+        events.append(
+            ("outside_route_lanes", f"Agent went outside its route lanes for about {ride.outside:.3f} meters")
+        )
+    counted = [k for k, _ in events if k in FIRST]
     if first and counted:
         reason, last = counted[0], []
     none = (np.zeros((0, 3)), np.zeros(0))
@@ -668,7 +670,7 @@ def after(
         along=s,
         farthest=max(now.farthest, min(s, stage.goal)),
         log=(*now.log, (ego, *none)),
-        infractions=(*now.infractions, *found, *last),
+        infractions=(*now.infractions, *events, *last),
         reason=reason,
     )
 

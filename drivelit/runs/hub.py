@@ -168,8 +168,8 @@ def export_rows(
             raise RunError(f"{splits[split]}: no rows, so there is no split {split!r}")
         check_licence(rows, licence)
     folder, schema = make_folder(folder), features().arrow_schema
-    if there := sorted(p.name for p in folder.iterdir()):
-        raise RunError(f"{folder}: holds {there[0]!r} already; choose an empty folder")
+    if present := sorted(p.name for p in folder.iterdir()):
+        raise RunError(f"{folder}: holds {present[0]!r} already; choose an empty folder")
     for split, rows in opened.items():
         files = list(_files(rows, in_file))
         for k, some in enumerate(files):

@@ -93,9 +93,9 @@ def _wanted(p):
     folder = Path(os.path.expandvars(p.source))
     if all(os.path.isdir(folder / split) for split in ("train", "heldout")):  # also of a name that is too long
         return p.amounts(_counted(folder / "train"), _counted(folder / "heldout"), (f"counted in {folder}",) * 2)
-    if not (known := KNOWN.get(p.source.strip("${}"))):
+    if not (splits := KNOWN.get(p.source.strip("${}"))):
         return p.amounts(None, None, ("", ""))
-    train, heldout = known["train"], known["heldout"]
+    train, heldout = splits["train"], splits["heldout"]
     told = train.told, heldout.told
     return p.amounts(train.scenes(), heldout.scenes(), told, train.scenes(more=8) if train.clips else None)
 

@@ -194,12 +194,12 @@ def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: b
         RunError: no index, or of another preparation
     """
     try:
-        found = Shards(folder)
+        shards = Shards(folder)
     except ShardError as e:
         raise RunError(f"source: {e}") from None
-    if run not in (None, found.run):
+    if run not in (None, shards.run):
         raise RunError(f"source: {folder} holds another preparation than when this run began; choose another folder")
-    return draw(found, limit) if drawn else found[:limit]
+    return draw(shards, limit) if drawn else shards[:limit]
 
 # %% ../../nbs/42_runs/30_stages.ipynb #ab7c3f5d
 def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
@@ -340,7 +340,7 @@ def leave_out(
     Raises:
         RunError: none of a split is left; with the counts
     """
-    found, left = {}, {}
+    kept, left = {}, {}
     for split, scenes in made.items():
         lacks, whole = Counter(), []
         for k, scene in enumerate(scenes):
@@ -352,10 +352,10 @@ def leave_out(
         told = "; ".join(f"{n:,} x {why}" for why, n in lacks.most_common())
         if not whole:
             raise RunError(f"source: {profile.source}: no scene of {split} is left: {told or 'there was none'}")
-        found[split], left[split] = _keep(out, split, scenes, whole) if lacks else scenes, dict(lacks)
+        kept[split], left[split] = _keep(out, split, scenes, whole) if lacks else scenes, dict(lacks)
         if lacks:
             warnings.warn(f"{out}: scenes of {split} that are left out: {told}", stacklevel=2)
-    return found, left if any(left.values()) else {}
+    return kept, left if any(left.values()) else {}
 
 
 def _keep(out, split, scenes, whole):
@@ -487,9 +487,9 @@ def _last_line(path, tail=65_536):
         lines = f.read().splitlines()
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
+            row = json.loads(line)
+            if isinstance(row, dict):
+                return row
     return {}
 
 # %% ../../nbs/42_runs/30_stages.ipynb #7486cf78
@@ -810,15 +810,15 @@ def read_measured(path: str | Path) -> Measured:
     run = next((p for p in (path, *path.parents) if (p / "run.json").exists()), None)
     if run is None:
         raise RunError(f"{path}: no folder of a run, nothing in one, and no JSON of seconds")
-    found = {}
+    by_stage = {}
     for file in sorted(run.glob("**/metrics.jsonl") if path.is_dir() else [path]):
         parts = file.relative_to(run).parts
         stage = parts[1] if parts[0].startswith("seed-") else parts[0]
         if (seconds := step_seconds(file)) is not None:
-            found.setdefault(stage, seconds)  # of several seeds the first one
-    if not found:
+            by_stage.setdefault(stage, seconds)  # of several seeds the first one
+    if not by_stage:
         raise RunError(f"{path}: no update is timed there; older runs have no step_time")
-    return Measured(found, run_profile(run))
+    return Measured(by_stage, run_profile(run))
 
 # %% ../../nbs/42_runs/30_stages.ipynb #1e2e40fe
 def hours(profile: Profile, kinds: dict[str, str], measured: Measured) -> list[str]:
