@@ -170,12 +170,12 @@ def _planned(profile, parameters, kinds, hours=()):
 def _plan(profile, out, pairs, measured, as_json):
     "Everything that is known about a run before it starts."
     profile = profile_of(profile, pairs)
-    what = profile, dict(out=out) if out else None, find_system(profile.system).planned
+    arguments = profile, dict(out=out) if out else None, find_system(profile.system).planned
     if measured:
         from drivelit.runs.stages import hours, read_measured
 
-        what = *what, hours(profile, what[2], read_measured(measured))
-    print(json.dumps(_planned(*what)) if as_json else preview(*what))
+        arguments = *arguments, hours(profile, arguments[2], read_measured(measured))
+    print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments))
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d32
 def _unset(profile):

@@ -298,11 +298,11 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
     out.mkdir(parents=True, exist_ok=True)
     if (out / "final" / "codec.json").exists():
         return load_codec(out / "final")
-    made = Pictures(Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)))
+    pictures = Pictures(Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)))
     held = exam_shelf(lessons, recipe)
     held = [held.picture(i, 0) for i in range(min(len(held), 100))]
     codec, rows = new_codec(codes=recipe.codes, dim=recipe.dim, seed=recipe.seed), []
-    run = Training(codec, made, recipe)
+    run = Training(codec, pictures, recipe)
     if (out / "state.pt").exists():
         rows = run.resume(torch.load(out / "state.pt", weights_only=True))
     look_steps = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}

@@ -128,8 +128,8 @@ def read_recipe(
     for f in fields(recipe):
         parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
     given = vars(parser.parse_args(arguments))
-    own = {f.name: given[f.name] for f in fields(recipe) if given[f.name] is not None}
-    return replace(smoke if given["smoke"] else recipe(), **own), given
+    changes = {f.name: given[f.name] for f in fields(recipe) if given[f.name] is not None}
+    return replace(smoke if given["smoke"] else recipe(), **changes), given
 
 # %% ../../nbs/45_base/40_recipe.ipynb #0860c1dc
 def run_command(

@@ -116,8 +116,8 @@ class Shelf(Sequence):
         self.files, self.where = [], []
         for path in paths:
             try:
-                with np.load(path, allow_pickle=False) as kept:
-                    self.files.append({k: kept[k] for k in ("facts", "ends", "pictures", "stops")})
+                with np.load(path, allow_pickle=False) as arrays:
+                    self.files.append({k: arrays[k] for k in ("facts", "ends", "pictures", "stops")})
             except Exception as e:  # a damaged archive makes numpy raise many kinds
                 raise RunError(f"{path}: cannot be read ({str(e)[:80]}); remove it, and it is made anew") from None
             self.where += [(len(self.files) - 1, k) for k in range(len(self.files[-1]["ends"]))]

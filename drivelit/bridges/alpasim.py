@@ -86,8 +86,8 @@ def _ego(session, now_us):
     "The ego's past of a session, every half second."
     times = (np.array(session.ego_trajectory.timestamps_us, float) - now_us) / HZ
     poses = np.array([pose_of(p) for p in session.ego_trajectory.poses])
-    kept = times <= 1e-6
-    times, poses = times[kept], to_frame(poses[kept], poses[kept][-1])
+    before_now = times <= 1e-6
+    times, poses = times[before_now], to_frame(poses[before_now], poses[before_now][-1])
     times[-1] = 0.0  # the newest pose is now: the simulator has not moved on
     poses[:, 2] = np.unwrap(poses[:, 2])
     kept_times = PAST[PAST >= times[0] - 1e-6]
@@ -172,14 +172,14 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
     """
     if plan is None or now_us >= plan[1][-1]:
         return np.zeros((0, 3)), np.zeros(0)
-    own = to_frame(plan[0], pose)
-    own[:, 2] = np.unwrap(own[:, 2])
-    step = np.diff(own[:, :2], axis=0)
-    along = np.clip(-(own[:-1, :2] * step).sum(1) / np.maximum((step**2).sum(1), 1e-9), 0, 1)
-    off = np.hypot(*(own[:-1, :2] + along[:, None] * step).T)
+    points = to_frame(plan[0], pose)
+    points[:, 2] = np.unwrap(points[:, 2])
+    step = np.diff(points[:, :2], axis=0)
+    along = np.clip(-(points[:-1, :2] * step).sum(1) / np.maximum((step**2).sum(1), 1e-9), 0, 1)
+    off = np.hypot(*(points[:-1, :2] + along[:, None] * step).T)
     reached = int(off.argmin()) + along[off.argmin()]  # in half seconds of the plan
-    places = np.arange(reached + 1, len(own) - 1 + 1e-6)
-    left = np.stack([np.interp(places, np.arange(len(own)), own[:, k]) for k in range(3)], 1)
+    places = np.arange(reached + 1, len(points) - 1 + 1e-6)
+    left = np.stack([np.interp(places, np.arange(len(points)), points[:, k]) for k in range(3)], 1)
     return left, now_us + np.round(0.5e6 * np.arange(1, len(places) + 1))
 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880

@@ -99,20 +99,20 @@ def find_planner(name: str) -> Callable:
     """
     if name.endswith(".jsonl"):
         return _from_file(name)
-    where, colon, what = name.rpartition(":")
-    if not (colon and where and what):
+    where, colon, attribute = name.rpartition(":")
+    if not (colon and where and attribute):
         raise RunError(f"planner {name!r}: expected module:function, or file.py:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            made = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, made)
-            spec.loader.exec_module(made)
-            planner = getattr(made, what)
+            loaded = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(spec.name, loaded)
+            spec.loader.exec_module(loaded)
+            planner = getattr(loaded, attribute)
         else:
-            planner = resolve_name(f"{where}:{what}")
+            planner = resolve_name(f"{where}:{attribute}")
     except (ImportError, AttributeError, FileNotFoundError, ValueError) as e:
         raise RunError(f"planner {name!r}: {e}") from None
     planner = planner() if inspect.isclass(planner) else planner

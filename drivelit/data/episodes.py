@@ -91,8 +91,8 @@ def read_play_part(path: str | Path, told: dict[str, Any]) -> "tuple[list[Episod
 
     path = Path(path)
     try:
-        kept = json.loads(gzip.decompress(path.read_bytes()))
-        was, rows = kept["told"], _back(kept["episodes"])
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        was, rows = content["told"], _back(content["episodes"])
         episodes = [
             Episode(messages=[], ids=[], logprobs=[], images=[None] * r.pop("images"), **{k: r[k] for k in KEPT})
             for r in rows
@@ -189,12 +189,12 @@ def read_episodes(path: str | Path, told: str) -> "tuple[dict[int, Episode] | No
     from drivelit.rollout.core import Episode
 
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            text = kept["text"].tobytes()
-            if sha256(text) != str(kept["digest"]):
+        with np.load(path, allow_pickle=False) as arrays:
+            text = arrays["text"].tobytes()
+            if sha256(text) != str(arrays["digest"]):
                 raise ValueError("its text has another SHA-256")
             head = json.loads(text)
-            pixels = {name: kept[f"picture-{i}"] for i, name in enumerate(head["pictures"])}
+            pixels = {name: arrays[f"picture-{i}"] for i, name in enumerate(head["pictures"])}
         if head["told"] != told:
             return None, ""
         shown = _shown(pixels)

@@ -629,12 +629,12 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
         shown.update(f"{w}x{h}" for w, h in zip(width, height, strict=True))
         blank += not width
     different = len({n for names in rows.stream("images") for n in names})
-    kept = f", {n} of them files of the source" if (n := len(_referred(rows))) else ""
+    referred = f", {n} of them files of the source" if (n := len(_referred(rows))) else ""
     words, pictures = content_hash(rows)
     sizes = ", ".join(f"{k} ({n})" for k, n in sorted(shown.items())) or "none"
     facts = [
         f"{len(rows)} rows from {len(set(rows.stream('scene_id')))} scenes; {blank} rows without image.",
-        f"{different} different pictures{kept}; shown at: {sizes}.",
+        f"{different} different pictures{referred}; shown at: {sizes}.",
         f"Hash of the words: `{words}`, of the pictures: `{pictures}`.",
         *([f"{refused} rows left out: a control word in an answer."] if (refused := refused_rows(path)) else []),
         *([f"Made by `{how}`."] if how else []),

@@ -217,10 +217,10 @@ def asked_key(model: str, conversation: Conversation, **sampling: Any) -> str:
             return picture_name(value)
         raise TypeError(f"a message holds a {type(value).__name__}, which is neither plain JSON nor a picture")
 
-    what = [model, conversation.messages, conversation.opening, sampling]
+    question = [model, conversation.messages, conversation.opening, sampling]
     if conversation.stops:  # only then, so that older journals stay readable
-        what.append(list(conversation.stops))
-    return sha256(json.dumps(what, sort_keys=True, default=plain))[:32]
+        question.append(list(conversation.stops))
+    return sha256(json.dumps(question, sort_keys=True, default=plain))[:32]
 
 # %% ../../nbs/35_data/10_served.ipynb #c5581a42
 def ask_all(

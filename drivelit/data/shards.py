@@ -142,12 +142,12 @@ def _plans(scenes: list[Scene]) -> list[np.ndarray | SceneError]:
     todo = [s for s, plan in zip(scenes, plans, strict=True) if plan is None]
     try:
         with reading("reference"):
-            made = make_references(todo)
+            references = make_references(todo)
     except SceneError as e:
         if len(scenes) == 1:
             return [SceneError(f"scene {scenes[0].id}: {e}")]
         return [_plans([s])[0] for s in scenes]
-    left = iter(made)
+    left = iter(references)
     return [next(left) if plan is None else plan for plan in plans]
 
 

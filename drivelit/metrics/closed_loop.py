@@ -111,8 +111,8 @@ def efficiency(record: dict) -> float | None:
         ValueError: for a text without its percentage
     """
     percents = [_percent(SPEED, text, SLOW) for text in record["infractions"].get(SLOW, [])]
-    kept = [v for v in percents if v <= 1000]
-    return float(np.mean(kept)) if kept else None
+    usable = [v for v in percents if v <= 1000]
+    return float(np.mean(usable)) if usable else None
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb3003
 PIECE, WINDOW = 20, 7  # frames, which the tool takes to be 0.1 s apart

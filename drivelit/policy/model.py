@@ -472,8 +472,8 @@ def _pixels(processor, media, kept=None):
     if not images:
         return videos
     # a group of rollouts shares its pictures, so each object is prepared once
-    made = {key: get(image) for key, image in {id(i): i for i in images}.items()}
-    patches, grids = zip(*(made[id(i)] for i in images), strict=True)
+    by_image = {key: get(image) for key, image in {id(i): i for i in images}.items()}
+    patches, grids = zip(*(by_image[id(i)] for i in images), strict=True)
     return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids)) | videos
 
 

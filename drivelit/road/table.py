@@ -242,11 +242,11 @@ def study(results: Record) -> Study:
     """
     names, claims = list(results.ran), []
     for where, unit in (("score", SCORE), ("success", WON)):
-        own = [Condition(n) for n in names]
-        made = [(c, driver(), f"{c.arm} > the best without eyes") for c in own]
-        made += [(c, replace(c, swap=GREY), f"{c.arm} > with grey pictures") for c in own]
-        made += [(a, b, "") for a, b in combinations(own, 2)]
-        claims += [Claim(where, unit, *m) for m in made]
+        arms = [Condition(n) for n in names]
+        comparisons = [(c, driver(), f"{c.arm} > the best without eyes") for c in arms]
+        comparisons += [(c, replace(c, swap=GREY), f"{c.arm} > with grey pictures") for c in arms]
+        comparisons += [(a, b, "") for a, b in combinations(arms, 2)]
+        claims += [Claim(where, unit, *m) for m in comparisons]
     return Study(
         dict(zip(names, names, strict=True)), signs=dict(score=1, success=1), knows=(SEES,), claims=claims, apart=True
     )
@@ -311,6 +311,6 @@ def ends(results: Record) -> pd.DataFrame:
     rows = {}
     for name, (c, seed) in who.items():
         arm, play, swap, _ = results.key(c)
-        own = counts[(counts.arm == arm) & (counts.play == play) & (counts.swap == swap) & (counts.seed == seed)]
-        rows[name] = dict(zip(own.name.str.removeprefix("ends_"), own.value, strict=True))
+        part = counts[(counts.arm == arm) & (counts.play == play) & (counts.swap == swap) & (counts.seed == seed)]
+        rows[name] = dict(zip(part.name.str.removeprefix("ends_"), part.value, strict=True))
     return pd.DataFrame.from_dict(rows, orient="index").sort_index(axis=1).fillna(0).astype(int)

@@ -287,13 +287,13 @@ STRIDE = 2.0  # metres between the places that the map is asked for
 
 def _lanes_at(town: Any, place: Any, heading: float, library: Any) -> list[tuple[Any, bool]]:
     "Way-points of the lanes across the road at a place, and whether each goes the way of the route."
-    own = town.get_waypoint(place, project_to_road=True, lane_type=library.LaneType.Driving)
-    if own is None:
+    waypoint = town.get_waypoint(place, project_to_road=True, lane_type=library.LaneType.Driving)
+    if waypoint is None:
         return []
     along = lambda w: abs(wrap_angle(pose_of(w.transform)[2] - heading)) < np.pi / 2
-    out = [(own, along(own))]
+    out = [(waypoint, along(waypoint))]
     for step, back in (("get_left_lane", "get_right_lane"), ("get_right_lane", "get_left_lane")):
-        w, side = own, step
+        w, side = waypoint, step
         for _ in range(4):  # a lane that comes towards us has its next neighbour on its other side
             w = getattr(w, side)()
             if w is None or w.lane_type != library.LaneType.Driving:

@@ -119,8 +119,8 @@ def data_card(splits: Mapping[str, str | Path], licence: str, title: str, how: s
     """
     from huggingface_hub import DatasetCardData
 
-    what = dict(pretty_name=title, task_categories=["image-text-to-text"], tags=["drivelit", "autonomous-driving"])
-    header = DatasetCardData(license=licence, **what).to_yaml()
+    about = dict(pretty_name=title, task_categories=["image-text-to-text"], tags=["drivelit", "autonomous-driving"])
+    header = DatasetCardData(license=licence, **about).to_yaml()
     cards = [card(path, f"{title}: {split}" if len(splits) > 1 else title, how) for split, path in splits.items()]
     example = OPEN.format(name=name, split=next(iter(splits)))
     return f"---\n{header}\n---\n\n" + "\n".join([*cards, f"Licence: {licence}.\n", example])

@@ -45,8 +45,8 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
     meet = f' --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id {profile.system}-{stage}-{seed}'
     start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={each}" if gpus else "python"
     start = f"srun --nodes={max(nodes, 1)} --ntasks={max(nodes, 1)} {start}" if slurm else start
-    what = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
-    command = f"{start} -m drivelit stage {what} {shlex.join(given_again(profile))}".rstrip()
+    arguments = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
+    command = f"{start} -m drivelit stage {arguments} {shlex.join(given_again(profile))}".rstrip()
     return f"for SEED in {' '.join(map(str, profile.seeds))}; do {command}; done" if several else command
 
 # %% ../../nbs/42_runs/04_launch.ipynb #dadbe66d

@@ -71,8 +71,8 @@ def card_of(profile: Profile, stage: str, seed: int, digest: str = "") -> str:
         Markdown
     """
     plain = type(profile)(profile.name)
-    own = {k: v for k, v in asdict(profile).items() if k in type(profile).keys()}
-    keys = {k: v for k, v in own.items() if v != getattr(plain, k)}
+    settings = {k: v for k, v in asdict(profile).items() if k in type(profile).keys()}
+    keys = {k: v for k, v in settings.items() if v != getattr(plain, k)}
     lines = [f"# {find_system(profile.system).title}, `{stage}`, seed {seed}", ""]
     lines += [f"Made by `python -m drivelit run {profile.system}.{profile.name}`; what differs from the defaults:", ""]
     lines += [f"- `{k} = {v}`" for k, v in keys.items()]
@@ -128,5 +128,5 @@ def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = 
         policy.save(folder, card=card_of(profile, stage, seed))
         (Path(folder) / "exam.json").write_text(json.dumps(told))
         hub.create_repo(repo, private=private, exist_ok=True)
-        what = f"{find_system(profile.system).title}, {stage}, seed {seed}"
-        return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=what))
+        title = f"{find_system(profile.system).title}, {stage}, seed {seed}"
+        return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=title))

@@ -208,12 +208,12 @@ def play_in_parts(
         return [of(e) for some, s in parts for e in play(some, s)]
     folder, weights = place.next(), fingerprint(policy)
     begin = rank * len(parts) // processes  # each begins elsewhere, so that nobody waits for a lock
-    left, played, made = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
+    left, played, written = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
     while left:
         for k in left:
             some, s = parts[k]
             told = dict(scenes=ids_of(some), seed=s, weights=weights)
-            episodes = _played(folder / f"{k}.json.gz", told, lambda some=some, s=s: play(some, s), made)
+            episodes = _played(folder / f"{k}.json.gz", told, lambda some=some, s=s: play(some, s), written)
             if episodes is not None:
                 played[k] = [*map(of, episodes)]
         still = [k for k in left if k not in played]

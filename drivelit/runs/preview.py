@@ -142,9 +142,9 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
 # %% ../../nbs/42_runs/06_preview.ipynb #ddb3cf0e
 def _told(need, p):
     "What prepared pictures take of a machine's own memory."
-    kept, here = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
-    more = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > kept else ""
-    return f"about {kept:.2f} GB a process, {kept * here:.2f} GB a machine, beside what its devices have{more}"
+    cached, here = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
+    more = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > cached else ""
+    return f"about {cached:.2f} GB a process, {cached * here:.2f} GB a machine, beside what its devices have{more}"
 
 
 def preview(

@@ -288,11 +288,11 @@ class Record:
             (seeds in which the arm has run,) NaN where there is none; (1,) for a driver
         """
         key, seeds = self.key(c), [NO_SEED] if c.play == DRIVER else self.ran.get(c.arm, [])
-        own, means = self._numbers.get((*key, measure), {}), {}
-        if any(s not in own for s in seeds) and measure in self.scenes:
+        by_seed, means = self._numbers.get((*key, measure), {}), {}
+        if any(s not in by_seed for s in seeds) and measure in self.scenes:
             means = self.values(c, measure)
             means = means.mean(axis=1).to_dict() if len(means) else {}
-        return np.array([own[s] if s in own else means.get(s, np.nan) for s in seeds], float)
+        return np.array([by_seed[s] if s in by_seed else means.get(s, np.nan) for s in seeds], float)
 
 # %% ../../nbs/42_runs/50_record.ipynb #87b3e2cb
 def record_of(parts: Iterable[Part], **about: Any) -> Record:
@@ -374,13 +374,13 @@ def catch_up(
     Returns:
         names for `read_parts`
     """
-    kept = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
-    if stages.is_done(out, "scenes", 0) and not kept("drivers"):
+    is_written = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
+    if stages.is_done(out, "scenes", 0) and not is_written("drivers"):
         ends = stages.result(out, "scenes", 0)["drivers"]
         write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
     names = {f"{a}-{s}": (a, s) for s in seeds for a in arms}
     for name, (arm, seed) in names.items():
-        if stages.is_done(out, arm, seed) and not kept(name):
+        if stages.is_done(out, arm, seed) and not is_written(name):
             write_part(out, name, part_of(arm, seed, stages.result(out, arm, seed)))
     return ["drivers", *names]
 
@@ -667,8 +667,8 @@ def table(
 
 def _own(column):
     "What a column says of its condition."
-    own = dict(play=column.play, swap=column.swap, turn=column.turn)
-    return {k: v for k, v in own.items() if v not in ("", None, SAME)}
+    condition = dict(play=column.play, swap=column.swap, turn=column.turn)
+    return {k: v for k, v in condition.items() if v not in ("", None, SAME)}
 
 
 def framed(rows: Sequence[Mapping], columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -803,12 +803,12 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
         dict(where=c.where, unit=c.unit.name) | paired_row(words_of(study, c), d)
         for c, d in zip(claims, differences, strict=True)
     ]
-    made = framed(rows, ["where", "unit", *COMPARED])
+    table = framed(rows, ["where", "unit", *COMPARED])
     for name, adjusted in FAMILY.items() if family else ():
         whole = adjusted([d.p for d in differences])
         words = ["shown" if d.mean > 0 else "reversed" for d in differences]
-        made[name] = ["" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(whole, words, strict=True)]
-    return made
+        table[name] = ["" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(whole, words, strict=True)]
+    return table
 
 
 def conditional(record: Record, study: Study) -> str:

@@ -71,9 +71,9 @@ def variances(d: np.ndarray) -> tuple[float, float, float]:
     (seeds, scenes), count = d.shape, measured.sum()
     e = np.where(measured, d - d[measured].mean(), 0.0)
     row, column = e.sum(1, keepdims=True), e.sum(0, keepdims=True)
-    rest = e - row / measured.sum(1, keepdims=True) - column / measured.sum(0, keepdims=True)
-    rest = (np.where(measured, rest, 0.0) ** 2).sum() / count**2
-    of_pairs = rest * seeds * scenes / max((seeds - 1) * (scenes - 1), 1) if min(d.shape) > 1 else 0.0
+    residual = e - row / measured.sum(1, keepdims=True) - column / measured.sum(0, keepdims=True)
+    residual = (np.where(measured, residual, 0.0) ** 2).sum() / count**2
+    of_pairs = residual * seeds * scenes / max((seeds - 1) * (scenes - 1), 1) if min(d.shape) > 1 else 0.0
     of_seeds = (row**2).sum() / count**2 * seeds / (seeds - 1) if seeds > 1 else 0.0
     of_scenes = (column**2).sum() / count**2 * scenes / (scenes - 1) if scenes > 1 else 0.0
     return float(max(of_seeds, of_pairs)), float(max(of_scenes, of_pairs)), float(of_pairs)

@@ -159,23 +159,23 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
-        made = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
-        aside = some_aside(made["train"], profile.train_aside, seeds["train"], late=profile.train_late)
-        return made | dict(train=aside)
+        by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
+        aside = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
+        return by_split | dict(train=aside)
     source = Path(os.path.expandvars(profile.source))
     if told := in_archive(source):
         raise RunError(f"source: {told}")
-    made = {
+    by_split = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
     }
-    if both := set(ids_of(made["train"])) & set(ids_of(made["heldout"])):
+    if both := set(ids_of(by_split["train"])) & set(ids_of(by_split["heldout"])):
         raise RunError(
             f"source: {source}: {len(both)} scenes are in train and in heldout, such as {min(both)!r}; "
             "nobody is judged on what was learnt"
         )
     for k, n in sizes.items():
-        tell_if_few(f"source: {source / k}, scenes", len(made[k]), n)
-    return made
+        tell_if_few(f"source: {source / k}, scenes", len(by_split[k]), n)
+    return by_split
 
 
 def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: bool = True) -> Shards:
@@ -215,10 +215,10 @@ def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
     numbers, texts, path = [], [], Path(path)
     total = 0
     for scene in scenes:
-        packed, own = pack(scene)
+        packed, arrays = pack(scene)
         texts.append(dict(at=total, scene=packed))
-        numbers.append(own)
-        total += len(own)
+        numbers.append(arrays)
+        total += len(arrays)
     text = np.frombuffer(json.dumps(texts).encode(), np.uint8)
     with whole_file(path) as new, open(new, "wb") as f:
         np.savez(f, text=text, numbers=np.concatenate([np.zeros(0), *numbers]))
@@ -238,8 +238,8 @@ def read_scenes(path: str | Path) -> list[Scene]:
         RunError: not there, damaged, or anything but plain arrays
     """
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            texts, numbers = json.loads(kept["text"].tobytes()), kept["numbers"]
+        with np.load(path, allow_pickle=False) as arrays:
+            texts, numbers = json.loads(arrays["text"].tobytes()), arrays["numbers"]
         return [unpack(t["scene"], numbers[t["at"] :]) for t in texts]
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such file; the stage `scenes` writes it") from None
@@ -273,15 +273,15 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
     keys = ("tuning", "train_scenes", "train_aside", "train_late", "eval_scenes")
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
-    kept = Path(shared) / name[:16] if shared and profile.source == "toy" else None
-    if kept and kept.exists():
-        shutil.copytree(kept, here, dirs_exist_ok=True)
+    cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
+    if cache and cache.exists():
+        shutil.copytree(cache, here, dirs_exist_ok=True)
         return {split: load_scenes(out, split) for split in ("train", "heldout")}
-    made = make_scenes(profile)
-    for split, scenes in made.items():
+    by_split = make_scenes(profile)
+    for split, scenes in by_split.items():
         if isinstance(scenes, Shards):
-            what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
-            write_json(here / f"{split}.json", what)
+            note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
+            write_json(here / f"{split}.json", note)
             continue
         save_scenes(scenes, here / f"{split}.npz")
         if references:
@@ -289,13 +289,13 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
             add_references(ready)
             plans = np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3)
             np.savez(here / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
-    if kept:
-        new = kept.with_name(f"{kept.name}.{os.getpid()}.new")
+    if cache:
+        new = cache.with_name(f"{cache.name}.{os.getpid()}.new")
         shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith(".npz")])
         with contextlib.suppress(OSError):  # another run was faster
-            os.replace(new, kept)
+            os.replace(new, cache)
         shutil.rmtree(new, ignore_errors=True)
-    return made
+    return by_split
 
 # %% ../../nbs/42_runs/30_stages.ipynb #4610a0ad
 def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
@@ -318,8 +318,8 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     scenes, plans = read_scenes(path := Path(out) / "scenes" / f"{split}.npz"), path.with_suffix(".references.npz")
     if plans.exists():
         try:
-            with np.load(plans, allow_pickle=False) as kept:
-                REFERENCES.update(zip(scenes, kept["plans"], strict=True))
+            with np.load(plans, allow_pickle=False) as arrays:
+                REFERENCES.update(zip(scenes, arrays["plans"], strict=True))
         except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
             raise RunError(f"{plans}: cannot be read ({e}); remove its folder, and the stage makes it anew") from None
     return scenes
@@ -362,13 +362,13 @@ def _keep(out, split, scenes, whole):
     "Some scenes of a split, and their references where there are any."
     here, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
     if isinstance(scenes, Shards):
-        what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
-        write_json(here.with_suffix(".json"), what, indent=None)
+        note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
+        write_json(here.with_suffix(".json"), note, indent=None)
         return scenes
     save_scenes(scenes, here.with_suffix(".npz"))
     if (plans := here.with_suffix(".references.npz")).exists():
-        with np.load(plans, allow_pickle=False) as kept:
-            some = kept["plans"][whole]
+        with np.load(plans, allow_pickle=False) as arrays:
+            some = arrays["plans"][whole]
         np.savez(plans, plans=some)
     return scenes
 
@@ -401,8 +401,8 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
         raise RunError(f"source: {folder}: all {len(whole)} scenes are trained on, none is left to choose by")
     tell_if_few(f"source: {folder}, scenes to choose by", len(numbers), count)
     if isinstance(whole, Shards):
-        what = dict(folder=str(folder.absolute()), run=whole.run, numbers=numbers)
-        write_json(here / "choice.json", what, indent=None)
+        note = dict(folder=str(folder.absolute()), run=whole.run, numbers=numbers)
+        write_json(here / "choice.json", note, indent=None)
         return subset(whole, numbers)
     made = [from_json(files[k]) for k in numbers]
     save_scenes(made, here / "choice.npz")

@@ -69,8 +69,8 @@ def bests(
         dict: driver -> its words, in the order of the measures
     """
     best = {}
-    for measure, what in words.items():
-        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(what)
+    for measure, word in words.items():
+        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(word)
     return best
 
 

@@ -96,7 +96,7 @@ def parse_behavior(text: str) -> tuple[str, str] | str:
         next((w for w in sorted(words, key=len, reverse=True) if w in str(text).lower()), None)
         for words in (DIRECTIONS, SPEEDS)
     ]
-    missing = [what for what, f in zip(("direction", "speed"), pair, strict=True) if f is None]
+    missing = [name for name, f in zip(("direction", "speed"), pair, strict=True) if f is None]
     return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(pair)
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #7991409a

@@ -200,8 +200,8 @@ def window(frames: list[dict], now: int) -> tuple[int, np.ndarray]:
         raise SceneError(
             f"frame {first + k + 1}: timestamp: {times[k] - times[k + 1]:.1f} s before the frame in front of it"
         )
-    kept = joined(times)
-    return first + kept.start, times[kept]
+    part = joined(times)
+    return first + part.start, times[part]
 
 
 def check_window(frames: list[dict], now: int) -> None:

@@ -181,14 +181,14 @@ def load(log: str | Path) -> dict[str, Any]:
         car = _described(log, api)
         ego = _ego_table(api)
         poses = poses_at((ego["us"] - us[0]) / 1e6, ego["poses"], (us - us[0]) / 1e6)
-        kept = np.flatnonzero(~np.isnan(poses[:, 0]))
-        if not len(kept):
+        rows = np.flatnonzero(~np.isnan(poses[:, 0]))
+        if not len(rows):
             raise SceneError("ego_state_se3: no pose near any frame of sync.arrow")
-        us, poses = us[kept], poses[kept]
+        us, poses = us[rows], poses[rows]
         check_motion((us - us[0]) / 1e6, poses, "ego_state_se3.imu_se3", hardest=300.0)
     ground, to_axle = _of_car(car)
     names = dict(id=str(about.log_name), dataset=str(about.dataset), split=str(about.split), location=about.location)
-    times = dict(times=(us - us[0]) / 1e6, us=us, frame=kept, poses=poses)
+    times = dict(times=(us - us[0]) / 1e6, us=us, frame=rows, poses=poses)
     return names | times | dict(log=str(log), api=api, ego=ego, ground=ground, to_axle=to_axle)
 
 # %% ../../nbs/00_scene/47_123d.ipynb #d1230019
@@ -300,8 +300,8 @@ def _parts(shape: Any, origin: np.ndarray, cut: bool = False) -> list[shapely.Po
 
 def _cycled(group: Any, lanes: dict) -> bool:
     "Whether a lane group is for bicycles alone, as far as its lanes are near."
-    own = [lanes[i] for i in group.lane_ids if i in lanes]
-    return bool(own) and all(x.lane_type == library().bike for x in own)
+    members = [lanes[i] for i in group.lane_ids if i in lanes]
+    return bool(members) and all(x.lane_type == library().bike for x in members)
 
 
 def _surfaces(d: dict, by_layer: dict, origin: np.ndarray, lanes: dict) -> list[Area]:
@@ -526,9 +526,9 @@ def _ego(d: dict, times: np.ndarray, own: np.ndarray, k: int, history: float) ->
 
 def _scene(d: dict, k: int, history: float, sensors: str | Path | None, images: str | Path | None) -> Scene:
     part = joined(d["times"] - d["times"][k])
-    own, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
-    ego, future = _ego(d, times, own, k, history)
-    road, lanes, limited = _map(d, k, own)
+    poses, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
+    ego, future = _ego(d, times, poses, k, history)
+    road, lanes, limited = _map(d, k, poses)
     cameras, others = _cameras(d, k, sensors, images)
     time, row = float(d["times"][k]), int(d["frame"][k])
     token = library().uuid(library().sync(Path(d["log"]))["sync.uuid"][row].as_py())
