@@ -207,6 +207,7 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
                 own = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
                 both = [own, codec.decode(codec.encode(own))]
                 squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in some] for some in both]
+                # (picture or decoded, scene, time) -> (scene, 4): now, a second ago, then both decoded
                 out[k : k + 16] = (
                     np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
                 )
@@ -473,6 +474,7 @@ def look_at(model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple]) -> di
         share of the scenes whose picture is nearer to its own reconstruction than to that of a second ago), gap (the
         mean difference of the two cosines)
     """
+    # now, and through the codec: now and a second ago
     own, _, painted, ago = (embed_squeezed(model, pictures[:, k]) for k in range(4))
     shares = share_right(nearest_phrases(model, painted), labels([s for s, _ in said])).values()
     gap = ((own * painted).sum(1) - (own * ago).sum(1)).numpy()[~alike(pictures)]
@@ -537,6 +539,7 @@ def facts_exam(
     marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
     base, fitted_marks = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
     most = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
+    # the same questions, read off in four ways
     read = dict(
         sentence=nearest_phrases(model, own),
         linear=linear_phrases(base, fitted_marks, own),

@@ -140,6 +140,7 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
         a = ego.past_acceleration[ago]
     else:
         v = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], t)
+        # along the heading dv/dt, across it v times the yaw rate
         a = np.stack([np.gradient(v, t), v * np.gradient(np.unwrap(poses[:, 2]), t)], 1)
     times = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
     out = np.zeros((len(times), 11))

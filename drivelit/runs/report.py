@@ -71,6 +71,7 @@ def variances(d: np.ndarray) -> tuple[float, float, float]:
     (seeds, scenes), count = d.shape, measured.sum()
     e = np.where(measured, d - d[measured].mean(), 0.0)
     row, column = e.sum(1, keepdims=True), e.sum(0, keepdims=True)
+    # what neither its seed nor its scene explains
     residual = e - row / measured.sum(1, keepdims=True) - column / measured.sum(0, keepdims=True)
     residual = (np.where(measured, residual, 0.0) ** 2).sum() / count**2
     of_pairs = residual * seeds * scenes / max((seeds - 1) * (scenes - 1), 1) if min(d.shape) > 1 else 0.0
