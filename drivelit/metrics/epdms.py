@@ -304,7 +304,7 @@ def score_states(
 
     Args:
         states: (N, 41, 11)
-        reference: metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
+        reference: metres · product of the reference; None: EP is 1 wherever the plan is its own reference
         past: (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human
         before: (N or 1, 41, 11) drives of the frame before; None: EC is NaN
         interval: seconds between the frames
