@@ -98,6 +98,7 @@ FACTS: dict[str, tuple[str, ...]] = {
 def _of_nearest(thing):
     "What is said about the nearest thing: its kind, its side (boxes are in hundredths of the picture), its distance."
     middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
+    # percents of the picture's width
     side = FACTS["side"][int(middle >= 40) + int(middle > 60)]
     return dict(
         nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(far > d for d in (8, 16, 32))]
@@ -156,6 +157,7 @@ def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
             raise ValueError(f"{sentence!r}: {unknown[0]!r} is not one of {', '.join(VOCABULARY[2:-1])}")
         if len(words) > LENGTH - 2:
             raise ValueError(f"{sentence!r}: {len(words)} words, at most {LENGTH - 2}")
+        # 0 begins a sentence, 1 fills up, the last word of the vocabulary ends it
         rows.append([0, *(number[w] for w in words), len(VOCABULARY) - 1])
     longest = max(map(len, rows), default=0)
     ids = torch.tensor([r + [1] * (longest - len(r)) for r in rows])
@@ -418,6 +420,7 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
     for k, p in enumerate(FACTS.values()):
         told_rows = marks[:, k] >= 0
         x, y = with_one(vectors[told_rows]), F.one_hot(marks[told_rows, k], len(p)).double()
+        # ridge regression onto one number for each phrase: the largest one is the answer
         fit = torch.linalg.solve(
             x.T @ x + ridge * max(len(x), 1) * torch.eye(x.shape[1]).double() / x.shape[1], x.T @ y
         )
@@ -587,6 +590,7 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
     """
     truth, dreamt = dreams(made, codec, seconds)
     now = [get_image(s, "CAM_FRONT", codec.size) for s in made]
+    # levels out of 255
     change = [np.abs(np.subtract(a, b, dtype=np.float32)).mean() for a, b in zip(now, truth, strict=True)]
     plain = lambda images: unit(clip_pixels(images, model.config.vision_config.image_size, crop=False).flatten(1))
     out = dict(moved=[bool(c >= 1) for c in change])

@@ -52,6 +52,7 @@ def _user(agent, time=0.0):
         return None
     speed = np.zeros(2) if still else [np.interp(time, agent.times, v) for v in agent.velocity.T]
     kinds = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
+    # every number of the order of one: metres ahead / 30, aside / 10, m/s / 10
     size = agent.length / 5, agent.width / 2
     place = pose[0] / 30, pose[1] / 10, np.cos(pose[2]), np.sin(pose[2])
     return np.hypot(*pose[:2]), np.r_[1, place, np.array(speed) / 10, size, [agent.type == k for k in kinds]]

@@ -284,6 +284,7 @@ def boxes_sight(
             if a[2] > NEAR:
                 b = b if b[2] > NEAR else b + (NEAR - b[2]) / (a[2] - b[2]) * (a - b)
                 line = [tuple(p) for p in to_pixels(np.array([a, b]), cam, WHOLE, size)]
+                # the last four corners are the front's
                 draw.line(line, fill=FRONT_EDGE if min(i, j) > 3 else EDGE)
     return image, framed
 
@@ -325,6 +326,7 @@ def _road(scene):
     "Bend, lanes beside, a crossing ahead, metres to the left of our lane's middle."
     path = Path(scene.map.centerline)
     s0, aside = (float(v[0]) for v in path.project(np.zeros((1, 2))))
+    # the heading 22 m ahead against the one here
     turn = float(wrap_angle(path.at(s0 + 22.0)[2] - path.at(s0)[2]))
     crossings = [a.polygon.centroid.x for a in scene.map.of("crossing")]
     return dict(

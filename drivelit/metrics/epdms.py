@@ -204,6 +204,7 @@ def extended_comfort(states: np.ndarray, before: np.ndarray, interval: float = 0
         raise ValueError(f"interval: {interval} s; frames more than 0.55 s apart are not compared")
     k = round(interval / kin.DT)
     before = np.broadcast_to(before, states.shape)
+    # the time that both plans cover: now's first part, and what is left of the one before
     now, then = _extended_signals(states[:, : states.shape[1] - k]), _extended_signals(before[:, k:])
     rms = {key: np.sqrt(np.mean((now[key] - then[key]) ** 2, 1)) for key in now}
     return np.all([rms[key] <= limit for key, limit in EXTENDED.items()], 0).astype(float)
