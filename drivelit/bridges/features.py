@@ -50,7 +50,9 @@ def features(scene: Scene, way_left: float, time_left: float) -> np.ndarray:
     t = np.arange(0.0, 4.1, 0.5)
     for a in scene.agents:
         now, u = a.poses[-1, :2], a.velocity[-1]
+        # each goes on at constant velocity
         s, off = _on_lane(line, now + t[:, None] * u)
+        # half the width of the ego, and room
         reach = 1.4 + a.width / 2
         gap = (s - a.length / 2 - 3.9) / FAR  # the front of the car is 3.9 m ahead of its rear axle
         if off[0] < reach and 0 < s[0] < FAR and gap[0] < out["gap"]:
@@ -90,7 +92,6 @@ class LaneWorld(gym.Env):
         """Begin a drive.
 
         Args:
-            seed: of the draw
             options: dict(scene=...): this route
 
         Returns:
@@ -142,14 +143,13 @@ def rate(agent: Any, scenes: Sequence[Scene]) -> list[float]:
     return out
 
 # %% ../../nbs/65_bridges/50_gymnasium.ipynb #db8768de
-def learn(steps: int, seed: int = 0, seen: int | None = None, **how: Any) -> Any:
+def learn(steps: int, seed: int = 0, seen: int | None = None, **options: Any) -> Any:
     """PPO of Stable-Baselines3 on the smaller world.
 
     Args:
         steps: decisions
-        seed: of everything
         seen: routes that it learns on; None: drawn from all
-        **how: of PPO
+        **options: of PPO
 
     Returns:
         stable_baselines3.PPO
@@ -160,4 +160,4 @@ def learn(steps: int, seed: int = 0, seen: int | None = None, **how: Any) -> Any
     from stable_baselines3 import PPO
 
     given = dict(n_steps=512, batch_size=128, gamma=0.98, ent_coef=0.01, seed=seed, device="cpu", verbose=0)
-    return PPO("MlpPolicy", LaneWorld(seen=seen), **given | how).learn(steps)
+    return PPO("MlpPolicy", LaneWorld(seen=seen), **given | options).learn(steps)

@@ -35,6 +35,7 @@ def kinematic(scene: Scene) -> Scene:
     Returns:
         Scene: futures extrapolated from the last observation up to now; who was not seen yet is left out
     """
+    # the half seconds of a scene, up to 5 s
     t = np.arange(0, 11) * 0.5
 
     def extrapolate(a):
@@ -78,6 +79,7 @@ def _behind(line, depth=0.5):
     "The strip behind a stop line, seen from the ego."
     a, b = np.asarray(line, float)
     n = np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-9)
+    # the normal that points away from the ego
     n = n if n @ ((a + b) / 2) > 0 else -n
     return shapely.Polygon([a, b, b + depth * n, a + depth * n])
 
@@ -232,7 +234,6 @@ def contacts(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Where the ego's box, pushed ahead, touches a road user.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -308,7 +309,6 @@ def in_several_lanes(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Corners in more than one lane, and no lane that holds all four.
 
     Args:
-        prepared: of `prepare`
         states: (M, 11)
 
     Returns:
@@ -344,7 +344,6 @@ def at_fault(
     """All road users that a drive hits by its own fault, which is judged when they first touch.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -354,6 +353,7 @@ def at_fault(
     """
     n, a, k = _first(touching[:, :, 0])
     state, agent = states[n, k], prepared.centers[a, k]
+    # the front bumper is a box without length
     bumper = np.stack(
         [
             state[:, X] + VEHICLE.front * np.cos(state[:, HEADING]),
@@ -366,6 +366,7 @@ def at_fault(
     standing = np.hypot(state[:, VX], state[:, VY]) <= STOPPED_EGO
     side = offroad[n, k] | in_several_lanes(prepared, state)
     behind = bearing(state[:, :3], agent[:, :2]) > BEHIND
+    # never while standing; who stands always; who moves at the front, or while the ego is between lanes or off the road
     fault = ~standing & (prepared.stopped[a] | ~behind & (front | side))
     price = np.where(prepared.moving_type[a], 0.0, 0.5)
     return n[fault], k[fault], a[fault], price[fault]
@@ -377,7 +378,6 @@ def no_collision(
     """NC: no at-fault collision.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -394,7 +394,6 @@ def too_close(
     """All road users to which a drive comes too close, which is judged when it first does.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -403,6 +402,7 @@ def too_close(
         tuple of (M,): index of the drive, step of the first violation, index of the road user
     """
     moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
+    # step and look as one axis, in the order of time
     hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
     n, a, index = _first(hit)
     k, look = index // len(LOOK), LOOK[index % len(LOOK)]
@@ -419,7 +419,6 @@ def time_to_collision(
     """TTC: does the ego stay far enough from a collision?
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -435,7 +434,6 @@ def off_road(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Is a corner outside the drivable area?
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -450,7 +448,6 @@ def direction(prepared: PDMScene, states: np.ndarray, skip_intersections: bool =
     """DDC: the metres within 1.1 s that the box centre moves outside the lanes on route; weight 0 in v1.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         skip_intersections: metres in an intersection do not count, as in v2
 
@@ -476,7 +473,6 @@ def raw_progress(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """How far along the route a drive gets.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -556,6 +552,7 @@ class PDMResult:
         """
         safe = self.nc * self.dac
         ep = progress_score(self.way, reference, safe)
+        # the weights of EP, TTC and comfort are 5, 5 and 2
         return replace(self, ep=ep, pdms=safe * (5 * ep + 5 * self.ttc + 2 * self.comfort) / 12)
 
     @staticmethod
@@ -578,7 +575,6 @@ def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None
     """Score drives.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         reference: metres, progress · NC · DAC of the reference; None: no EP
 

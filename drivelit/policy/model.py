@@ -377,7 +377,6 @@ def model_card(policy: "Policy", card: str = "") -> str:
     """What a policy is, as the README.md of its folder.
 
     Args:
-        policy: Policy
         card: what it was trained for: a sentence or more of Markdown
 
     Returns:
@@ -451,6 +450,7 @@ def _patches(processor, image):
     pixels = np.asarray(image)
     high, wide = (n // side for n in pixels.shape[:2])
     colours = np.stack([table[:, c][pixels[..., c]] for c in range(3)])
+    # (c, R, r, y, C, q, x) -> (R, C, r, q, c, y, x): blocks of merge x merge patches, each patch colour by colour
     cut = colours.reshape(3, high // merge, merge, side, wide // merge, merge, side).transpose(1, 4, 2, 5, 0, 3, 6)
     still = np.broadcast_to(cut[..., None, :, :], (*cut.shape[:5], shown, side, side))  # every moment is the same
     return torch.from_numpy(still.reshape(high * wide, -1)), torch.tensor([1, high, wide])
@@ -473,8 +473,8 @@ def _pixels(processor, media, kept=None):
     if not images:
         return videos
     # a group of rollouts shares its pictures, so each object is prepared once
-    made = {key: get(image) for key, image in {id(i): i for i in images}.items()}
-    patches, grids = zip(*(made[id(i)] for i in images), strict=True)
+    by_image = {key: get(image) for key, image in {id(i): i for i in images}.items()}
+    patches, grids = zip(*(by_image[id(i)] for i in images), strict=True)
     return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids)) | videos
 
 
@@ -801,8 +801,8 @@ def trained_folder(name: str | Path) -> Path | None:
         folder; None: the package has none of this name
     """
     folder = BASE.parents[1] / name / "weights"
-    known = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
-    return folder if known else None
+    is_trained = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
+    return folder if is_trained else None
 
 
 def _base(name, dtype, image_size, attention):

@@ -124,6 +124,7 @@ def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, spee
     along, side = script.path.project(boxes[:, :2])
     turn = boxes[:, 2] - np.interp(along, script.path.s, script.path.heading)
     c, d = np.abs(np.cos(turn)), np.abs(np.sin(turn))
+    # from bumper to bumper along the path; a turned box counts with both sides
     gap = along - s - script.half[0] - halves[:, 0] * c - halves[:, 1] * d
     room = script.half[1] + 0.25 + halves[:, 0] * d + halves[:, 1] * c
     gap = np.where((along > s) & (gap < SIGHT) & (np.abs(side) < room), gap, np.inf)
@@ -457,6 +458,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
     Returns:
         Scene: of the same source and family; a recorded one has no cameras any more
     """
+    # five seconds, every half second; before the drive began the scene's own past
     rows = [*stage.past[len(now.log) - 1 :], *now.log][-PAST - 1 :][::5]
     egos, poses, speeds = (np.array(x) for x in zip(*rows, strict=True))
     origin, scene = now.ego[:3], stage.scene
@@ -468,7 +470,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
         if near(i)
     ]
     line = to_frame(stage.route.at(now.along + np.arange(-20.0, min(121.0, stage.route.s[-1] - now.along))), origin)
-    kept = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent", "route_known")}
+    meta = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent", "route_known")}
     n = len(stage.scripts)
     return Scene(
         f"{scene.id}-{now.decisions:03d}",
@@ -488,7 +490,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
         None,
         scene.family,
         scene.night,
-        kept | dict(start=scene.id, time=round(now.time, 3), done=round(100 * now.farthest / stage.goal, 3)),
+        meta | dict(start=scene.id, time=round(now.time, 3), done=round(100 * now.farthest / stage.goal, 3)),
     )
 
 # %% ../../nbs/30_rollout/20_world.ipynb #8f22e39e
@@ -505,12 +507,12 @@ def _traffic(stage: Stage, now: WorldState) -> np.ndarray:
 def _paces(stage: Stage, now: WorldState, theirs: np.ndarray) -> list[str]:
     "The ego's speed beside the traffic's, for each stretch that was passed."
     s = stage.route.project(np.array([e[:2] for e, _, _ in now.log]))[0]
-    own = np.array([e[VX] for e, _, _ in now.log])
+    speeds = np.array([e[VX] for e, _, _ in now.log])
     stretch, out = np.floor(s / stage.goal * STRETCHES), []
     for k in range(int(STRETCHES * now.farthest / stage.goal + 1e-9)):
         rows = (stretch == k) & np.isfinite(theirs)
         theirs_here = theirs[rows].mean() if rows.any() else 0.0
-        percent = round(100 * own[rows].mean() / theirs_here, 2) if theirs_here > 1e-3 else 100.0
+        percent = round(100 * speeds[rows].mean() / theirs_here, 2) if theirs_here > 1e-3 else 100.0
         out.append(f"Average speed is {percent}% of the surrounding traffic's one")
     return out
 

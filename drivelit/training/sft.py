@@ -166,7 +166,6 @@ def batches(lengths: Sequence[int], batch: int, steps: int, seed: int = 0, pool:
         lengths: tokens of each row, (N,); an estimate will do
         batch: rows in a batch
         steps: batches wanted
-        seed: of the order
         pool: so many batches are sorted together
 
     Returns:
@@ -616,7 +615,6 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
     Args:
         policy: that was trained
         trainer: that has trained it
-        out: folder of the run
     """
     policy.model.eval()
     final = save_final(policy, out, full_weights(policy.model, trainer.came_in))
@@ -631,7 +629,6 @@ def candidate(out: str | Path, k: int, count: int) -> Path:
     """Where one of several policies of a tuning lies.
 
     Args:
-        out: folder of the run
         k: which, from 1
         count: how many there are
 
@@ -646,7 +643,6 @@ class Candidates(TrainerCallback):
 
     Args:
         policy: that is trained
-        out: folder of the run
         steps: updates
         count: how many; the last one is what the tuning saves at its end
     """
@@ -700,7 +696,6 @@ def sft_config(
     """The settings of `train_sft` in TRL's words.
 
     Args:
-        out: folder of the run
         steps: updates
         batch: rows in an update, over all devices
         micro_batch: rows in one forward pass on one device; 0 or None: all of them

@@ -75,7 +75,6 @@ def micro_batches(lengths: Sequence[int], micro: int, update: int, seed: int | S
         lengths: tokens of each episode, (N,); N is a multiple of `update`
         micro: episodes in a micro-batch
         update: episodes of this process in an update, a multiple of `micro`
-        seed: of the draw
 
     Returns:
         (N / micro, micro) episode numbers, in the order of the updates
@@ -966,7 +965,6 @@ def rl_config(
     """The settings of `train_rl` in TRL's words.
 
     Args:
-        out: folder of the run
         steps: rollouts
         batch: scenes in a rollout
         mini_batch: scenes in an update; default: all of them
@@ -1022,7 +1020,6 @@ def served(player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adap
         player: of the TurnGRPOConfig
         policy: that is trained
         engine: in this process, or None; its rule is that of the servers, too
-        out: folder of the run
         bf16: of the published weights
         adapters: will be trained on top of the policy's weights
 
