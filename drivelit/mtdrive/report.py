@@ -132,9 +132,9 @@ def table1(results: Record) -> pd.DataFrame:
     rows = [*driver_rows(results), (dict(model=ROWS["sft_single"], feedback="–"), Condition("sft_single"))]
     for s in WHOLE:
         rows += [(dict(model=ROWS[s], feedback=p), Condition(s, swap=SWAPS[p])) for p in ("oracle", "kinematic")]
-    made = table(results, STUDY, rows, SCORES | PLAYED | _sampled(results) | GREYED | FAILED)
-    made.loc[made.feedback == "kinematic", list(GREYED)] = ""  # grey pictures are played with oracle feedback
-    return made
+    frame = table(results, STUDY, rows, SCORES | PLAYED | _sampled(results) | GREYED | FAILED)
+    frame.loc[frame.feedback == "kinematic", list(GREYED)] = ""  # grey pictures are played with oracle feedback
+    return frame
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #86a04012
 TUNED = (  # stage, one stage, PDM data, turns; 0: all
@@ -179,9 +179,9 @@ def table3(results: Record) -> pd.DataFrame:
     rows += [(dict(play="–") | words, c) for words, c in driver_rows(results) if words["feedback"] != "kinematic"]
     turns = {f"turn {j + 1}": Column("pdms", True, turn=j) for j in range(results.about["profile"]["turns"])}
     lost = {f"answers lost, {n} %": Column("answers_lost", True, turn=c.turn, sparse=True) for n, c in turns.items()}
-    made = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
-    made.loc[made.feedback == "oracle", list(turns)[:-1]] = ""  # of a told driver the last score is known
-    return made
+    frame = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
+    frame.loc[frame.feedback == "oracle", list(turns)[:-1]] = ""  # of a told driver the last score is known
+    return frame
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #4ae3e2c6
 def table_sizes(results: Record) -> pd.DataFrame:
@@ -317,5 +317,5 @@ def real_rows(real: dict[str, Any]) -> list[dict]:
     for j in range(len(real["policy"]["turns"])):
         words = dict(planner=f"policy, {real['play']}, turn {j + 1}", feedback=fed if j else "–")
         rows.append((words, Condition("policy", real["play"], SWAPS[fed], j)))
-    made = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))
-    return made.to_dict("records")
+    frame = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))
+    return frame.to_dict("records")
