@@ -212,8 +212,8 @@ def _area_ahead(town, kind, near, far):
     if not town.areas:
         return None
     ahead = shapely.Polygon([(EGO_FRONT, -2), (far, -0.5 * far), (far, 0.5 * far), (EGO_FRONT, 2)])
-    parts = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
-    distance = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in parts if not p.is_empty), default=np.inf)
+    pieces = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
+    distance = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in pieces if not p.is_empty), default=np.inf)
     if distance <= near:
         return True
     return False if distance >= far - EGO_FRONT else None
@@ -258,8 +258,8 @@ class Facts:
         Returns:
             the nearest first, an empty list if there are none; None if it is not certain which there are
         """
-        own = [t for t in self.seen[view] if t.kind == kind]
-        return own if self.known and all(t.clear for t in own) else None
+        things = [t for t in self.seen[view] if t.kind == kind]
+        return things if self.known and all(t.clear for t in things) else None
 
     def nearest(self, view: str, kind: str | None = None) -> Thing | None:
         """The nearest of a kind, or of all that can stand in the way.
@@ -271,8 +271,8 @@ class Facts:
         Returns:
             the nearest; None if there is none, or if the nearest is doubtful
         """
-        own = [t for t in self.seen[view] if (t.kind == kind if kind else t.kind != "light")]
-        return own[0] if own and own[0].clear else None
+        things = [t for t in self.seen[view] if (t.kind == kind if kind else t.kind != "light")]
+        return things[0] if things and things[0].clear else None
 
     @cached_property
     def light(self) -> str | None:
@@ -381,8 +381,8 @@ def describe(f: Facts, view: str, kind: str) -> str | None:
     counts = {k: f.of(view, k) for k in ("vehicle", "pedestrian", "bicycle")}
     if None in counts.values() or not f.time_known:
         return None
-    parts = [f"{len(v)} {KINDS[k][len(v) != 1]}." for k, v in counts.items() if v]
-    return " ".join(["Night." if f.scene.night else "Day.", *(parts or ["Nobody."])])
+    counted = [f"{len(v)} {KINDS[k][len(v) != 1]}." for k, v in counts.items() if v]
+    return " ".join(["Night." if f.scene.night else "Day.", *(counted or ["Nobody."])])
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b9d2628
 def count(f: Facts, view: str, kind: str) -> str | None:
@@ -860,9 +860,9 @@ def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
     numbers = [str(n) for n in range(max(image_size) + 1)]
     answers = [a for f in FORMS for a in f.options] + [f"[{n}, {n}, {n}, {n}]" for n in ("1",)] + ["1 m"]
     line = [f"{t} " for v in VIEWS for t in (f"{v.capitalize()} view.",)] + ["Day. ", "Night. ", "Nobody."]
-    parts = [f"1 {w}.{end}" for k in _USERS for w in KINDS[k] for end in ("", " ")]
+    users = [f"1 {w}.{end}" for k in _USERS for w in KINDS[k] for end in ("", " ")]
     bare = [question_text(f, k, None, w) for f in FORMS for k in f.kinds for w in range(len(f.words))]
-    return tuple(dict.fromkeys([*bare, *answers, *line, *parts, *numbers]))
+    return tuple(dict.fromkeys([*bare, *answers, *line, *users, *numbers]))
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #eaf86141
 def category_of(question: str) -> str:

@@ -302,11 +302,11 @@ def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) 
         sides were played
     """
     some, (_, *second) = list(some), plays(results)
-    made = compared(results, STUDY, some, family)
+    frame = compared(results, STUDY, some, family)
     for p in second:
         again = compared(results, STUDY, [c.played(p) for c in some])
-        made[p] = [f"{d}, {v}" if d else "" for d, v in zip(again.difference, again.verdict, strict=True)]
-    return made
+        frame[p] = [f"{d}, {v}" if d else "" for d, v in zip(again.difference, again.verdict, strict=True)]
+    return frame
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6bf90189
 SEEING, KEPT = "is it seeing?", "are looks kept where needed?"

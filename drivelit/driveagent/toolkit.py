@@ -242,7 +242,7 @@ def check_box(box: Any, size: tuple[int, int], full: tuple[int, int]) -> tuple[f
         four floats; raises ToolError
     """
     bad = lambda text, kind="bad parameter": ToolError(kind, f"bbox {_show(box)}: {text}")
-    least = [math.ceil(SMALLEST * shown / own) for shown, own in zip(size, full, strict=True)]
+    least = [math.ceil(SMALLEST * side / whole) for side, whole in zip(size, full, strict=True)]
     small = f"at least {least[0]} x {least[1]} pixels."
     if not isinstance(box, list) or len(box) != 4:
         raise bad("it takes four numbers, [x_min, y_min, x_max, y_max].")
@@ -293,8 +293,8 @@ def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     cam, size = scene.cameras[camera], kit.image_size
     box, share = grow(check_box(params["bbox"], size, (cam.width, cam.height)), *size)
     image = full_view(scene, camera)
-    own = [v * whole / shown for v, whole, shown in zip(box, image.size * 2, tuple(size) * 2, strict=True)]
-    image = image.resize(size, Image.BICUBIC, box=own)
+    region = [v * whole / shown for v, whole, shown in zip(box, image.size * 2, tuple(size) * 2, strict=True)]
+    image = image.resize(size, Image.BICUBIC, box=region)
     return Result(f"part of the {params['view_index']} view, magnified {1 / share:.1f} times.", image)
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #6fcc4de7
@@ -359,9 +359,9 @@ def depth_words(depth: Any, camera: Camera) -> str:
     Returns:
         str
     """
-    found = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
+    nearest = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
     return _listed(
-        f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, found, strict=True)
+        f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, nearest, strict=True)
     )
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #307ba3b7
