@@ -191,12 +191,12 @@ def table_faults(results: Record) -> pd.DataFrame:
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #034c377f
 def _eyes(s: str) -> list[Claim]:
     "What is asked of every arm."
-    own, name = Condition(s), ROWS[s]
-    grey, greedy, sampled = replace(own, swap=GREY), replace(own, play="greedy"), replace(own, play="sampled")
+    arm, name = Condition(s), ROWS[s]
+    grey, greedy, sampled = replace(arm, swap=GREY), replace(arm, play="greedy"), replace(arm, play="sampled")
     return claims_of(
-        ("beats drivers without eyes?", (FAR_OFF, SCORE), own, driver(), f"{name} > the best"),
-        ("sees more than nothing?", SEES, own, driver(EMPTY), f"{name} > an empty list"),
-        ("looks at its pictures?", (SEES, FAR_OFF), own, grey, f"{name} > with grey pictures"),
+        ("beats drivers without eyes?", (FAR_OFF, SCORE), arm, driver(), f"{name} > the best"),
+        ("sees more than nothing?", SEES, arm, driver(EMPTY), f"{name} > an empty list"),
+        ("looks at its pictures?", (SEES, FAR_OFF), arm, grey, f"{name} > with grey pictures"),
         ("what does sampling cost?", FAR_OFF, greedy, sampled, f"{name}: greedy > sampled"),
     )
 

@@ -49,10 +49,10 @@ def truth_of(scene: Scene, inputs: Inputs) -> Truth:
     Raises:
         SceneError: no expert, too few poses, or a camera that the scene does not have
     """
-    kept = key_objects(scene, inputs.frame)
-    boxes = np.array([k.box for k in kept], float).reshape(-1, 4)
+    objects = key_objects(scene, inputs.frame)
+    boxes = np.array([k.box for k in objects], float).reshape(-1, 4)
     points = way_points(scene, inputs.points)
-    return Truth(boxes, tuple(k.label for k in kept), tuple(k.action for k in kept), points)
+    return Truth(boxes, tuple(k.label for k in objects), tuple(k.action for k in objects), points)
 
 # %% ../../nbs/52_autodrive_p3/40_rewards.ipynb #e8335842
 PLANS = ("mix", "walk", "run")

@@ -135,8 +135,8 @@ def kit_text(inputs: Inputs) -> tuple[str, ...]:
     """
     width = inputs.frame.size[0]
     places = [(x - 1, 0, x + 1, 2) for x in (width // 6, width // 2, 5 * width // 6)]
-    what = [(label, box, why) for label in LABELS.values() for box in places for why in WHYS]
-    objects = [KeyObject("", label, box, a, why, 10.0, 0.0) for label, box, why in what for a in ACTIONS]
+    cases = [(label, box, why) for label in LABELS.values() for box in places for why in WHYS]
+    objects = [KeyObject("", label, box, a, why, 10.0, 0.0) for label, box, why in cases for a in ACTIONS]
     plans = [(s, d) for s in SPEEDS for d in DIRECTIONS]
     # two of each, so that a sentence is known at the end of a thought and before another one
     thoughts = [write_thoughts([k, k], p, width) for k in objects for p in plans[:1]]
