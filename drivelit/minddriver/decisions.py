@@ -259,8 +259,8 @@ def decide(measured: np.ndarray, cuts: Cuts = TOWN, words: str = "paper") -> tup
     if words not in WORDS:
         raise ValueError(f"words: {words!r} is not one of {', '.join(WORDS)}")
     border, side = _direction(measured, cuts)
-    said = WORDS[words]
-    return said["ahead"] if border == "ahead" else said[border][side], said[_speed(measured, cuts)]
+    vocabulary = WORDS[words]
+    return vocabulary["ahead"] if border == "ahead" else vocabulary[border][side], vocabulary[_speed(measured, cuts)]
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a10011
 @remembered

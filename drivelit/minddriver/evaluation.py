@@ -86,22 +86,22 @@ def judged(
             shares; None without a readable plan; no protocols for another horizon than PLAN); ade (metres) and, if
             asked for, pdms, means over readable plans; scene_ade and scene_pdms, None where there is no plan
     """
-    parts, scores = [], dict(ade=[]) | (dict(pdms=[]) if pdms else {})
+    batches, scores = [], dict(ade=[]) | (dict(pdms=[]) if pdms else {})
     for k in range(0, len(scenes), TOGETHER):
-        here, own = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))], plans[k : k + TOGETHER]
+        here, batch_plans = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))], plans[k : k + TOGETHER]
         truth = np.stack([truth_of(s, horizon) for s in here])
-        away = [None if p is None else displacement(p, t).mean() for p, t in zip(own, truth, strict=True)]
+        away = [None if p is None else displacement(p, t).mean() for p, t in zip(batch_plans, truth, strict=True)]
         scores["ade"] += [None if v is None else round(float(v), 3) for v in away]
         if horizon == PLAN:
-            parts.append(_errors(here, own, truth, collisions))
+            batches.append(_errors(here, batch_plans, truth, collisions))
         if pdms:
-            scores["pdms"] += _pdms(here, own)
-    each = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]} if parts else {}
-    table = protocols(each) if parts else dict(l2={}, hits={})
-    there = [i for i, p in enumerate(plans) if p is not None]
-    mean = lambda v: float(np.mean([x for x in v if x is not None])) if there else None
+            scores["pdms"] += _pdms(here, batch_plans)
+    each = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]} if batches else {}
+    table = protocols(each) if batches else dict(l2={}, hits={})
+    readable = [i for i, p in enumerate(plans) if p is not None]
+    mean = lambda v: float(np.mean([x for x in v if x is not None])) if readable else None
     means, single = {k: mean(v) for k, v in scores.items()}, {f"scene_{k}": v for k, v in scores.items()}
-    return dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **table, **means) | single
+    return dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **table, **means) | single
 
 
 def _errors(scenes, plans, truth, collisions):
@@ -114,11 +114,11 @@ def _errors(scenes, plans, truth, collisions):
 
 def _pdms(scenes, plans):
     "PDMS of each plan, None where there is none."
-    there = [i for i, p in enumerate(plans) if p is not None]
-    driven = [carried_on(plans[i])[None] for i in there]
-    scores = score_scenes([prepare(scenes[i]) for i in there], driven) if there else []
-    found = dict(zip(there, (round(float(r.pdms[0]), 4) for r in scores), strict=True))
-    return [found.get(i) for i in range(len(plans))]
+    readable = [i for i, p in enumerate(plans) if p is not None]
+    driven = [carried_on(plans[i])[None] for i in readable]
+    scores = score_scenes([prepare(scenes[i]) for i in readable], driven) if readable else []
+    of_scene = dict(zip(readable, (round(float(r.pdms[0]), 4) for r in scores), strict=True))
+    return [of_scene.get(i) for i in range(len(plans))]
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000b
 BY_SPEED = "the best plan of other scenes at this speed"
@@ -143,11 +143,11 @@ def _blind_pdms(scenes, horizon):
 
 def _usual(scenes, known, cuts):
     "(n,) whether the decision that known scenes have most often at a scene's command, or at all, is the scene's own."
-    found = {k: Counter() for k in ["", *(s.command for s in known)]}
+    counts = {k: Counter() for k in ["", *(s.command for s in known)]}
     for s in known:
         for k in ("", s.command):
-            found[k][decision_of(s, cuts)] += 1
-    usual = {k: c.most_common(1)[0][0] for k, c in found.items()}
+            counts[k][decision_of(s, cuts)] += 1
+    usual = {k: c.most_common(1)[0][0] for k, c in counts.items()}
     return [int(decision_of(s, cuts) == usual.get(s.command, usual[""])) for s in scenes]
 
 
@@ -174,15 +174,15 @@ def drivers(
     scores = {k: of(scenes, horizon) for k, (of, _) in kinds.items()}
     names = {same: "constant velocity", STANDING: STANDING}
     names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}
-    plans |= {shown: [horizon.pick(p[name])[:, :2] for p in blind] for name, shown in names.items()}
-    found = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
+    plans |= {label: [horizon.pick(p[name])[:, :2] for p in blind] for name, label in names.items()}
+    results = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
     for k, (of, sign) in kinds.items() if known else ():
         v = sign * by_speed(known, of(known, horizon), scenes, scores[k])
-        found[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
+        results[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
     if known:
         right = _usual(scenes, known, cuts)
-        found[USUAL] = dict(thoughts=dict(right=float(np.mean(right)), scene_decided=right))
-    return found
+        results[USUAL] = dict(thoughts=dict(right=float(np.mean(right)), scene_decided=right))
+    return results
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
 def engine_for(policy: Policy, codec: Any, together: int = 256) -> TransformersEngine:
@@ -237,7 +237,7 @@ def task_for(
         MindDriverTask
     """
     told = profile.ego_state if ego_state is None else ego_state
-    own = dict(
+    of_profile = dict(
         ade_max=profile.ade_max,
         ade_scale=profile.ade_scale,
         w_format=profile.w_format,
@@ -251,7 +251,7 @@ def task_for(
         replace(profile.inputs, ego_state=told, pictures=pictures),
         form or profile.form,
         profile.seconds if seconds is None else seconds,
-        **own,
+        **of_profile,
         **more,
     )
 
@@ -313,11 +313,11 @@ def openings_of(
     first = spans_of(form)[0] == "think"
     info = {i: e.infos[0] for i, e in enumerate(episodes) if not e.failed and e.infos[0]["dream"] is not None}
     whole = [i for i, told in info.items() if not first or told["think"] is not None]
-    own, names = [info[i]["dream"] for i in whole], ids_of(scenes)
+    own_dreams, names = [info[i]["dream"] for i in whole], ids_of(scenes)
     dreams = {
-        "own": lambda: own,
-        "another scene's": lambda: own[1:] + own[:1],
-        "grey": lambda: [codec.encode([Image.new("RGB", codec.size, (128, 128, 128))])[0]] * len(own),
+        "own": lambda: own_dreams,
+        "another scene's": lambda: own_dreams[1:] + own_dreams[:1],
+        "grey": lambda: [codec.encode([Image.new("RGB", codec.size, (128, 128, 128))])[0]] * len(own_dreams),
         "true": lambda: list(next_codes(codec, subset(scenes, whole), seconds)),
     }[how]()
     before = lambda i: f"<think>{info[i]['think']}</think>" if first else ""
@@ -343,15 +343,15 @@ def summary_of_thoughts(
     seen = [(decision_of(s, cuts), float(np.hypot(*s.ego.velocity))) for s in scenes]
     true, paces = [d for d, _ in seen], [v for _, v in seen]
     read = [read_thought(t) for t in thoughts]
-    said = [None if isinstance(r.decision, ParseError) else r.decision for r in read]
-    part = lambda k: float(np.mean([d is not None and d[k] == t[k] for d, t in zip(said, true, strict=True)]))
+    decisions = [None if isinstance(r.decision, ParseError) else r.decision for r in read]
+    part = lambda k: float(np.mean([d is not None and d[k] == t[k] for d, t in zip(decisions, true, strict=True)]))
     step = cuts.horizon.step
     driven = [
         None if p is None else decide(measure(poses_of(p, step), v, cuts.horizon), cuts)
         for v, p in zip(paces, points, strict=True)
     ]
-    both = [d == w for d, w in zip(said, driven, strict=True) if d is not None and w is not None]
-    right = [int(d == t) for d, t in zip(said, true, strict=True)]
+    both = [d == w for d, w in zip(decisions, driven, strict=True) if d is not None and w is not None]
+    right = [int(d == t) for d, t in zip(decisions, true, strict=True)]
     return dict(
         whole=float(np.mean([not r.missing for r in read])),
         sound=float(np.mean([t is not None and not logic_errors(t) for t in thoughts])),
@@ -397,16 +397,16 @@ def summary(
         EngineError: all conversations were refused
     """
     answered(episodes)
-    there = [not e.failed for e in episodes]
-    info = [e.infos[0] if ok else None for e, ok in zip(episodes, there, strict=True)]
-    some = [i for i, ok in enumerate(there) if ok]
-    found = judged(subset(scenes, some), [info[i]["points"] for i in some], pdms=pdms, horizon=cuts.horizon)
-    for name in found.keys() & {"scene_ade", "scene_pdms"}:  # a place for each scene, whoever was refused
-        values = dict(zip(some, found[name], strict=True))
-        found[name] = [values.get(i) for i in range(len(scenes))]
+    not_failed = [not e.failed for e in episodes]
+    info = [e.infos[0] if ok else None for e, ok in zip(episodes, not_failed, strict=True)]
+    some = [i for i, ok in enumerate(not_failed) if ok]
+    numbers = judged(subset(scenes, some), [info[i]["points"] for i in some], pdms=pdms, horizon=cuts.horizon)
+    for name in numbers.keys() & {"scene_ade", "scene_pdms"}:  # a place for each scene, whoever was refused
+        values = dict(zip(some, numbers[name], strict=True))
+        numbers[name] = [values.get(i) for i in range(len(scenes))]
     reasons = [info[i]["reasons"] for i in some]
     of = sorted({k for r in reasons for k in r})
-    found |= dict(
+    numbers |= dict(
         n=len(scenes),
         failed=1 - len(some) / len(scenes),
         format=float(np.mean([not r for r in reasons])),
@@ -414,19 +414,21 @@ def summary(
     )
     if "dream" in spans_of(form):
         dreams = [info[i]["dream"] for i in some]
-        found["dreams"] = summary_of_dreams(subset(scenes, some), dreams, codec, seconds, encoder, inception=inception)
+        numbers["dreams"] = summary_of_dreams(
+            subset(scenes, some), dreams, codec, seconds, encoder, inception=inception
+        )
     if "think" in spans_of(form):
-        found["thoughts"] = _thoughts(episodes, scenes, cuts)
-    return found
+        numbers["thoughts"] = _thoughts(episodes, scenes, cuts)
+    return numbers
 
 
 def _thoughts(episodes, scenes, cuts):
     "`summary_of_thoughts` of episodes, with a place for each scene."
     some = [i for i, e in enumerate(episodes) if not e.failed]
     info = [episodes[i].infos[0] for i in some]
-    found = summary_of_thoughts(subset(scenes, some), [i["think"] for i in info], [i["points"] for i in info], cuts)
-    decided = dict(zip(some, found["scene_decided"], strict=True))
-    return found | dict(scene_decided=[decided.get(i) for i in range(len(scenes))])
+    numbers = summary_of_thoughts(subset(scenes, some), [i["think"] for i in info], [i["points"] for i in info], cuts)
+    decided = dict(zip(some, numbers["scene_decided"], strict=True))
+    return numbers | dict(scene_decided=[decided.get(i) for i in range(len(scenes))])
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0012
 def evaluate(
@@ -462,28 +464,30 @@ def evaluate(
     """
     task = task_for(profile, codec, **asked)
     cuts = replace(cuts, horizon=task.horizon)
-    found, first = {}, None
-    for how, temperature in profile.plays.items():
+    results, first = {}, None
+    for play_name, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
         judges = (encoder, inception) if first is None else (None, None)
-        found[how] = summary(episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms)
+        results[play_name] = summary(
+            episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms
+        )
         first = first or episodes
     if grey:
         temperature = next(iter(profile.plays.values()))
         blind = task_for(profile, codec, pictures="grey", **asked)
         episodes = play(policy, scenes, blind, profile, temperature, seed)
         plans = [None if e.failed else e.infos[0]["points"] for e in episodes]
-        found["grey"] = judged(scenes, plans, pdms=profile.pdms, horizon=task.horizon)
+        results["grey"] = judged(scenes, plans, pdms=profile.pdms, horizon=task.horizon)
         if "think" in spans_of(task.form):
-            found["grey"]["thoughts"] = _thoughts(episodes, scenes, cuts)
+            results["grey"]["thoughts"] = _thoughts(episodes, scenes, cuts)
     if swaps and "dream" in spans_of(task.form):
-        found["swaps"] = {h: _swapped(policy, scenes, profile, task, first, h) for h in SWAPS}
-    return found
+        results["swaps"] = {h: _swapped(policy, scenes, profile, task, first, h) for h in SWAPS}
+    return results
 
 
-def _swapped(policy, scenes, profile, task, episodes, how):
+def _swapped(policy, scenes, profile, task, episodes, swap):
     "The plans behind other dreams, of the scenes whose own dream could be read."
-    given = openings_of(episodes, scenes, task.codec, how, task.form, task.seconds)
+    given = openings_of(episodes, scenes, task.codec, swap, task.form, task.seconds)
     some = subset(scenes, [i for i, name in enumerate(ids_of(scenes)) if name in given])
     if not len(some):
         return dict(n=0)
@@ -492,11 +496,11 @@ def _swapped(policy, scenes, profile, task, episodes, how):
         plans = {e.scene_id: e.infos[0]["points"] for e in play(policy, some, task, profile) if not e.failed}
     finally:
         task.openings = {}
-    found = judged(
+    numbers = judged(
         scenes, [plans.get(name) for name in ids_of(scenes)], collisions=False, pdms=profile.pdms, horizon=task.horizon
     )
-    kept = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
-    return dict(n=len(some)) | {k: found[k] for k in kept if k in found}
+    keys = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
+    return dict(n=len(some)) | {k: numbers[k] for k in keys if k in numbers}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #e9aa8ce3
 def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
@@ -519,8 +523,8 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         part.add_summary(result[p], p)
     if "grey" in result:
         part.add_summary(result["grey"], plays[0], "grey")
-    for how, found in result.get("swaps", {}).items():
-        part.add_summary(found, "greedy", f"{how} dream")
+    for swap, numbers in result.get("swaps", {}).items():
+        part.add_summary(numbers, "greedy", f"{swap} dream")
     part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
     return part
 
@@ -551,14 +555,16 @@ def planner(
         Planner of as many poses as the profile has points: `points` of `drive_routes`
     """
     task = task_for(profile, codec, pictures=pictures, **asked)
-    how = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    options = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
-        found = [parse_answer(e.texts[0], task.form, codec.n, codec.codes, task.horizon).answer for e in episodes]
-        return [poses_of(a, task.horizon.step) if isinstance(a, np.ndarray) else a for a in found]
+        answers = [parse_answer(e.texts[0], task.form, codec.n, codec.codes, task.horizon).answer for e in episodes]
+        return [poses_of(a, task.horizon.step) if isinstance(a, np.ndarray) else a for a in answers]
 
-    return by_policy(policy, Unjudged(task), read, seed, engine or engine_for(policy, codec, profile.together), **how)
+    return by_policy(
+        policy, Unjudged(task), read, seed, engine or engine_for(policy, codec, profile.together), **options
+    )
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #2585a4ad
 def evaluate_real(
@@ -579,21 +585,21 @@ def evaluate_real(
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples:
         return None
-    inputs, engine, found = replace(profile.inputs, history=0), engine_of(policy, profile, codec), {}
+    inputs, engine, results = replace(profile.inputs, history=0), engine_of(policy, profile, codec), {}
     for name, moments in key_frames(samples).items():
         asked = [
             Conversation(policy_prompt(s, inputs, profile.form, profile.seconds, horizon=profile.horizon))
             for s in moments
         ]
-        said = engine.generate(asked, profile.new_tokens, temperature=0)
-        answers = [parse_answer(c.text, profile.form, codec.n, codec.codes, profile.horizon) for c in said]
+        completions = engine.generate(asked, profile.new_tokens, temperature=0)
+        answers = [parse_answer(c.text, profile.form, codec.n, codec.codes, profile.horizon) for c in completions]
         views = [get_image(s, "CAM_FRONT", codec.size) for s in moments]
         ids = codec.encode(views)
-        found[name] = dict(
+        results[name] = dict(
             n=len(moments),
             unreadable=float(np.mean([not isinstance(a.answer, np.ndarray) for a in answers])),
             reasons={k: float(np.mean([k in a.reasons for a in answers])) for k in spans_of(profile.form)},
             psnr=[round(float(v), 2) for v in picture_psnr(codec.decode(ids), views, codec.size)],
             codes=[len(set(v)) for v in np.asarray(ids).tolist()],
         )
-    return found
+    return results

@@ -157,8 +157,8 @@ def driver_rows(results: Record, first: str, every: bool = False) -> list[tuple[
     measured = lambda n, *measures: not np.isnan([number(n, m) for m in measures]).all()
     best = bests(results, STUDY, {m: f", the best by {m.upper()}" for m in metrics_of(results)})
     blind = [n for n in results.drivers if n != EXPERT]
-    kept = {*best, min((n for n in blind if measured(n, "n")), key=lambda n: number(n, "ade"))}
-    names = [n for n in blind if n in kept or every and measured(n, *SIGN)]
+    selected = {*best, min((n for n in blind if measured(n, "n")), key=lambda n: number(n, "ade"))}
+    names = [n for n in blind if n in selected or every and measured(n, *SIGN)]
     return tables.driver_rows(results, STUDY, first, best, (EXPERT, *names))
 
 
@@ -304,12 +304,12 @@ def table7(results: Record) -> pd.DataFrame:
     Returns:
         DataFrame of `reinforced`, and a column for each of `distances`
     """
-    made = reinforced(results)
+    frame = reinforced(results)
     for name, (key, digits) in distances(results).items():
         column = Column(f"dreams_{key}_dream", digits=digits, lost="dreams_unreadable")
         far = [number_cell(results, STUDY, Condition(s), column) for s in RL_ROWS.values()]
-        made[name] = far + [""] * (len(made) - len(far))
-    return made
+        frame[name] = far + [""] * (len(frame) - len(far))
+    return frame
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00027
 DREAMED = ("own", "another scene's", "grey", "true")
