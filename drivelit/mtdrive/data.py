@@ -419,13 +419,10 @@ def _balanced(pools, count, rng):
     "As many of each answer for each metric, all metrics alike if there are enough, in random order."
     each = [min(len(pools.get((m, a), [])) for a in ("Yes.", "No.")) for m in QUESTIONS]
     quota = [min(n, _quota(count)) if count is not None else n for n in each]
-    picked = [
-        pools[m, a][k]
-        for m, n in zip(QUESTIONS, quota, strict=True)
-        if n
-        for a in ("Yes.", "No.")
-        for k in rng.choice(len(pools[m, a]), n, replace=False)
-    ]
+    picked = []
+    for m, n in zip(QUESTIONS, quota, strict=True):
+        for pool in (pools[m, a] for a in ("Yes.", "No.") if n):
+            picked += [pool[k] for k in rng.choice(len(pool), n, replace=False)]
     return [picked[k] for k in rng.permutation(len(picked))[:count]]
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #967064d3

@@ -40,6 +40,7 @@ def carry(values: Sequence[float]) -> np.ndarray:
         (J,) the value of the last readable plan up to each turn; NaN before the first
     """
     values = np.array(values, float)
+    # number of the newest readable turn; -1: none yet
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
     return np.where(last >= 0, values[last], np.nan)
 
@@ -76,6 +77,7 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
     """
     not_failed = np.array([not e.failed for e in answered(episodes) and episodes])
     number = lambda e, m, j: plan_length(e.infos[j]["poses"]) if m == "distance" else e.rewards[j][m]
+    # NaN: no such turn, no plan in it, or a refused conversation; `carry` then takes the plan of the turn before
     told = lambda e, m: [number(e, m, j) if j < e.turns and not e.failed else np.nan for j in range(turns)]
     per = {m: np.array([carry(told(e, m)) for e in episodes]) for m in (*METRICS, "distance")}  # (scenes, J)
     used = np.array([e.turns for e in episodes])[not_failed]
@@ -84,6 +86,7 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
     for j in range(turns):
         readable = ~np.isnan(per["pdms"][:, j])
         means = {m: float(v[readable, j].mean()) if readable.any() else None for m, v in per.items()}
+        # A refused scene is never readable; it counts in `failed` alone.
         lost = float((~readable[not_failed]).mean())
         answers = float(np.mean(unreadable_at(j))) if unreadable_at(j) else None
         rows.append(means | dict(unreadable=lost, revising=float((used > j).mean()), answers_lost=answers))
@@ -93,7 +96,7 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         failed=float(1 - not_failed.mean()),
         turns=rows,
         turns_used=float(used.mean()),
-        scene_pdms=[plain(row) for row in per["pdms"][:, [0, -1]]],
+        scene_pdms=[plain(row) for row in per["pdms"][:, [0, -1]]],  # (first plan, last plan)
         scene_distance=plain(per["distance"][:, -1]),
     )
 
@@ -116,9 +119,11 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
             that have one), and scene_pdms, of all scenes, None where there is none. Of a driver of the crowd that hears
             no feedback also the means of METRICS and of the distance (m)
     """
+    # kind of feedback -> driver -> (N,) PDMS; the names of `alone` hear none, so theirs are the same in both
     crowd = {p: blind_scores(scenes, turns, perception=p) for p in FEEDBACK}
     scores, alone = crowd["oracle"], list(blind_plans(scenes[0]))
     same = name_of(WAYS[0], 0.0)
+    # in the order of the rows; "": the driver keeps its name
     labels = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in alone}), same, STANDING), "")
     labels[same] = "constant velocity"
     plain = lambda v: [None if np.isnan(x) else round(float(x), 4) for x in v]
@@ -137,7 +142,7 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     return results
 
 
-def _means(scenes, plan, together=256):
+def _means(scenes, plan, together=256):  # together: scenes held in memory at a time
     "The means of METRICS and of the distance of a driver's plans, over the scenes in which it has one."
     values = {m: [] for m in (*METRICS, "distance")}
     for k in range(0, len(scenes), together):
@@ -265,6 +270,7 @@ def _add_turns(part, numbers, play, swap):
         if turn == last:
             measured |= {k: numbers[k] for k in ("n", "failed", "turns_used", "scene_distance") if k in numbers}
         if turn in (0, last):
+            # each scene has a pair, of the first plan and of the last
             measured["scene_pdms"] = [pdms[-1 if turn == last else 0] for pdms in numbers.get("scene_pdms", ())]
         part.add_summary(measured, play, swap, turn)
 
@@ -288,6 +294,7 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         for play, numbers in result.get(perception, {}).items():
             _add_turns(part, numbers, play, swap)
     for play, numbers in result.get("own", {}).get("oracle", {}).items():
+        # Claims pair scenes by their number, and these are other scenes than the held-out ones: means alone.
         _add_turns(part, {k: v for k, v in numbers.items() if not k.startswith("scene_")}, play, OWN)
     part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
     return part
@@ -323,6 +330,7 @@ def planner(
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
+        # the last readable plan is driven; without one, the error of the last turn
         parsed = [[parse_trajectory(t) for t in reversed(e.texts)] for e in episodes]
         return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in parsed]
 
