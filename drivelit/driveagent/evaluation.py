@@ -135,8 +135,10 @@ def score_actions(
     Returns:
         dict of shares and, under scene_, lists with a value for each scene
     """
+    # c: (N, 4), the share of a step that is right; the relaxed comparison of the meta-actions
     c, unreadable = credit(actions, truth), (actions < 0).any((1, 2))
     weights = weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))
+    # an unreadable answer has no accuracy reward: 0
     reward = np.nan_to_num(accuracy_reward(actions, truth, *weights))
     rate = lambda rows, v: float(v[rows].mean()) if rows.any() else None
     return dict(
@@ -165,6 +167,7 @@ def _in_place(values, present):
 def _chosen_well(by_mode):
     "MSA over the scenes that all three modes have answered; whether the choice was right, by scene."
     scores = [by_mode[m]["scene_score"] for m in ("adaptive", "text", "tool")]
+    # a scene counts if no mode's conversation was refused; the chosen mode itself may be None: unreadable
     rows = zip(by_mode["adaptive"]["scene_mode"], *scores, strict=True)
     in_all = [None not in row[1:] for row in rows]
     chosen, text, tool = (
@@ -173,7 +176,9 @@ def _chosen_well(by_mode):
     )
     msa = mode_selection(chosen, text, tool)
     right = [
-        int(m == ("tool" if looked > read else "text")) for m, read, looked in zip(chosen, text, tool, strict=True)
+        # of equal scores text is the right choice; MSA without ties leaves such scenes out
+        int(m == ("tool" if looked > read else "text"))
+        for m, read, looked in zip(chosen, text, tool, strict=True)
     ]
     decided = [None if looked == read else r for r, read, looked in zip(right, text, tool, strict=True)]
     return dict(
@@ -207,11 +212,13 @@ def summary(
     episodes, need = answered(episodes), np.asarray(need)[not_failed]
     answers = [formats.read(e.texts) for e in episodes]
     actions = encode([None if not (a := e.infos[-1].get("actions")) else a for e in episodes])
+    # an answer that was cut off has no truth in its info; it is unreadable, so any truth gives it 0
     truth = encode([e.infos[-1].get("truth") or [("Stop", "Straight")] * 4 for e in episodes])
     scored = score_actions(actions, truth, need, weights)
+    # out of `scored`, to be given a place for refused scenes, too
     by_scene = {k: scored.pop(k) for k in [*scored] if k.startswith("scene_")}
     tool = np.array([a.mode == "tool" for a in answers])
-    tokens = [sum(t >= 0 for t in e.turn) for e in episodes]
+    tokens = [sum(t >= 0 for t in e.turn) for e in episodes]  # the policy's own; -1: of prompts and tools
     errors = [i["error"] for e in episodes for i in e.infos if i.get("error")]
     calls = [i["call"] for e in episodes for i in e.infos if i.get("call")]
     rate = lambda rows: float(tool[rows].mean()) if rows.any() else None
@@ -344,6 +351,7 @@ def _of_choice(part, play, by_mode):
     adaptive, text, tool = (by_mode[m] for m in ("adaptive", "text", "tool"))
     looked, right = (np.array(v, float) for v in (adaptive["scene_tool"], by_mode["msa"]["scene_right"]))
     with_, without = (np.array(m["scene_score"], float) for m in (tool, text))
+    # A driver that looks as often as the policy, but in scenes drawn at random: the expected score of each scene.
     often = np.nanmean(looked)
     kinds = [k for k in ("need", "plain") if text[f"reward_{k}"] is not None]
     brings = {k: tool[f"reward_{k}"] - text[f"reward_{k}"] for k in kinds}
@@ -360,6 +368,7 @@ def _of_looks(part, play, numbers):
     for swap, mask in ((NEEDED, need == 1), (ELSEWHERE, need == 0)):
         if mask.any():
             rate = np.nanmean(looked[mask])
+            # the mean of these values over all scenes is the rate within the mask; outside it each is the rate itself
             tool = _listed(tool=rate + (looked - rate) * mask / mask.mean())
             part.add_summary(tool | dict(unreadable=numbers["unreadable"]), play, swap)
 
@@ -367,6 +376,7 @@ def _of_looks(part, play, numbers):
 def _of_plays(part, result, plays):
     "All modes and pictures of a policy."
     main = "adaptive" if "adaptive" in result[plays[0]] else "text"
+    # the mode that tables compare has no swap; the forced ones have
     swap_of = {main: ""} | {m: s for m, s in dict(text=TEXT, tool=TOOLS).items() if m != main}
     for play in plays:
         msa = result[play].get("msa", {})
@@ -380,6 +390,7 @@ def _of_plays(part, result, plays):
     seen = result[plays[0]][main]["sequence"]
     for kind, swap in dict(grey=GREY, without=WITHOUT).items():
         if kind in result:
+            # share of the score that is lost without the pictures
             drop = dict(drop=1 - result[kind]["sequence"] / seen) if seen else {}
             part.add_summary(_numbers(result[kind]) | drop, plays[0], swap)
     for mode, seconds in result.get("latency", {}).items():

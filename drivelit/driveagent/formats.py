@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES
@@ -413,14 +414,10 @@ def kit_lines(sentences: Iterable[str] = ()) -> tuple[str, ...]:
     Returns:
         texts, each once
     """
-    answers = [
-        turn + "\n"
-        for s in SPEEDS
-        for t in TRAJECTORIES
-        for w in WORDS
-        for m in ("text", "tool")
-        for turn in write(m, {k: [] for k in SECTIONS}, [(s, t)] * STEPS, w)
-    ]
+    # An action in all four steps shows its words; the thought is empty, since its sentences come by `sentences`.
+    thought, answers = {k: [] for k in SECTIONS}, []
+    for speed, trajectory, words, mode in product(SPEEDS, TRAJECTORIES, WORDS, ("text", "tool")):
+        answers += [turn + "\n" for turn in write(mode, thought, [(speed, trajectory)] * STEPS, words)]
     ends = [a.rstrip("\n") for a in answers]
     calls = [format_call(ToolCall("Retrieve View", {}))]
     context = ["GO STRAIGHT", "TURN LEFT", "TURN RIGHT", "9.99 km/h", "unknown"]

@@ -61,8 +61,8 @@ def needy(results: Record, need: bool = True) -> list[int]:
 points = partial(Unit, lost="unreadable")
 ACCURACY, REWARD = points("accuracy, points", "score"), points("R_acc, points", "reward")
 MSA, LOOKS = points("MSA, points", "right"), points("looks, points", "tool")
-TOKENS = points("tokens", "tokens", -1.0, 0.0)
-_not_needy = partial(needy, need=False)
+TOKENS = points("tokens", "tokens", -1.0, 0.0)  # fewer are better
+_not_needy = partial(needy, need=False)  # a Unit's `only` takes the record alone
 RIGHT_THERE = replace(ACCURACY, name="accuracy where a look is needed, points", only=needy)
 RIGHT_ELSEWHERE = replace(ACCURACY, name="accuracy elsewhere, points", only=_not_needy)
 LOOKS_THERE = replace(LOOKS, name="looks where needed, points", only=needy)
@@ -106,6 +106,7 @@ STUDY = Study(
 )
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #359833e2
+# `bare`: an unreadable answer has a value there, too
 share, bare = partial(Column, percent=True), partial(Column, percent=True, lost="")
 
 
@@ -266,11 +267,10 @@ def table3(results: Record) -> pd.DataFrame | str:
     if not heads:
         return "not run"
     of = lambda head, name: results.numbers(Condition("motion", POINTS_PLAY, head), name).mean()
-    rows = [
-        dict(head=h, measure=words) | {k: of(h, f"{m}_{k}") for k in ROUNDED}
-        for h in heads
-        for m, words in MEASURES.items()
-    ]
+    rows = []
+    for h in heads:
+        for m, words in MEASURES.items():
+            rows.append(dict(head=h, measure=words) | {k: of(h, f"{m}_{k}") for k in ROUNDED})
     return pd.DataFrame(rows).dropna(subset="samples").round(ROUNDED).astype(dict(samples=int))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #ffe23c39
@@ -283,6 +283,7 @@ def claims(results: Record) -> list[Claim]:
     Returns:
         one family
     """
+    # the last of ORDERS compares the other start with the profile's
     *others, aligned = STUDY.claims
     if not results.about["profile"]["align_first"]:
         aligned = replace(aligned, better=aligned.other, other=aligned.better)
@@ -348,6 +349,7 @@ def plot_stages(results: Record) -> plt.Axes:
             v = 100 * np.array([results.numbers(Condition(s, p), measure) for s in stages])
             if np.isnan(v).all():
                 continue  # the forced modes are played once
+            # v: (stages, seeds); one label for all thin lines
             for k, one_seed in enumerate(v.T):
                 label = "" if k else f"one seed, {p}"
                 ax.plot(range(len(stages)), one_seed, color=color, ls=style, alpha=0.3, lw=1, label=label)

@@ -15,6 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -441,7 +442,7 @@ REACH, SEEN = 60.0, 3  # metres; points of 27
 
 _GRID = np.stack(np.meshgrid(*[[-0.45, 0.0, 0.45]] * 3, indexing="ij"), -1).reshape(27, 3)
 
-_CORNERS = np.array([[x, y, z] for x in (-0.5, 0.5) for y in (-0.5, 0.5) for z in (-0.5, 0.5)])
+_CORNERS = np.array(list(product((-0.5, 0.5), repeat=3)))  # of a box of 1 m, (8, 3)
 
 _EDGES = [(a, b) for a in range(8) for b in range(a + 1, 8) if (_CORNERS[a] != _CORNERS[b]).sum() == 1]
 

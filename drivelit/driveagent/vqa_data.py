@@ -174,7 +174,10 @@ class ChatJudge:
             N texts for `parse_scores`; a Refusal where the model gave none
         """
         say = lambda p: [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))]
-        return [r for part in in_parts(pairs) for r in replies(self.engine, [say(p) for p in part], **self.how)]
+        out = []
+        for part in in_parts(pairs):  # the pictures of a part are in memory together
+            out += replies(self.engine, [say(p) for p in part], **self.how)
+        return out
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7306059d
 def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6, seed: int = 0) -> np.ndarray:

@@ -262,7 +262,10 @@ class ChatTeacher:
         """
         options = self.how | dict(seed=self.seed + 100_000 * attempt)
         say = lambda a: [as_message(a.images, teacher_prompt(a.views, a.asked))]
-        return [r for part in in_parts(asks) for r in replies(self.engine, [say(a) for a in part], **options)]
+        out = []
+        for part in in_parts(asks):
+            out += replies(self.engine, [say(a) for a in part], **options)
+        return out
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #19ec869a
 FAULTS = ("wrong answer", "absent object", "off-topic", "broken format")
