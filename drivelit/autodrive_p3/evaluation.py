@@ -52,7 +52,7 @@ from ..runs.record import DRIVER, NO_SEED, Part
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")
-MEANS = dict(  # protocol -> its mean over 1, 2 and 3 s, of a scene's six half seconds
+MEANS = dict(  # mean over 1, 2 and 3 s of six half seconds: ST-P3 averages up to each time, UniAD takes it
     stp3=lambda v: np.mean([v[:n].mean() for n in (2, 4, 6)]), uniad=lambda v: v[[1, 3, 5]].mean()
 )
 
@@ -71,6 +71,7 @@ def _scores(scenes, plans):
     ready = [prepare(s) for s in scenes]
     scores = {k: [] for k in SCORES}
     for r, one in zip(ready, score_scenes(ready, [p[None] for p in plans]), strict=True):
+        # one simulation of the plan serves all three scores
         metres, human = _yardsticks(r.scene)
         bare = epdms.score_states(r, one.states, metres, epdms.past_states(r.scene.ego))
         values = one.pdms[0], bare.epdms[0], epdms.human_filter(bare, human).epdms[0]
@@ -86,7 +87,9 @@ def _measured(scenes, plans, pdms):
     "`errors` of some scenes, and name -> a value for each readable plan."
     readable = [i for i, p in enumerate(plans) if p is not None]
     truth = [s.expert.poses for s in scenes]
+    # the open-loop protocols look at 3 s: six half seconds, in the frame of nuScenes' lidar
     lidar = [None if p is None else to_lidar(p[:6]) for p in plans]
+    # VAD's obstacles are vehicles and people, UniAD's vehicles and bicycles
     grids = [[obstacles(s) for s in scenes], [obstacles(s, ("vehicle", "bicycle"), False) for s in scenes]]
     each = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
     values = dict(ade=[float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in readable])
@@ -124,6 +127,7 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
         hits = each[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
         values |= {f"l2_{p}": [mean(each["l2"][i]) for i in readable], f"hits_{p}": [mean(hits[i]) for i in readable]}
     of = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
+    # v: number of the scene -> value; None keeps the place of a scene without a plan
     in_place = lambda v: [round(float(v[i]), 4) if i in v else None for i in range(len(scenes))]
     return numbers | {f"scene_{k}": in_place(v) for k, v in of.items()}
 
@@ -246,6 +250,7 @@ def most_frequent(scenes: Sequence[Scene], inputs: Inputs) -> tuple[tuple[int, .
         for t in truths
         for b, w, a in zip(t.boxes, t.labels, t.actions, strict=True)
     ]
+    # the reward of the second stage, box and action together, over all scenes
     worth = lambda x: np.mean([prediction([x[0]], [x[2]], t.boxes, t.actions) for t in truths])
     return max(dict.fromkeys(all_of), key=worth, default=None)
 
@@ -264,7 +269,9 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     count, pdms = task.inputs.points, task.pdms
     truths, usual = [truth_of(s, task.inputs) for s in scenes], most_frequent(known[:200], task.inputs)
     write = lambda objects, plan: write_chain("fast", *objects, plan[:count])
+    # (boxes, labels, actions) of an answer: an empty list, and the one box that earns the most
     nobody, often = ([], [], []), tuple([v] for v in usual) if usual else ([], [], [])
+    # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
     kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
     scores = {k: of(scenes, count) for k, (of, _) in kinds.items()}
     blind, same = [blind_plans(s) for s in scenes], name_of(WAYS[0], 0.0)
@@ -434,6 +441,7 @@ def openings_of(
     if how not in SWAPS:
         raise ValueError(f"how: {how!r} is not one of {', '.join(SWAPS)}")
     pairs = [(i, chain_of(e, inputs, mode)) for i, e in enumerate(episodes) if not e.failed]
+    # only where the policy's own first stage can be read can it be put back, or lent to another scene
     pairs = [(i, c) for i, c in pairs if isinstance(c.perception, Boxes)]
     if "think" in spans_of(mode):
         pairs = [(i, c) for i, c in pairs if isinstance(c.thoughts["perception"], str)]
@@ -441,7 +449,7 @@ def openings_of(
     seen = {
         "own": lambda: own_lists,
         "true": lambda: [(t.boxes, t.labels) for t in (truth_of(scenes[i], inputs) for i, _ in pairs)],
-        "another scene's": lambda: own_lists[1:] + own_lists[:1],
+        "another scene's": lambda: own_lists[1:] + own_lists[:1],  # of the next one
         "nothing": lambda: [([], [])] * len(own_lists),
     }[how]()
     names = ids_of(scenes)
@@ -478,7 +486,7 @@ def _behind(scenes, names, chains, own_plans, pdms):
     plans, asked = _plans(chains), [names[i] for i in some]
     numbers = plan_numbers(subset(scenes, some), [plans.get(name) for name in asked], pdms)
     lists = {k: dict(zip(asked, v, strict=True)) for k, v in numbers.items() if k.startswith("scene_")}
-    lists["scene_moved"] = {k: float(l2(plans[k], own_plans[k]).mean()) for k in plans if k in own_plans}
+    lists["scene_moved"] = {k: float(l2(plans[k], own_plans[k]).mean()) for k in plans if k in own_plans}  # metres
     lists["scene_follows"] = {k: None if c is None else follows(c) for k, c in chains.items()}
     means = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms")} | dict(hits=dict(stp3=numbers["hits"]["stp3"]))
     means |= {k: _mean(lists[f"scene_{k}"].values()) for k in ("moved", "follows")}
@@ -521,6 +529,7 @@ def swapped(
     }  # scene, first words
     results, own_plans = {}, None
     for swap, given in begun.items():
+        # Two ways may give the same words, as an empty list that was empty already: such a scene is answered once.
         new = subset(scenes, [i for i, k in enumerate(names) if k in given and (k, given[k]) not in continued])
         task = task_for(profile, mode, openings=given, look=look)
         continued |= {
@@ -554,6 +563,7 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
         for play_name, temperature in plays if mode == profile.modes[0] else plays[:1]:
             episodes[mode, play_name] = play(policy, scenes, task, profile, temperature, seed)
             results[mode][play_name] = summary(episodes[mode, play_name], scenes, inputs, mode, profile.pdms)
+    # no play was refused there, so the clock will not meet a refusal
     complete = [i for i, each in enumerate(zip(*episodes.values(), strict=True)) if not any(e.failed for e in each)]
     asked = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
     for mode, seconds in seconds_of(policy, subset(scenes, complete[: profile.timed]), asked, profile).items():
@@ -668,5 +678,6 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
             own_boxes = [c.perception.boxes if isinstance(c.perception, Boxes) else None for c in chains]
             earned = [0.0 if o is None else perception(o, t) for o, t in zip(own_boxes, boxes, strict=True)]
             results[name] |= dict(objects=sum(map(len, boxes)), perception=float(np.mean(earned)))
+            # an empty list earns 1 where there is no key object, else 0
             results[name]["empty"] = float(np.mean([not len(t) for t in boxes]))
     return results

@@ -51,10 +51,12 @@ def with_objects(results: Record) -> list[int]:
         their numbers
     """
     empty = results.values(driver(EMPTY), "perception").iloc[0]
+    # an empty list earns 1 where there is no key object
     return empty.index[empty == 0].tolist()
 
 
 cm = partial(Unit, scale=-100.0, margin=10.0, most=30.0)  # a plan that is further off counts as 30 m
+# scale: shares to points, metres to cm, negative where less is better; margin: a difference that counts as small
 SEES, FORESEES = (Unit(f"{k}, points", k) for k in ("perception", "prediction"))
 FINDS, FORETELLS = (replace(u, name=f"{u.measure} with objects, points", only=with_objects) for u in (SEES, FORESEES))
 FAR_OFF, L2, L2_THERE = cm("ADE, cm", "ade"), cm("L2, ST-P3, cm", "l2_stp3"), cm("L2, UniAD, cm", "l2_uniad")
@@ -157,6 +159,7 @@ def _modes(results: Record) -> Iterator[tuple[dict, Condition]]:
 def _behind(results: Record) -> Iterator[tuple[dict, Condition]]:
     "The plans of each arm behind its own boxes and behind others, where that was tried."
     for s in STUDY.rows(results):
+        # an arm that no run has tried has no turn
         if results.turns(Condition(s, "chain", SWAPS[0])):
             yield from ((dict(arm=ROWS[s], boxes=boxes), Condition(s, "chain", boxes)) for boxes in SWAPS)
 
@@ -182,7 +185,8 @@ def table_faults(results: Record) -> pd.DataFrame:
         for (mode, play), name in ways(results).items():
             some = faults[(faults.arm == s) & (faults.play == name)].pivot(index="seed", columns="name", values="value")
             played = ~np.isnan(results.numbers(Condition(s, name), "n"))
-            shares = some.reindex(np.array(results.ran.get(s, []))[played]).fillna(0.0)  # a seed without this fault
+            # a seed that was played and never had this fault has no entry: 0, and not unknown
+            shares = some.reindex(np.array(results.ran.get(s, []))[played]).fillna(0.0)
             total.update({k: sum(shares[k]) for k in shares})
             if len(some):
                 rows.append(dict(arm=ROWS[s], mode=mode, play=play) | {k: cell(shares[k]) for k in shares})
@@ -226,6 +230,7 @@ def _chain(s: str) -> list[Claim]:
     "Whether the plan, and the prediction, hang on what was seen."
     own, true, other, nothing = (Condition(s, "chain", boxes) for boxes in SWAPS)
     uses, behind = "uses what it sees?", f"{ROWS[s]}: own boxes > another scene's"
+    # (better, other, words): if the plan hangs on the boxes, it is worse behind wrong ones
     pairs = ((own, other, behind), (own, nothing, f"{ROWS[s]}: own boxes > nothing"))
     pairs += ((true, own, f"{ROWS[s]}: true boxes > own"),)
     return claims_of(
@@ -236,7 +241,7 @@ def _chain(s: str) -> list[Claim]:
 
 
 _other = partial(Condition, play="chain", swap="another scene's")
-_tied = lambda s: f"behind another scene's boxes: {ROWS['rl']} > {ROWS[s]}"
+_tied = lambda s: f"behind another scene's boxes: {ROWS['rl']} > {ROWS[s]}"  # words of a claim
 CHAIN = [claim for s in ("sft", "rl", "rl_plan") for claim in _chain(s)]
 CHAIN += claims_of(
     *(("what do three rewards tie?", (MOVES, FOLLOWS), _other("rl"), _other(s), _tied(s)) for s in ("sft", "rl_plan"))
