@@ -57,6 +57,7 @@ def carried_on(points: np.ndarray) -> np.ndarray:
     step, turn = np.hypot(*(last[:2] - before[:2])), last[2] - before[2]
     out = list(poses)
     for _ in range(8 - len(poses)):
+        # a step of the same length and turn; its chord points half-way between the two headings
         h = out[-1][2] + turn
         out.append(np.array([*(out[-1][:2] + step * np.array([np.cos(h - turn / 2), np.sin(h - turn / 2)])), h]))
     return np.stack(out)
@@ -90,8 +91,10 @@ def judged(
     for k in range(0, len(scenes), TOGETHER):
         here, batch_plans = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))], plans[k : k + TOGETHER]
         truth = np.stack([truth_of(s, horizon) for s in here])
+        # metres, mean over the way-points of a plan
         away = [None if p is None else displacement(p, t).mean() for p, t in zip(batch_plans, truth, strict=True)]
         scores["ade"] += [None if v is None else round(float(v), 3) for v in away]
+        # the protocols of nuScenes are defined for six points over three seconds alone
         if horizon == PLAN:
             batches.append(_errors(here, batch_plans, truth, collisions))
         if pdms:
@@ -106,6 +109,7 @@ def judged(
 
 def _errors(scenes, plans, truth, collisions):
     "What both protocols of nuScenes are made of."
+    # predictions, truth and grids in the frame of nuScenes' lidar; grids of VAD, then those of UniAD
     lidar = [None if p is None else to_lidar(poses_of(p)) for p in plans]
     grids = [obstacles(s) for s in scenes] if collisions else None
     uniad = [obstacles(s, ("vehicle", "bicycle"), False) for s in scenes] if collisions else None
@@ -143,6 +147,7 @@ def _blind_pdms(scenes, horizon):
 
 def _usual(scenes, known, cuts):
     "(n,) whether the decision that known scenes have most often at a scene's command, or at all, is the scene's own."
+    # "": at any command, for a command that no known scene has
     counts = {k: Counter() for k in ["", *(s.command for s in known)]}
     for s in known:
         for k in ("", s.command):
@@ -170,10 +175,11 @@ def drivers(
     same, blind = name_of(WAYS[0], 0.0), [blind_plans(s) for s in scenes]
     horizon = cuts.horizon
     plans = {"expert": [truth_of(s, horizon)[:, :2] for s in scenes]}
+    # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
     kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
     scores = {k: of(scenes, horizon) for k, (of, _) in kinds.items()}
     names = {same: "constant velocity", STANDING: STANDING}
-    names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}
+    names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}  # the best by each score
     plans |= {label: [horizon.pick(p[name])[:, :2] for p in blind] for name, label in names.items()}
     results = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
     for k, (of, sign) in kinds.items() if known else ():
@@ -312,11 +318,12 @@ def openings_of(
         raise ValueError(f"how: {how!r} is not one of {', '.join(SWAPS)}, or the form {form!r} has no dream")
     first = spans_of(form)[0] == "think"
     info = {i: e.infos[0] for i, e in enumerate(episodes) if not e.failed and e.infos[0]["dream"] is not None}
+    # A thought that stands before the dream is kept, so it must be readable, too.
     whole = [i for i, told in info.items() if not first or told["think"] is not None]
     own_dreams, names = [info[i]["dream"] for i in whole], ids_of(scenes)
     dreams = {
         "own": lambda: own_dreams,
-        "another scene's": lambda: own_dreams[1:] + own_dreams[:1],
+        "another scene's": lambda: own_dreams[1:] + own_dreams[:1],  # of the next one
         "grey": lambda: [codec.encode([Image.new("RGB", codec.size, (128, 128, 128))])[0]] * len(own_dreams),
         "true": lambda: list(next_codes(codec, subset(scenes, whole), seconds)),
     }[how]()
@@ -347,9 +354,11 @@ def summary_of_thoughts(
     part = lambda k: float(np.mean([d is not None and d[k] == t[k] for d, t in zip(decisions, true, strict=True)]))
     step = cuts.horizon.step
     driven = [
+        # the plan in the same words as the truth: what a driver of this plan would have decided
         None if p is None else decide(measure(poses_of(p, step), v, cuts.horizon), cuts)
         for v, p in zip(paces, points, strict=True)
     ]
+    # whether the words and the plan are one decision, where both can be read
     both = [d == w for d, w in zip(decisions, driven, strict=True) if d is not None and w is not None]
     right = [int(d == t) for d, t in zip(decisions, true, strict=True)]
     return dict(
@@ -467,6 +476,7 @@ def evaluate(
     results, first = {}, None
     for play_name, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
+        # Fréchet distances are for the first play alone, which the tables compare
         judges = (encoder, inception) if first is None else (None, None)
         results[play_name] = summary(
             episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms

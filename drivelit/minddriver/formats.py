@@ -140,7 +140,7 @@ def read_thought(text: object) -> Thought:
     starts = [text.find(h) if text.count(h) == 1 else -1 for h in heads]
     # a head in the wrong place would give its text to another section
     starts = [a if a >= 0 and all(b < a for b in starts[:k]) else -1 for k, a in enumerate(starts)]
-    marks = sorted(a for h in heads for a in (m.start() for m in re.finditer(re.escape(h), text)))
+    marks = sorted(m.start() for h in heads for m in re.finditer(re.escape(h), text))  # each ends the text before it
     ends = dict(zip(marks, [*marks, len(text)][1:], strict=True))
     bodies = {s: text[a + len(h) : ends[a]].strip() for s, h, a in zip(SECTIONS, heads, starts, strict=True) if a >= 0}
     bodies = {s: b for s, b in bodies.items() if b}
