@@ -118,7 +118,7 @@ def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
         dict: records in the order of the drives, driving_score and success in percent, ends by reason,
             said (share of each speed word), unreadable (decisions, by reason)
     """
-    count = lambda k: sum((Counter(t[k]) for t in told), Counter())
+    count = lambda k: sum((Counter(t[k]) for t in told), Counter())  # over all drives
     records, words = [t["record"] for t in told], count("said")
     return dict(
         records=records,
@@ -207,6 +207,7 @@ def _file(folder, name):
 
 def _share(folder, profile, who, weights, names, seed, k, experts=None):
     "Drive the routes of collector k that have no file yet."
+    # i: number of the route among all, which its random draws depend on, however many collectors share them
     mine = [(i, name) for i, name in enumerate(names) if i % max(profile.collectors, 1) == k]
     by_id = {r.id: r for r in routes_of(profile, "heldout")}
     if who in PLAYS and experts is None:
@@ -304,10 +305,11 @@ def difference(
     if names[0] != names[1]:
         raise ValueError(f"records: {len(ours)} and {len(theirs)} of routes that are not the same in the same order")
     n, rng, out = len(ours), np.random.default_rng(seed), {}
+    # (draws, n) routes; both drivers are drawn on the same routes, so the difference of a route stays whole
     which = rng.integers(n, size=(draws, n))
     for name, of in (("driving score", composed), ("success", lambda r: 100.0 * success(r))):
         d = np.array([of(a) - of(b) for a, b in zip(ours, theirs, strict=True)])
-        low, high = np.quantile(d[which].mean(1), [0.025, 0.975])
+        low, high = np.quantile(d[which].mean(1), [0.025, 0.975])  # of the mean, over the draws
         out[name] = float(d.mean()), float(low), float(high)
     return out
 
@@ -331,10 +333,12 @@ def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str,
         some = range(k, min(k + together, n))
         prompts = [known.prompts[i] for i in some]
         chosen = dict(zip(("speed", "path"), (p.argmax(1) for p in experts.words(prompts)), strict=True))
+        # speed and path ways, (N, modes, T, 2) metres
         *ways, _ = experts.ways(prompts, chosen["speed"], chosen["path"], known.tensor("state", some, device))
         for (name, word), way in zip(chosen.items(), ways, strict=True):
             truth = known.tensor(f"{name}_points", some, device)
             right[name] += (word == known.tensor(name, some, device)).tolist()
+            # of each way the mode of the chosen word, (N, T, 2)
             far[name] += (way[torch.arange(len(word)), word] - truth).norm(dim=-1).mean(1).tolist()
     out = {f"{k}_right": float(np.mean(v)) for k, v in right.items()}
     counts = {k: Counter(getattr(p, k) for p in known.plans) for k in ("speed", "path")}
@@ -359,6 +363,7 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
     part = Part(name, seed)
 
     def add(numbers: dict[str, Any], *place: Any) -> None:
+        # the record has shares, and `scored` percent
         share = None if numbers["success"] is None else numbers["success"] / 100
         part.add_summary(numbers | dict(score=numbers["driving_score"], success=share), *place)
 
