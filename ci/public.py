@@ -2,8 +2,9 @@
 
 For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back, `Args:` (or
 `Attributes:`) that names every parameter and field, `Returns:` or `Yields:` where something comes back. A parameter
-whose annotation is one class, such as `policy: Policy`, may be left out: the class says what it is. A line that holds a
-linter's comment says nothing.
+may be left out if its annotation is one class, such as `policy: Policy` or `scenes: Sequence[Scene]`, for the class
+says what it is; or if its name is in the table `COMMON`, which CONTRIBUTING.md shows. A line that only repeats the
+name, the annotation or that table is a fault, as is one that holds a linter's comment: both say nothing.
 """
 
 import ast
@@ -14,6 +15,25 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).resolve().parents[1]
+# Parameters that mean the same everywhere, so that `Args:` need not name them.
+COMMON = {
+    "ax": "axes to draw on; by default those of a new figure",
+    "camera": "a key of scene.cameras",
+    "codec": "turns pictures into tokens and back",
+    "horizon": "of a plan or a trajectory: how many points, how far apart",
+    "inputs": "what the policy is shown",
+    "max_new_tokens": "of each answer, at most",
+    "out": "the run's folder, or another folder that is written",
+    "policy": "sees, answers and drives; it writes its answers",
+    "prepared": "a scene for the metrics, of `pdm.prepare`",
+    "profile": "the run's numbers, such as those of AutoDrive-P3",
+    "rng": "the generator of random numbers",
+    "seed": "of whatever is random in a run: everything, a draw, an order, sampling",
+    "stage": "a stage of the run, by its name",
+    "title": "of the figure, the panel or the table",
+}
+SAYS_LITTLE = ("Any", "ArrayLike", "Callable", "Iterable", "Mapping", "Sequence")
+FILLERS = "a an and are for in is it its likewise of on or that the their them these this to what which".split()
 
 
 def public_names(tree):
@@ -37,13 +57,56 @@ def told(name, doc):
     return re.search(rf"^[ \t]+(?:\*{{0,2}}\w+, )*\*{{0,2}}{name}(?:, \*{{0,2}}\w+)*(?: \([^)\n]*\))?:", doc, re.M)
 
 
+def is_class(annotation):
+    "Whether an annotation is one class, or a sequence of one: `help()` shows it, and it has a docstring of its own."
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return is_class(ast.parse(annotation.value, mode="eval").body)
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in ("Iterable", "Sequence", "list"):
+        return is_class(annotation.slice) and ast.unparse(annotation.slice) != "Path"
+    if isinstance(annotation, ast.BinOp):
+        return is_class(annotation.left) and is_class(annotation.right)
+    return isinstance(annotation, ast.Name) and annotation.id not in SAYS_LITTLE and annotation.id[0].isupper()
+
+
 def says_itself(parameter):
-    "Whether its annotation is one class, which `help()` shows and which has a docstring of its own."
-    return (
-        isinstance(parameter.annotation, ast.Name)
-        and parameter.annotation.id not in ("Any", "ArrayLike", "Callable")
-        and (parameter.annotation.id[0].isupper())
-    )
+    "Whether `Args:` may leave it out."
+    return parameter.arg in COMMON or is_class(parameter.annotation)
+
+
+def words(text):
+    """The words of a text, in lower case and in the singular; `MindDriverProfile` is three.
+
+    What leads somewhere, a name in backticks or a constant such as PLAYS, is no word but itself.
+    """
+    leads = re.findall(r"`(?:\w+\.)*(\w+)`|\b([A-Z_]{4,})\b", text)
+    text = re.sub(r"`[^`]*`|\b[A-Z_]{4,}\b", " ", text.replace("run's", "run"))
+    parts = re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+|\d+", text)
+    plain = {w[:-1] if len(w) > 3 and w.endswith("s") else w for w in map(str.lower, parts)}
+    return plain - {*FILLERS} | {f"`{a or b}`" for a, b in leads}
+
+
+def entries(doc):
+    "The entries of `Args:`: a pair of the names and the text of each."
+    for section in re.findall(r"^[ \t]*Args:\n((?:[ \t]+\S.*(?:\n|$))+)", doc, re.M):
+        indent = re.match(r"[ \t]+", section).group(0)
+        for entry in re.split(rf"^{indent}(?=\S)", section, flags=re.M)[1:]:
+            if told := re.match(r"((?:\*{0,2}\w+, )*\*{0,2}\w+)(?: \([^)\n]*\))?:(.*)", entry, re.S):
+                yield [n.lstrip("*") for n in told.group(1).split(", ")], " ".join(told.group(2).split())
+
+
+def is_ritual(names, text, types, doc):
+    "Whether an entry says only what the names, their annotations or `COMMON` say, or is a size that nothing else uses."
+    if re.fullmatch(r"[A-Z]( of them)?", text):
+        return len(re.findall(rf"\b{text[0]}\b", doc)) == 1
+    return all(words(text) <= words(f"{n} {types.get(n, '')} {COMMON.get(n, '')}") for n in names)
+
+
+def rituals(function, doc, name):
+    "Entries that say nothing."
+    types = {p.arg: ast.unparse(p.annotation) if p.annotation else "" for p in parameters(function)}
+    for names, text in entries(doc):
+        if is_ritual(names, text, types, doc):
+            yield f"{name}: `{', '.join(names)}: {text}` says nothing new"
 
 
 def of_a_linter(doc, name):
@@ -68,6 +131,7 @@ def function_faults(function):
         yield f"{name}: no docstring"
     yield from unannotated(function, name)
     yield from of_a_linter(doc, name)
+    yield from rituals(function, doc, name)
     yield from (
         f"{name}: `{p.arg}` is not told" for p in parameters(function) if not says_itself(p) and not told(p.arg, doc)
     )
@@ -94,7 +158,9 @@ def class_faults(node):
         if not isinstance(method, ast.FunctionDef) or method.name.startswith("_") and method.name != "__init__":
             continue
         yield from unannotated(method, f"{name}.{method.name}", True)
+        yield from rituals(method, ast.get_docstring(method) or "", f"{name}.{method.name}")
         if method.name == "__init__":
+            yield from rituals(method, doc, name)
             fields += [p.arg for p in parameters(method, True) if not says_itself(p)]
             doc += "\n" + (ast.get_docstring(method) or "")
         elif not ast.get_docstring(method):

@@ -42,15 +42,15 @@ def overrides(pairs: Sequence[str]) -> dict[str, str]:
     Raises:
         ProfileError: a text without "=", or a key that stands twice
     """
-    found = {}
+    values = {}
     for p in pairs:
-        key, there, value = p.partition("=")
-        if not there:
+        key, sign, value = p.partition("=")
+        if not sign:
             raise ProfileError(f"--set {p}: expected KEY=VALUE")
-        if key in found:
-            raise ProfileError(f"--set {p}: {key} stands twice, also as {found[key]!r}")
-        found[key] = value
-    return found
+        if key in values:
+            raise ProfileError(f"--set {p}: {key} stands twice, also as {values[key]!r}")
+        values[key] = value
+    return values
 
 
 def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
@@ -170,12 +170,12 @@ def _planned(profile, parameters, kinds, hours=()):
 def _plan(profile, out, pairs, measured, as_json):
     "Everything that is known about a run before it starts."
     profile = profile_of(profile, pairs)
-    what = profile, dict(out=out) if out else None, find_system(profile.system).planned
+    arguments = profile, dict(out=out) if out else None, find_system(profile.system).planned
     if measured:
         from drivelit.runs.stages import hours, read_measured
 
-        what = *what, hours(profile, what[2], read_measured(measured))
-    print(json.dumps(_planned(*what)) if as_json else preview(*what))
+        arguments = *arguments, hours(profile, arguments[2], read_measured(measured))
+    print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments))
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d32
 def _unset(profile):
@@ -239,9 +239,11 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     from drivelit.runs.prepare import prepare
 
     options = {k: v for k, v in options.items() if v is not None}
-    how = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
-    found = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **how, **options)
-    counts = dict(scenes=len(found), shards=len(found.shards), left_out=sum(len(s["left_out"]) for s in found.shards))
+    settings = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
+    shards = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **settings, **options)
+    counts = dict(
+        scenes=len(shards), shards=len(shards.shards), left_out=sum(len(s["left_out"]) for s in shards.shards)
+    )
     told = "{scenes} scenes in {shards} shards; {left_out} left out, see left_out.txt there".format_map(counts)
     print(json.dumps(dict(folder=folder) | counts) if as_json else f"{folder}: {told}")
 

@@ -88,7 +88,8 @@ def load(path):
     return module
 
 
-faults = load(ROOT / "ci/public.py").faults
+PUBLIC = load(ROOT / "ci/public.py")
+faults = PUBLIC.faults
 
 
 def test_files_are_small():
@@ -181,6 +182,65 @@ def test_the_check_of_the_public_layer_sees_what_is_left_open():
         "D: `there` is not told",
         "h: `d: noqa: B008` is a linter's comment",
     ]
+
+
+RITUAL = '''
+__all__ = ["f", "g", "C"]
+def f(record: Record, scenes: Sequence[Scene], out: str, seed: int, path: str | Path, made: Sequence[Any]) -> None:
+    """What repeats the name, the annotation or the table.
+
+    Args:
+        record: Record
+        scenes: the
+            scenes
+        out, seed: of the run
+        path: a path
+        made: N
+    """
+def g(profile: MindDriverProfile, seed: int, plays: Plays, horizon: Horizon, dt: float, plans: Any, b: Any) -> int:
+    """What says more, and what may be left out: `seed`, `horizon`.
+
+    Args:
+        profile: its tokens
+        plays: of PLAYS
+        dt: s
+        plans: N of `plans`
+        b: (N, 3)
+
+    Returns:
+        N
+    """
+class C:
+    """A constructor and a method.
+
+    Args:
+        scene: the scene
+    """
+    def __init__(self, scene: Scene) -> None: pass
+    def run(self, policy: Policy) -> None:
+        """One.
+
+        Args:
+            policy: writes
+        """
+'''
+
+
+def test_the_check_of_the_public_layer_sees_lines_that_say_nothing():
+    assert list(faults(RITUAL)) == [
+        "f: `record: Record` says nothing new",
+        "f: `scenes: the scenes` says nothing new",
+        "f: `out, seed: of the run` says nothing new",
+        "f: `path: a path` says nothing new",
+        "f: `made: N` says nothing new",
+        "C: `scene: the scene` says nothing new",
+        "C.run: `policy: writes` says nothing new",
+    ]
+
+
+def test_contributing_shows_which_names_need_no_line():
+    part = (ROOT / "CONTRIBUTING.md").read_text().split("## What a docstring may leave out")[1].split("\n## ")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", part, re.M)) == PUBLIC.COMMON
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)

@@ -182,7 +182,6 @@ def summary(
 
     Args:
         episodes: of P3Task, one for each scene
-        scenes: N
         inputs: what was shown and asked for
         mode: key of MODES
         pdms: as for `plan_numbers`
@@ -312,7 +311,6 @@ def task_for(
     """The task with the profile's numbers.
 
     Args:
-        profile: of AutoDrive-P3
         mode: key of MODES, or "both"; default: the profile's
         sight: one of SIGHTS
         weights: what each part is worth; default: the profile's scheme
@@ -340,12 +338,10 @@ def play(
     """Let a policy answer; the processes of a stage share the scenes.
 
     Args:
-        policy: writes
         scenes: one episode each
         task: what is asked
         profile: its tokens
         temperature: 0: the most likely tokens
-        seed: of sampling
         engine: who answers; default: the policy
 
     Returns:
@@ -366,7 +362,6 @@ def seconds_of(
     The modes take turns scene by scene, so that whatever else runs on this machine slows them alike.
 
     Args:
-        policy: writes
         scenes: to answer
         tasks: mode -> what is asked
         profile: its tokens
@@ -427,7 +422,6 @@ def openings_of(
 
     Args:
         episodes: of the policy, one for each scene
-        scenes: N
         inputs: in whose picture the boxes are
         how: one of SWAPS
         mode: key of MODES; its own thought is kept
@@ -509,9 +503,6 @@ def swapped(
     """The plans behind other boxes, greedy. The same words are gone on from once.
 
     Args:
-        policy: writes
-        scenes: N
-        profile: of AutoDrive-P3
         mode: key of MODES
         episodes: of the policy in this mode, greedy
         look: as for `task_for`
@@ -546,10 +537,8 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
     """Drive held-out scenes, in every mode that is learnt.
 
     Args:
-        policy: writes
         scenes: held-out ones
         profile: its `eval_play` says whether greedy, sampled or both; both are for the first mode
-        seed: of sampling
 
     Returns:
         dict: mode -> "greedy", "sampled" -> `summary`, seconds (of an answer) and scene_seconds (of the first `timed`
@@ -624,12 +613,10 @@ def planner(
     """AutoDrive-P3 in closed loop.
 
     Args:
-        policy: writes
         profile: its tokens
         mode: key of MODES; "": the first that is learnt
         sight: one of SIGHTS
         temperature: 0: the most likely tokens
-        seed: of sampling
         engine: who answers; default: the policy
 
     Returns:
@@ -650,7 +637,6 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
     """A policy on recorded key frames, greedy, in the fast mode if it is learnt.
 
     Args:
-        policy: writes
         profile: its picture and tokens
         samples: folder as for `key_frames`; default: the environment's DRIVELIT_SAMPLES
 

@@ -73,7 +73,6 @@ def plot_answers(scenes: Sequence[Scene], chains: Sequence[Chain], inputs: Input
         scenes: N, with an expert each
         chains: N answers
         inputs: what was shown
-        title: of the figure
 
     Returns:
         Figure, a row for each scene
@@ -117,7 +116,6 @@ def plot_policy(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, nam
     Args:
         policy: that answers, greedy
         scenes: to choose from
-        profile: of AutoDrive-P3
         name: of the policy, for the title
 
     Returns:
@@ -141,9 +139,6 @@ def plot_run(
     """Held-out scenes as a trained policy answers them: a good one, the middle, a bad one.
 
     Args:
-        out: the run's folder
-        seed: of the run
-        profile: of AutoDrive-P3
         shown_arms: the first of these stages that is done is shown
         tries: held-out scenes to choose from
 

@@ -44,8 +44,6 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
     """Stage `scenes`.
 
     Args:
-        out: the run's folder
-        profile: of AutoDrive-P3
         seed: unused: all seeds share the scenes
 
     Returns:
@@ -66,7 +64,6 @@ def check_scene(profile: P3Profile, scene: Scene, split: str) -> None:
     """What a run needs of a scene; no picture is opened.
 
     Args:
-        profile: of AutoDrive-P3
         scene: to learn from or to be judged on
         split: "train" or "heldout"; both need the same
 
@@ -83,8 +80,6 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     """Stage `data`: thoughts, and the rows of both modes with their card.
 
     Args:
-        out: the run's folder
-        profile: of AutoDrive-P3
         seed: unused: all seeds share the data
 
     Returns:
@@ -111,7 +106,6 @@ def fresh(profile: P3Profile, seed: int) -> Policy:
     """The profile's model; a toy's tokenizer knows the words of the task.
 
     Args:
-        profile: of AutoDrive-P3
         seed: of a toy's weights
 
     Returns:
@@ -124,8 +118,6 @@ def run_served(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
     """Stage `served`: the folder that servers begin with, where they play.
 
     Args:
-        out: the run's folder
-        profile: of AutoDrive-P3
         seed: of a toy's weights
 
     Returns:
@@ -139,9 +131,6 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
 
     Args:
         stage: key of TUNED
-        out: the run's folder
-        profile: of AutoDrive-P3
-        seed: of the run
 
     Returns:
         dict: what `train_sft` and `evaluate` return
@@ -161,7 +150,6 @@ def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, An
 
     Args:
         stage: key of REINFORCED
-        profile: of AutoDrive-P3
 
     Returns:
         (weights and plan of the task; advantage, trainer and group)
@@ -180,9 +168,6 @@ def make(stage: str, out: str | Path, profile: P3Profile, seed: int) -> tuple[An
 
     Args:
         stage: key of REINFORCED
-        out: the run's folder
-        profile: of AutoDrive-P3
-        seed: of the run
 
     Returns:
         engine, policy, task
@@ -197,9 +182,6 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
 
     Args:
         stage: key of REINFORCED
-        out: the run's folder
-        profile: of AutoDrive-P3
-        seed: of the run
 
     Returns:
         dict: what `train_rl` and `evaluate` return

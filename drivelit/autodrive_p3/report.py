@@ -44,9 +44,6 @@ collect = Collector(STAGES, TRAINED, part_of, _counts, ("data",))
 def with_objects(results: Record) -> list[int]:
     """The scenes in which an empty list is wrong.
 
-    Args:
-        results: Record
-
     Returns:
         their numbers
     """
@@ -86,9 +83,6 @@ STUDY = Study(
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #406a91a6
 def ways(results: Record) -> dict[tuple[str, str], str]:
     """The plays of all modes.
-
-    Args:
-        results: Record
 
     Returns:
         dict: mode and play -> the play's name in the record
@@ -170,9 +164,6 @@ table_chain = Sheet("The plans behind other boxes, greedy", STUDY, _behind, BEHI
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7e0326fc
 def table_faults(results: Record) -> pd.DataFrame:
     """What is wrong with answers.
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame: a row for each arm, mode and play with a fault, a column for each kind, % of the answers; the most

@@ -98,7 +98,6 @@ def write_thoughts(kept: Sequence[KeyObject], plan: tuple[str, str], width: int)
     """The three thoughts of a scene.
 
     Args:
-        kept: key objects
         plan: of `plan_words`
         width: of the picture, pixels
 
@@ -261,7 +260,6 @@ def disagreement(thoughts: Mapping[str, str], kept: Sequence[KeyObject], plan: t
 
     Args:
         thoughts: stage -> text
-        kept: key objects
         plan: of `plan_words`
 
     Returns:
@@ -369,7 +367,6 @@ def teacher_prompt(scene: Scene, inputs: Inputs) -> list[dict]:
 
     Args:
         scene: with road users, an expert and the cameras
-        inputs: what it is shown
 
     Returns:
         messages
@@ -396,7 +393,6 @@ class ChatTeacher:
 
     Args:
         engine: any engine with `generate`; a ServedEngine keeps a journal
-        inputs: what it is shown
         new_tokens: tokens of a reply, at most
         temperature: of sampling
     """

@@ -239,8 +239,7 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
     """Peak signal-to-noise ratio, picture by picture.
 
     Args:
-        a: (B, 3, height, width) in [-1, 1]
-        b: likewise
+        a, b: (B, 3, height, width) in [-1, 1]
 
     Returns:
         (B,) decibels
@@ -299,11 +298,11 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
     out.mkdir(parents=True, exist_ok=True)
     if (out / "final" / "codec.json").exists():
         return load_codec(out / "final")
-    made = Pictures(Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)))
+    pictures = Pictures(Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)))
     held = exam_shelf(lessons, recipe)
     held = [held.picture(i, 0) for i in range(min(len(held), 100))]
     codec, rows = new_codec(codes=recipe.codes, dim=recipe.dim, seed=recipe.seed), []
-    run = Training(codec, made, recipe)
+    run = Training(codec, pictures, recipe)
     if (out / "state.pt").exists():
         rows = run.resume(torch.load(out / "state.pt", weights_only=True))
     look_steps = {round(recipe.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)}
@@ -410,7 +409,6 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
     """Lessons, training and exam of one codec.
 
     Args:
-        out: the run's folder
         lessons: folder of lessons that several runs share; default: in the run's folder
 
     Returns:
@@ -477,7 +475,6 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
     """Put a finished codec where `load_codec("base")` finds it.
 
     Args:
-        out: the run's folder
         folder: default: in the package
         beside: folders of runs with other numbers, for the table
 
@@ -488,9 +485,9 @@ def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[
         RunError: a run is not finished
     """
     runs = [_finished_run(Path(o)) for o in (out, *beside)]
-    recipe, found, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
+    recipe, exam, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()
-    return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, found, digest), runs)
+    return pack_weights(folder, codec.save, lambda digest: codec_card(recipe, exam, digest), runs)
 
 # %% ../../nbs/45_base/60_codec.ipynb #daf6fea3
 def main(arguments: Sequence[str] | None = None) -> int:

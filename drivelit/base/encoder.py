@@ -528,8 +528,7 @@ def facts_exam(
         model: CLIPModel of `new_encoder`
         pictures: of the exam, by `four_pictures`
         said: for each scene of the exam what is told of now and of a second ago
-        fitted: pictures for the linear reading
-        fitted_said: likewise
+        fitted, fitted_said: pictures for the linear reading
 
     Returns:
         dict: kind -> n, shares right: sentence, linear, decoded (nearest sentence, through the codec), constant (the
@@ -615,7 +614,6 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
     """Lessons, training and exam of one encoder.
 
     Args:
-        out: the run's folder
         lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
 
     Returns:
@@ -705,7 +703,6 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     """Put a finished encoder where `load_encoder("base")` finds it.
 
     Args:
-        out: the run's folder
         folder: default: in the package
         beside: folders of runs with other numbers, for the table
 
@@ -717,14 +714,16 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
     """
     runs = []
     for run in map(Path, (out, *beside)):
-        recipe, found = finished(run, "drivelit.base.encoder")
+        recipe, result = finished(run, "drivelit.base.encoder")
         rows = json.loads((run / "metrics.json").read_text())
-        orders = dict(encoder=found["order"]["encoder"], pixels=found["order"]["pixels"], untrained=found["untrained"])
-        order = {k: in_order(v, found["order"]["moved"]) for k, v in orders.items()}
-        exam = dict(kinds=found["kinds"], ahead=found["ahead"], order=order, moved=sum(found["order"]["moved"]))
+        orders = dict(
+            encoder=result["order"]["encoder"], pixels=result["order"]["pixels"], untrained=result["untrained"]
+        )
+        order = {k: in_order(v, result["order"]["moved"]) for k, v in orders.items()}
+        exam = dict(kinds=result["kinds"], ahead=result["ahead"], order=order, moved=sum(result["order"]["moved"]))
         runs.append(dict(recipe=recipe, looks=[r for r in rows if "apart" in r], exam=exam))
-    found = finished(out, "drivelit.base.encoder")[1]
-    card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), found, digest)
+    result = finished(out, "drivelit.base.encoder")[1]
+    card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), result, digest)
     return pack_weights(folder, load_encoder(Path(out) / "final").half().save_pretrained, card, runs)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #0bb0694c

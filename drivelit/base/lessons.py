@@ -492,8 +492,7 @@ def overlap(a: list[float], b: list[float]) -> float:
     """How far two boxes agree.
 
     Args:
-        a: left, top, right, bottom
-        b: likewise
+        a, b: left, top, right, bottom
 
     Returns:
         intersection over union, 0 to 1

@@ -128,8 +128,8 @@ def read_recipe(
     for f in fields(recipe):
         parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
     given = vars(parser.parse_args(arguments))
-    own = {f.name: given[f.name] for f in fields(recipe) if given[f.name] is not None}
-    return replace(smoke if given["smoke"] else recipe(), **own), given
+    changes = {f.name: given[f.name] for f in fields(recipe) if given[f.name] is not None}
+    return replace(smoke if given["smoke"] else recipe(), **changes), given
 
 # %% ../../nbs/45_base/40_recipe.ipynb #0860c1dc
 def run_command(
@@ -237,7 +237,6 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
     """Train, or go on.
 
     Args:
-        out: the run's folder
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -308,9 +307,6 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
 def start(out: str | Path, recipe: Recipe) -> Path:
     """Note the recipe, or hold it against the one that the folder was started with.
 
-    Args:
-        out: the run's folder
-
     Returns:
         the folder
 
@@ -334,7 +330,6 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
     """Lessons, training and exam of one base.
 
     Args:
-        out: the run's folder
         lessons: folder of the files of lessons, if several runs share them
 
     Returns:
@@ -361,7 +356,6 @@ def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, An
     """What a finished run was told and what it found.
 
     Args:
-        out: the run's folder
         module: whose command makes it
 
     Returns:
@@ -431,7 +425,6 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     """Put a finished base where `load_policy("base")` finds it.
 
     Args:
-        out: the run's folder
         folder: default: in the package
         beside: folders of finished runs with other seeds or sizes, whose exams are shown beside this one's
 
@@ -441,13 +434,13 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     Raises:
         RunError: the run is not finished
     """
-    recipe, found = finished(out, "drivelit.base")
+    recipe, exam = finished(out, "drivelit.base")
     policy, trained = (
         load_policy(Path(out) / "train" / list(parts(Recipe(**recipe)))[-1] / "final"),
         json.loads((Path(out) / "train.json").read_text()),
     )
     policy.model.half()
-    about = dict(recipe=recipe, trained=trained, exam=found, curves=[curve(o) for o in (out, *beside)])
+    about = dict(recipe=recipe, trained=trained, exam=exam, curves=[curve(o) for o in (out, *beside)])
     about["beside"] = [dict(recipe=r, exam=e) for r, e in (finished(o, "drivelit.base") for o in beside)]
-    card = lambda digest: base_card(policy, Recipe(**recipe), trained, found, digest)
+    card = lambda digest: base_card(policy, Recipe(**recipe), trained, exam, digest)
     return pack_weights(folder, policy.save, card, about)

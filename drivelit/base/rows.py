@@ -57,7 +57,6 @@ def save_seen(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
     """Look at scenes and keep what was seen.
 
     Args:
-        made: scenes
         path: file, .npz
         seed: of what `look` chooses
 
@@ -117,8 +116,8 @@ class Shelf(Sequence):
         self.files, self.where = [], []
         for path in paths:
             try:
-                with np.load(path, allow_pickle=False) as kept:
-                    self.files.append({k: kept[k] for k in ("facts", "ends", "pictures", "stops")})
+                with np.load(path, allow_pickle=False) as arrays:
+                    self.files.append({k: arrays[k] for k in ("facts", "ends", "pictures", "stops")})
             except Exception as e:  # a damaged archive makes numpy raise many kinds
                 raise RunError(f"{path}: cannot be read ({str(e)[:80]}); remove it, and it is made anew") from None
             self.where += [(len(self.files) - 1, k) for k in range(len(self.files[-1]["ends"]))]
@@ -207,7 +206,6 @@ class Lessons(Sequence):
     Args:
         shelf: facts and pictures
         n: conversations
-        seed: of the draws
         policy: whose tokens; None: rows only
     """
 

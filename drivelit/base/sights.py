@@ -148,7 +148,6 @@ def seen(
 
     Args:
         scene: of the toy town
-        camera: a key of scene.cameras
         time: seconds from now, at most 0
         part: of the image, as in `to_pixels`
         size: (width, height) of the picture shown
@@ -210,7 +209,6 @@ def crop(scene: Scene, part: tuple, camera: str = "CAM_FRONT", size: tuple[int, 
 
     Args:
         part: left, top, width as shares
-        camera: a key of scene.cameras
         size: (width, height) of the picture
 
     Returns:
@@ -230,7 +228,6 @@ def depth_sight(scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] =
 
     Args:
         scene: of the toy town
-        camera: a key of scene.cameras
         size: (width, height) of the picture
 
     Returns:
@@ -262,7 +259,6 @@ def boxes_sight(
 
     Args:
         scene: of the toy town
-        camera: a key of scene.cameras
         most: things that are framed
         size: (width, height) of the picture
         image: the camera's picture, if it is there already

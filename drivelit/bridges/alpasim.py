@@ -70,15 +70,15 @@ def camera_of(declared: Any, name: str, files: dict[float, str]) -> Camera:
     if not lens.focal_length_x or any(bent):
         raise SceneError(f"camera {declared.logical_id!r}: only pinhole cameras without distortion are read")
     k = [[lens.focal_length_x, 0, lens.principal_point_x], [0, lens.focal_length_y, lens.principal_point_y], [0, 0, 1]]
-    at = declared.rig_to_camera
-    q, out = at.quat, np.eye(4)
+    mount = declared.rig_to_camera
+    q, out = mount.quat, np.eye(4)
     w, x, y, z = q.w, q.x, q.y, q.z
     out[:3, :3] = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
         [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
         [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
     ]
-    out[:3, 3] = at.vec.x, at.vec.y, at.vec.z
+    out[:3, 3] = mount.vec.x, mount.vec.y, mount.vec.z
     return Camera(name, spec.resolution_w, spec.resolution_h, k, out, files)
 
 
@@ -86,18 +86,18 @@ def _ego(session, now_us):
     "The ego's past of a session, every half second."
     times = (np.array(session.ego_trajectory.timestamps_us, float) - now_us) / HZ
     poses = np.array([pose_of(p) for p in session.ego_trajectory.poses])
-    kept = times <= 1e-6
-    times, poses = times[kept], to_frame(poses[kept], poses[kept][-1])
+    before_now = times <= 1e-6
+    times, poses = times[before_now], to_frame(poses[before_now], poses[before_now][-1])
     times[-1] = 0.0  # the newest pose is now: the simulator has not moved on
     poses[:, 2] = np.unwrap(poses[:, 2])
-    at = PAST[PAST >= times[0] - 1e-6]
-    past = np.stack([np.interp(at, times, poses[:, k]) for k in range(3)], 1)
+    kept_times = PAST[PAST >= times[0] - 1e-6]
+    past = np.stack([np.interp(kept_times, times, poses[:, k]) for k in range(3)], 1)
     past[:, 2] = wrap_angle(past[:, 2])
     state = session.latest_dynamic_state()
     v, a = (state.linear_velocity, state.linear_acceleration) if state else (SimpleNamespace(x=0.0, y=0.0),) * 2
-    for k in (0, len(at) - 1):
+    for k in (0, len(kept_times) - 1):
         with suppress(SceneError):  # a simulator may have put the car somewhere: then its past is left out
-            return Ego(at[k:], past[k:], (v.x, v.y), (a.x, a.y))
+            return Ego(kept_times[k:], past[k:], (v.x, v.y), (a.x, a.y))
     raise SceneError("the ego's state holds no numbers of a car")
 
 
@@ -172,15 +172,15 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
     """
     if plan is None or now_us >= plan[1][-1]:
         return np.zeros((0, 3)), np.zeros(0)
-    own = to_frame(plan[0], pose)
-    own[:, 2] = np.unwrap(own[:, 2])
-    step = np.diff(own[:, :2], axis=0)
-    along = np.clip(-(own[:-1, :2] * step).sum(1) / np.maximum((step**2).sum(1), 1e-9), 0, 1)
-    off = np.hypot(*(own[:-1, :2] + along[:, None] * step).T)
+    points = to_frame(plan[0], pose)
+    points[:, 2] = np.unwrap(points[:, 2])
+    step = np.diff(points[:, :2], axis=0)
+    along = np.clip(-(points[:-1, :2] * step).sum(1) / np.maximum((step**2).sum(1), 1e-9), 0, 1)
+    off = np.hypot(*(points[:-1, :2] + along[:, None] * step).T)
     reached = int(off.argmin()) + along[off.argmin()]  # in half seconds of the plan
-    at = np.arange(reached + 1, len(own) - 1 + 1e-6)
-    left = np.stack([np.interp(at, np.arange(len(own)), own[:, k]) for k in range(3)], 1)
-    return left, now_us + np.round(0.5e6 * np.arange(1, len(at) + 1))
+    places = np.arange(reached + 1, len(points) - 1 + 1e-6)
+    left = np.stack([np.interp(places, np.arange(len(points)), points[:, k]) for k in range(3)], 1)
+    return left, now_us + np.round(0.5e6 * np.arange(1, len(places) + 1))
 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880
 class Answers:
@@ -244,10 +244,10 @@ class Answers:
         kind = "png" if image[:4] == b"\x89PNG" else "jpg"
         path = track.folder / f"{len(track.files)}-{camera.replace('/', '_')}-{time_us}.{kind}"
         path.write_bytes(image)
-        known = track.files.setdefault(camera, {})
-        known[time_us] = str(path)
-        for old in [t for t in known if t < time_us - 5_200_000]:
-            Path(known.pop(old)).unlink(missing_ok=True)
+        files = track.files.setdefault(camera, {})
+        files[time_us] = str(path)
+        for old in [t for t in files if t < time_us - 5_200_000]:
+            Path(files.pop(old)).unlink(missing_ok=True)
 
     def answer(self, session: Any, now_us: int) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         """The plan of a session now.
@@ -271,14 +271,14 @@ class Answers:
                 return self._old(track, kind_of(f"no scene: {e}"), now_us, pose)
             track.asked = self.one.submit(self._plan, scene, now_us, pose)
         try:
-            found = track.asked.result(self.patience)
+            plan = track.asked.result(self.patience)
         except Late:
             return self._old(track, "late", now_us, pose)
         track.asked = None
-        if isinstance(found, ParseError):
-            return self._old(track, kind_of(found.reason), now_us, pose)
-        track.plan = found
-        return *what_is_left(found, now_us, pose), dict(without_plan=float(track.lost.total()), old=0.0)
+        if isinstance(plan, ParseError):
+            return self._old(track, kind_of(plan.reason), now_us, pose)
+        track.plan = plan
+        return *what_is_left(plan, now_us, pose), dict(without_plan=float(track.lost.total()), old=0.0)
 
     def _plan(self, scene, now_us, pose):
         "The planner's plan in the local frame, or why there is none."
@@ -336,7 +336,6 @@ def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
     Args:
         what: folder of a run of any system; or a function, as `find_planner` takes it
         stage: of the run; "": the last one that has left a policy
-        seed: of the run
 
     Returns:
         a function of a scene
@@ -351,10 +350,10 @@ def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
     planner, _ = take_wheel(run_profile(what).system, what, stage or last_stage(what, seed), seed)
 
     def plan(scene: Scene) -> np.ndarray:
-        (found,) = planner([SimpleNamespace(scene=scene)], 0)
-        if isinstance(found, ParseError):
-            raise LookupError(found.reason)
-        return found
+        (answer,) = planner([SimpleNamespace(scene=scene)], 0)
+        if isinstance(answer, ParseError):
+            raise LookupError(answer.reason)
+        return answer
 
     return plan
 

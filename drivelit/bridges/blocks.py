@@ -183,9 +183,7 @@ def rows_of(
 
     Args:
         names: of the parts in it
-        source: as in `blocks_of`
-        root: likewise
-        options: likewise
+        source, root, options: as in `blocks_of`
         each: rows of at most TOGETHER scenes, one for each
 
     Returns:
@@ -221,9 +219,9 @@ def options_of(source: str, root: str | Path, **given: Any) -> dict[str, Any]:
     options = {k: v for k, v in given.items() if v is not None}
     if source not in (every := ["json", *SOURCES]):
         raise RunError(f"no source {source!r}; the nearest is {nearest(source, every)!r} (of {', '.join(every)})")
-    known = {} if source == "json" else inspect.signature(module(source).scenes).parameters
-    if unknown := sorted(set(options) - set(known)):
-        raise RunError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    accepted = {} if source == "json" else inspect.signature(module(source).scenes).parameters
+    if unknown := sorted(set(options) - set(accepted)):
+        raise RunError(f"{source}: no option {unknown[0]!r}; it has {', '.join(accepted) or 'none'}")
     name = options.get("split")
     if source == "navsim" and name in LISTS and not (Path(root) / "navsim_logs" / name).is_dir():
         options["split"] = LISTS[name]

@@ -90,7 +90,6 @@ class LaneWorld(gym.Env):
         """Begin a drive.
 
         Args:
-            seed: of the draw
             options: dict(scene=...): this route
 
         Returns:
@@ -142,14 +141,13 @@ def rate(agent: Any, scenes: Sequence[Scene]) -> list[float]:
     return out
 
 # %% ../../nbs/65_bridges/50_gymnasium.ipynb #db8768de
-def learn(steps: int, seed: int = 0, seen: int | None = None, **how: Any) -> Any:
+def learn(steps: int, seed: int = 0, seen: int | None = None, **options: Any) -> Any:
     """PPO of Stable-Baselines3 on the smaller world.
 
     Args:
         steps: decisions
-        seed: of everything
         seen: routes that it learns on; None: drawn from all
-        **how: of PPO
+        **options: of PPO
 
     Returns:
         stable_baselines3.PPO
@@ -160,4 +158,4 @@ def learn(steps: int, seed: int = 0, seen: int | None = None, **how: Any) -> Any
     from stable_baselines3 import PPO
 
     given = dict(n_steps=512, batch_size=128, gamma=0.98, ent_coef=0.01, seed=seed, device="cpu", verbose=0)
-    return PPO("MlpPolicy", LaneWorld(seen=seen), **given | how).learn(steps)
+    return PPO("MlpPolicy", LaneWorld(seen=seen), **given | options).learn(steps)

@@ -276,7 +276,7 @@ class _Seat:
         filled = lambda rows: [rows[0]] * (11 - len(rows[-11:])) + rows[-11:]
         s = float(self.line.project(track.place[:2])[0])
         line = to_frame(self.line.at(s + np.arange(-20.0, 121.0)), track.place)
-        command = next((o for at, o in self.turns if s <= at < s + AHEAD), 4)
+        command = next((o for begin, o in self.turns if s <= begin < s + AHEAD), 4)
         shown = {n: {t: f[n] for t, f in zip(times.tolist(), filled(self.files), strict=True)} for n in self.cameras}
         return Scene(
             f"{self.name}-{len(self.past) - 1:03d}",
@@ -565,7 +565,6 @@ def write_agent(
         folder: for both
         planner: folder of a run of any system; or a function, as `find_planner` takes it
         stage: of the run; "": the last one that has left a policy
-        seed: of the run
         temperature: of sampled words; 0: the likeliest
         cameras: that are mounted; (): those that the run's policy is shown, of a function CAM_FRONT
         size: (width, height) of their pictures, pixels
@@ -610,7 +609,7 @@ NAMES = dict(  # what is taken of the leaderboard and of its scenario runner
 def _theirs() -> SimpleNamespace:
     "Classes of Bench2Drive."
     try:
-        found = {name: getattr(importlib.import_module(module), name) for name, module in NAMES.items()}
+        classes = {name: getattr(importlib.import_module(module), name) for name, module in NAMES.items()}
     except ImportError as e:
         raise ImportError(
             f"Bench2Drive's scenarios cannot be imported ({e}): put its folders leaderboard and scenario_runner and "
@@ -618,7 +617,7 @@ def _theirs() -> SimpleNamespace:
         ) from None
     runner = sys.modules["srunner.scenariomanager.timer"].__file__
     os.environ.setdefault("SCENARIO_RUNNER_ROOT", str(Path(runner).parents[2]))  # it looks for its files there
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**classes)
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #d56e1e9f
 def configuration(theirs: Any, route: Route, library: Any = carla) -> Any:
@@ -722,8 +721,8 @@ class ScenarioRunner:
         self.ticks += 1
         theirs.Blackboard().set("AV_control", self.ego.get_control(), overwrite=True)  # some scenarios disturb it
         self.scenario.scenario_tree.tick_once()
-        found = [(e.get_type().name, e.get_message()) for node in self.scenario.get_criteria() for e in node.events]
-        new = Counter((REPORTS[kind], text) for kind, text in found if kind in REPORTS) - self.told
+        events = [(e.get_type().name, e.get_message()) for node in self.scenario.get_criteria() for e in node.events]
+        new = Counter((REPORTS[kind], text) for kind, text in events if kind in REPORTS) - self.told
         self.told += new
         return list(new.elements())
 
@@ -746,8 +745,7 @@ def commands(
     """A script that lets the official evaluator drive, on N simulators.
 
     Args:
-        agent: of `write_agent`
-        conf: likewise
+        agent, conf: of `write_agent`
         routes: bench2drive220.xml or the like
         out: folder of results and drives
         bench2drive: folder of the clone of Thinklab-SJTU/Bench2Drive
@@ -826,7 +824,7 @@ def commands(
 @click.option("--quality", type=click.IntRange(0, 95), default=QUALITY, help="of JPEGs that it is shown; 0: PNG")
 @click.option("--port", type=click.IntRange(1024, 65535), default=FIRST, help="of the first simulator")
 @click.option("--traffic-port", type=click.IntRange(1024, 65535), default=FIRST_TRAFFIC, help="of its traffic manager")
-def _command(planner, routes, out, bench2drive, carla_root, simulators, gpus, port, traffic_port, **how):
+def _command(planner, routes, out, bench2drive, carla_root, simulators, gpus, port, traffic_port, **options):
     """Commands that let CARLA's official leaderboard drive a policy or a function.
 
     RUN is the folder of a run of any system; MODULE:FUNCTION gives poses (T, 3) for a Scene, every half second. OUT
@@ -834,7 +832,7 @@ def _command(planner, routes, out, bench2drive, carla_root, simulators, gpus, po
     """
     if not re.fullmatch(r"\d+(,\d+)*", gpus):
         raise RunError(f"--gpus {gpus}: expected numbers with commas")
-    agent, conf = write_agent(Path(out) / "agent", planner, **how)
+    agent, conf = write_agent(Path(out) / "agent", planner, **options)
     cards = [int(g) for g in gpus.split(",")]
     try:
         page = commands(agent, conf, routes, out, bench2drive, carla_root, simulators, cards, port, traffic_port)

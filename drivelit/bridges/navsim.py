@@ -37,7 +37,6 @@ def last_stage(run: str | Path, seed: int = 0) -> str:
 
     Args:
         run: folder of the run
-        seed: of the run
 
     Returns:
         name of the stage
@@ -108,7 +107,6 @@ def write_plans(
         root: folder of the data; "-" for the town
         out: folder of plans.jsonl: a line for each scene, with id and log, and poses or reason
         stage: that trained the policy; "": the last one that has left one
-        seed: of the run
         temperature: of sampled words; 0: the likeliest
         workers: processes
         limit: only so many logs, drives or files
@@ -131,11 +129,11 @@ def write_plans(
     blocks = blocks_of(source, root, options, limit)
     rows = work(blocks, folder / "blocks", make, workers, f"{system} {stage} on {source}")
     write_text(folder / "plans.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
-    there = [r for r in rows if r["id"]]
-    bad = Counter(kind_of(r["reason"]) for r in there if "reason" in r)
-    points = max((len(r["poses"]) for r in there if "poses" in r), default=0)
-    counts = dict(scenes=len(there), planned=len(there) - bad.total(), without_plan=dict(bad))
-    return counts | dict(unread=len(rows) - len(there), points=points, file=str(folder / "plans.jsonl"))
+    scenes = [r for r in rows if r["id"]]
+    bad = Counter(kind_of(r["reason"]) for r in scenes if "reason" in r)
+    points = max((len(r["poses"]) for r in scenes if "poses" in r), default=0)
+    counts = dict(scenes=len(scenes), planned=len(scenes) - bad.total(), without_plan=dict(bad))
+    return counts | dict(unread=len(rows) - len(scenes), points=points, file=str(folder / "plans.jsonl"))
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #307e9bfd
 class Trajectory:
@@ -206,9 +204,11 @@ def carried_on(plan: np.ndarray, points: int) -> np.ndarray:
     Returns:
         (points, 3): the plan, and its last step made again as often as needed; or its first poses
     """
-    out, at = list(plan[:points]), np.zeros(3)
+    out, origin = list(plan[:points]), np.zeros(3)
     while len(out) < points:
-        moved = later(np.array(out[-2:]) if len(out) > 1 else np.array(out), at, at)  # in the same frame: one step on
+        moved = later(
+            np.array(out[-2:]) if len(out) > 1 else np.array(out), origin, origin
+        )  # in the same frame: one step on
         out.append(moved[-1])
     return np.array(out)
 
@@ -244,10 +244,10 @@ def write_submission(
         raise RunError(f"team: no {unknown[0]!r}; it has {', '.join(names)}")
     stages, lost = [], 0
     for plans in (first, *([second] if second else [])):
-        found = read_plans(plans)
-        there = {k: v for k, v in found.items() if not isinstance(v, str)}
-        lost += len(found) - len(there)
-        stages.append({k: Trajectory(v if points is None else carried_on(v, points)) for k, v in there.items()})
+        lines = read_plans(plans)
+        planned = {k: v for k, v in lines.items() if not isinstance(v, str)}
+        lost += len(lines) - len(planned)
+        stages.append({k: Trajectory(v if points is None else carried_on(v, points)) for k, v in planned.items()})
     if not stages[0]:
         raise RunError(f"{first}: no plan, so nothing can be submitted")
     told = {k if k != "country" else "country / region": (team or {}).get(k, "") for k in names}
@@ -336,7 +336,7 @@ def write_agent(folder: str | Path) -> Path:
 @click.option("--every", type=click.IntRange(1), help="of the reader: moments between two that are taken")
 @click.option("--n", type=click.IntRange(1), help="of the town: scenes")
 @click.option("--json", "as_json", is_flag=True, help="for other programs")
-def _command(run, source, root, out, stage, seed, as_json, **how):
+def _command(run, source, root, out, stage, seed, as_json, **options):
     """Write a policy's plans for a data set, or go on with it.
 
     RUN is the folder of a run of any system, SOURCE navsim, nuscenes, ... or json, ROOT the folder of the data. Any
@@ -344,10 +344,10 @@ def _command(run, source, root, out, stage, seed, as_json, **how):
     """
     stage = stage or last_stage(run, seed)
     out = out or str(Path(run) / f"plans-{source}-{stage}-{seed}")
-    found = write_plans(run, source, root, out, stage, seed, **{k: v for k, v in how.items() if v is not None})
-    lost = "".join(f"; {v} without: {k}" for k, v in found["without_plan"].items())
-    page = f"{found['file']}: {found['planned']} plans of {found['points']} poses for {found['scenes']} scenes{lost}"
-    print(json.dumps(found) if as_json else page)
+    written = write_plans(run, source, root, out, stage, seed, **{k: v for k, v in options.items() if v is not None})
+    lost = "".join(f"; {v} without: {k}" for k, v in written["without_plan"].items())
+    page = "{file}: {planned} plans of {points} poses for {scenes} scenes".format_map(written) + lost
+    print(json.dumps(written) if as_json else page)
 
 
 @click.command("submission", context_settings=dict(show_default=True))
@@ -361,7 +361,7 @@ def _command(run, source, root, out, stage, seed, as_json, **how):
 def _submission(plans, file, second, devkit, points, pairs, agent):
     "Plans as the submission that NAVSIM's devkit scores. PLANS is a plans.jsonl, FILE the pickle that is written."
     team = dict(p.partition("=")[::2] for p in pairs)
-    found = write_submission(file, plans, second, devkit, points, team)
-    print(f"{file}: {found['plans']} plans for NAVSIM {devkit}; {found['without_plan']} scenes without a plan")
+    written = write_submission(file, plans, second, devkit, points, team)
+    print(f"{file}: {written['plans']} plans for NAVSIM {devkit}; {written['without_plan']} scenes without a plan")
     if agent:
         print(write_agent(agent))

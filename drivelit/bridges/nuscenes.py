@@ -32,8 +32,8 @@ def write_predictions(file: str | Path, plans: str | Path, instead: str | Path |
     Raises:
         RunError: a scene without a plan, or one of fewer than six poses
     """
-    found, other, out, lent = read_plans(plans), read_plans(instead) if instead else {}, {}, 0
-    for token, plan in found.items():
+    by_token, other, out, lent = read_plans(plans), read_plans(instead) if instead else {}, {}, 0
+    for token, plan in by_token.items():
         if isinstance(plan, str):
             plan, lent = other.get(token, plan), lent + 1
         if isinstance(plan, str):
@@ -79,5 +79,5 @@ def read_predictions(file: str | Path) -> dict[str, np.ndarray]:
 @click.option("--instead", help="plans.jsonl that stands in where a scene has no plan")
 def _command(plans, file, instead):
     "Plans as the file that public nuScenes planners' evaluation scripts read. FILE is the pickle that is written."
-    found = write_predictions(file, plans, instead)
-    print(f"{file}: {found['plans']} plans, of which {found['instead']} stand in for others")
+    written = write_predictions(file, plans, instead)
+    print(f"{file}: {written['plans']} plans, of which {written['instead']} stand in for others")

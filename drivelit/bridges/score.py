@@ -50,7 +50,7 @@ def read_plans(file: str | Path) -> dict[str, np.ndarray | str]:
     Raises:
         RunError: naming the line that is no plan, or that stands twice
     """
-    found = {}
+    plans = {}
     try:
         lines = Path(file).read_text().splitlines()
     except OSError as e:
@@ -65,20 +65,20 @@ def read_plans(file: str | Path) -> dict[str, np.ndarray | str]:
             raise RunError(f"{file}: line {k}: {type(e).__name__}: {str(e)[:80]}") from None
         if not isinstance(plan, str) and (plan.ndim != 2 or plan.shape[1:] != (3,) or not np.isfinite(plan).all()):
             raise RunError(f"{file}: line {k}: shape {plan.shape}, expected finite (T, 3)")
-        if row["id"] in found:
+        if row["id"] in plans:
             raise RunError(f"{file}: line {k}: scene {row['id']!r} stands twice")
-        found[row["id"]] = plan
-    return found
+        plans[row["id"]] = plan
+    return plans
 
 
 def _from_file(file):
     "The plans of a file as a planner."
-    known = read_plans(file)
+    plans = read_plans(file)
 
     def plan(scene: Scene) -> np.ndarray:
-        if isinstance(found := known[scene.id], str):
-            raise LookupError(found)
-        return found
+        if isinstance(planned := plans[scene.id], str):
+            raise LookupError(planned)
+        return planned
 
     return plan
 
@@ -99,26 +99,26 @@ def find_planner(name: str) -> Callable:
     """
     if name.endswith(".jsonl"):
         return _from_file(name)
-    where, colon, what = name.rpartition(":")
-    if not (colon and where and what):
+    where, colon, attribute = name.rpartition(":")
+    if not (colon and where and attribute):
         raise RunError(f"planner {name!r}: expected module:function, or file.py:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            made = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, made)
-            spec.loader.exec_module(made)
-            found = getattr(made, what)
+            loaded = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(spec.name, loaded)
+            spec.loader.exec_module(loaded)
+            planner = getattr(loaded, attribute)
         else:
-            found = resolve_name(f"{where}:{what}")
+            planner = resolve_name(f"{where}:{attribute}")
     except (ImportError, AttributeError, FileNotFoundError, ValueError) as e:
         raise RunError(f"planner {name!r}: {e}") from None
-    found = found() if inspect.isclass(found) else found
-    if not callable(found):
-        raise RunError(f"planner {name!r}: a {type(found).__name__} cannot be called")
-    return found
+    planner = planner() if inspect.isclass(planner) else planner
+    if not callable(planner):
+        raise RunError(f"planner {name!r}: a {type(planner).__name__} cannot be called")
+    return planner
 
 
 def code_of(name: str) -> str:
@@ -130,9 +130,9 @@ def code_of(name: str) -> str:
     Returns:
         str: 16 digits of the file's SHA-256; "" where there is no file
     """
-    found = find_planner(name)
+    planner = find_planner(name)
     try:
-        file = inspect.getsourcefile(found if inspect.isfunction(found) else type(found))
+        file = inspect.getsourcefile(planner if inspect.isfunction(planner) else type(planner))
         file = name if name.endswith(".jsonl") else file
         return sha256(Path(file))[:16]
     except (TypeError, OSError):
@@ -226,11 +226,11 @@ def _each(scenes, plans, aspects, score):
 def _pdm(scenes, plans):
     "PDMS and its parts; the drivers to compare with beside it."
     ready = _each(scenes, plans, ("map",), lambda s, p: dict(ready=pdm.prepare(s)))
-    there = [i for i, r in enumerate(ready) if "ready" in r]
+    prepared = [i for i, r in enumerate(ready) if "ready" in r]
     beside = lambda s: [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
-    driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in there]
-    found = pdm.score_scenes([ready[i]["ready"] for i in there], driven) if there else []
-    for i, r in zip(there, found, strict=True):
+    driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in prepared]
+    results = pdm.score_scenes([ready[i]["ready"] for i in prepared], driven) if prepared else []
+    for i, r in zip(prepared, results, strict=True):
         row = {k: float(getattr(r, k)[0]) for k in PDM} | dict(pdms_constant_velocity=float(r.pdms[1]))
         ready[i] = row | (dict(pdms_human=float(r.pdms[2])) if len(r) > 2 else {})
     return ready
@@ -292,12 +292,14 @@ def score_scenes(planner: Callable, scenes: Sequence[Scene], scores: Sequence[st
     for row, plan in zip(rows, plans, strict=True):
         if isinstance(plan, ParseError):
             row["reason"] = plan.reason
-    there = [i for i, p in enumerate(plans) if not isinstance(p, ParseError)]
+    planned = [i for i, p in enumerate(plans) if not isinstance(p, ParseError)]
     for name in scores:
-        for i, found in zip(there, SCORES[name]([scenes[i] for i in there], [plans[i] for i in there]), strict=True):
-            if "lacks" in found:
-                found = {f"lacks_{name}": found["lacks"]}
-            rows[i] |= found
+        for i, part in zip(
+            planned, SCORES[name]([scenes[i] for i in planned], [plans[i] for i in planned]), strict=True
+        ):
+            if "lacks" in part:
+                part = {f"lacks_{name}": part["lacks"]}
+            rows[i] |= part
     return rows
 
 
@@ -314,8 +316,8 @@ def _with_ec(rows):
 
 def _block(names, planner, scores, **where):
     "The rows of a block, in any process."
-    found = find_planner(planner)
-    return _with_ec(rows_of(names, each=lambda some: score_scenes(found, some, scores), **where))
+    function = find_planner(planner)
+    return _with_ec(rows_of(names, each=lambda some: score_scenes(function, some, scores), **where))
 
 # %% ../../nbs/65_bridges/10_score.ipynb #45c72a6d
 def counts(rows: Sequence[Row]) -> dict[str, Any]:
@@ -327,10 +329,10 @@ def counts(rows: Sequence[Row]) -> dict[str, Any]:
     Returns:
         dict: scenes, planned, without_plan (kind of reason -> how many), unread
     """
-    there = [r for r in rows if r["id"]]
-    bad = Counter(kind_of(r["reason"]) for r in there if "reason" in r)
+    scenes = [r for r in rows if r["id"]]
+    bad = Counter(kind_of(r["reason"]) for r in scenes if "reason" in r)
     return dict(
-        scenes=len(there), planned=len(there) - bad.total(), without_plan=dict(bad), unread=len(rows) - len(there)
+        scenes=len(scenes), planned=len(scenes) - bad.total(), without_plan=dict(bad), unread=len(rows) - len(scenes)
     )
 
 
@@ -374,16 +376,16 @@ def _flat(row):
     return out
 
 
-def _told(title, rows, found, folder):
+def _told(title, rows, frames, folder):
     "The page that is printed."
     n = counts(rows)
     lost = ", ".join(f"{v} {k}" for k, v in n["without_plan"].items())
     lines = [title, f"{n['scenes']} scenes: {n['planned']} with a plan" + (f", without: {lost}" if lost else "")]
     if n["unread"]:
         lines.append(f"{n['unread']} scenes of the data set could not be read: `unread` in scenes.csv says why")
-    for name in (k for k in found[0].columns if k.startswith("lacks_")) if found else ():
-        lines.append(f"{found[0][name].notna().sum()} scenes lack something for {name.removeprefix('lacks_')}")
-    lines += [f"\n{t.round(2).to_string(na_rep='')}" for t in found[1:]]
+    for name in (k for k in frames[0].columns if k.startswith("lacks_")) if frames else ():
+        lines.append(f"{frames[0][name].notna().sum()} scenes lack something for {name.removeprefix('lacks_')}")
+    lines += [f"\n{t.round(2).to_string(na_rep='')}" for t in frames[1:]]
     return "\n".join([*lines, f"\n{folder / 'scenes.csv'} has every scene"])
 
 # %% ../../nbs/65_bridges/10_score.ipynb #ad5f3723
@@ -426,10 +428,10 @@ def score(
     blocks = blocks_of(source, root, options, limit)
     make = partial(_block, planner=planner, scores=scores, source=source, root=root, options=options)
     rows = work(blocks, folder / "blocks", make, workers, f"{planner} on {source}")
-    frame, found = pd.DataFrame([_flat(r) for r in rows]), tables(rows, scores)
+    frame, by_score = pd.DataFrame([_flat(r) for r in rows]), tables(rows, scores)
     frame.to_csv(folder / "scenes.csv", index=False)
-    text = _told(f"{planner} on {source}, {root}", rows, [frame, *found.values()], folder)
-    told = {k: json.loads(t.to_json(orient="index")) for k, t in found.items()}
+    text = _told(f"{planner} on {source}, {root}", rows, [frame, *by_score.values()], folder)
+    told = {k: json.loads(t.to_json(orient="index")) for k, t in by_score.items()}
     write_json(folder / "summary.json", dict(about=about, counts=counts(rows), scores=told))
     return dict(counts=counts(rows), scores=told, text=text)
 
@@ -462,10 +464,10 @@ def controls_of(planner: Callable, observation: dict[str, Any]) -> np.ndarray | 
         (2,) acceleration m/s², steering rate rad/s; or a reason
     """
     try:
-        said = np.asarray(planner(observation), float)
+        controls = np.asarray(planner(observation), float)
     except Exception as e:  # whatever a user's function raises is its answer to this moment
         return ParseError(f"exception {type(e).__name__}: {str(e)[:160]}")
-    return said if said.shape == (2,) else ParseError(f"shape: {said.shape}, expected (2,)")
+    return controls if controls.shape == (2,) else ParseError(f"shape: {controls.shape}, expected (2,)")
 
 
 def drive(planner: Callable, scene: Any, world: Any) -> dict[str, Any]:
@@ -474,7 +476,7 @@ def drive(planner: Callable, scene: Any, world: Any) -> dict[str, Any]:
     Args:
         planner: observation -> (acceleration m/s², steering rate rad/s)
         scene: what the world is reset to
-        world: of `actions="controls"`
+        world: one made with `actions="controls"`
 
     Returns:
         dict: as `drive_routes` tells; what is no pair of finite numbers ends the drive as `bad_action`
@@ -496,18 +498,20 @@ CONTROLS = dict(actions="controls", hold=0.1)  # a world that is told what to do
 
 def _route(number, planner, part, controls, cameras):
     "The row of one route of the town, in any process."
-    (scene,), found = routes(1, part, first=number), find_planner(planner)
+    (scene,), function = routes(1, part, first=number), find_planner(planner)
     if controls:
-        record = drive(found, scene, World(**CONTROLS, cameras=cameras))
+        record = drive(function, scene, World(**CONTROLS, cameras=cameras))
     else:
         from drivelit.rollout.road import drive_routes  # with torch, which scores of plans need not
 
-        (record,) = drive_routes(by_function(found), [scene], title=scene.id)
+        (record,) = drive_routes(by_function(function), [scene], title=scene.id)
     beside = composed(play(World(), same_speed, scene))
     return [dict(id=scene.id, log=scene.family, record=record, same_speed=beside)]
 
 
-def in_carla(planner: Callable, file: str | Path, out: Path, simulator: str, controls: bool, **how: Any) -> list[Row]:
+def in_carla(
+    planner: Callable, file: str | Path, out: Path, simulator: str, controls: bool, **options: Any
+) -> list[Row]:
     """The rows of Bench2Drive's routes in a simulator.
 
     Args:
@@ -516,7 +520,7 @@ def in_carla(planner: Callable, file: str | Path, out: Path, simulator: str, con
         out: folder of the records; routes that are there are not driven again
         simulator: HOST:PORT
         controls: the planner is asked for controls
-        **how: of `CarlaWorld`
+        **options: of `CarlaWorld`
 
     Returns:
         list of rows
@@ -530,18 +534,18 @@ def in_carla(planner: Callable, file: str | Path, out: Path, simulator: str, con
     from drivelit.scene.routes import read_routes
 
     host, _, port = simulator.rpartition(":")
-    there, at = read_routes(file), dict(host=host, port=int(port)) | how
+    listed, connection = read_routes(file), dict(host=host, port=int(port)) | options
     if controls:
-        world = CarlaWorld(**CONTROLS | dict(cameras=tuple(MOUNTS), size=SIZE, ends="leaderboard") | at)
+        world = CarlaWorld(**CONTROLS | dict(cameras=tuple(MOUNTS), size=SIZE, ends="leaderboard") | connection)
         try:
             make = lambda k: [
-                dict(id=f"route-{there[k].id}", log=there[k].town, record=drive(planner, there[k], world))
+                dict(id=f"route-{listed[k].id}", log=listed[k].town, record=drive(planner, listed[k], world))
             ]
-            return work(range(len(there)), out / "blocks", make, title=str(file))
+            return work(range(len(listed)), out / "blocks", make, title=str(file))
         finally:
             world.close()
-    records = drive_in_carla(by_function(planner), 8, there, out / "drives", **at)
-    return [dict(id=f"route-{r.id}", log=r.town, record=x) for r, x in zip(there, records, strict=True)]
+    records = drive_in_carla(by_function(planner), 8, listed, out / "drives", **connection)
+    return [dict(id=f"route-{r.id}", log=r.town, record=x) for r, x in zip(listed, records, strict=True)]
 
 # %% ../../nbs/65_bridges/10_score.ipynb #e3bd4184
 def score_routes(
@@ -555,7 +559,7 @@ def score_routes(
     controls: bool = False,
     cameras: Sequence[str] = (),
     simulator: str = "127.0.0.1:2000",
-    **how: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Let a planner drive routes, or go on with it.
 
@@ -570,7 +574,7 @@ def score_routes(
         controls: what the planner gives
         cameras: of the observation, in the town
         simulator: HOST:PORT
-        **how: of `CarlaWorld`
+        **options: of `CarlaWorld`
 
     Returns:
         dict: counts (routes, ends, decisions without a plan), scores and text, the page
@@ -588,7 +592,7 @@ def score_routes(
             make = partial(_route, planner=planner, part=part, controls=controls, cameras=tuple(cameras))
             rows = work(range(n), folder / "blocks", make, workers, f"{planner} in the town")
         else:
-            rows = in_carla(find_planner(planner), root, folder, simulator, controls, **how)
+            rows = in_carla(find_planner(planner), root, folder, simulator, controls, **options)
     except (ConnectionError, ValueError) as e:
         raise RunError(str(e)) from None
     records = [r["record"] for r in rows]
@@ -651,11 +655,11 @@ def _command(planner, source, root, out, workers, scores, limit, controls, simul
     if source in ("town", "carla"):
         if other := sorted(set(given) - ({"n"} if source == "town" else set())):
             raise RunError(f"{source}: no option --{other[0]}")
-        found = score_routes(planner, source, root, out, workers, controls=controls, simulator=simulator, **given)
+        result = score_routes(planner, source, root, out, workers, controls=controls, simulator=simulator, **given)
     elif controls:
         raise RunError("--controls: only town and carla are driven by controls")
     else:
         names = tuple(filter(None, scores.split(",")))
-        found = score(planner, source, root, out, names, workers, limit, **given)
-    text = found.pop("text")
-    print(json.dumps(found) if as_json else text)
+        result = score(planner, source, root, out, names, workers, limit, **given)
+    text = result.pop("text")
+    print(json.dumps(result) if as_json else text)

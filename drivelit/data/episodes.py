@@ -54,8 +54,8 @@ def _back(value, other=lambda _: None):
         return {k: _back(v, other) for k, v in value.items()}
     if value["@"] == "tuple":
         return tuple(_back(v, other) for v in value["values"])
-    if (found := other(value)) is not None:
-        return found
+    if (special := other(value)) is not None:
+        return special
     return np.array(value["values"], value["@"]).reshape(value["shape"])
 
 # %% ../../nbs/35_data/30_episodes.ipynb #52286d2d
@@ -91,9 +91,9 @@ def read_play_part(path: str | Path, told: dict[str, Any]) -> "tuple[list[Episod
 
     path = Path(path)
     try:
-        kept = json.loads(gzip.decompress(path.read_bytes()))
-        was, rows = kept["told"], _back(kept["episodes"])
-        found = [
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        was, rows = content["told"], _back(content["episodes"])
+        episodes = [
             Episode(messages=[], ids=[], logprobs=[], images=[None] * r.pop("images"), **{k: r[k] for k in KEPT})
             for r in rows
         ]
@@ -103,7 +103,7 @@ def read_play_part(path: str | Path, told: dict[str, Any]) -> "tuple[list[Episod
         return None, f"{path} is damaged ({type(e).__name__}: {str(e)[:80]}); it is played again"
     if other := [k for k in told if not isinstance(was, dict) or was.get(k) != told[k]]:
         return None, f"{path} is of another play (other {other[0]}); it is played again"
-    return found, ""
+    return episodes, ""
 
 # %% ../../nbs/35_data/30_episodes.ipynb #sh000002
 def _named(pictures):
@@ -189,12 +189,12 @@ def read_episodes(path: str | Path, told: str) -> "tuple[dict[int, Episode] | No
     from drivelit.rollout.core import Episode
 
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            text = kept["text"].tobytes()
-            if sha256(text) != str(kept["digest"]):
+        with np.load(path, allow_pickle=False) as arrays:
+            text = arrays["text"].tobytes()
+            if sha256(text) != str(arrays["digest"]):
                 raise ValueError("its text has another SHA-256")
             head = json.loads(text)
-            pixels = {name: kept[f"picture-{i}"] for i, name in enumerate(head["pictures"])}
+            pixels = {name: arrays[f"picture-{i}"] for i, name in enumerate(head["pictures"])}
         if head["told"] != told:
             return None, ""
         shown = _shown(pixels)

@@ -629,12 +629,12 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
         shown.update(f"{w}x{h}" for w, h in zip(width, height, strict=True))
         blank += not width
     different = len({n for names in rows.stream("images") for n in names})
-    kept = f", {n} of them files of the source" if (n := len(_referred(rows))) else ""
+    referred = f", {n} of them files of the source" if (n := len(_referred(rows))) else ""
     words, pictures = content_hash(rows)
     sizes = ", ".join(f"{k} ({n})" for k, n in sorted(shown.items())) or "none"
     facts = [
         f"{len(rows)} rows from {len(set(rows.stream('scene_id')))} scenes; {blank} rows without image.",
-        f"{different} different pictures{kept}; shown at: {sizes}.",
+        f"{different} different pictures{referred}; shown at: {sizes}.",
         f"Hash of the words: `{words}`, of the pictures: `{pictures}`.",
         *([f"{refused} rows left out: a control word in an answer."] if (refused := refused_rows(path)) else []),
         *([f"Made by `{how}`."] if how else []),
@@ -659,11 +659,13 @@ def check_card(path: str | Path, card_path: str | Path) -> None:
     """
     lines = Path(card_path).read_text().split(f"\n{NOTES}\n")[0].splitlines()
     title = lines[0].removeprefix("# ") if lines else ""
-    how = next((line[len("- Made by `") : -2] for line in lines if line.startswith("- Made by `")), "")
+    command = next((line[len("- Made by `") : -2] for line in lines if line.startswith("- Made by `")), "")
     tables = [line[2 : -len(" | rows | share |")] for line in lines if line.endswith(" | rows | share |")]
-    now = card(path, title, how, tables).splitlines()
+    now = card(path, title, command, tables).splitlines()
     for n in range(max(len(now), len(lines))):
         a, b = (x[n] if n < len(x) else "(nothing)" for x in (lines, now))
         if a != b:
-            raise ValueError(f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {how}")
+            raise ValueError(
+                f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {command}"
+            )
     read_rows(path).check()

@@ -197,13 +197,13 @@ class Journal:
                 raise EngineError(f"the first {FIRST_REFUSALS} conversations were all refused; the last: {reason}")
 
 # %% ../../nbs/35_data/10_served.ipynb #4fab1349
-def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
+def asked_key(model: str, conversation: Conversation, **sampling: Any) -> str:
     """A hash of what is asked.
 
     Args:
         model: name of the model
         conversation: its messages, its opening and its stops count
-        **how: settings of sampling, plain JSON values
+        **sampling: settings of sampling, plain JSON values
 
     Returns:
         32 hexadecimal digits
@@ -217,10 +217,10 @@ def asked_key(model: str, conversation: Conversation, **how: Any) -> str:
             return picture_name(value)
         raise TypeError(f"a message holds a {type(value).__name__}, which is neither plain JSON nor a picture")
 
-    what = [model, conversation.messages, conversation.opening, how]
+    question = [model, conversation.messages, conversation.opening, sampling]
     if conversation.stops:  # only then, so that older journals stay readable
-        what.append(list(conversation.stops))
-    return sha256(json.dumps(what, sort_keys=True, default=plain))[:32]
+        question.append(list(conversation.stops))
+    return sha256(json.dumps(question, sort_keys=True, default=plain))[:32]
 
 # %% ../../nbs/35_data/10_served.ipynb #c5581a42
 def ask_all(
@@ -318,7 +318,6 @@ class ServedEngine:
 
         Args:
             conversations: what has been said in each
-            max_new_tokens: at most, for each
             temperature: 0: the most likely words
             top_p: share of the probability that is drawn from
             seed: of the first; the next ones count up; None: the server draws
@@ -352,20 +351,20 @@ class ServedEngine:
         return Refused(answer.reason, i)
 
 # %% ../../nbs/35_data/10_served.ipynb #1f298272
-def replies(engine: Any, conversations: Sequence[list[dict]], **how: Any) -> list[str | Refusal]:
+def replies(engine: Any, conversations: Sequence[list[dict]], **settings: Any) -> list[str | Refusal]:
     """What a model says to each conversation.
 
     Args:
         engine: any engine; a ServedEngine keeps a journal
         conversations: lists of messages
-        **how: settings of `generate`
+        **settings: settings of `generate`
 
     Returns:
         for each a text, or a Refusal: of the server, or because the text is unclean
     """
     if isinstance(engine, ServedEngine):
-        how["on_error"] = "return"
-    out = engine.generate([Conversation(list(messages)) for messages in conversations], **how)
+        settings["on_error"] = "return"
+    out = engine.generate([Conversation(list(messages)) for messages in conversations], **settings)
     return [_text(c) for c in out]
 
 

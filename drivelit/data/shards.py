@@ -100,12 +100,12 @@ def unpack(packed: dict[str, Any], numbers: np.ndarray, root: str | Path | None 
         SceneError: with the path of the first bad field
     """
     with reading(f"scene {packed.get('id')!r}" if isinstance(packed, dict) else "scene"):
-        found = _filled(packed, numbers)
-        if isinstance(found["meta"], str):  # files of older runs hold it like the rest
-            found["meta"] = json.loads(found["meta"])
-        for c in found["cameras"].values() if root is not None else ():
+        fields = _filled(packed, numbers)
+        if isinstance(fields["meta"], str):  # files of older runs hold it like the rest
+            fields["meta"] = json.loads(fields["meta"])
+        for c in fields["cameras"].values() if root is not None else ():
             c["files"] = {t: f"{root}/{f[2:]}" if f.startswith("@/") else f for t, f in c["files"].items()}
-        return from_dict(found)
+        return from_dict(fields)
 
 # %% ../../nbs/35_data/20_shards.ipynb #598efbae
 IN_GROUP = 16  # scenes in a row group: what is unpacked to read one of them
@@ -138,17 +138,17 @@ def _hashed(digest, row: dict) -> None:
 # %% ../../nbs/35_data/20_shards.ipynb #e7b58070
 def _plans(scenes: list[Scene]) -> list[np.ndarray | SceneError]:
     "PDM-Closed's plans, made together; if that fails, one by one, and the reason where there is none."
-    known = [REFERENCES.get(s) for s in scenes]
-    todo = [s for s, plan in zip(scenes, known, strict=True) if plan is None]
+    plans = [REFERENCES.get(s) for s in scenes]
+    todo = [s for s, plan in zip(scenes, plans, strict=True) if plan is None]
     try:
         with reading("reference"):
-            made = make_references(todo)
+            references = make_references(todo)
     except SceneError as e:
         if len(scenes) == 1:
             return [SceneError(f"scene {scenes[0].id}: {e}")]
         return [_plans([s])[0] for s in scenes]
-    left = iter(made)
-    return [next(left) if plan is None else plan for plan in known]
+    left = iter(references)
+    return [next(left) if plan is None else plan for plan in plans]
 
 
 def _rows(scenes: Iterator[Scene], references: bool, root: str | Path | None, left_out: list) -> Iterator[dict]:
@@ -221,9 +221,9 @@ def _open(path: Path) -> pq.ParquetFile:
 def _entry(path: Path, file: pq.ParquetFile) -> dict[str, Any]:
     "What a shard's footer says of it."
     try:
-        found = json.loads((file.metadata.metadata or {})[b"drivelit"])
-        if file.schema_arrow.equals(SCHEMA) and found["scenes"] == file.metadata.num_rows:
-            return found
+        entry = json.loads((file.metadata.metadata or {})[b"drivelit"])
+        if file.schema_arrow.equals(SCHEMA) and entry["scenes"] == file.metadata.num_rows:
+            return entry
     except (KeyError, TypeError, ValueError):
         pass  # not ours, or not any more: the same sentence
     raise ShardError(f"{path}: its footer is not what `write_shard` writes; {AGAIN}")
@@ -243,9 +243,9 @@ def read_index(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / INDEX
     try:
-        found = json.loads(path.read_text())
-        if {"file", "run", "scenes", "in_group", "hash"} <= set.intersection(*map(set, found["shards"])):
-            return found
+        index = json.loads(path.read_text())
+        if {"file", "run", "scenes", "in_group", "hash"} <= set.intersection(*map(set, index["shards"])):
+            return index
     except FileNotFoundError:
         raise ShardError(f"{path}: is missing: no shards, or the preparation has not run to its end") from None
     except (OSError, KeyError, TypeError, ValueError):
@@ -265,17 +265,17 @@ def is_shards(folder: str | Path) -> bool:
     return (Path(folder) / INDEX).exists() or any(Path(folder).glob("?????.parquet"))
 
 # %% ../../nbs/35_data/20_shards.ipynb #eecba23f
-def _one(job: tuple[int, Block], folder: Path, run: str, **how: Any) -> dict[str, Any]:
+def _one(job: tuple[int, Block], folder: Path, run: str, **options: Any) -> dict[str, Any]:
     "The entry of one shard, which is made if it is not there."
     number, block = job
     path = folder / f"{number:05d}.parquet"
     try:
-        there = _entry(path, _open(path))
+        entry = _entry(path, _open(path))
     except ShardError:  # missing, half or not ours
-        return write_shard(block, path, run, **how)
-    if there["run"] != run:
+        return write_shard(block, path, run, **options)
+    if entry["run"] != run:
         raise ShardError(f"{path}: belongs to another preparation; choose another folder, or empty this one")
-    return there
+    return entry
 
 
 def _check_ids(folder: Path, entries: Sequence[dict[str, Any]]) -> None:
@@ -366,8 +366,8 @@ class _Rows:
         "A shard, compared with the index."
         path = self.folder / self.shards[shard]["file"]
         file = _open(path)
-        if (found := _entry(path, file)) != self.shards[shard]:
-            other = next(k for k in found if found[k] != self.shards[shard].get(k))
+        if (entry := _entry(path, file)) != self.shards[shard]:
+            other = next(k for k in entry if entry[k] != self.shards[shard].get(k))
             raise ShardError(
                 f"{path}: its {other!r} is not what {INDEX} says: they come from different preparations; {AGAIN}"
             )
@@ -517,11 +517,11 @@ class Shards(_Rows, Sequence):
 
 def _again(folder, keep, root, run, numbers):
     "Shards in another process; the folder must be the same still."
-    found = Shards(folder, keep, root)
-    if found.run != run:
+    shards = Shards(folder, keep, root)
+    if shards.run != run:
         raise ShardError(f"{folder}: holds another preparation than before")
-    found.numbers = numbers
-    return found
+    shards.numbers = numbers
+    return shards
 
 # %% ../../nbs/35_data/20_shards.ipynb #a0c1e524
 def by_id(scenes: Sequence[Scene]) -> Mapping[str, Scene]:
@@ -569,7 +569,6 @@ def draw(scenes: Sequence, count: int, seed: int = 0) -> Sequence:
     Args:
         scenes: Shards, or any others
         count: how many; all, if there are no more
-        seed: of the draw
 
     Returns:
         as `subset`, in the order of the scenes

@@ -42,7 +42,6 @@ def middles(scenes: Sequence[Scene], n: int, seed: int = 0) -> list[int]:
     Args:
         scenes: all moments of all clips
         n: how many to draw, without repetition; fewer if there are fewer
-        seed: of the draw
 
     Returns:
         numbers of the scenes, in rising order
@@ -79,7 +78,6 @@ def chosen_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     """The scenes of a run as its stage `scenes` has drawn and labelled them.
 
     Args:
-        out: the run's folder
         split: "train" or "heldout"
 
     Returns:
@@ -101,8 +99,6 @@ def play(
         policy: the model and its processor
         scenes: the moments, in order
         task: the DriveAgentTask that is played
-        profile: the run's numbers
-        seed: of whatever is random
         temperature: 0: always the likeliest token; None: that of sampled evaluation
 
     Returns:
@@ -246,9 +242,6 @@ def summary(
 def read_weights(out: str | Path) -> tuple[np.ndarray, ...]:
     """of speeds (4, 4) and trajectories (3, 4).
 
-    Args:
-        out: the run's folder
-
     Returns:
         of speeds (4, 4) and trajectories (3, 4)
     """
@@ -263,7 +256,6 @@ def latency(
     Args:
         policy: the model and its processor
         scenes: the moments, in order; the first `clock_scenes` are played, `clock_runs` times
-        profile: the run's numbers
         variant: key of VARIANTS
         modes: those that are timed
 
@@ -284,9 +276,6 @@ def latency(
 def read_need(out: str | Path) -> np.ndarray:
     """Which held-out scenes need a look, as the stage `scenes` found.
 
-    Args:
-        out: the run's folder
-
     Returns:
         (N,) bool, of those with labels
     """
@@ -300,9 +289,6 @@ def evaluate(
 
     Args:
         policy: the model and its processor
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
         variant: key of VARIANTS
         unseen: whether its last mode is measured with grey pictures and without pictures, too
 
@@ -434,8 +420,6 @@ def evaluate_real(
 
     Args:
         policy: the model and its processor
-        profile: the run's numbers
-        seed: of whatever is random
         variant: key of VARIANTS
         samples: folder as for `key_frames`; default: the environment's DRIVELIT_SAMPLES
 

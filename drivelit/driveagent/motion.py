@@ -126,7 +126,6 @@ def features(
         scenes: N scenes with at least 1 s of history
         sequences: N of 4 (speed, trajectory), None where the policy's answer cannot be read
         image_size: (width, height) in pixels of the camera's image; None: the full image
-        camera: a key of scene.cameras
         batch: images that are held and encoded at once
 
     Returns:
@@ -470,7 +469,6 @@ def planner(
         profile: its tokens and tools
         mode: "text", "tool" or "adaptive"
         temperature: 0: the most likely tokens
-        seed: of sampling
         engine: who answers; default: the policy
         pictures: "own" or "grey": what the policy and the head are shown
 

@@ -66,8 +66,6 @@ def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: in
 
     Args:
         policy: the model and its processor
-        profile: the run's numbers
-        seed: of whatever is random
         variant: key of VARIANTS
         scenes: held-out scenes to choose from
 

@@ -107,9 +107,6 @@ def some_of(scenes: Sequence[Scene], numbers: Iterable[int]) -> Sequence[Scene]:
 def labelled(scenes: Sequence[Scene]) -> Sequence[Scene]:
     """Those of some scenes that have meta-actions.
 
-    Args:
-        scenes: N
-
     Returns:
         as `some_of`
     """
@@ -153,7 +150,6 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
     """Draw the held-out scenes and have labels reviewed, as the profile says, and note both for `chosen_scenes`.
 
     Args:
-        out: the run's folder
         made: scenes by split
         profile: its eval_draw and reviewer
 
@@ -191,8 +187,6 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `scenes`.
 
     Args:
-        out: the run's folder
-        profile: Profile
         seed: unused: all seeds share the scenes
 
     Returns:
@@ -334,7 +328,6 @@ def hold_back(kinds: dict[int, str], n: int, seed: int = 0) -> set[int]:
     Args:
         kinds: scene number -> "text", "tool" or "explore", of the labelled scenes
         n: scenes to explore
-        seed: of the draw
 
     Returns:
         numbers of scenes: of each kind its share of n, but no more than half of the kind
@@ -362,7 +355,6 @@ def draw_explore(
         n: how many to draw, without repetition; fewer if there are fewer
         kinds: scene number -> kind, of the labelled scenes; each kind gets its share of n, as far as it lasts; None:
             one kind
-        seed: of their order
 
     Returns:
         list of scene numbers, in random order
@@ -399,8 +391,6 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `data`: thoughts of each variant, the exploratory set, the weights of the accuracy reward, a toy's words.
 
     Args:
-        out: the run's folder
-        profile: Profile
         seed: unused: all seeds share the data
 
     Returns:
@@ -460,9 +450,6 @@ def save_weights(folder: str | Path, labels: dict[int, list]) -> None:
 def attention_tasks(profile: Profile) -> dict[str, Any]:
     """The three settings of table 11 (A.13.1).
 
-    Args:
-        profile: Profile
-
     Returns:
         dict: "text", "told" (where to look), "roi" (looking by RoI Inspection alone) -> DriveAgentTask
     """
@@ -478,7 +465,6 @@ def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
     Args:
         folder: of the stage `data`
         lines: set of lines of thoughts
-        profile: Profile
     """
     asked = [*(task_for(profile, variant, "text") for variant in VARIANTS), *attention_tasks(profile).values()]
     fixed = {part for task in asked for part in task.fixed_parts()} | {ATTENTION}
@@ -502,11 +488,6 @@ def features_of(profile: DriveAgentProfile) -> Any:
 
 def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones.
-
-    Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
 
     Returns:
         dict[str, Any]
@@ -535,9 +516,7 @@ def trained(out: str | Path, stage: str, seed: int) -> Path:
     """the folder of a trained policy.
 
     Args:
-        out: the run's folder
         stage: key of NEEDS
-        seed: of whatever is random
 
     Returns:
         the folder of a trained policy
@@ -547,11 +526,6 @@ def trained(out: str | Path, stage: str, seed: int) -> Path:
 
 def base(out: str | Path, profile: Profile, seed: int) -> Policy:
     """The model that training starts from; a toy's tokenizer knows the words of this run.
-
-    Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
 
     Returns:
         the model that training starts from
@@ -564,8 +538,6 @@ def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `served`: the folder that servers begin with, where they play.
 
     Args:
-        out: the run's folder
-        profile: the run's numbers
         seed: of a toy's weights
 
     Returns:
@@ -577,11 +549,6 @@ def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `align`: domain alignment on questions and answers (2.2); accuracy of each category before and after, with
     grey pictures, and of the most frequent answer.
-
-    Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
 
     Returns:
         dict[str, Any]
@@ -606,9 +573,6 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
     """DM-SFT of a variant.
 
     Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
         variant: key of VARIANTS
         folder: where it is kept
         aligned: whether it starts from the aligned model
@@ -639,9 +603,6 @@ def make(
         variant: key of VARIANTS
         mode: "text", "tool", "adaptive" or "partition"
         tool_reward: whether R_tool is paid
-        out: the run's folder
-        profile: the run's numbers
-        seed: of the run
 
     Returns:
         engine, policy, task; the policy has the tokens of the run, and gets all of its weights from the trainer
@@ -666,9 +627,6 @@ def reinforce(
 
     Args:
         policy: the model and its processor
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
         variant: key of VARIANTS
         mode: "text", "tool", "adaptive" or "partition"
         folder: where it is kept
@@ -697,11 +655,6 @@ def reinforce(
 def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `sft`.
 
-    Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
-
     Returns:
         dict[str, Any]
     """
@@ -714,9 +667,6 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
 
     Args:
         stage: key of NEEDS
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
 
     Returns:
         dict[str, Any]
@@ -733,9 +683,6 @@ def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dic
 
     Args:
         stage: key of NEEDS
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
 
     Returns:
         dict[str, Any]
@@ -790,11 +737,6 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `motion`: a head on the frozen policy's words, tokens and the car's motion (3.3); and heads that know less
     or more.
 
-    Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
-
     Returns:
         dict: heads: name -> rows of the metrics; scenes and of_scenes: how many of how many were used, by split
     """
@@ -828,11 +770,6 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
     """Stage `attention`: DriveAgent-R1 in text, in text and told where to look, and looking by RoI Inspection alone
     (A.13.1).
 
-    Args:
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
-
     Returns:
         dict: "text", "told", "roi" -> numbers of `summary` in the play that tables compare
     """
@@ -850,9 +787,6 @@ def run_measured(stage: str, run: Callable, out: str | Path, profile: Profile, s
     Args:
         stage: key of NEEDS
         run: function of (out, profile, seed)
-        out: the run's folder
-        profile: the run's numbers
-        seed: of whatever is random
 
     Returns:
         what `run` returns

@@ -48,7 +48,6 @@ def needy(results: Record, need: bool = True) -> list[int]:
     """The held-out scenes that need a look.
 
     Args:
-        results: Record
         need: False: the others
 
     Returns:
@@ -112,9 +111,6 @@ share, bare = partial(Column, percent=True), partial(Column, percent=True, lost=
 
 def plays(results: Record) -> list[str]:
     """How held-out scenes were played in a run.
-
-    Args:
-        results: Record
 
     Returns:
         "greedy", "sampled" or both; the first is the one that tables compare
@@ -214,9 +210,6 @@ def table9(results: Record) -> pd.DataFrame | str:
 
     A box is right if every number is within a twentieth of the picture's width.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame; a sentence for results without the stage
     """
@@ -232,9 +225,6 @@ SETTINGS = dict(text="text mode", told="text mode, told where to look", roi="loo
 
 def table11(results: Record) -> pd.DataFrame | str:
     """The same policy in text, told where to look, and looking (A.13.1).
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame; a sentence for results without the stage
@@ -256,9 +246,6 @@ ROUNDED = dict.fromkeys(("1s", "2s", "3s", "avg"), 3) | {"samples": 0, "unreadab
 def table3(results: Record) -> pd.DataFrame | str:
     """Way-points of the heads, mean over the seeds.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame: head, measure, 1s, 2s, 3s, avg, samples, unreadable answers (all but samples: mean over the seeds);
         or a sentence
@@ -277,9 +264,6 @@ def table3(results: Record) -> pd.DataFrame | str:
 def claims(results: Record) -> list[Claim]:
     """The paper's comparisons: the study's; that of table 5 turns with the profile.
 
-    Args:
-        results: Record
-
     Returns:
         one family
     """
@@ -294,7 +278,6 @@ def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) 
     """Comparisons in the play that tables compare; and in the other one.
 
     Args:
-        results: Record
         some: what is compared
         family: as `compared` takes it
 
@@ -334,9 +317,6 @@ QUESTIONS += claims_of(
 # %% ../../nbs/51_driveagent/64_report.ipynb #dd59a4f2
 def plot_stages(results: Record) -> plt.Axes:
     """Figure 4: adaptive accuracy and MSA after each stage.
-
-    Args:
-        results: Record
 
     Returns:
         Axes

@@ -498,7 +498,6 @@ def equal_halves(
         kept: (scene's number, turns), as `annotate` gives them
         modes: "text" or "tool" for each scene, not for each thought
         n: thoughts in all, at most; None: twice the smaller half
-        seed: of the draw and of the order
 
     Returns:
         list of (scene's number, turns) in random order; none if one mode has none
@@ -517,7 +516,6 @@ def balanced(sequences: Sequence[Sequence[tuple[str, str]]], n: int, seed: int =
     Args:
         sequences: N of 4 (speed, trajectory), one for each scene
         n: how many to draw, without repetition
-        seed: of the draw
 
     Returns:
         (min(n, N),) int: numbers of the scenes

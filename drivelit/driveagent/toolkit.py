@@ -472,7 +472,6 @@ def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
     Args:
         start: (3,)
         ends: (P, 3)
-        boxes: list of Box
 
     Returns:
         (P,) bool
@@ -491,8 +490,7 @@ def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
     """In the image and not hidden.
 
     Args:
-        box: Box
-        others: list of Box
+        box: in the frame of the ego
 
     Returns:
         bool
@@ -615,9 +613,6 @@ MOST_LINES = 5  # of an answer
 def box_line(b: Box) -> str:
     """A box for a small language model: one decimal, two for the heading.
 
-    Args:
-        b: the box
-
     Returns:
         str
     """
@@ -632,7 +627,6 @@ def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
 
     Args:
         image: PIL image, drawn into
-        boxes: list of Box
 
     Returns:
         the image
@@ -706,7 +700,6 @@ class Toolkit:
         """Run a tool.
 
         Args:
-            scene: Scene
             name: anything
             params: anything
         """

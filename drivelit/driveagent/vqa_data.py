@@ -274,7 +274,6 @@ class ChatRewriter:
         engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
         temperature: of sampling; high, because the wordings should differ
         max_new_tokens: tokens of a reply
-        seed: of sampling
     """
 
     def __init__(self, engine: Any, temperature: float = 0.9, max_new_tokens: int = 100, seed: int = 0) -> None:
@@ -305,7 +304,6 @@ def judged_pairs(
     A question that was judged once is not taken a second time for the same pictures, whichever ask brings it up.
 
     Args:
-        asks: N
         teacher: has `questions`, as ScriptedTeacher
         judge: has `scores`, as ScriptedJudge
         rounds: 1: what is rejected is missing; 2: it is made again once; and so on
@@ -559,7 +557,6 @@ def of_each_category(categories: Sequence[str], n: int, seed: int = 0) -> list[i
     Args:
         categories: of each question
         n: questions in all; a category with fewer than its share gives all it has
-        seed: of the draw
 
     Returns:
         numbers of the questions, in rising order

@@ -228,7 +228,7 @@ def in_parts(items: Sequence[Any], size: int = AT_A_TIME) -> list[Sequence[Any]]
     """What is too much for the memory at once, in parts.
 
     Args:
-        items: N
+        items: N of them, in order
         size: of a part, at most
 
     Returns:

@@ -111,8 +111,8 @@ def efficiency(record: dict) -> float | None:
         ValueError: for a text without its percentage
     """
     percents = [_percent(SPEED, text, SLOW) for text in record["infractions"].get(SLOW, [])]
-    kept = [v for v in percents if v <= 1000]
-    return float(np.mean(kept)) if kept else None
+    usable = [v for v in percents if v <= 1000]
+    return float(np.mean(usable)) if usable else None
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #4acb3003
 PIECE, WINDOW = 20, 7  # frames, which the tool takes to be 0.1 s apart
@@ -418,7 +418,7 @@ def abilities(records: list[dict], junctions: dict[int, float] | None = None) ->
     Raises:
         ValueError: a scenario or a junction that is not known
     """
-    found = {name: [] for name in ABILITIES}
+    shares = {name: [] for name in ABILITIES}
     for route, some in by_route(_checked(records)).items():
         for name in (a for a, of in ABILITIES.items() if scenario_of(some[0]) in of):
             won = [success(r) for r in some]
@@ -426,7 +426,7 @@ def abilities(records: list[dict], junctions: dict[int, float] | None = None) ->
                 if route not in junctions:
                     raise ValueError(f"junctions: route {route} has traffic signs, and no junction is told")
                 won += [passed(r, junctions[route]) for r in some]
-            found[name].append(float(np.mean(won)))
-    rows = {name: (100 * np.mean(v) if v else np.nan, len(v)) for name, v in found.items()}
+            shares[name].append(float(np.mean(won)))
+    rows = {name: (100 * np.mean(v) if v else np.nan, len(v)) for name, v in shares.items()}
     rows["mean"] = (np.mean([v for v, _ in rows.values()]), len(by_route(records)))
     return pd.DataFrame.from_dict(rows, orient="index", columns=["success rate %", "routes"])

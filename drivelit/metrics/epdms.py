@@ -30,7 +30,6 @@ def direction(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """DDC: the most metres within 1.1 s outside the lanes of the route, intersections not counted.
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -43,7 +42,6 @@ def traffic_lights(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """TLC: does the ego's box touch the area of a red light on the route?
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -66,7 +64,6 @@ def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """LK: does the ego stay near the centre line?
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -77,12 +74,12 @@ def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     center = pdm.ego_centers(states)[..., :2]
     off = ~shapely.dwithin(prepared.route, shapely.points(center), OFF_LINE)
     skip = pdm.inside(prepared.intersections, center)
-    count, kept = np.zeros(len(states), int), np.ones(len(states))
+    count, score = np.zeros(len(states), int), np.ones(len(states))
     # An intersection pauses the count and does not reset it: the official quirk, tested below.
     for k in range(states.shape[1]):
         count = np.where(skip[:, k], count, np.where(off[:, k], count + 1, 0))
-        kept[count >= OFF_STEPS] = 0
-    return kept
+        score[count >= OFF_STEPS] = 0
+    return score
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #13f8e005
 def progress_score(own: np.ndarray, allowed: np.ndarray, reference: float) -> np.ndarray:
@@ -284,7 +281,6 @@ def early(prepared: PDMScene, touching: np.ndarray) -> np.ndarray:
     """Contacts of TTC's first 32 steps only.
 
     Args:
-        prepared: of `pdm.prepare`
         touching: (N, 41, 4, A) of `pdm.contacts`
 
     Returns:
@@ -306,7 +302,6 @@ def score_states(
     """Score drives.
 
     Args:
-        prepared: of `pdm.prepare`
         states: (N, 41, 11)
         reference: metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
         past: (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human
@@ -320,12 +315,12 @@ def score_states(
     nc, nc_step, _ = pdm.no_collision(prepared, states, touching, offroad)
     ttc, ttc_step, _ = pdm.time_to_collision(prepared, states, early(prepared, touching), offroad)
     dac, ddc, tlc = (~offroad.any(1)).astype(float), direction(prepared, states), traffic_lights(prepared, states)
-    own = pdm.raw_progress(prepared, states)
-    ep = progress_score(own, nc * dac * ddc * tlc, 0.0 if reference is None else reference)
+    progress = pdm.raw_progress(prepared, states)
+    ep = progress_score(progress, nc * dac * ddc * tlc, 0.0 if reference is None else reference)
     hc = np.ones(len(states)) if past is None else history_comfort(states, past)
     ec = np.full(len(states), np.nan) if before is None else extended_comfort(states, before, interval)
     return EPDMSResult(
-        nc, dac, ddc, tlc, ep, ttc, lane_keeping(prepared, states), hc, ec, own, states, ttc_step, nc_step
+        nc, dac, ddc, tlc, ep, ttc, lane_keeping(prepared, states), hc, ec, progress, states, ttc_step, nc_step
     )
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #dab1b497
@@ -453,14 +448,14 @@ def whole(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: NaN, infinity or no share in a part of a valid row; only `ec` may be missing
     """
-    kept = table[table["valid"].astype(bool)] if "valid" in table else table
-    parts = kept[[*MULTIPLIED, *(k for k in WEIGHTS if k != "ec")]].astype(float)
+    valid = table[table["valid"].astype(bool)] if "valid" in table else table
+    parts = valid[[*MULTIPLIED, *(k for k in WEIGHTS if k != "ec")]].astype(float)
     if not (good := parts.ge(0) & parts.le(1)).all(axis=None):
         token, part = (~good).stack()[lambda v: v].index[0]
         raise ValueError(
             f"{token}: {part} is {parts.at[token, part]}, no share; mark the row as not valid, or decide on it"
         )
-    return kept
+    return valid
 
 
 def _row_score(row):

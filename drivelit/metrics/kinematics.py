@@ -427,8 +427,8 @@ def _filter(n, window, degree=2, order=0):
     slope = np.array([math.perm(p, order) for p in powers.tolist()]) / DT**order
     for k in range(n):
         begin = min(max(k - (window - 1) // 2, 0), n - window)
-        at = 0.0 if half <= k < n - half else k - begin - (window - 1) / 2
-        out[k, begin : begin + window] = slope * at ** np.maximum(powers - order, 0) @ fit
+        offset = 0.0 if half <= k < n - half else k - begin - (window - 1) / 2
+        out[k, begin : begin + window] = slope * offset ** np.maximum(powers - order, 0) @ fit
     return out
 
 

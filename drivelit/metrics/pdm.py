@@ -118,7 +118,6 @@ def score_against(
     """Drive and score plans against a reference, whose metres the scene keeps.
 
     Args:
-        prepared: of `prepare`
         plans: (N, 41, 3)
         reference: (41, 3) of `reference_plan`
         score: its name; each has its own metres

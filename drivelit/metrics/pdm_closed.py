@@ -91,9 +91,6 @@ def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
 def forecast(prepared: PDMScene) -> Forecast:
     """What the planner expects of the next five seconds.
 
-    Args:
-        prepared: of `pdm.prepare`
-
     Returns:
         Forecast: no recorded future is in it
     """
@@ -375,7 +372,6 @@ def references(
     """PDM-Closed's plans of many scenes, proposed and driven together: that saves most of the time.
 
     Args:
-        scenes: Scene or PDMScene
         brake: nuPlan's emergency brake on top; NAVSIM goes without
         together: scenes at once; more take more memory
         judge: scores the driven proposals; NAVSIM v2 has another one, see `epdms.reference`
@@ -408,7 +404,6 @@ def reference(scene: Scene | PDMScene, brake: bool = False) -> np.ndarray:
     """PDM-Closed's plan. Without a route: straight on at the present speed.
 
     Args:
-        scene: Scene or PDMScene
         brake: nuPlan's emergency brake on top; NAVSIM goes without
 
     Returns:

@@ -232,7 +232,6 @@ def contacts(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Where the ego's box, pushed ahead, touches a road user.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -308,7 +307,6 @@ def in_several_lanes(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Corners in more than one lane, and no lane that holds all four.
 
     Args:
-        prepared: of `prepare`
         states: (M, 11)
 
     Returns:
@@ -344,7 +342,6 @@ def at_fault(
     """All road users that a drive hits by its own fault, which is judged when they first touch.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -377,7 +374,6 @@ def no_collision(
     """NC: no at-fault collision.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -394,7 +390,6 @@ def too_close(
     """All road users to which a drive comes too close, which is judged when it first does.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -419,7 +414,6 @@ def time_to_collision(
     """TTC: does the ego stay far enough from a collision?
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         touching: (N, 41, 4, A) of `contacts`
         offroad: (N, 41) of `off_road`
@@ -435,7 +429,6 @@ def off_road(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """Is a corner outside the drivable area?
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -450,7 +443,6 @@ def direction(prepared: PDMScene, states: np.ndarray, skip_intersections: bool =
     """DDC: the metres within 1.1 s that the box centre moves outside the lanes on route; weight 0 in v1.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         skip_intersections: metres in an intersection do not count, as in v2
 
@@ -476,7 +468,6 @@ def raw_progress(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     """How far along the route a drive gets.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
 
     Returns:
@@ -578,7 +569,6 @@ def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None
     """Score drives.
 
     Args:
-        prepared: of `prepare`
         states: (N, 41, 11)
         reference: metres, progress · NC · DAC of the reference; None: no EP
 

@@ -323,7 +323,6 @@ def play(
     Args:
         player: decides
         drives: with a scene each, not yet driven; changed in place
-        inputs: what is shown
         keep: keep pictures, texts and choices; without, rewards and records only
         seen: is told the number of a drive and its world before each of its decisions
         world: that all drives are driven in, such as a simulator; None: a new one of the kit for each

@@ -142,9 +142,7 @@ def evaluate(
     """Let a policy drive.
 
     Args:
-        experts: Experts
         scenes: routes that it was not trained on
-        inputs: what it is shown
         seed: of sampled words
         plays: of PLAYS
         both: sampled, the path words are drawn as well
@@ -293,7 +291,6 @@ def difference(
         ours: records
         theirs: records of the same routes, in the same order
         draws: of routes with replacement
-        seed: of those
 
     Returns:
         dict: "driving score" and "success", in points -> mean difference, and the ends of its 95 % interval
@@ -319,7 +316,6 @@ def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str,
     """What a policy says to moments of an expert's drives.
 
     Args:
-        experts: Experts
         known: Lessons of held-out drives
         together: moments in a forward pass
 

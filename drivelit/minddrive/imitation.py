@@ -309,7 +309,6 @@ def save_point(
     """Write a checkpoint; an older one stays until this one is whole.
 
     Args:
-        out: folder of the run
         step: number of the next step
         optimizer: whose state is kept
         keep: how many checkpoints stay, the newest; None: all
@@ -335,7 +334,6 @@ def latest_point(out: str | Path, **how: Any) -> tuple[Experts, dict[str, Any]] 
     """The newest whole checkpoint.
 
     Args:
-        out: folder of the run
         **how: as `load_experts` takes it
 
     Returns:
@@ -490,7 +488,6 @@ def imitate(
         steps: updates
         batch: plans in an update, of all processes together; a quarter as many questions
         lr: learning rate of the adapters at its highest
-        seed: of everything random
         out: folder of checkpoints, the newest two of which are kept, of metrics.jsonl and metrics.png; None: nothing
             is written
         save_every: updates between two checkpoints

@@ -167,7 +167,7 @@ def still_here(k: int = 0, world: Any = None) -> None:
 
     Args:
         k: number of the drive, as `play` tells it
-        world: that it is in
+        world: unused
     """
     if _watch:
         faulthandler.dump_traceback_later(_watch[1], exit=True, file=_watch[0])
@@ -199,7 +199,6 @@ def collect(
 
     Args:
         experts: decide, their words are drawn
-        scenes: routes
         profile: rollouts, actions, inputs; tries, for a drive whose simulator is lost
         seed: of the words
         world: a simulator; None: the kit's world
@@ -453,7 +452,6 @@ def collect_round(
         scenes: routes, at least as many as collectors
         profile: collectors, tries, and what `collect` needs
         number: of the round
-        seed: of the run
         budget: for GRPO: steps of 0.1 s of all collectors together
 
     Returns:
@@ -581,7 +579,6 @@ def improve(
         optimizer: of `optimizer_of`
         drives: of `collect_round`
         profile: of PPO or GRPO
-        seed: of the order
         tell: is told what each update logs
 
     Returns:

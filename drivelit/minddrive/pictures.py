@@ -79,8 +79,6 @@ def plot_drives(player: Player, scenes: Sequence[Scene], inputs: Inputs, title: 
     Args:
         player: decides
         scenes: routes, at least one
-        inputs: what is shown
-        title: of the figure
 
     Returns:
         Figure, two axes for each route
@@ -133,9 +131,6 @@ def plot_run(
     """Held-out routes as a trained policy drives them: a bad one, the middle, a good one.
 
     Args:
-        out: the run's folder
-        seed: of the run
-        profile: of MindDrive
         shown_arms: the first of these stages that is done is shown
         count: routes
 
@@ -179,7 +174,6 @@ def film(player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: 
     Args:
         player: decides
         scene: a route
-        inputs: what is shown
         path: file, .webp or .gif
         title: above the camera
 
@@ -210,9 +204,6 @@ def film_run(
     """A held-out route as a trained policy drives it, as a moving picture; its title says how many others it completes.
 
     Args:
-        out: the run's folder
-        seed: of the run
-        profile: of MindDrive
         path: file, .webp or .gif
         number: of the route, from 0
         arms: the first of these stages that is done is shown

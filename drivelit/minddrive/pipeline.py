@@ -89,8 +89,6 @@ def roads(out: str | Path, profile: MindDriveProfile, split: str) -> Sequence[Sc
     """What a policy is reinforced or judged on.
 
     Args:
-        out: the run's folder
-        profile: of MindDrive
         split: "train" or "heldout"
 
     Returns:
@@ -119,8 +117,6 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
     """Stage `scenes`.
 
     Args:
-        out: the run's folder
-        profile: of MindDrive
         seed: unused: all seeds share the routes
 
     Returns:
@@ -154,9 +150,6 @@ def _words_of(rows: Iterable[dict], words: Counter) -> Iterator[dict]:
 def chat_folder(profile: MindDriveProfile) -> Path | None:
     """Where the questions of recorded moments are.
 
-    Args:
-        profile: of MindDrive
-
     Returns:
         Path; None: the kit's own question is asked
 
@@ -173,8 +166,6 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     """Stage `data`: rows to learn from, and rows of held-out drives for the open loop, each with its card.
 
     Args:
-        out: the run's folder
-        profile: of MindDrive
         seed: unused: all seeds share the rows
 
     Returns:
@@ -222,9 +213,6 @@ def driven(
     """Let a policy drive, once.
 
     Args:
-        experts: Experts
-        scenes: routes
-        profile: of MindDrive
         seed: of sampled words
         play: of PLAYS
         path: file of the records and of what else `evaluate` tells; if it is there, it is read. With simulators a
@@ -256,11 +244,7 @@ def judged(experts: Experts, stage: str, out: str | Path, profile: MindDriveProf
     """Everything that is measured of a policy.
 
     Args:
-        experts: Experts
         stage: of TRAINED; its folder keeps the records
-        out: the run's folder
-        profile: of MindDrive
-        seed: of the run
 
     Returns:
         dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop.
@@ -286,7 +270,6 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     """Stage `warm`: all weights learn the rows, words and answers alike, before there are experts.
 
     Args:
-        out: the run's folder
         profile: of MindDrive; with `warm_steps = 0` nothing is done
         seed: of new weights, of the draws and of their order
 
@@ -308,7 +291,6 @@ def model_of(out: str | Path, profile: MindDriveProfile) -> str:
     """What the experts are put on.
 
     Args:
-        out: the run's folder
         profile: warm_steps, model
 
     Returns:
@@ -343,9 +325,6 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
 
     Args:
         stage: key of IMITATED
-        out: the run's folder
-        profile: of MindDrive
-        seed: of the run
 
     Returns:
         dict: steps, rows, asked (questions), loss (its parts, mean over the last tenth), and what `judged` returns
@@ -378,7 +357,6 @@ def open_trained(final: str | Path, profile: MindDriveProfile, seed: int = 0) ->
 
     Args:
         final: folder that the stage has left
-        profile: of the run
         seed: of new weights
 
     Returns:
@@ -396,7 +374,6 @@ def chosen(scenes: Sequence[Scene | Route], n: int, seed: int) -> list[Scene | R
     Args:
         scenes: to choose from
         n: how many
-        seed: of the draw
 
     Returns:
         list of them, the families in turn; a family that has no more is passed over
@@ -413,9 +390,6 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
 
     Args:
         stage: key of REINFORCED, which has been reinforced and judged
-        out: the run's folder
-        profile: of MindDrive
-        seed: of the run
 
     Returns:
         dict: number of the round, 0 for imitation -> `scored`; of an OPTIONAL arm the first and the last
@@ -440,9 +414,6 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
 
     Args:
         stage: key of REINFORCED
-        out: the run's folder
-        profile: of MindDrive
-        seed: of the run
 
     Returns:
         dict: log (a dict for each round), simulated (steps of 0.1 s), rounds (of `by_round`), and what `judged`

@@ -75,9 +75,6 @@ STUDY = Study(
 def usual_word(results: Record) -> str:
     """The driver that always says what the expert says most often.
 
-    Args:
-        results: Record
-
     Returns:
         its name
     """
@@ -87,9 +84,6 @@ def usual_word(results: Record) -> str:
 
 def beside(results: Record) -> list[tuple[dict, Condition]]:
     """The rows of those that drive without a policy: without a look, by one word, and who sees everything.
-
-    Args:
-        results: Record
 
     Returns:
         rows for `table`; nobody who sees everything on simulators, which tell no one what others will do
@@ -127,9 +121,6 @@ DRIVING = (
 def table_driving(results: Record) -> pd.DataFrame:
     """Bench2Drive's numbers of everybody, and the paper's two rows.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame: drivers without a policy, arms (greedy; sampled, grey and ruled beside it), the paper
     """
@@ -145,7 +136,6 @@ def family_means(results: Record, c: Condition, measure: str = "score") -> pd.Da
     """Scores by family.
 
     Args:
-        results: Record
         c: who, and how played
         measure: score or success
 
@@ -161,7 +151,6 @@ def table_families(results: Record, arms: Sequence[str] = ("il", "rl"), play: st
     """Driving score and success of each family.
 
     Args:
-        results: Record
         arms: that are shown
         play: of the arms
 
@@ -195,9 +184,6 @@ UPDATE = {"KL": "kl", "clipped": "clipped", "entropy, nats": "entropy", "value e
 def table_rounds(results: Record) -> pd.DataFrame:
     """Each round of each reinforced arm.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame: a row for each arm and round; what was collected and updated led to the round's policy
     """
@@ -219,10 +205,6 @@ def table_rounds(results: Record) -> pd.DataFrame:
 
 def plot_rounds(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     """The driving score after each round.
-
-    Args:
-        results: Record
-        ax: default: a new figure
 
     Returns:
         the Axes: a line for each arm, mean over seeds, with the range of the seeds
@@ -259,9 +241,6 @@ table_open = Sheet("What open loop says of each arm, and what closed loop says",
 # %% ../../nbs/54_minddrive/64_report.ipynb #a5752049
 def asked(results: Record) -> list[Claim]:
     """What we ask beyond the paper's orders.
-
-    Args:
-        results: Record
 
     Returns:
         list of claims
@@ -301,7 +280,6 @@ def compared(results: Record, claims: Sequence[Claim], family: bool = False) -> 
     """A table of comparisons, of routes for scenes.
 
     Args:
-        results: Record
         claims: what is compared
         family: they are the paper's
 
@@ -314,9 +292,6 @@ def compared(results: Record, claims: Sequence[Claim], family: bool = False) -> 
 def orderings(results: Record) -> pd.DataFrame:
     """The paper's comparisons: greedy, and with words drawn as in training.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame as `compared`
     """
@@ -325,9 +300,6 @@ def orderings(results: Record) -> pd.DataFrame:
 
 def questions(results: Record) -> pd.DataFrame:
     """Our own comparisons.
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame as `compared`

@@ -281,7 +281,6 @@ def make_rows(
 
     Args:
         scenes: routes; every second one is driven with wrong decisions. A scene with pictures in files is a moment
-        inputs: what the policy is shown
         wrong: share of wrong decisions in those
         look: every so many moments a row of questions; 0: none
         driver: the expert

@@ -220,7 +220,6 @@ def moments(
         scene: a route
         driver: the expert
         wrong: share of decisions that carry out a speed word drawn at random, up to HELD in a row the same
-        seed: of those
         world: takes plans of eight poses; default: a new one
 
     Returns:

@@ -177,7 +177,6 @@ class ChatTeacher:
 
     Args:
         engine: any engine with `generate`; a ServedEngine keeps a journal
-        inputs: what it is shown
         instruction: one of INSTRUCTIONS
         seconds: that a plan covers
         new_tokens: tokens of a thought, at most
@@ -271,8 +270,7 @@ def helpers(
     """Teacher and judge by their names in a profile.
 
     Args:
-        teacher: "scripted", or NAME@URL of a model behind an OpenAI-compatible endpoint
-        judge: likewise
+        teacher, judge: "scripted", or NAME@URL of a model behind an OpenAI-compatible endpoint
         inputs: what a served teacher is shown
         instruction: that a served teacher gets, one of INSTRUCTIONS
         journal: of their answers; None: nothing is kept

@@ -130,7 +130,6 @@ def measure(poses: np.ndarray, speed: float, horizon: Horizon = PLAN) -> np.ndar
     Args:
         poses: (points, 3) x, y, heading at the horizon's times, in the frame of now; metres, radians
         speed: m/s now
-        horizon: of the trajectory
 
     Returns:
         np.ndarray: (6,) speed now and at the end in m/s, acceleration in m/s², turn in degrees (left is positive),

@@ -80,7 +80,6 @@ def judged(
         plans: N of (points, 2) metres, or None for one that cannot be read
         collisions: count hits on the grid, too (needs OpenCV)
         pdms: score by PDMS, too
-        horizon: of the plans
 
     Returns:
         dict: n; unreadable (share); l2 and hits by protocol: stp3 and uniad, each 1 s, 2 s, 3 s and their mean (metres,
@@ -231,8 +230,6 @@ def task_for(
     """MindDriver's task with the profile's numbers.
 
     Args:
-        profile: of MindDriver
-        codec: of the pictures
         form: key of FORMS; default: the profile's
         seconds: how far ahead the dream lies; default: the profile's
         ego_state: whether speed and acceleration are told; default: the profile's
@@ -274,12 +271,10 @@ def play(
     """Let a policy answer; the processes of a stage share the scenes.
 
     Args:
-        policy: writes
         scenes: one episode each
         task: what is asked
         profile: its tokens
         temperature: 0: the most likely tokens
-        seed: of sampling
         engine: who answers; default: the policy under the rule of the dream
 
     Returns:
@@ -302,8 +297,6 @@ def openings_of(
 
     Args:
         episodes: of the policy, one for each scene
-        scenes: N
-        codec: of the pictures
         how: one of SWAPS
         form: key of FORMS, with a dream
         seconds: how far ahead the dreamed picture lies
@@ -388,8 +381,6 @@ def summary(
 
     Args:
         episodes: of MindDriverTask, one for each scene
-        scenes: N
-        codec: of the pictures
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
         encoder: a function from images to features (B, D), for the Fréchet distance; None: without
@@ -456,11 +447,8 @@ def evaluate(
     """Drive held-out scenes.
 
     Args:
-        policy: writes
         scenes: held-out ones
         profile: its `eval_play` says whether greedy, sampled or both
-        codec: of the pictures
-        seed: of sampling
         encoder: a function from images to features, for the Fréchet distance of the first play's dreams
         swaps: once more with other dreams (SWAPS), greedy
         grey: once more with grey pictures, as the first of the plays
@@ -552,12 +540,9 @@ def planner(
     """MindDriver in closed loop.
 
     Args:
-        policy: writes
         profile: its tokens
-        codec: of the pictures
         pictures: "own", "grey" or "none"
         temperature: 0: the most likely tokens
-        seed: of sampling
         engine: who answers; default: the policy under the rule of the dream
         **asked: form, seconds, ego_state of `task_for`, where they are not the profile's
 
@@ -585,7 +570,6 @@ def evaluate_real(
     Args:
         policy: knows the codes
         profile: its views, form and tokens
-        codec: of the pictures
         samples: folder as for `key_frames`; default: the environment's DRIVELIT_SAMPLES
 
     Returns:

@@ -26,7 +26,6 @@ def format_points(points: np.ndarray, horizon: Horizon = PLAN) -> str:
 
     Args:
         points: (6, 2) x, y in metres, as many as the horizon has; of poses the heading is left out
-        horizon: of the plan
 
     Returns:
         "[(+3.10, -0.02), ...]"
@@ -48,7 +47,6 @@ def parse_points(text: object, horizon: Horizon = PLAN) -> np.ndarray | ParseErr
 
     Args:
         text: what stands between `<answer>` and `</answer>`; anything
-        horizon: of the plan
 
     Returns:
         (6, 2) metres, as many as the horizon has, or a ParseError
@@ -186,7 +184,6 @@ def write_answer(
         points: (6, 2) metres
         thought: what stands in `<think>`; forms without one leave it out
         codes: (n,) of the picture; likewise
-        horizon: of the plan
 
     Returns:
         text that `parse_answer` reads back
@@ -255,7 +252,6 @@ def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon =
         form: key of FORMS
         n: codes of a picture
         codes: size of the codebook
-        horizon: of the plan
 
     Returns:
         Answer: each span a value or a ParseError

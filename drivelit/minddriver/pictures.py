@@ -83,8 +83,6 @@ def plot_dreams(
         plans: N of (points, 2 or 3) x, y, metres; None: unreadable
         codec: has `size`, `encode` and `decode`, as drivelit.policy.codec.Codec
         seconds: how far ahead the dreamed view lies
-        title: of the figure
-        horizon: of the plans
 
     Returns:
         Figure, a row for each scene
@@ -131,9 +129,7 @@ def plot_policy(
     """Scenes as a policy dreams and plans them: a good one, the middle, a bad one, by the order of their ADE.
 
     Args:
-        policy: that answers
         scenes: to choose from
-        profile: of MindDriver
         stage: that has trained it, so that it is asked what it has learnt
         name: of the policy, for the title
         count: how many are drawn
@@ -164,9 +160,6 @@ def plot_run(
     """Held-out scenes as a trained policy dreams and plans them: a good one, the middle, a bad one.
 
     Args:
-        out: the run's folder
-        seed: of the run
-        profile: of MindDriver
         arms: the first of these stages that is done is shown
         tries: held-out scenes to choose from
         count: how many are drawn

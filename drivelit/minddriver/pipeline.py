@@ -75,8 +75,6 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     """Stage `scenes`.
 
     Args:
-        out: the run's folder
-        profile: of MindDriver
         seed: unused: all seeds share the scenes
 
     Returns:
@@ -111,7 +109,6 @@ def check_scene(profile: MindDriverProfile, scene: Scene, split: str) -> None:
     """What a run needs of a scene, so that all arms have the same ones; no picture is opened.
 
     Args:
-        profile: of MindDriver
         scene: to learn from or to be judged on
         split: "train" or "heldout"; both need the same
 
@@ -172,8 +169,6 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     """Stage `data`: drives, codes of the next views, thoughts of each strategy, and the words of a toy.
 
     Args:
-        out: the run's folder
-        profile: of MindDriver
         seed: unused: all seeds share the data
 
     Returns:
@@ -217,7 +212,6 @@ class ArmRows(Sequence):
         inputs: what is shown; its pictures are those of the drives
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
-        horizon: of the plans
     """
 
     def __init__(
@@ -263,8 +257,6 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
 
     Args:
         arm: what is not the profile's, a value of ARMS
-        out: the run's folder
-        profile: of MindDriver
 
     Returns:
         ArmRows
@@ -284,8 +276,6 @@ def fresh(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     """The profile's model with image tokens; a toy's tokenizer knows the words of the run.
 
     Args:
-        out: the run's folder
-        profile: of MindDriver
         seed: of a toy's weights and of the new tokens
 
     Returns:
@@ -311,7 +301,6 @@ def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
     """Stage `start`: learn to write points, next views and thoughts, in every order that an arm has.
 
     Args:
-        out: the run's folder
         profile: of MindDriver; with `start_steps = 0`, or where `start` names weights, nothing is done
         seed: of new weights and of the order
 
@@ -339,8 +328,6 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     """The policy that an arm's tuning starts from.
 
     Args:
-        out: the run's folder
-        profile: of MindDriver
         seed: of new weights, if stage `start` has made none
 
     Returns:
@@ -365,8 +352,6 @@ def run_served(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     """Stage `served`: the folder that servers begin with, where they play.
 
     Args:
-        out: the run's folder
-        profile: of MindDriver
         seed: of new weights
 
     Returns:
@@ -380,7 +365,6 @@ def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     """Put the weights that a run's stage `start` has made where `start = packed` finds them, in half precision.
 
     Args:
-        out: the run's folder
         folder: default: in the package
 
     Returns:
@@ -444,9 +428,6 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
     Args:
         policy: that the stage has trained
         stage: one of TRAINED
-        out: the run's folder
-        profile: of MindDriver
-        seed: of the run
 
     Returns:
         dict: what `evaluate` returns; grey for the main line and the forms of table 4, other dreams for SWAPPED
@@ -473,9 +454,6 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
 
     Args:
         stage: key of ARMS
-        out: the run's folder
-        profile: of MindDriver
-        seed: of the run
 
     Returns:
         dict: what `train_sft` and `examine` return
@@ -535,9 +513,6 @@ def make(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> 
 
     Args:
         stage: key of REINFORCED
-        out: the run's folder
-        profile: of MindDriver
-        seed: of the run
 
     Returns:
         engine, policy, task
@@ -554,9 +529,6 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
 
     Args:
         stage: key of REINFORCED
-        out: the run's folder
-        profile: of MindDriver
-        seed: of the run
 
     Returns:
         dict: what `train_rl` and `examine` return

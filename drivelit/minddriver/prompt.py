@@ -118,10 +118,8 @@ def question(inputs: Inputs, form: str, seconds: float = 0.5, horizon: Horizon =
     """The part of the policy's question that is the same for all scenes.
 
     Args:
-        inputs: what is shown
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
-        horizon: of the plan
 
     Returns:
         one line
@@ -144,11 +142,9 @@ def policy_prompt(
     """The policy's first message.
 
     Args:
-        inputs: what is shown
         form: key of FORMS: what is asked for
         seconds: how far ahead the dreamed picture lies
         look: gets the pictures; default: anew
-        horizon: of the plan
 
     Returns:
         messages, as `Policy.encode` takes them
@@ -253,7 +249,6 @@ def teacher_text(scene: Scene, inputs: Inputs = PAPER, instruction: str = "short
 
     Args:
         scene: whose command is told
-        inputs: what is shown
         instruction: one of INSTRUCTIONS: figure 9 word for word, with the target behind it, or its parts in short
         seconds: that a plan covers
 

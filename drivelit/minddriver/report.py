@@ -93,9 +93,6 @@ STUDY = Study(
 def metrics_of(results: Record) -> list[str]:
     """What plans are scored by.
 
-    Args:
-        results: Record
-
     Returns:
         keys of SIGN: PDMS is left out where the run's profile has none
     """
@@ -109,7 +106,6 @@ def score_columns(results: Record, times: Sequence[int] = (3,)) -> dict[str, Col
     """The numbers of table 1.
 
     Args:
-        results: Record
         times: positions in TIMES
 
     Returns:
@@ -130,7 +126,6 @@ def played(results: Record, name: str, **changes: str) -> dict[str, Column]:
     """ADE and PDMS of another play, beside those that tables compare.
 
     Args:
-        results: Record
         name: of the play in the table
         **changes: play or swap
 
@@ -146,7 +141,6 @@ def driver_rows(results: Record, first: str, every: bool = False) -> list[tuple[
     whose L2 and hits are known.
 
     Args:
-        results: Record
         first: the column of the names
         every: all drivers without eyes
 
@@ -187,9 +181,6 @@ WHOSE = dict(dream="", copied=", copied present", floor=", codec's floor")
 
 def distances(results: Record) -> dict[str, tuple[str, int]]:
     """The Fréchet distances of a run by the names that they have in tables.
-
-    Args:
-        results: Record
 
     Returns:
         dict: name -> key in a summary of dreams, digits: of the run's encoder, which is named; and FID, if there is one
@@ -237,9 +228,6 @@ THOUGHT_COLUMNS = {
 def table_thoughts(results: Record) -> pd.DataFrame:
     """What the thoughts say of their scenes, of the play that the tables compare.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame, a row for each arm with thoughts, then the most frequent decision
     """
@@ -275,7 +263,6 @@ def ablation(title: str, first: str, rows: dict[str, str]) -> Sheet:
     """One of the tables 4 to 7: the arms, the expert and the best drivers without eyes.
 
     Args:
-        title: of the table
         first: the column of what is changed
         rows: its words -> stage
 
@@ -300,9 +287,6 @@ reinforced = ablation("Table 7: reinforcement in one stage or in two", "reinforc
 
 def table7(results: Record) -> pd.DataFrame:
     """Table 7, with the Fréchet distances of the dreams.
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame of `reinforced`, and a column for each of `distances`
@@ -339,7 +323,6 @@ def orderings(results: Record, play: str = FIRST) -> pd.DataFrame:
     """The paper's comparisons, one family.
 
     Args:
-        results: Record
         play: "greedy" or "sampled"; default: the play that tables compare. Fréchet distances are of that alone
 
     Returns:
@@ -390,9 +373,6 @@ def _dreams(unit: Unit, s: str) -> list[Claim]:
 def asked(results: Record) -> list[Claim]:
     """What we ask beyond the paper's orders, by ADE and by PDMS.
 
-    Args:
-        results: Record
-
     Returns:
         list of claims
     """
@@ -415,9 +395,6 @@ def asked(results: Record) -> list[Claim]:
 def questions(results: Record) -> pd.DataFrame:
     """Our own comparisons.
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame as `compared` of the record makes it
     """
@@ -426,10 +403,6 @@ def questions(results: Record) -> pd.DataFrame:
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00038
 def plot_ade(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     """The ADE of all arms.
-
-    Args:
-        results: Record
-        ax: default: a new figure
 
     Returns:
         the Axes

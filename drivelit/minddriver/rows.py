@@ -72,7 +72,6 @@ def make_rows(
         scenes: with an expert each
         kept: thoughts of `annotate` with the numbers of their scenes; None: all scenes, for forms without a thought
         codec: as for `next_codes`; forms without a picture do not use it
-        inputs: what the policy is shown
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
         cuts: borders of the decisions, which the rows note; their horizon is that of the plans
@@ -114,10 +113,8 @@ def kit_text(
     """The lines of questions and answers that every run has: `text=` of the toy's or the base's tokenizer.
 
     Args:
-        inputs: what the policy is shown
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
-        horizon: of the plans
 
     Returns:
         whole lines; the pieces of each become one token each

@@ -82,7 +82,6 @@ class Views:
 
         Args:
             images: B PIL images
-            some: their scenes
 
         Returns:
             (B,) in [-1, 1]
@@ -108,7 +107,6 @@ def turn_of(
         learnt: one of LEARNT
         numbers: ade_max, ade_scale, w_format, w_image, w_plan
         strict: the format asks for every span
-        horizon: of the plan
 
     Returns:
         rewards: reward, format, ade (m), plan, image; info: unreadable (0 or 1: the points), reasons by span, points
@@ -129,7 +127,6 @@ class MindDriverTask(Task):
 
     Args:
         codec: of the pictures, as drivelit.policy.codec.Codec
-        inputs: what is shown
         form: key of FORMS
         seconds: how far ahead the dreamed picture lies
         learnt: one of LEARNT: what is rewarded
@@ -141,7 +138,6 @@ class MindDriverTask(Task):
         w_image: weight of the picture if both are learnt
         w_plan: weight of the plan if both are learnt
         strict_format: the format asks for every span in its place
-        horizon: of the plans
 
     Raises:
         ValueError: an unknown form or word, or a picture is to be learnt and there is no encoder or no picture

@@ -227,7 +227,7 @@ def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int
         prepared: scene made ready for scoring
         result: of scoring these plans in it
         poses: (N, 8, 3) the plans that were scored
-        i: which of them
+        i: number of the plan
         points: "first": of NC and of TTC the first offence alone; "all": every point, with every object of it
 
     Returns:

@@ -160,7 +160,6 @@ def task_for(
     """MTDrive's task with the profile's numbers.
 
     Args:
-        profile: of MTDrive
         perception: what the feedback agent knows of the future; default: the profile's
         turns: plans in an episode; default: the profile's
         images: as in MTDriveTask
@@ -200,7 +199,6 @@ def play(
         scenes: one episode each
         profile: its tokens, turns and temperature
         perception: what the feedback agent knows of the future; default: the profile's
-        seed: of sampling
         max_turns: default: the profile's
         engine: who answers; default: the policy itself
         temperature: of sampling; default: the training rollouts'
@@ -235,7 +233,6 @@ def evaluate(
         policy: writes and reads the conversations
         scenes: held-out ones
         profile: its `eval_play` says whether greedy, sampled or both, its `eval_temperature` how the samples are drawn
-        seed: of sampling
         turns: default: the profile's
         perceptions: of the feedback agent; the score always knows the true future
         engine: who answers; default: the policy itself
@@ -312,12 +309,10 @@ def planner(
     """MTDrive in closed loop.
 
     Args:
-        policy: writes
         profile: its tokens
         turns: plans at each decision; the kinematic feedback agent speaks between them
         images: as in MTDriveTask
         temperature: 0: the most likely tokens
-        seed: of sampling
         engine: who answers; default: the policy
 
     Returns:
@@ -344,7 +339,6 @@ def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, sample
     Args:
         policy: a trained one
         profile: its perception is the feedback agent's
-        seed: of sampling
         samples: folder with data/nuscenes_mini_scenes; default: the environment's DRIVELIT_SAMPLES
 
     Returns:

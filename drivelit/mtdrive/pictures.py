@@ -91,9 +91,7 @@ def draw_turn(
         poses: (8, 3) the plan; None if the answer was unreadable
         issues: that the feedback names
         before: (8, 3) the previous plan
-        ax: default: a new figure
         extent: x from, x to, y from, y to (m); default: fits plans and objects
-        title: of the panel
 
     Returns:
         the Axes
@@ -178,7 +176,6 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
     Args:
         scene: that was played
         episode: of MTDriveTask
-        title: of the figure
 
     Returns:
         Figure
@@ -272,9 +269,6 @@ def plot_episode(
     """Figure 4: the scene in which feedback helped a trained policy most, turn by turn.
 
     Args:
-        out: the run's folder
-        seed: of the run
-        profile: of MTDrive
         arms: the first of these stages that is done is shown
         tries: held-out scenes to choose from
 

@@ -50,9 +50,7 @@ def trained(out: str | Path, stage: str, seed: int) -> Path:
     """The folder of a stage's trained policy.
 
     Args:
-        out: the run's folder
         stage: one of TRAINED
-        seed: of the run
 
     Returns:
         the folder, which exists once the stage is done
@@ -89,8 +87,6 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `scenes`.
 
     Args:
-        out: the run's folder
-        profile: of MTDrive
         seed: unused: all seeds share the scenes
 
     Returns:
@@ -130,9 +126,7 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str,
 
     Args:
         rows: of `drivelit.mtdrive.data`; written one at a time
-        out: the run's folder
         stage: that made them
-        seed: of the run
         name: of the files, without ending
         wanted: rows; 0: as many as there are. Fewer are told by a warning
 
@@ -153,7 +147,6 @@ def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_single`: one question and the expert's answer for each scene.
 
     Args:
-        out: the run's folder
         profile: its `data_single` limits the rows
         seed: unused: all seeds share the data
 
@@ -208,9 +201,7 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_two`: 2-turn data from the single-turn model and from constant velocity, and PDM understanding.
 
     Args:
-        out: the run's folder
         profile: its `data_two_turn` and `data_understanding` limit the rows
-        seed: of the run
 
     Returns:
         dict: two, understanding (rows)
@@ -239,9 +230,7 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_multi`: 3-turn data from the 2-turn model, mock multi-turn data by stacking its conversations.
 
     Args:
-        out: the run's folder
         profile: its `data_multi_turn` limits the rows
-        seed: of the run
 
     Returns:
         dict: multi (rows)
@@ -268,9 +257,7 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `data_rl`: which scenes are worth reinforcing (section 3.2).
 
     Args:
-        out: the run's folder
         profile: its `rl_scenes` is the number wanted
-        seed: of the run
 
     Returns:
         dict: category -> scenes found; chosen (count)
@@ -311,8 +298,6 @@ def rows_of(stage: str, out: Path, seed: int, repeats: int = 1) -> Rows:
 
     Args:
         stage: a key of MIX
-        out: the run's folder
-        seed: of the run
         repeats: how often the rows of several turns stand there
 
     Returns:
@@ -326,7 +311,6 @@ def fresh(profile: MTDriveProfile, seed: int) -> Policy:
     """The profile's model; a toy's tokenizer knows the words of the task.
 
     Args:
-        profile: of MTDrive
         seed: of a toy's weights
 
     Returns:
@@ -339,8 +323,6 @@ def run_served(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `served`: the folder that servers begin with, where they play.
 
     Args:
-        out: the run's folder
-        profile: of MTDrive
         seed: of a toy's weights
 
     Returns:
@@ -354,7 +336,6 @@ def turns_of(stage: str, profile: MTDriveProfile) -> int:
 
     Args:
         stage: one of TRAINED
-        profile: of MTDrive
 
     Returns:
         1 for single-turn tuning, 2 for 2-turn tuning, else all
@@ -368,9 +349,6 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
     Args:
         policy: that the stage has trained
         stage: one of TRAINED
-        out: the run's folder
-        profile: of MTDrive
-        seed: of the run
 
     Returns:
         dict: what `evaluate` returns
@@ -392,8 +370,6 @@ def recorded(stage: str, out: Path, seed: int, result: dict) -> dict:
 
     Args:
         stage: one of TRAINED or SIZES
-        out: the run's folder
-        seed: of the run
         result: what the stage returns
 
     Returns:
@@ -409,9 +385,7 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
     Args:
         stage: a key of MIX
-        out: the run's folder
         profile: its `sft_candidates` is their number
-        seed: of the run
 
     Returns:
         dict: candidates (for each its pdms and unreadable share on the scenes of the choice), chosen (from 1)
@@ -453,9 +427,6 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
     Args:
         stage: a key of MIX
-        out: the run's folder
-        profile: of MTDrive
-        seed: of the run
 
     Returns:
         dict: what `train_sft` and `examine` return
@@ -485,9 +456,6 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
     Args:
         stage: a key of ADVANTAGE
-        out: the run's folder
-        profile: of MTDrive
-        seed: of the run
 
     Returns:
         dict: what `train_rl` and `examine` return
@@ -502,9 +470,6 @@ def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tup
 
     Args:
         stage: one of RL_ARMS or SIZES, which all begin with the same
-        out: the run's folder
-        profile: of MTDrive
-        seed: of the run
 
     Returns:
         engine, policy, task
@@ -520,9 +485,6 @@ def reinforced(
 
     Args:
         stage: whose folder it is
-        out: the run's folder
-        profile: of MTDrive
-        seed: of the run
         chosen: numbers of the training scenes
         advantage: as `train_rl` takes it
 
@@ -550,9 +512,6 @@ def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
     Args:
         stage: a key of SIZES
-        out: the run's folder
-        profile: of MTDrive
-        seed: of the run
 
     Returns:
         dict: what `train_rl` and `examine` return; scenes (count); own: `evaluate` on scenes that it learnt from, as

@@ -64,7 +64,6 @@ def hears(results: Record, c: Condition) -> str:
     """What a driver without eyes may be told to be compared with a condition.
 
     Args:
-        results: Record
         c: whom it has to beat
 
     Returns:
@@ -102,7 +101,6 @@ def driver_rows(results: Record, first: str = "model") -> list[tuple[dict, Condi
     """The rows of the expert and of the drivers without eyes, the best first.
 
     Args:
-        results: Record
         first: the column of the names
 
     Returns:
@@ -123,9 +121,6 @@ def _sampled(results):
 # %% ../../nbs/50_mtdrive/28_report.ipynb #80effaa0
 def table1(results: Record) -> pd.DataFrame:
     """Table 1: drivers that learn nothing, single-turn, multi-turn, RL; with oracle (**) and kinematic (*) feedback.
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame, a row for each policy and kind of feedback
@@ -150,9 +145,6 @@ TUNED = (  # stage, one stage, PDM data, turns; 0: all
 def table2(results: Record) -> pd.DataFrame:
     """Table 2: what supervised tuning needs (oracle feedback after the first turn).
 
-    Args:
-        results: Record
-
     Returns:
         DataFrame, the paper's five rows, and drivers that learn nothing
     """
@@ -165,9 +157,6 @@ def table2(results: Record) -> pd.DataFrame:
 # %% ../../nbs/50_mtdrive/28_report.ipynb #e731ad03
 def table3(results: Record) -> pd.DataFrame:
     """Table 3: PDMS after each turn for the ways of sharing credit (oracle feedback from turn 2 on).
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame, a row for each way, greedy and sampled, and for drivers that learn nothing
@@ -187,9 +176,6 @@ def table3(results: Record) -> pd.DataFrame:
 # %% ../../nbs/50_mtdrive/28_report.ipynb #4ae3e2c6
 def table_sizes(results: Record) -> pd.DataFrame:
     """Appendix C: reinforcement on more or fewer scenes, oracle feedback.
-
-    Args:
-        results: Record
 
     Returns:
         DataFrame, a row for each size that has run, and for `mtgrpo_cross`; none without a stage of SIZES
@@ -250,9 +236,6 @@ QUESTIONS = (
 def asked(results: Record) -> list[Claim]:
     """What we ask beyond the paper's orders.
 
-    Args:
-        results: Record
-
     Returns:
         QUESTIONS; of a run that was sampled alone, those that do not compare greedy plans with sampled ones
     """
@@ -261,10 +244,6 @@ def asked(results: Record) -> list[Claim]:
 # %% ../../nbs/50_mtdrive/28_report.ipynb #3ce3cb2b
 def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     """PDMS after each turn with oracle feedback, mean and range over the seeds, and drivers that learn nothing.
-
-    Args:
-        results: Record
-        ax: default: a new figure
 
     Returns:
         the Axes

@@ -156,7 +156,7 @@ def readable_turn(
         text: the answer
         plan: (8, 3) in it
         result: of scoring this plan and others, with the true future
-        k: which of them it is
+        k: number of this plan in the result
         said: the feedback agent's words about it
         w_p: weight of the PDM Score, eq. 2
         w_f: weight of the format score, eq. 2

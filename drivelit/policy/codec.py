@@ -187,8 +187,8 @@ class Codec:
         """
         self.model.save_pretrained(folder)
         config = Path(folder) / "config.json"
-        kept = {k: v for k, v in json.loads(config.read_text(encoding="utf-8")).items() if k != "_name_or_path"}
-        config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")  # the folder it came from is dropped
+        settings = {k: v for k, v in json.loads(config.read_text(encoding="utf-8")).items() if k != "_name_or_path"}
+        config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")  # the folder it came from is dropped
         text = json.dumps(dict(size=self.size, fold=self.fold))
         (Path(folder) / "codec.json").write_text(text, encoding="utf-8")
         weights = [p.name for p in Path(folder).glob("diffusion_pytorch_model*")]

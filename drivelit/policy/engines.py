@@ -427,7 +427,6 @@ class TransformersEngine:
 
         Args:
             conversations: with messages, or with ids and media
-            max_new_tokens: at most, for each
             temperature: 0: the most likely tokens
             top_p: share of the probability mass that is drawn from
             seed: of the whole call; None: another one each time
@@ -872,7 +871,6 @@ class OpenAIEngine:
 
         Args:
             conversations: with messages
-            max_new_tokens: at most, for each
             temperature: 0: the most likely tokens
             top_p: share of the probability mass that is drawn from
             seed: of the first; the next ones count up, unless they have their own; None: the server's choice
@@ -901,7 +899,6 @@ class OpenAIEngine:
 
         Args:
             conversations: with messages; the list may grow meanwhile: what is appended is asked as well
-            max_new_tokens: at most, for each
             temperature: 0: the most likely tokens
             top_p: share of the probability mass that is drawn from
             seed: of the first; the next ones count up, unless they have their own; None: the server's choice

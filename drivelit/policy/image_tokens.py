@@ -267,9 +267,9 @@ def _up_to(most):
     digits, parts = str(most), ["0"]
     parts += [f"[1-9][0-9]{{{k}}}" for k in range(len(digits) - 1)]
     for k, d in enumerate(digits):
-        low, rest = int(k == 0), len(digits) - k - 1
+        low, places = int(k == 0), len(digits) - k - 1
         if int(d) > low:
-            parts.append(f"{digits[:k]}[{low}-{int(d) - 1}][0-9]{{{rest}}}")
+            parts.append(f"{digits[:k]}[{low}-{int(d) - 1}][0-9]{{{places}}}")
     return "|".join([*parts, *([digits] if most else [])])
 
 

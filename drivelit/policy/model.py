@@ -377,7 +377,6 @@ def model_card(policy: "Policy", card: str = "") -> str:
     """What a policy is, as the README.md of its folder.
 
     Args:
-        policy: Policy
         card: what it was trained for: a sentence or more of Markdown
 
     Returns:
@@ -473,8 +472,8 @@ def _pixels(processor, media, kept=None):
     if not images:
         return videos
     # a group of rollouts shares its pictures, so each object is prepared once
-    made = {key: get(image) for key, image in {id(i): i for i in images}.items()}
-    patches, grids = zip(*(made[id(i)] for i in images), strict=True)
+    by_image = {key: get(image) for key, image in {id(i): i for i in images}.items()}
+    patches, grids = zip(*(by_image[id(i)] for i in images), strict=True)
     return dict(pixel_values=torch.cat(patches), image_grid_thw=torch.stack(grids)) | videos
 
 
@@ -801,8 +800,8 @@ def trained_folder(name: str | Path) -> Path | None:
         folder; None: the package has none of this name
     """
     folder = BASE.parents[1] / name / "weights"
-    known = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
-    return folder if known else None
+    is_trained = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
+    return folder if is_trained else None
 
 
 def _base(name, dtype, image_size, attention):

@@ -40,7 +40,7 @@ class Numerals:
     """The numerals of a vocabulary, in groups of which one may stand in another's place.
 
     Args:
-        tokenizer: any
+        tokenizer: of transformers
         weight: of all distances in the loss
         least: numerals that make a group
     """
@@ -51,11 +51,11 @@ class Numerals:
             if kind_and_value := value_of(tokenizer.decode([i])):
                 groups[kind_and_value[0]].setdefault(kind_and_value[1], i)
         # a kind with few tokens has no order worth learning
-        kept = {name: sorted(g.items()) for name, g in groups.items() if len(g) >= least}
-        self.names = list(kept)
-        self.ids = [torch.tensor([i for _, i in g]) for g in kept.values()]
-        self.values = [torch.tensor([v for v, _ in g]) for g in kept.values()]
-        self.weights = [weight * WEIGHTS.get(n, 10.0) for n in kept]
+        large = {name: sorted(g.items()) for name, g in groups.items() if len(g) >= least}
+        self.names = list(large)
+        self.ids = [torch.tensor([i for _, i in g]) for g in large.values()]
+        self.values = [torch.tensor([v for v, _ in g]) for g in large.values()]
+        self.weights = [weight * WEIGHTS.get(n, 10.0) for n in large]
         self.group = torch.full((len(tokenizer),), -1)
         self.place = torch.zeros(len(tokenizer), dtype=torch.long)
         for g, ids in enumerate(self.ids):

@@ -84,9 +84,9 @@ def picture_url(image: Image.Image) -> str:
     """
     kind, data = _file_bytes(image) or ("PNG", None)
     if data is None:
-        made = io.BytesIO()
-        image.save(made, "PNG", compress_level=1)  # a third of the time for a fifth more bytes
-        data = made.getvalue()
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG", compress_level=1)  # a third of the time for a fifth more bytes
+        data = buffer.getvalue()
     return f"data:image/{FORMATS[kind]};base64," + base64.b64encode(data).decode()
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #bc3e6488
@@ -417,8 +417,8 @@ class _Tells:
 
     def _same_version(self, wanted):
         "The version of all servers; None if they differ."
-        what = "version of the weights, which wants VLLM_SERVER_DEV_MODE=1"
-        versions = self._everywhere(self._version_of, what, 30.0, self.retries)
+        missing = "version of the weights, which wants VLLM_SERVER_DEV_MODE=1"
+        versions = self._everywhere(self._version_of, missing, 30.0, self.retries)
         for url, version in zip(self.servers, versions, strict=True):
             if wanted is not None and version != wanted:
                 raise EngineError(f"{url} has the weights {version!r}, the trainer asks for {wanted!r}")
@@ -493,9 +493,9 @@ class _Publishes:
         self._own_folder()
         self._write(self.folder / name, weights)
         put = self._load_adapter if self._adapted() else self._reload
-        what = f"weights {name!r} (a server that does not take them stays paused; start it again if it fails twice)"
+        action = f"weights {name!r} (a server that does not take them stays paused; start it again if it fails twice)"
         try:
-            self._everywhere(lambda url, left: put(url, name, left), what, self.patience)
+            self._everywhere(lambda url, left: put(url, name, left), action, self.patience)
         except EngineError as e:
             self.failed = str(e)
             raise
@@ -643,7 +643,6 @@ class _Answers:
 
         Args:
             conversations: with messages, or with ids and media
-            max_new_tokens: at most, for each
             temperature: 0: the most likely tokens, with their log-probabilities at temperature 1
             top_p: share of the probability mass that is drawn from; below 1 vLLM's log-probabilities are those among
                 what was left, and the trainer's are not
@@ -675,7 +674,6 @@ class _Answers:
 
         Args:
             conversations: as for `generate`; the list may grow meanwhile: what is appended is asked as well
-            max_new_tokens: at most, for each
             temperature: as for `generate`
             top_p: as for `generate`
             seed: of the first; the next ones count up, unless they have their own; None: the server's choice

@@ -38,7 +38,7 @@ def drive_in_carla(
     scenario: Callable | None = None,
     tries: int = 3,
     library: Any = carla,
-    **how: Any,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Let a planner drive routes in a simulator.
 
@@ -53,7 +53,7 @@ def drive_in_carla(
         scenario: puts others on a route, as `CarlaWorld` takes it; without it the roads are empty
         tries: how often a route is begun whose simulator is lost, at most
         library: the module `carla`, or what stands for it
-        **how: of `CarlaWorld`
+        **options: of `CarlaWorld`
 
     Returns:
         for each route what `drive_routes` tells, in the order of the routes
@@ -64,7 +64,7 @@ def drive_in_carla(
     """
     out, records = Path(out), []
     out.mkdir(parents=True, exist_ok=True)
-    mounted = dict(points=points, dt=0.5, cameras=tuple(MOUNTS), size=SIZE) | how
+    mounted = dict(points=points, dt=0.5, cameras=tuple(MOUNTS), size=SIZE) | options
     world = CarlaWorld(host=host, port=port, ends=ends, scenario=scenario, library=library, **mounted)
     try:
         for route in routes:
@@ -121,12 +121,12 @@ def _claim(out, who):
     write_json(path, who)
 
 
-def main(arguments: Sequence[str] | None = None, **how: Any) -> dict[str, Any]:
+def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, Any]:
     """A trained policy drives Bench2Drive's routes in a CARLA simulator.
 
     Args:
         arguments: of the command line; None: those of this process
-        **how: of `drive_in_carla`
+        **options: of `drive_in_carla`
 
     Returns:
         dict of `summed`, which is printed
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None, **how: Any) -> dict[str, Any]:
         planner, points = take_wheel(given.system, given.run, given.stage, given.seed, temperature=given.temperature)
         routes = read_routes(given.routes)[k - 1 :: n]
         _claim(given.out, who)
-        told = summed(drive_in_carla(planner, points, routes, given.out, host, port, scenario=scenario, **how))
+        told = summed(drive_in_carla(planner, points, routes, given.out, host, port, scenario=scenario, **options))
     except (ValueError, ImportError, AttributeError, RunError, NoSimulator) as e:  # what was told is wrong
         parser.error(str(e))
     print(json.dumps(told))

@@ -49,7 +49,6 @@ def place_of(claim: PaperClaim, study: Study) -> int:
     """Which comparison of a study a claim is.
 
     Args:
-        claim: PaperClaim
         study: of its system
 
     Returns:
@@ -64,17 +63,16 @@ def place_of(claim: PaperClaim, study: Study) -> int:
         and c.unit.name.startswith(claim.unit)
         and claim.play in ("", c.better.play)
     )
-    found = [k for k, c in enumerate(study.claims) if fits(c)]
-    if len(found) != 1:
-        raise KeyError(f"{claim.words!r}: {len(found)} comparisons of the study are {claim.better} > {claim.other}")
-    return found[0]
+    matches = [k for k, c in enumerate(study.claims) if fits(c)]
+    if len(matches) != 1:
+        raise KeyError(f"{claim.words!r}: {len(matches)} comparisons of the study are {claim.better} > {claim.other}")
+    return matches[0]
 
 # %% ../../nbs/60_road/90_claims.ipynb #7040e6fe
 def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, str]:
     """The scores behind a comparison.
 
     Args:
-        record: Record
         study: knows
         claim: of the study
 
@@ -95,9 +93,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
     """The claims of a paper beside what a run has measured.
 
     Args:
-        record: Record
         study: of the system
-        claims: of its paper
         profile: as the command names it
 
     Returns:
@@ -106,22 +102,22 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
     Raises:
         KeyError: a claim that is no comparison of the study
     """
-    made, rows = compared(record, study, study.claims, family=True), []
+    table, rows = compared(record, study, study.claims, family=True), []
     for c in claims:
         k = place_of(c, study)
-        own, (better, other, rival) = study.claims[k], numbers_of(record, study, study.claims[k])
-        found = made.iloc[k]
+        compared_claim, (better, other, rival) = study.claims[k], numbers_of(record, study, study.claims[k])
+        row = table.iloc[k]
         rows.append(
             {
                 "claim": c.words,
                 "paper": c.paper,
-                "ours": f"{better} against {other}, {own.unit.name}",
+                "ours": f"{better} against {other}, {compared_claim.unit.name}",
                 "no eyes": rival,
-                "difference": f"{found.difference} ({found['95 % interval']})" if found.difference else "",
-                "alone": found.verdict,
-                "Holm": found.Holm,
+                "difference": f"{row.difference} ({row['95 % interval']})" if row.difference else "",
+                "alone": row.verdict,
+                "Holm": row.Holm,
                 "again": f"{profile}: {c.better},{c.other}",
-                "needed": "" if found.Holm == "shown" else c.needed,
+                "needed": "" if row.Holm == "shown" else c.needed,
             }
         )
     return framed(rows)
@@ -220,9 +216,9 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
 # %% ../../nbs/60_road/90_claims.ipynb #812468e7
 def _opened(system, folder, profile):
     "A system's committed record, and its module of tables."
-    found = find_system(system)
-    record = read_record(Path(folder) / found.notebooks / "results" / f"{profile}.parquet")
-    return record, import_module(f"{found.package}.report")
+    section = find_system(system)
+    record = read_record(Path(folder) / section.notebooks / "results" / f"{profile}.parquet")
+    return record, import_module(f"{section.package}.report")
 
 
 def read_claims(system: str, folder: str | Path, profile: str = "laptop") -> pd.DataFrame:
@@ -253,10 +249,10 @@ def tally(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         DataFrame: a row for each paper
     """
     rows = []
-    for title, made in tables.items():
-        alone = [next((w for w in WORDS if v.startswith(w)), WORDS[-1]) for v in made.alone]
+    for title, table in tables.items():
+        alone = [next((w for w in WORDS if v.startswith(w)), WORDS[-1]) for v in table.alone]
         counts = {w: alone.count(w) for w in WORDS}
-        rows.append(dict(paper=title, claims=len(made)) | counts | {"shown, Holm": int((made.Holm == "shown").sum())})
+        rows.append(dict(paper=title, claims=len(table)) | counts | {"shown, Holm": int((table.Holm == "shown").sum())})
     return framed(rows)
 
 # %% ../../nbs/60_road/90_claims.ipynb #3853a116
@@ -286,11 +282,13 @@ def above_the_blind(system: str, folder: str | Path, profile: str = "laptop") ->
     claims = []
     for arm, unit in LAST[system]:
         fits = lambda c, a=arm, u=unit: (c.better.arm, c.better.swap) == (a, "") and c.unit.name.startswith(u)
-        own = next(c for c in (*study.claims, *asks) if fits(c))
-        hearing = study.hears(record, own.better) if study.hears else ""
-        blind = driver(best_without_eyes(record, study, own.unit.measure, hearing))
-        claims.append(Claim("no eyes", own.unit, own.better, blind, f"{study.arms[arm]} > {blind.arm}"))
-    made = compared(record, study, claims)[["comparison", "unit", "difference", "95 % interval", "seeds", "verdict"]]
-    made.insert(0, "system", find_system(system).title)
-    made.insert(2, "score", [numbers_of(record, study, c)[0] for c in claims])
-    return made
+        claim = next(c for c in (*study.claims, *asks) if fits(c))
+        hearing = study.hears(record, claim.better) if study.hears else ""
+        blind = driver(best_without_eyes(record, study, claim.unit.measure, hearing))
+        claims.append(Claim("no eyes", claim.unit, claim.better, blind, f"{study.arms[arm]} > {blind.arm}"))
+    differences = compared(record, study, claims)[
+        ["comparison", "unit", "difference", "95 % interval", "seeds", "verdict"]
+    ]
+    differences.insert(0, "system", find_system(system).title)
+    differences.insert(2, "score", [numbers_of(record, study, c)[0] for c in claims])
+    return differences

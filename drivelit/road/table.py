@@ -71,19 +71,19 @@ def read_entries(text: str) -> list[Entry]:
         ProfileError: no such system
         RunError: no seed in which the stage is done
     """
-    found = []
+    entries = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         system, _, where = part.partition("=")
         out, _, stage = where.rpartition(":")
         if not (system and out and stage):
             raise ValueError(f"{part!r} is not system=folder:stage")
         stages = find_system(system).stages
-        known = sorted(int(p.name[5:]) for p in Path(out).glob("seed-*") if p.name[5:].isdigit())
-        seeds = tuple(s for s in known if stages.is_done(out, stage, s))
+        numbers = sorted(int(p.name[5:]) for p in Path(out).glob("seed-*") if p.name[5:].isdigit())
+        seeds = tuple(s for s in numbers if stages.is_done(out, stage, s))
         if not seeds:
             raise RunError(f"{out}: stage {stage} of {system} is done in no seed")
-        found.append(Entry(system, out, stage, seeds))
-    return found
+        entries.append(Entry(system, out, stage, seeds))
+    return entries
 
 # %% ../../nbs/60_road/10_table.ipynb #3d1001f2
 def measured(records: Sequence[dict]) -> dict[str, Any]:
@@ -114,14 +114,14 @@ def _kept(path: Path, scenes: Sequence[Scene], make: Callable[[], dict], run: di
     ids = [s.id for s in scenes]
     if not path.exists():
         write_json(path, dict(routes=ids, run=run, measured=make()), indent=None)
-    found = json.loads(path.read_text())
-    if found["routes"] != ids:
-        raise RunError(f"{path}: drives of {len(found['routes'])} other routes; choose another folder")
-    if "measured" not in found:
+    content = json.loads(path.read_text())
+    if content["routes"] != ids:
+        raise RunError(f"{path}: drives of {len(content['routes'])} other routes; choose another folder")
+    if "measured" not in content:
         raise RunError(f"{path}: drives of an older version of drivelit; choose another folder")
-    if found.get("run") != run:
-        raise RunError(f"{path}: drives of another policy ({found.get('run')}, not {run}); choose another folder")
-    return found["measured"]
+    if content.get("run") != run:
+        raise RunError(f"{path}: drives of another policy ({content.get('run')}, not {run}); choose another folder")
+    return content["measured"]
 
 
 def _run(entry: Entry, seed: int) -> dict[str, Any]:
@@ -133,17 +133,15 @@ def _run(entry: Entry, seed: int) -> dict[str, Any]:
 
 
 def driven(
-    entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: str | Path, **how: Any
+    entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: str | Path, **options: Any
 ) -> dict[str, Any]:
     """Let one policy drive, once.
 
     Args:
-        entry: Entry
-        seed: of its run
         play: key of PLAYS
         scenes: the routes
         folder: where the drives are kept
-        how: as `take_wheel` takes it
+        options: as `take_wheel` takes it
 
     Returns:
         dict: of `measured`
@@ -154,7 +152,7 @@ def driven(
 
     def drive() -> dict:
         pictures, heat = PLAYS[play]
-        planner, points = take_wheel(entry.system, entry.out, entry.stage, seed, pictures, heat, **how)
+        planner, points = take_wheel(entry.system, entry.out, entry.stage, seed, pictures, heat, **options)
         return measured(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))
 
     path = Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json"
@@ -187,8 +185,8 @@ def part_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Part:
         Part: plays greedy and sampled, and greedy with GREY for its swap
     """
     part = Part(name, seed)
-    for play, found in drives.items():
-        part.add_summary(found, *(("greedy", GREY) if play == "grey" else (play,)))
+    for play, numbers in drives.items():
+        part.add_summary(numbers, *(("greedy", GREY) if play == "grey" else (play,)))
     return part
 
 
@@ -212,21 +210,21 @@ def drive_all(
     if twice := [n for n, k in Counter(e.name for e in entries).items() if k > 1]:
         raise RunError(f"{twice[0]}: two runs of one stage in one table; give each a table (and a folder) of its own")
     blind = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))
-    parts = [part_of(n, NO_SEED, {DRIVER: found}) for n, found in blind.items()]
+    parts = [part_of(n, NO_SEED, {DRIVER: numbers}) for n, numbers in blind.items()]
     plays = list(plays)
     parts += [part_of(e.name, s, {p: driven(e, s, p, scenes, folder) for p in plays}) for e in entries for s in e.seeds]
     about = dict(profile={}, routes=[s.id for s in scenes], families=[s.family for s in scenes])
-    found = record_of(parts, **about)
-    save_record(found, Path(folder) / "record.parquet")
-    return found
+    record = record_of(parts, **about)
+    save_record(record, Path(folder) / "record.parquet")
+    return record
 
 # %% ../../nbs/60_road/10_table.ipynb #9a3558a8
 SCORE, WON = Unit("driving score, points", "score", 1.0), Unit("success, points", "success")
 NUMBERS = {"driving score": Column("score", lost=""), "success %": Column("success", percent=True, lost="")}
 BESIDE = {"sampled": dict(play="sampled"), "grey": dict(play="greedy", swap=GREY)}
 SHOWN = NUMBERS | {
-    f"{name}: {n.removeprefix('driving ')}": replace(column, **how)
-    for name, how in BESIDE.items()
+    f"{name}: {n.removeprefix('driving ')}": replace(column, **changes)
+    for name, changes in BESIDE.items()
     for n, column in NUMBERS.items()
 }
 SHOWN["unreadable %"] = Column("unreadable", percent=True, lost="", play="greedy")
@@ -244,11 +242,11 @@ def study(results: Record) -> Study:
     """
     names, claims = list(results.ran), []
     for where, unit in (("score", SCORE), ("success", WON)):
-        own = [Condition(n) for n in names]
-        made = [(c, driver(), f"{c.arm} > the best without eyes") for c in own]
-        made += [(c, replace(c, swap=GREY), f"{c.arm} > with grey pictures") for c in own]
-        made += [(a, b, "") for a, b in combinations(own, 2)]
-        claims += [Claim(where, unit, *m) for m in made]
+        arms = [Condition(n) for n in names]
+        comparisons = [(c, driver(), f"{c.arm} > the best without eyes") for c in arms]
+        comparisons += [(c, replace(c, swap=GREY), f"{c.arm} > with grey pictures") for c in arms]
+        comparisons += [(a, b, "") for a, b in combinations(arms, 2)]
+        claims += [Claim(where, unit, *m) for m in comparisons]
     return Study(
         dict(zip(names, names, strict=True)), signs=dict(score=1, success=1), knows=(SEES,), claims=claims, apart=True
     )
@@ -309,10 +307,10 @@ def ends(results: Record) -> pd.DataFrame:
     """
     who = {n: (driver(n), NO_SEED) for n in (best(results), SEES)}
     who |= {f"{n}, seed {s}": (Condition(n), s) for n, seeds in results.ran.items() for s in seeds}
-    found = results.sets[results.sets.name.str.startswith("ends_")]
+    counts = results.sets[results.sets.name.str.startswith("ends_")]
     rows = {}
     for name, (c, seed) in who.items():
         arm, play, swap, _ = results.key(c)
-        own = found[(found.arm == arm) & (found.play == play) & (found.swap == swap) & (found.seed == seed)]
-        rows[name] = dict(zip(own.name.str.removeprefix("ends_"), own.value, strict=True))
+        part = counts[(counts.arm == arm) & (counts.play == play) & (counts.swap == swap) & (counts.seed == seed)]
+        rows[name] = dict(zip(part.name.str.removeprefix("ends_"), part.value, strict=True))
     return pd.DataFrame.from_dict(rows, orient="index").sort_index(axis=1).fillna(0).astype(int)

@@ -97,19 +97,18 @@ def take_wheel(
     pictures: str = "own",
     temperature: float | None = 0.0,
     engine: Any = None,
-    **how: Any,
+    **options: Any,
 ) -> tuple[Planner, int]:
     """A trained policy as a planner of routes.
 
     Args:
         system: a section of settings.ini
-        out: the folder of its run
         stage: that has trained the policy
         seed: of the run, and of sampled words
         pictures: "own" or "grey"
         temperature: of sampled words; 0: the most likely ones; None: as the run's own evaluation samples
         engine: who answers in the policy's place; MindDrive has none
-        how: what one system alone has: turns of MTDrive, mode of DriveAgent-R1 and AutoDrive-P3
+        options: what one system alone has: turns of MTDrive, mode of DriveAgent-R1 and AutoDrive-P3
 
     Returns:
         tuple: the Planner, and the poses of its plans
@@ -131,4 +130,4 @@ def take_wheel(
     points = getattr(profile, "points", POINTS[system])  # nuScenes has six, NAVSIM eight, Bench2Drive four
     if (step := getattr(profile, "step", 0.5)) != 0.5:
         raise RunError(f"{out}: step = {step:g} s, and a world follows poses every half second")
-    return OPENED[system](out, stage, seed, pictures, heat, engine, **how), points
+    return OPENED[system](out, stage, seed, pictures, heat, engine, **options), points

@@ -287,13 +287,13 @@ STRIDE = 2.0  # metres between the places that the map is asked for
 
 def _lanes_at(town: Any, place: Any, heading: float, library: Any) -> list[tuple[Any, bool]]:
     "Way-points of the lanes across the road at a place, and whether each goes the way of the route."
-    own = town.get_waypoint(place, project_to_road=True, lane_type=library.LaneType.Driving)
-    if own is None:
+    waypoint = town.get_waypoint(place, project_to_road=True, lane_type=library.LaneType.Driving)
+    if waypoint is None:
         return []
     along = lambda w: abs(wrap_angle(pose_of(w.transform)[2] - heading)) < np.pi / 2
-    out = [(own, along(own))]
+    out = [(waypoint, along(waypoint))]
     for step, back in (("get_left_lane", "get_right_lane"), ("get_right_lane", "get_left_lane")):
-        w, side = own, step
+        w, side = waypoint, step
         for _ in range(4):  # a lane that comes towards us has its next neighbour on its other side
             w = getattr(w, side)()
             if w is None or w.lane_type != library.LaneType.Driving:
@@ -648,7 +648,7 @@ def after(
     """
     ego = _ego_row(ride, library)
     s, side = (float(v) for v in stage.route.project(ego[:2]))
-    found = [*found, *_contacts(ride, now), *_passed(ride, now.along, s, ego[VX])]
+    events = [*found, *_contacts(ride, now), *_passed(ride, now.along, s, ego[VX])]
     ride.others.append(_see(ride, library))
     ride.still = ride.still + kin.DT if ego[VX] < STILL else 0.0
     centre = from_frame(np.array([REAR, 0.0, 0.0]), ego[:3])
@@ -656,8 +656,10 @@ def after(
         ride.outside += float(np.hypot(*(ego[:2] - now.ego[:2])))
     reason, last = _ends(ride, stage, now, s, side, stage.seconds)
     if first and ride.outside > OFF:
-        found.append(("outside_route_lanes", f"Agent went outside its route lanes for about {ride.outside:.3f} meters"))
-    counted = [k for k, _ in found if k in FIRST]
+        events.append(
+            ("outside_route_lanes", f"Agent went outside its route lanes for about {ride.outside:.3f} meters")
+        )
+    counted = [k for k, _ in events if k in FIRST]
     if first and counted:
         reason, last = counted[0], []
     none = (np.zeros((0, 3)), np.zeros(0))
@@ -668,7 +670,7 @@ def after(
         along=s,
         farthest=max(now.farthest, min(s, stage.goal)),
         log=(*now.log, (ego, *none)),
-        infractions=(*now.infractions, *found, *last),
+        infractions=(*now.infractions, *events, *last),
         reason=reason,
     )
 

@@ -191,8 +191,8 @@ def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
     except (SceneError, OSError) as e:  # the scene's own files
         raise PictureError(f"scene {name}: {e}") from e
     if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
-        what = f"{type(task).__name__}.prompt gave a {type(messages).__name__}"
-        raise TypeError(f'{what}, expected a list of messages such as [{{"role": "user", "content": "..."}}]')
+        problem = f"{type(task).__name__}.prompt gave a {type(messages).__name__}"
+        raise TypeError(f'{problem}, expected a list of messages such as [{{"role": "user", "content": "..."}}]')
     _open_pictures(messages, name)
     e = policy.encode(messages)
     ids = e.input_ids + policy.tokenizer(opening, add_special_tokens=False)["input_ids"]

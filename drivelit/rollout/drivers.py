@@ -136,8 +136,8 @@ def _expected(stage: Stage, now: WorldState) -> list[tuple[np.ndarray, np.ndarra
         turn = poses[:, 2] - np.interp(s, stage.route.s, stage.route.heading)
         c, d = np.abs(np.cos(turn)), np.abs(np.sin(turn))
         room = EGO_HALF[1] + 0.45 + script.half[0] * d + script.half[1] * c
-        own = np.exp(-np.maximum(s - now.along, 0) / 8)  # how much of the present offset is still there
-        lane = aside(stage, s) + own * (l_now - aside(stage, now.along))
+        weight = np.exp(-np.maximum(s - now.along, 0) / 8)  # how much of the present offset is still there
+        lane = aside(stage, s) + weight * (l_now - aside(stage, now.along))
         speed = np.diff(s, append=2 * s[-1] - s[-2]) / 0.25
         out.append((s, np.abs(l - lane) < room, script.half[0] * c + script.half[1] * d, speed))
     return out

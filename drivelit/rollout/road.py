@@ -49,7 +49,7 @@ Read = Callable[[Sequence[Scene], Sequence[Episode]], list[np.ndarray | ParseErr
 
 
 def by_policy(
-    policy: Policy, task: Task, read: Read, seed: int = 0, engine: Any = None, together: int = 32, **how: Any
+    policy: Policy, task: Task, read: Read, seed: int = 0, engine: Any = None, together: int = 32, **options: Any
 ) -> Planner:
     """A policy as a planner.
 
@@ -60,7 +60,7 @@ def by_policy(
         seed: of sampled words; those of a decision depend on who else still drives
         engine: who answers; default: the policy
         together: conversations in a batch of the default engine
-        how: max_turns, max_new_tokens, max_tokens, temperature, top_p: as `rollout` takes them
+        options: max_turns, max_new_tokens, max_tokens, temperature, top_p: as `rollout` takes them
 
     Returns:
         Planner
@@ -69,7 +69,7 @@ def by_policy(
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
         moments = [w.scene for w in worlds]
-        episodes = rollout(engine, policy, task, moments, seed=seed_of(seed, decision, 0), **how)
+        episodes = rollout(engine, policy, task, moments, seed=seed_of(seed, decision, 0), **options)
         heard = [i for i, e in enumerate(episodes) if not e.failed]
         plans = [ParseError(f"refused: {e.failed}") for e in episodes]
         for i, read_plan in zip(heard, read([moments[i] for i in heard], [episodes[i] for i in heard]), strict=True):

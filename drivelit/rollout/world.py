@@ -468,7 +468,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
         if near(i)
     ]
     line = to_frame(stage.route.at(now.along + np.arange(-20.0, min(121.0, stage.route.s[-1] - now.along))), origin)
-    kept = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent", "route_known")}
+    meta = {k: v for k, v in scene.meta.items() if k in ("seed", "difficulty", "intent", "route_known")}
     n = len(stage.scripts)
     return Scene(
         f"{scene.id}-{now.decisions:03d}",
@@ -488,7 +488,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
         None,
         scene.family,
         scene.night,
-        kept | dict(start=scene.id, time=round(now.time, 3), done=round(100 * now.farthest / stage.goal, 3)),
+        meta | dict(start=scene.id, time=round(now.time, 3), done=round(100 * now.farthest / stage.goal, 3)),
     )
 
 # %% ../../nbs/30_rollout/20_world.ipynb #8f22e39e
@@ -505,12 +505,12 @@ def _traffic(stage: Stage, now: WorldState) -> np.ndarray:
 def _paces(stage: Stage, now: WorldState, theirs: np.ndarray) -> list[str]:
     "The ego's speed beside the traffic's, for each stretch that was passed."
     s = stage.route.project(np.array([e[:2] for e, _, _ in now.log]))[0]
-    own = np.array([e[VX] for e, _, _ in now.log])
+    speeds = np.array([e[VX] for e, _, _ in now.log])
     stretch, out = np.floor(s / stage.goal * STRETCHES), []
     for k in range(int(STRETCHES * now.farthest / stage.goal + 1e-9)):
         rows = (stretch == k) & np.isfinite(theirs)
         theirs_here = theirs[rows].mean() if rows.any() else 0.0
-        percent = round(100 * own[rows].mean() / theirs_here, 2) if theirs_here > 1e-3 else 100.0
+        percent = round(100 * speeds[rows].mean() / theirs_here, 2) if theirs_here > 1e-3 else 100.0
         out.append(f"Average speed is {percent}% of the surrounding traffic's one")
     return out
 

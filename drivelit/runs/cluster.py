@@ -49,9 +49,9 @@ def _question():
         import socket
         from pathlib import Path
 
-        there = importlib.util.find_spec("drivelit")
+        package = importlib.util.find_spec("drivelit")
         spec, has = (
-            there and importlib.util.find_spec("drivelit.scene"),
+            package and importlib.util.find_spec("drivelit.scene"),
             {"python": platform.python_version().rpartition(".")[0]},
         )
         if spec is not None:
@@ -92,8 +92,8 @@ def refusals(own: dict[str, Any], found: dict[str, dict[str, Any]], folder: str 
             out.append(f"{who} has no drivelit: install it there with the extra `cluster`")
             continue
         if other := [k for k in own["has"] if its["has"].get(k) != own["has"][k]]:
-            here, there = own["has"][other[0]], its["has"].get(other[0])
-            out.append(f"{who} has another {other[0]}: {there}, and here it is {here}; install the same on all")
+            ours, theirs = own["has"][other[0]], its["has"].get(other[0])
+            out.append(f"{who} has another {other[0]}: {theirs}, and here it is {ours}; install the same on all")
         if not its["sees"]:
             out.append(
                 f"{who} cannot read and write {folder} ({its['error'] or 'it has other files there'}); a cluster needs "
@@ -118,32 +118,33 @@ def check_machines(folder: str | Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
     ask = ray.remote(num_cpus=0)(look)
-    at = lambda node: scheduling.NodeAffinitySchedulingStrategy(node, soft=False)
+    on_node = lambda node: scheduling.NodeAffinitySchedulingStrategy(node, soft=False)
     (folder / token).write_text(token)
     try:
-        said = {n: ask.options(scheduling_strategy=at(n)).remote(str(folder), token, n, LIBRARIES) for n in nodes}
-        found = {}
-        for n, answer in said.items():
+        answers = {
+            n: ask.options(scheduling_strategy=on_node(n)).remote(str(folder), token, n, LIBRARIES) for n in nodes
+        }
+        machines = {}
+        for n, answer in answers.items():
             try:
                 its = ray.get(answer, timeout=300)
             except ray_exceptions.RayError as e:  # perhaps it was lost a moment ago
                 if not any(m["NodeID"] == n and m["Alive"] for m in ray.nodes()):
                     continue
                 raise RunError(f"the machine {nodes[n]} does not answer ({type(e).__name__})") from None
-            found[f"{nodes[n]}, {n[:6]}"] = its | dict(sees=its["sees"] and (folder / f"{token}.{n}").exists())
+            machines[f"{nodes[n]}, {n[:6]}"] = its | dict(sees=its["sees"] and (folder / f"{token}.{n}").exists())
     finally:
         for path in folder.glob(f"{token}*"):
             path.unlink()
-    if wrong := refusals(look(str(folder), token, "me", LIBRARIES), found, folder):
+    if wrong := refusals(look(str(folder), token, "me", LIBRARIES), machines, folder):
         raise RunError("; ".join(wrong))
-    return len(found)
+    return len(machines)
 
 
 def check_room(profile: Profile, there: dict[str, float]) -> bool:
     """Refuse a cluster on which a stage would wait for ever.
 
     Args:
-        profile: Profile
         there: what the cluster has: GPU, CPU
 
     Returns:

@@ -119,8 +119,8 @@ def data_card(splits: Mapping[str, str | Path], licence: str, title: str, how: s
     """
     from huggingface_hub import DatasetCardData
 
-    what = dict(pretty_name=title, task_categories=["image-text-to-text"], tags=["drivelit", "autonomous-driving"])
-    header = DatasetCardData(license=licence, **what).to_yaml()
+    about = dict(pretty_name=title, task_categories=["image-text-to-text"], tags=["drivelit", "autonomous-driving"])
+    header = DatasetCardData(license=licence, **about).to_yaml()
     cards = [card(path, f"{title}: {split}" if len(splits) > 1 else title, how) for split, path in splits.items()]
     example = OPEN.format(name=name, split=next(iter(splits)))
     return f"---\n{header}\n---\n\n" + "\n".join([*cards, f"Licence: {licence}.\n", example])
@@ -168,8 +168,8 @@ def export_rows(
             raise RunError(f"{splits[split]}: no rows, so there is no split {split!r}")
         check_licence(rows, licence)
     folder, schema = make_folder(folder), features().arrow_schema
-    if there := sorted(p.name for p in folder.iterdir()):
-        raise RunError(f"{folder}: holds {there[0]!r} already; choose an empty folder")
+    if present := sorted(p.name for p in folder.iterdir()):
+        raise RunError(f"{folder}: holds {present[0]!r} already; choose an empty folder")
     for split, rows in opened.items():
         files = list(_files(rows, in_file))
         for k, some in enumerate(files):

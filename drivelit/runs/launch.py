@@ -18,7 +18,6 @@ def stage_gpus(profile: Profile, kind: str) -> int:
     """The GPUs of a stage.
 
     Args:
-        profile: Profile
         kind: "sft", "rl", "play" (those of reinforcement), or "" for one process
 
     Returns:
@@ -29,9 +28,6 @@ def stage_gpus(profile: Profile, kind: str) -> int:
 
 def given_again(profile: Profile) -> list[str]:
     """The words that repeat a profile's overrides on the command line: without them a stage would refuse the folder.
-
-    Args:
-        profile: Profile
 
     Returns:
         list: "--set", "KEY=VALUE", ...
@@ -49,8 +45,8 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
     meet = f' --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id {profile.system}-{stage}-{seed}'
     start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={each}" if gpus else "python"
     start = f"srun --nodes={max(nodes, 1)} --ntasks={max(nodes, 1)} {start}" if slurm else start
-    what = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
-    command = f"{start} -m drivelit stage {what} {shlex.join(given_again(profile))}".rstrip()
+    arguments = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
+    command = f"{start} -m drivelit stage {arguments} {shlex.join(given_again(profile))}".rstrip()
     return f"for SEED in {' '.join(map(str, profile.seeds))}; do {command}; done" if several else command
 
 # %% ../../nbs/42_runs/04_launch.ipynb #dadbe66d
@@ -58,7 +54,6 @@ def run_folder(profile: Profile, parameters: dict[str, Any] | None = None) -> st
     """The folder of a run as a word of a command line.
 
     Args:
-        profile: Profile
         parameters: of papermill, by name; `out` is the folder
 
     Returns:
@@ -73,7 +68,6 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
     machine, before the run. The servers that play begin with the policy of the run, which the first line writes.
 
     Args:
-        profile: Profile
         parameters: of papermill, by name
 
     Returns:
@@ -101,7 +95,6 @@ def launch(
     of SLURM.
 
     Args:
-        profile: Profile
         parameters: of papermill, by name
         kinds: stage of the run -> "sft", "rl", "play", or "" for one process
 

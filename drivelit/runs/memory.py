@@ -48,8 +48,8 @@ def _shape(text, vision):
 def _written_shape(folder):
     "The shape in a folder's config.json; None: it is not written there as the kit saves it."
     try:
-        found = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        kind, text, vision = found["model_type"], found["text_config"], found["vision_config"]
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        kind, text, vision = config["model_type"], config["text_config"], config["vision_config"]
         whole = {*HUB["Qwen/Qwen2.5-VL-3B-Instruct"]} <= {*text} and {*PARTS, "intermediate_size"} <= {*vision}
         return _shape(text, vision) if whole and kind == "qwen2_5_vl" else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -74,8 +74,8 @@ def model_config(model: str) -> Any:
         return _shape(vars(base.text_config) | dict(vocab_size=1071), vars(base.vision_config) | vision)
     if is_small(model):
         folder = model.partition(":")[2] or SETTINGS.parent / "base" / "weights"
-        if found := _written_shape(folder):
-            return found
+        if shape := _written_shape(folder):
+            return shape
         from drivelit.policy.model import load_policy  # it says what is wrong with the folder
 
         return load_policy(model).model.config
@@ -89,8 +89,8 @@ def model_config(model: str) -> Any:
             f"model: {model!r} is no folder with a config.json; names that need none here: toy, base, "
             f"base:FOLDER, {', '.join(HUB)}"
         )
-    if found := _written_shape(model):
-        return found
+    if shape := _written_shape(model):
+        return shape
     from transformers import AutoConfig
 
     try:
@@ -155,7 +155,6 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     """A rough estimate of the memory of each device (the formula stands in the notebook).
 
     Args:
-        profile: Profile
         stage: 'sft'; 'rl', its updates; 'play', its rollouts in the training processes; or 'evaluation'
         config: Qwen2_5_VLConfig; default: the model's
 
@@ -205,9 +204,6 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
 # %% ../../nbs/42_runs/02_memory.ipynb #9ee273fe
 def prepared_pictures(profile: Profile) -> float:
     """The memory that a process of reinforcement would need to keep every prepared picture of a rollout batch.
-
-    Args:
-        profile: Profile
 
     Returns:
         GB (1e9 bytes), outside of the GPU; no more than `picture_cache` of them are kept

@@ -25,9 +25,7 @@ def trained_policy(out: str | Path, stage: str, seed: int = 0) -> tuple["Policy"
     """A policy that a run has trained, and what the run tells of it.
 
     Args:
-        out: the run's folder
         stage: that has trained it
-        seed: of the run
 
     Returns:
         policy, the run's profile, what the stage has measured, and drivers: the same of those without a policy
@@ -66,17 +64,15 @@ def card_of(profile: Profile, stage: str, seed: int, digest: str = "") -> str:
     """Who made a policy.
 
     Args:
-        profile: of the run
         stage: that has trained it
-        seed: of the run
         digest: SHA-256 of its weights; "": not told
 
     Returns:
         Markdown
     """
     plain = type(profile)(profile.name)
-    own = {k: v for k, v in asdict(profile).items() if k in type(profile).keys()}
-    keys = {k: v for k, v in own.items() if v != getattr(plain, k)}
+    settings = {k: v for k, v in asdict(profile).items() if k in type(profile).keys()}
+    keys = {k: v for k, v in settings.items() if v != getattr(plain, k)}
     lines = [f"# {find_system(profile.system).title}, `{stage}`, seed {seed}", ""]
     lines += [f"Made by `python -m drivelit run {profile.system}.{profile.name}`; what differs from the defaults:", ""]
     lines += [f"- `{k} = {v}`" for k, v in keys.items()]
@@ -88,9 +84,7 @@ def pack(out: str | Path, stage: str, seed: int = 0, folder: str | Path | None =
     """Put a run's policy where `load_policy` finds it by the name of its system.
 
     Args:
-        out: the run's folder
         stage: that has trained it
-        seed: of the run
         folder: default: `weights` in the system's package
 
     Returns:
@@ -113,10 +107,8 @@ def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = 
     """Upload a run's policy with its card.
 
     Args:
-        out: the run's folder
         stage: that has trained it
         repo: NAME/REPO
-        seed: of the run
         private: a new repository is
         hub: with the interface of `huggingface_hub.HfApi`; default: that
 
@@ -136,5 +128,5 @@ def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = 
         policy.save(folder, card=card_of(profile, stage, seed))
         (Path(folder) / "exam.json").write_text(json.dumps(told))
         hub.create_repo(repo, private=private, exist_ok=True)
-        what = f"{find_system(profile.system).title}, {stage}, seed {seed}"
-        return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=what))
+        title = f"{find_system(profile.system).title}, {stage}, seed {seed}"
+        return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=title))

@@ -134,9 +134,9 @@ def run_parameters(
         ProfileError: a wrong value, with the parameter's name
         FileExistsError: the folder holds a run and resume is no
     """
-    known = find_system(system).profile_class.keys()
-    values = {k: v for k, v in more.items() if k in known and v not in (None, "")}
-    flags = {k: _flag(k, v) for k, v in more.items() if k not in known}
+    keys = find_system(system).profile_class.keys()
+    values = {k: v for k, v in more.items() if k in keys and v not in (None, "")}
+    flags = {k: _flag(k, v) for k, v in more.items() if k not in keys}
     settings, resume, plan = load_profile(system, str(profile), **values), _flag("resume", resume), _flag("plan", plan)
     if isinstance(out, bool):
         raise ProfileError(f"parameter out = {out} is no folder")

@@ -106,15 +106,15 @@ def keep_parts_in(folder: str | Path) -> Iterator[None]:
 
 def _played(path, told, play, made):
     "The episodes of a part, from its file or played now; None while another process plays it."
-    found, _ = read_play_part(path, told)
-    if found is not None:
-        return found
+    episodes, _ = read_play_part(path, told)
+    if episodes is not None:
+        return episodes
     with locked(path.with_name(f"{path.name}.lock")) as mine:
         if not mine:
             return None
-        found, why = read_play_part(path, told)  # perhaps it was written a moment ago
-        if found is not None:
-            return found
+        episodes, why = read_play_part(path, told)  # perhaps it was written a moment ago
+        if episodes is not None:
+            return episodes
         if why and path in made:
             raise RunError(f"{path}: two processes of this run play it with other weights; start the stage again")
         if why:
@@ -193,7 +193,6 @@ def play_in_parts(
         policy: whose answers they are
         profile: says how large a part is
         scenes: to be played
-        seed: of sampling
         of: what is wanted of an episode; the rest of it is forgotten, part by part. None: all
 
     Returns:
@@ -209,16 +208,16 @@ def play_in_parts(
         return [of(e) for some, s in parts for e in play(some, s)]
     folder, weights = place.next(), fingerprint(policy)
     begin = rank * len(parts) // processes  # each begins elsewhere, so that nobody waits for a lock
-    left, found, made = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
+    left, played, written = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
     while left:
         for k in left:
             some, s = parts[k]
             told = dict(scenes=ids_of(some), seed=s, weights=weights)
-            episodes = _played(folder / f"{k}.json.gz", told, lambda some=some, s=s: play(some, s), made)
+            episodes = _played(folder / f"{k}.json.gz", told, lambda some=some, s=s: play(some, s), written)
             if episodes is not None:
-                found[k] = [*map(of, episodes)]
-        still = [k for k in left if k not in found]
+                played[k] = [*map(of, episodes)]
+        still = [k for k in left if k not in played]
         if len(still) == len(left):
             time.sleep(0.2)  # the others are at work
         left = still
-    return [e for k in range(len(parts)) for e in found[k]]
+    return [e for k in range(len(parts)) for e in played[k]]

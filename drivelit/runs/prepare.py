@@ -57,8 +57,8 @@ def parts_of(source: str, root: str | Path, options: dict[str, Any]) -> list[str
             raise RunError(f"{root} has no scene files (*.json)")
         return names
     find = getattr(module(source), "parts", None)
-    known = inspect.signature(find).parameters if find else {}
-    return find(root, **{k: v for k, v in options.items() if k in known}) if find else [ALL]
+    accepted = inspect.signature(find).parameters if find else {}
+    return find(root, **{k: v for k, v in options.items() if k in accepted}) if find else [ALL]
 
 
 def read_parts(
@@ -87,11 +87,11 @@ def read_parts(
     else:
         make = lambda name: from_json(Path(root) / name)
     if source in ("toy", "json"):
-        found = _each(make, map(int, names) if source == "toy" else names, on_error)
+        scenes = _each(make, map(int, names) if source == "toy" else names, on_error)
     else:
         only = {} if tuple(names) == (ALL,) else dict(only=tuple(names))
-        found = open_scenes(source, root, on_error=on_error, **options, **only)
-    for scene in found:
+        scenes = open_scenes(source, root, on_error=on_error, **options, **only)
+    for scene in scenes:
         with skipping(on_error):
             yield need(scene, *require)
 
@@ -162,9 +162,9 @@ def prepare(
     if source == "json" and folder.resolve() == Path(root).resolve():
         raise RunError(f"{folder}: holds the scene files themselves; choose another folder for the shards")
     try:
-        known = {} if source == "json" else inspect.signature(module(source).scenes).parameters
-        if unknown := sorted(set(options) - set(known)):
-            raise RunError(f"{source}: no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+        accepted = {} if source == "json" else inspect.signature(module(source).scenes).parameters
+        if unknown := sorted(set(options) - set(accepted)):
+            raise RunError(f"{source}: no option {unknown[0]!r}; it has {', '.join(accepted) or 'none'}")
         for key in ("tokens", "drives"):
             if isinstance(options.get(key), (str, Path)):
                 options[key] = read_tokens(options[key])
@@ -191,17 +191,17 @@ def prepare(
 def _tell(folder, index, tokens):
     "Write left_out.txt. Nothing at all is an error, and leaves no shards: what is mended can be prepared again."
     reasons = [f"{e['file']}: {reason}" for e in index["shards"] for reason in e["left_out"]]
-    there = set(Shards(folder).ids())
-    lost = [t for t in dict.fromkeys(tokens or ()) if t not in there]
+    ids = set(Shards(folder).ids())
+    lost = [t for t in dict.fromkeys(tokens or ()) if t not in ids]
     lines = [*reasons, *(f"token {t}: in no log, or left out" for t in lost)]
     (folder / "left_out.txt").write_text("".join(f"{r}\n" for r in lines))
-    if not there:
+    if not ids:
         for path in (folder / INDEX, *(folder / e["file"] for e in index["shards"])):
             path.unlink()
         none = f"none of {len(lost)} tokens found" if lost else "no scene found"
         raise RunError(f"{folder}: {f'all {len(reasons)} left out; the first: {reasons[0]}' if reasons else none}")
     if lost:
-        warnings.warn(f"{len(lost)} of {len(lost) + len(there)} tokens gave no scene, see left_out.txt", stacklevel=3)
+        warnings.warn(f"{len(lost)} of {len(lost) + len(ids)} tokens gave no scene, see left_out.txt", stacklevel=3)
 
 
 def _short(values):

@@ -75,9 +75,6 @@ def _counted(folder):
 def data_amounts(profile: Profile) -> list[Amount]:
     """What a run wants of its data, beside what its source has and what its paper had.
 
-    Args:
-        profile: Profile
-
     Returns:
         list of Amount; none of the toy town, which has as many scenes as are wanted
     """
@@ -96,9 +93,9 @@ def _wanted(p):
     folder = Path(os.path.expandvars(p.source))
     if all(os.path.isdir(folder / split) for split in ("train", "heldout")):  # also of a name that is too long
         return p.amounts(_counted(folder / "train"), _counted(folder / "heldout"), (f"counted in {folder}",) * 2)
-    if not (known := KNOWN.get(p.source.strip("${}"))):
+    if not (splits := KNOWN.get(p.source.strip("${}"))):
         return p.amounts(None, None, ("", ""))
-    train, heldout = known["train"], known["heldout"]
+    train, heldout = splits["train"], splits["heldout"]
     told = train.told, heldout.told
     return p.amounts(train.scenes(), heldout.scenes(), told, train.scenes(more=8) if train.clips else None)
 
@@ -107,7 +104,6 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     """What this machine lacks for the run, and what does not fit.
 
     Args:
-        profile: Profile
         gb: stage -> GB by part, from `memory`
 
     Returns:
@@ -146,9 +142,9 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
 # %% ../../nbs/42_runs/06_preview.ipynb #ddb3cf0e
 def _told(need, p):
     "What prepared pictures take of a machine's own memory."
-    kept, here = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
-    more = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > kept else ""
-    return f"about {kept:.2f} GB a process, {kept * here:.2f} GB a machine, beside what its devices have{more}"
+    cached, here = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
+    more = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > cached else ""
+    return f"about {cached:.2f} GB a process, {cached * here:.2f} GB a machine, beside what its devices have{more}"
 
 
 def preview(
@@ -161,7 +157,6 @@ def preview(
     notes.
 
     Args:
-        profile: Profile
         parameters: of papermill, by name, to be repeated in the command
         kinds: as in `launch`
         hours: lines of `drivelit.runs.stages.hours`; none: nothing was measured

@@ -140,7 +140,6 @@ class Derived:
         """Updates of a stage, to tell its hours; a system says where a stage has another number.
 
         Args:
-            stage: its name
             kind: "sft" or "rl"
 
         Returns:
@@ -162,8 +161,7 @@ class Derived:
         """What the keys want of the data, and what there is; a system adds its own.
 
         Args:
-            train: scenes that the source has; None: unknown, or as many as are wanted
-            heldout: likewise
+            train, heldout: scenes that the source has; None: unknown, or as many as are wanted
             why: where these two numbers are from
             far: of the train scenes, those with eight seconds of future; None: unknown
 
@@ -606,9 +604,6 @@ def is_small(model: str) -> bool:
 def conflicts(profile: Profile) -> list[str]:
     """What is wrong with the keys taken together.
 
-    Args:
-        profile: Profile
-
     Returns:
         list of sentences, empty if the keys fit together
     """
@@ -656,9 +651,6 @@ def conflicts(profile: Profile) -> list[str]:
 def missing_packages(profile: Profile) -> list[str]:
     """The packages that a profile's own choices need and this machine lacks.
 
-    Args:
-        profile: Profile
-
     Returns:
         list of sentences
     """
@@ -673,9 +665,6 @@ def missing_packages(profile: Profile) -> list[str]:
 # %% ../../nbs/42_runs/00_profiles.ipynb #6aa173b5
 def steps(profile: Profile) -> dict[str, float]:
     """Updates, episodes and epochs that follow from a profile.
-
-    Args:
-        profile: Profile
 
     Returns:
         dict of counts: sft_updates, sft_samples, rl_episodes, rl_updates, rl_epochs
@@ -696,7 +685,6 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
     """The arguments of `train_sft` that a profile fixes.
 
     Args:
-        profile: Profile
         share: of `sft_steps` that this stage takes; with `sft_epochs` the data decide
         rate: times `sft_lr`
         steps: updates of this stage instead of the profile's
@@ -725,9 +713,6 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
 # %% ../../nbs/42_runs/00_profiles.ipynb #3d977bc1
 def rl_options(profile: Profile) -> dict[str, Any]:
     """The arguments of `train_rl` that a profile fixes.
-
-    Args:
-        profile: Profile
 
     Returns:
         dict of keyword arguments

@@ -88,9 +88,7 @@ class Part:
 
         Args:
             numbers: as `flat` takes them
-            play: as in `add`; empty: of training
-            swap: likewise
-            turn: likewise
+            play, swap, turn: as in `add`; empty: of training
         """
         key = dict(seed=self.seed, arm=self.arm, play=play, swap=swap, turn=turn)
         self.sets += [key | dict(name=k, value=v) for k, v in flat(numbers).items()]
@@ -101,9 +99,7 @@ class Part:
         Args:
             summary: numbers, nested; a list with a value for each scene has a name that begins with `scene_`, and None
                 where there is no value: the row's reason says of what
-            play: as in `add`
-            swap: likewise
-            turn: likewise
+            play, swap, turn: as in `add`
         """
         lists, rest = {}, {}
 
@@ -151,7 +147,6 @@ def write_part(out: str | Path, name: str, *parts: Part) -> None:
     """Keep what a stage has measured.
 
     Args:
-        out: the run's folder
         name: of the stage; with its seed, if it has one
         *parts: of the stage: its arm, or all drivers
     """
@@ -270,7 +265,6 @@ class Record:
         """Scores of single scenes.
 
         Args:
-            c: which
             measure: a column
 
         Returns:
@@ -288,18 +282,17 @@ class Record:
         """One number for each seed.
 
         Args:
-            c: which
             measure: of the set, or of its scenes, whose mean it is
 
         Returns:
             (seeds in which the arm has run,) NaN where there is none; (1,) for a driver
         """
         key, seeds = self.key(c), [NO_SEED] if c.play == DRIVER else self.ran.get(c.arm, [])
-        own, means = self._numbers.get((*key, measure), {}), {}
-        if any(s not in own for s in seeds) and measure in self.scenes:
+        by_seed, means = self._numbers.get((*key, measure), {}), {}
+        if any(s not in by_seed for s in seeds) and measure in self.scenes:
             means = self.values(c, measure)
             means = means.mean(axis=1).to_dict() if len(means) else {}
-        return np.array([own[s] if s in own else means.get(s, np.nan) for s in seeds], float)
+        return np.array([by_seed[s] if s in by_seed else means.get(s, np.nan) for s in seeds], float)
 
 # %% ../../nbs/42_runs/50_record.ipynb #87b3e2cb
 def record_of(parts: Iterable[Part], **about: Any) -> Record:
@@ -328,7 +321,6 @@ def read_parts(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     """The record of a run from what its stages have left.
 
     Args:
-        out: the run's folder
         names: of stages, as they were given to `write_part`; those that have not ended are left out
         **about: what is said of the whole run, beside its profile
 
@@ -355,9 +347,7 @@ def collect(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     """The record of a run, kept as one file, too.
 
     Args:
-        out: the run's folder
-        names: as `read_parts` takes them
-        **about: likewise
+        names, **about: as `read_parts` takes them
 
     Returns:
         Record; also in record.parquet, record.sets.parquet and record.json
@@ -377,7 +367,6 @@ def catch_up(
 
     Args:
         stages: the system's Stages
-        out: the run's folder
         seeds: of the run
         arms: stages that measure
         part_of: the system's: of the name of an arm or a driver, a seed, and a result
@@ -385,13 +374,13 @@ def catch_up(
     Returns:
         names for `read_parts`
     """
-    kept = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
-    if stages.is_done(out, "scenes", 0) and not kept("drivers"):
+    is_written = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
+    if stages.is_done(out, "scenes", 0) and not is_written("drivers"):
         ends = stages.result(out, "scenes", 0)["drivers"]
         write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
     names = {f"{a}-{s}": (a, s) for s in seeds for a in arms}
     for name, (arm, seed) in names.items():
-        if stages.is_done(out, arm, seed) and not kept(name):
+        if stages.is_done(out, arm, seed) and not is_written(name):
             write_part(out, name, part_of(arm, seed, stages.result(out, arm, seed)))
     return ["drivers", *names]
 
@@ -400,7 +389,6 @@ def save_record(record: Record, path: str | Path) -> None:
     """Three files: rows of scenes, numbers of sets, and what is said of the run.
 
     Args:
-        record: Record
         path: of the rows of scenes, .parquet; the others lie beside it, as .sets.parquet and .json
     """
     path = Path(path)
@@ -584,7 +572,6 @@ def best_without_eyes(
     """Whom a policy has to beat.
 
     Args:
-        record: Record
         study: signs, knows
         measure: by which drivers are ordered
         hearing: what drivers may be told that count, beside those that are told nothing
@@ -633,7 +620,6 @@ def number_cell(record: Record, study: Study, c: Condition, column: Column) -> s
     """A number as a table shows it.
 
     Args:
-        record: Record
         study: signs, knows
         c: of the row
         column: which number
@@ -665,8 +651,6 @@ def table(
     """A table of numbers.
 
     Args:
-        record: Record
-        study: Study
         rows: words that stand first in the row, by column, and whose numbers it shows
         columns: name -> Column
 
@@ -683,8 +667,8 @@ def table(
 
 def _own(column):
     "What a column says of its condition."
-    own = dict(play=column.play, swap=column.swap, turn=column.turn)
-    return {k: v for k, v in own.items() if v not in ("", None, SAME)}
+    condition = dict(play=column.play, swap=column.swap, turn=column.turn)
+    return {k: v for k, v in condition.items() if v not in ("", None, SAME)}
 
 
 def framed(rows: Sequence[Mapping], columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -718,8 +702,6 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     the seeds of the one that has more are averaged in equal shares.
 
     Args:
-        record: Record
-        study: Study
         unit: what is compared
         better: positive where it is better
         other: than which
@@ -762,7 +744,6 @@ def words_of(study: Study, claim: Claim) -> str:
 
     Args:
         study: names of arms
-        claim: Claim
 
     Returns:
         its words, or "RL > SFT"
@@ -810,8 +791,6 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
     """A table of comparisons.
 
     Args:
-        record: Record
-        study: Study
         claims: what is compared
         family: the claims of a paper: add what may be said of all of them together
 
@@ -824,19 +803,18 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
         dict(where=c.where, unit=c.unit.name) | paired_row(words_of(study, c), d)
         for c, d in zip(claims, differences, strict=True)
     ]
-    made = framed(rows, ["where", "unit", *COMPARED])
+    table = framed(rows, ["where", "unit", *COMPARED])
     for name, adjusted in FAMILY.items() if family else ():
         whole = adjusted([d.p for d in differences])
         words = ["shown" if d.mean > 0 else "reversed" for d in differences]
-        made[name] = ["" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(whole, words, strict=True)]
-    return made
+        table[name] = ["" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(whole, words, strict=True)]
+    return table
 
 
 def conditional(record: Record, study: Study) -> str:
     """What the intervals do not count.
 
     Args:
-        record: Record
         study: shared
 
     Returns:

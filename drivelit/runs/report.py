@@ -71,9 +71,9 @@ def variances(d: np.ndarray) -> tuple[float, float, float]:
     (seeds, scenes), count = d.shape, measured.sum()
     e = np.where(measured, d - d[measured].mean(), 0.0)
     row, column = e.sum(1, keepdims=True), e.sum(0, keepdims=True)
-    rest = e - row / measured.sum(1, keepdims=True) - column / measured.sum(0, keepdims=True)
-    rest = (np.where(measured, rest, 0.0) ** 2).sum() / count**2
-    of_pairs = rest * seeds * scenes / max((seeds - 1) * (scenes - 1), 1) if min(d.shape) > 1 else 0.0
+    residual = e - row / measured.sum(1, keepdims=True) - column / measured.sum(0, keepdims=True)
+    residual = (np.where(measured, residual, 0.0) ** 2).sum() / count**2
+    of_pairs = residual * seeds * scenes / max((seeds - 1) * (scenes - 1), 1) if min(d.shape) > 1 else 0.0
     of_seeds = (row**2).sum() / count**2 * seeds / (seeds - 1) if seeds > 1 else 0.0
     of_scenes = (column**2).sum() / count**2 * scenes / (scenes - 1) if scenes > 1 else 0.0
     return float(max(of_seeds, of_pairs)), float(max(of_scenes, of_pairs)), float(of_pairs)
@@ -83,9 +83,7 @@ def freedom(of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scen
     """Degrees of freedom of the variance of a mean over seeds and scenes (Satterthwaite).
 
     Args:
-        of_seeds: variances of the mean, from `variances`
-        of_scenes: likewise
-        of_pairs: likewise
+        of_seeds, of_scenes, of_pairs: variances of the mean, from `variances`
         seeds: how many
         scenes: how many
 
@@ -104,9 +102,7 @@ def half_width(
     """Half of the interval of a mean over seeds and scenes.
 
     Args:
-        of_seeds: variances of the mean, from `variances`
-        of_scenes: likewise
-        of_pairs: likewise
+        of_seeds, of_scenes, of_pairs: variances of the mean, from `variances`
         seeds: how many
         scenes: how many
         level: share of intervals that hold the true mean
@@ -124,7 +120,6 @@ def bootstrap(d: np.ndarray, draws: int = 4000, seed: int = 0) -> np.ndarray:
     Args:
         d: (seeds, scenes); NaN: no pair
         draws: how many
-        seed: of the draws
 
     Returns:
         (draws,) means
@@ -284,7 +279,6 @@ def plot_compared(table: pd.DataFrame, unit: str = "points", ax: plt.Axes | None
     Args:
         table: with the columns of COMPARED; rows without an interval are left out
         unit: of the differences
-        ax: default: a new figure
 
     Returns:
         the Axes

@@ -55,10 +55,6 @@ FREE = ("seeds", "workers", "origin")  # what may change when a run goes on
 def start(out: str | Path, profile: Profile) -> Path:
     """Write run.json, or hold the profile against the one that the folder was started with.
 
-    Args:
-        out: the run's folder
-        profile: Profile
-
     Returns:
         the folder
 
@@ -99,9 +95,6 @@ def _read_run(path):
 # %% ../../nbs/42_runs/30_stages.ipynb #3a0e958c
 def run_profile(out: str | Path) -> Profile:
     """The profile that a run was started with.
-
-    Args:
-        out: the run's folder
 
     Returns:
         Profile: of the system's class
@@ -157,9 +150,6 @@ def read_folder(source: str | Path, limit: int) -> list[Scene]:
 def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     """The scenes that a profile names.
 
-    Args:
-        profile: Profile
-
     Returns:
         dict with train and heldout, lists of Scene; Shards where the source has them
 
@@ -169,23 +159,23 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
-        made = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
-        aside = some_aside(made["train"], profile.train_aside, seeds["train"], late=profile.train_late)
-        return made | dict(train=aside)
+        by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
+        aside = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
+        return by_split | dict(train=aside)
     source = Path(os.path.expandvars(profile.source))
     if told := in_archive(source):
         raise RunError(f"source: {told}")
-    made = {
+    by_split = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
     }
-    if both := set(ids_of(made["train"])) & set(ids_of(made["heldout"])):
+    if both := set(ids_of(by_split["train"])) & set(ids_of(by_split["heldout"])):
         raise RunError(
             f"source: {source}: {len(both)} scenes are in train and in heldout, such as {min(both)!r}; "
             "nobody is judged on what was learnt"
         )
     for k, n in sizes.items():
-        tell_if_few(f"source: {source / k}, scenes", len(made[k]), n)
-    return made
+        tell_if_few(f"source: {source / k}, scenes", len(by_split[k]), n)
+    return by_split
 
 
 def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: bool = True) -> Shards:
@@ -204,12 +194,12 @@ def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: b
         RunError: no index, or of another preparation
     """
     try:
-        found = Shards(folder)
+        shards = Shards(folder)
     except ShardError as e:
         raise RunError(f"source: {e}") from None
-    if run not in (None, found.run):
+    if run not in (None, shards.run):
         raise RunError(f"source: {folder} holds another preparation than when this run began; choose another folder")
-    return draw(found, limit) if drawn else found[:limit]
+    return draw(shards, limit) if drawn else shards[:limit]
 
 # %% ../../nbs/42_runs/30_stages.ipynb #ab7c3f5d
 def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
@@ -225,10 +215,10 @@ def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
     numbers, texts, path = [], [], Path(path)
     total = 0
     for scene in scenes:
-        packed, own = pack(scene)
+        packed, arrays = pack(scene)
         texts.append(dict(at=total, scene=packed))
-        numbers.append(own)
-        total += len(own)
+        numbers.append(arrays)
+        total += len(arrays)
     text = np.frombuffer(json.dumps(texts).encode(), np.uint8)
     with whole_file(path) as new, open(new, "wb") as f:
         np.savez(f, text=text, numbers=np.concatenate([np.zeros(0), *numbers]))
@@ -248,8 +238,8 @@ def read_scenes(path: str | Path) -> list[Scene]:
         RunError: not there, damaged, or anything but plain arrays
     """
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            texts, numbers = json.loads(kept["text"].tobytes()), kept["numbers"]
+        with np.load(path, allow_pickle=False) as arrays:
+            texts, numbers = json.loads(arrays["text"].tobytes()), arrays["numbers"]
         return [unpack(t["scene"], numbers[t["at"] :]) for t in texts]
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such file; the stage `scenes` writes it") from None
@@ -274,8 +264,6 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     """Make the scenes of a run and keep them. With a folder DRIVELIT_CACHE in the environment, runs share them.
 
     Args:
-        out: the run's folder
-        profile: Profile
         references: keep PDM-Closed's plan of each scene beside it: every score of progress needs it; shards have
             them, or not, as they were prepared
 
@@ -285,15 +273,15 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
     keys = ("tuning", "train_scenes", "train_aside", "train_late", "eval_scenes")
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
-    kept = Path(shared) / name[:16] if shared and profile.source == "toy" else None
-    if kept and kept.exists():
-        shutil.copytree(kept, here, dirs_exist_ok=True)
+    cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
+    if cache and cache.exists():
+        shutil.copytree(cache, here, dirs_exist_ok=True)
         return {split: load_scenes(out, split) for split in ("train", "heldout")}
-    made = make_scenes(profile)
-    for split, scenes in made.items():
+    by_split = make_scenes(profile)
+    for split, scenes in by_split.items():
         if isinstance(scenes, Shards):
-            what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
-            write_json(here / f"{split}.json", what)
+            note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
+            write_json(here / f"{split}.json", note)
             continue
         save_scenes(scenes, here / f"{split}.npz")
         if references:
@@ -301,20 +289,19 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
             add_references(ready)
             plans = np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3)
             np.savez(here / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
-    if kept:
-        new = kept.with_name(f"{kept.name}.{os.getpid()}.new")
+    if cache:
+        new = cache.with_name(f"{cache.name}.{os.getpid()}.new")
         shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith(".npz")])
         with contextlib.suppress(OSError):  # another run was faster
-            os.replace(new, kept)
+            os.replace(new, cache)
         shutil.rmtree(new, ignore_errors=True)
-    return made
+    return by_split
 
 # %% ../../nbs/42_runs/30_stages.ipynb #4610a0ad
 def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     """The scenes of a run, as its stage `scenes` wrote them.
 
     Args:
-        out: the run's folder
         split: "train" or "heldout"; "choice" where a system has written it
 
     Returns:
@@ -331,8 +318,8 @@ def load_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     scenes, plans = read_scenes(path := Path(out) / "scenes" / f"{split}.npz"), path.with_suffix(".references.npz")
     if plans.exists():
         try:
-            with np.load(plans, allow_pickle=False) as kept:
-                REFERENCES.update(zip(scenes, kept["plans"], strict=True))
+            with np.load(plans, allow_pickle=False) as arrays:
+                REFERENCES.update(zip(scenes, arrays["plans"], strict=True))
         except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
             raise RunError(f"{plans}: cannot be read ({e}); remove its folder, and the stage makes it anew") from None
     return scenes
@@ -344,8 +331,6 @@ def leave_out(
     """Leave scenes out that lack what a run needs; `load_scenes` reads what is left.
 
     Args:
-        out: the run's folder
-        profile: Profile
         made: split -> scenes, as `write_scenes` or `write_choice` has written them
         check: called with a scene and its split; raises a SceneError that says what is lacking
 
@@ -355,7 +340,7 @@ def leave_out(
     Raises:
         RunError: none of a split is left; with the counts
     """
-    found, left = {}, {}
+    kept, left = {}, {}
     for split, scenes in made.items():
         lacks, whole = Counter(), []
         for k, scene in enumerate(scenes):
@@ -367,23 +352,23 @@ def leave_out(
         told = "; ".join(f"{n:,} x {why}" for why, n in lacks.most_common())
         if not whole:
             raise RunError(f"source: {profile.source}: no scene of {split} is left: {told or 'there was none'}")
-        found[split], left[split] = _keep(out, split, scenes, whole) if lacks else scenes, dict(lacks)
+        kept[split], left[split] = _keep(out, split, scenes, whole) if lacks else scenes, dict(lacks)
         if lacks:
             warnings.warn(f"{out}: scenes of {split} that are left out: {told}", stacklevel=2)
-    return found, left if any(left.values()) else {}
+    return kept, left if any(left.values()) else {}
 
 
 def _keep(out, split, scenes, whole):
     "Some scenes of a split, and their references where there are any."
     here, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
     if isinstance(scenes, Shards):
-        what = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
-        write_json(here.with_suffix(".json"), what, indent=None)
+        note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
+        write_json(here.with_suffix(".json"), note, indent=None)
         return scenes
     save_scenes(scenes, here.with_suffix(".npz"))
     if (plans := here.with_suffix(".references.npz")).exists():
-        with np.load(plans, allow_pickle=False) as kept:
-            some = kept["plans"][whole]
+        with np.load(plans, allow_pickle=False) as arrays:
+            some = arrays["plans"][whole]
         np.savez(plans, plans=some)
     return scenes
 
@@ -393,7 +378,6 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
 
     Args:
         out: the run's folder, after `write_scenes`
-        profile: Profile
         count: how many; fewer, if the source has no more
 
     Returns:
@@ -417,8 +401,8 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
         raise RunError(f"source: {folder}: all {len(whole)} scenes are trained on, none is left to choose by")
     tell_if_few(f"source: {folder}, scenes to choose by", len(numbers), count)
     if isinstance(whole, Shards):
-        what = dict(folder=str(folder.absolute()), run=whole.run, numbers=numbers)
-        write_json(here / "choice.json", what, indent=None)
+        note = dict(folder=str(folder.absolute()), run=whole.run, numbers=numbers)
+        write_json(here / "choice.json", note, indent=None)
         return subset(whole, numbers)
     made = [from_json(files[k]) for k in numbers]
     save_scenes(made, here / "choice.npz")
@@ -429,7 +413,6 @@ def check_gpu(profile: Profile, there: float) -> None:
     """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
 
     Args:
-        profile: Profile
         there: bytes of the GPU
 
     Returns:
@@ -447,9 +430,6 @@ def check_gpu(profile: Profile, there: float) -> None:
 
 def device_of(profile: Profile) -> str:
     """Where this process computes.
-
-    Args:
-        profile: Profile
 
     Returns:
         str: the GPU of its rank, or "cpu"
@@ -474,7 +454,6 @@ def load(
 
     Args:
         name_or_path: what `load_policy` takes
-        profile: Profile
         seed: of a toy's weights
         text: a system's wording, for the tokenizer of a toy or the base
         fixed: texts that are one token each for a toy or the base
@@ -508,9 +487,9 @@ def _last_line(path, tail=65_536):
         lines = f.read().splitlines()
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
+            row = json.loads(line)
+            if isinstance(row, dict):
+                return row
     return {}
 
 # %% ../../nbs/42_runs/30_stages.ipynb #7486cf78
@@ -624,9 +603,6 @@ def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dic
 
     Args:
         stages: of the system
-        out: the run's folder
-        stage: its name
-        seed: of it
 
     Returns:
         dict: the stage's result
@@ -834,15 +810,15 @@ def read_measured(path: str | Path) -> Measured:
     run = next((p for p in (path, *path.parents) if (p / "run.json").exists()), None)
     if run is None:
         raise RunError(f"{path}: no folder of a run, nothing in one, and no JSON of seconds")
-    found = {}
+    by_stage = {}
     for file in sorted(run.glob("**/metrics.jsonl") if path.is_dir() else [path]):
         parts = file.relative_to(run).parts
         stage = parts[1] if parts[0].startswith("seed-") else parts[0]
         if (seconds := step_seconds(file)) is not None:
-            found.setdefault(stage, seconds)  # of several seeds the first one
-    if not found:
+            by_stage.setdefault(stage, seconds)  # of several seeds the first one
+    if not by_stage:
         raise RunError(f"{path}: no update is timed there; older runs have no step_time")
-    return Measured(found, run_profile(run))
+    return Measured(by_stage, run_profile(run))
 
 # %% ../../nbs/42_runs/30_stages.ipynb #1e2e40fe
 def hours(profile: Profile, kinds: dict[str, str], measured: Measured) -> list[str]:

@@ -42,7 +42,6 @@ class Collector:
         """The record of a run; a folder whose stages were run by an older version has one, too.
 
         Args:
-            out: the run's folder
             seeds: whose evaluations; stages that have not run are left out
 
         Returns:
@@ -62,18 +61,16 @@ def bests(
     """Whom a policy has to beat by each measure; one driver may be the best by several.
 
     Args:
-        record: Record
         study: signs, knows
         words: measure -> what is said of the best by it
-        hearing: as `best_without_eyes` takes it
-        among: likewise
+        hearing, among: as `best_without_eyes` takes it
 
     Returns:
         dict: driver -> its words, in the order of the measures
     """
     best = {}
-    for measure, what in words.items():
-        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(what)
+    for measure, word in words.items():
+        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(word)
     return best
 
 
@@ -87,7 +84,6 @@ def driver_rows(
     """The rows of those that learn nothing.
 
     Args:
-        record: Record
         study: knows, blind
         first: the column of the names
         best: of `bests`: driver -> what is said of it, joined
@@ -107,7 +103,6 @@ def arm_rows(
     """The rows of arms.
 
     Args:
-        record: Record
         study: arms
         first: the column of the names
         arms: default: those that have a row in this record
@@ -218,7 +213,6 @@ def plot_range(ax: plt.Axes, x: Sequence[float], values: np.ndarray, label: str)
     """A curve of one arm.
 
     Args:
-        ax: Axes
         x: (points,) turns or rounds
         values: (points, seeds); a seed with a NaN is left out, and there is no curve without a seed
         label: of the legend

@@ -17,8 +17,8 @@ from .profiles import find_system
 # %% ../../nbs/42_runs/08_unread.ipynb #6ee116ce
 def _attributes(tree, names):
     "The attributes that are read on these names: `profile.x`."
-    found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
-    return {n.attr for n in found if n.value.id in names}
+    attributes = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
+    return {n.attr for n in attributes if n.value.id in names}
 
 
 def _functions(tree):

@@ -311,16 +311,16 @@ def read(log: str | Path, time: float, history: float = 2.0) -> Scene:
 
 def _scene(d: dict, time: float, k: int, history: float) -> Scene:
     part = joined(d["times"] - d["times"][k])
-    own, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
-    v, a, steer = motion(times, own)
-    back, past, future = half_seconds(times, own, history)
+    poses, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
+    v, a, steer = motion(times, poses)
+    back, past, future = half_seconds(times, poses, history)
     return Scene(
         f"{d['id']}-{time:05.1f}",
         "argoverse2",
         Ego(back, past, (v, 0.0), (a, 0.0), steer),
         command_of(future[:8]),
         _agents(d, k),
-        _map(d, k, own),
+        _map(d, k, poses),
         (),
         {},
         Trajectory(future[:8]) if len(future) >= 8 else None,

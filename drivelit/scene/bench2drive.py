@@ -607,8 +607,8 @@ def _scene(
     "annos and tenths, which are those of the last second: {seconds from now: frame}."
     now, origin = annos[0.0], rear_axle(annos[0.0])
     ways = lambda by_time: to_frame(np.array([rear_axle(a) for a in by_time.values()]), origin)
-    own, times = ways(annos), np.array(list(annos))
-    back, past, future = half_seconds(times, own, DT * PAST)
+    poses, times = ways(annos), np.array(list(annos))
+    back, past, future = half_seconds(times, poses, DT * PAST)
     lanes = _lanes(hd, origin)
     steering = motion(np.array(list(tenths)), ways(tenths))[2]
     ax, ay, _ = (float(v) for v in now["acceleration"])

@@ -384,7 +384,6 @@ def get_image(
     """What a camera sees: recorded if the scene has files, painted otherwise.
 
     Args:
-        camera: a key of scene.cameras
         size: (width, height) in pixels; default: the full image
         time: seconds from now, at most 0
 
@@ -403,7 +402,6 @@ def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0) -> N
     """Whether `get_image` has something to open; nothing is opened.
 
     Args:
-        camera: a key of scene.cameras
         time: seconds from now, at most 0
 
     Raises:
@@ -444,7 +442,6 @@ def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5) -> No
 
     Args:
         scene: as for `next_image`
-        camera: a key of scene.cameras
         time: seconds from now, more than 0
 
     Raises:
@@ -468,7 +465,6 @@ def next_image(
 
     Args:
         scene: with an expert; a recorded one needs an image file of that time
-        camera: a key of scene.cameras
         size: (width, height) in pixels; default: the full image
         time: seconds from now, more than 0
 
@@ -495,7 +491,6 @@ def get_depth(
 
     Args:
         scene: of the toy town
-        camera: a key of scene.cameras
         size: (width, height) in pixels; default: the full image
         time: seconds from now, at most 0
 

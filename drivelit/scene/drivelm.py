@@ -96,7 +96,7 @@ def parse_behavior(text: str) -> tuple[str, str] | str:
         next((w for w in sorted(words, key=len, reverse=True) if w in str(text).lower()), None)
         for words in (DIRECTIONS, SPEEDS)
     ]
-    missing = [what for what, f in zip(("direction", "speed"), pair, strict=True) if f is None]
+    missing = [name for name, f in zip(("direction", "speed"), pair, strict=True) if f is None]
     return f"no known {missing[0]} in {str(text)[:80]!r}" if missing else tuple(pair)
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #7991409a
@@ -181,7 +181,6 @@ def to_scene(frame: KeyFrame, calibration: dict[str, Camera] | None = None) -> S
     A question about anything else is for `need` of the [sources](90_sources.ipynb) to refuse.
 
     Args:
-        frame: a key frame
         calibration: name -> Camera: the real ones, if they are known
 
     Returns:

@@ -31,8 +31,8 @@ class Extra:
             try:
                 self._loaded = importlib.import_module(self._module)
             except ImportError as e:
-                what = f'pip install "drivelit[{self._extra}]"'
-                raise ImportError(f"{self._module} cannot be imported ({e}); install it with: {what}") from None
+                command = f'pip install "drivelit[{self._extra}]"'
+                raise ImportError(f"{self._module} cannot be imported ({e}); install it with: {command}") from None
         return self._loaded
 
     def __getattr__(self, name: str) -> object:
@@ -56,8 +56,8 @@ class _Missing:
         while frame.f_globals.get("__name__", "").startswith("importlib._bootstrap"):
             frame = frame.f_back
         if frame.f_globals.get("__name__", "").startswith("drivelit."):
-            what = 'what learns or runs a model needs: pip install "drivelit[train]"'
-            raise ModuleNotFoundError(f"{name} is not installed; {what}", name=name)
+            hint = 'what learns or runs a model needs: pip install "drivelit[train]"'
+            raise ModuleNotFoundError(f"{name} is not installed; {hint}", name=name)
 
 
 def name_the_extra() -> None:

@@ -200,8 +200,8 @@ def window(frames: list[dict], now: int) -> tuple[int, np.ndarray]:
         raise SceneError(
             f"frame {first + k + 1}: timestamp: {times[k] - times[k + 1]:.1f} s before the frame in front of it"
         )
-    kept = joined(times)
-    return first + kept.start, times[kept]
+    part = joined(times)
+    return first + part.start, times[part]
 
 
 def check_window(frames: list[dict], now: int) -> None:
@@ -557,7 +557,7 @@ def read(log: str | Path, now: int, maps: str | Path | None = None, sensors: str
     """One moment of a log.
 
     Args:
-        log: path of a log
+        log: file, .pkl
         now: index of the present frame
         maps: folder with <city>/<version>/map.gpkg; None: no map
         sensors: folder that the images' paths are relative to, such as sensor_blobs/test; None: no images

@@ -420,9 +420,9 @@ def parts(
         raise SceneError(
             f"{path}: none of its {len(names_in_file)} drives is wanted ({asked}): another version, or a wrong list"
         )
-    for what, names in (("of the split", split and split_names(split)), ("of the names", drives)):
+    for which, names in (("of the split", split and split_names(split)), ("of the names", drives)):
         if lost := set(names or ()) - set(names_in_file):
-            warnings.warn(f"{path}: {len(lost)} {what} are not there, such as {min(lost)}", stacklevel=2)
+            warnings.warn(f"{path}: {len(lost)} {which} are not there, such as {min(lost)}", stacklevel=2)
     return chosen
 
 

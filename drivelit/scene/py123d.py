@@ -143,9 +143,9 @@ TABLES = ("ego_state_se3", "box_detections_se3", "traffic_light_detections", "ro
 
 def _described(log: Path, api: Any) -> Any:
     "What the log says of the car. py123d passes over a table whose head it cannot read; here that is an error."
-    known = set(api.get_all_modality_metadatas())
+    readable = set(api.get_all_modality_metadatas())
     for path in sorted(log.glob("*.arrow")):
-        if path.stem.split(".")[0] in TABLES and path.stem not in known:
+        if path.stem.split(".")[0] in TABLES and path.stem not in readable:
             raise SceneError(f"{path.name}: not Arrow, cut short, or without py123d's metadata")
     car = api.get_ego_state_se3_metadata()
     if car is None:
@@ -181,15 +181,15 @@ def load(log: str | Path) -> dict[str, Any]:
         car = _described(log, api)
         ego = _ego_table(api)
         poses = poses_at((ego["us"] - us[0]) / 1e6, ego["poses"], (us - us[0]) / 1e6)
-        kept = np.flatnonzero(~np.isnan(poses[:, 0]))
-        if not len(kept):
+        rows = np.flatnonzero(~np.isnan(poses[:, 0]))
+        if not len(rows):
             raise SceneError("ego_state_se3: no pose near any frame of sync.arrow")
-        us, poses = us[kept], poses[kept]
+        us, poses = us[rows], poses[rows]
         check_motion((us - us[0]) / 1e6, poses, "ego_state_se3.imu_se3", hardest=300.0)
     ground, to_axle = _of_car(car)
-    known = dict(id=str(about.log_name), dataset=str(about.dataset), split=str(about.split), location=about.location)
-    times = dict(times=(us - us[0]) / 1e6, us=us, frame=kept, poses=poses)
-    return known | times | dict(log=str(log), api=api, ego=ego, ground=ground, to_axle=to_axle)
+    names = dict(id=str(about.log_name), dataset=str(about.dataset), split=str(about.split), location=about.location)
+    times = dict(times=(us - us[0]) / 1e6, us=us, frame=rows, poses=poses)
+    return names | times | dict(log=str(log), api=api, ego=ego, ground=ground, to_axle=to_axle)
 
 # %% ../../nbs/00_scene/47_123d.ipynb #d1230019
 BEFORE, AHEAD = 5.0, 8.0  # seconds of boxes around a moment
@@ -230,11 +230,11 @@ def _boxes(log: str, frame: int) -> tuple[int, list[str], list[str], np.ndarray]
     "Time stamp in µs, tokens, types, and (N, 7): global x, y, heading; length, width, height; z over the road."
     d = load(log)
     with _reading(f"box_detections_se3: row {frame} of sync.arrow"):
-        found = d["api"].get_box_detections_se3_at_iteration(frame)
-        if found is None or not len(found):
+        boxes = d["api"].get_box_detections_se3_at_iteration(frame)
+        if boxes is None or not len(boxes):
             return 0, [], [], np.zeros((0, 7))
-        us = int(found.timestamp.time_us)
-        told = [(b, type_of(b.attributes.label)) for b in found]
+        us = int(boxes.timestamp.time_us)
+        told = [(b, type_of(b.attributes.label)) for b in boxes]
         told = [(b, kind) for b, kind in told if kind is not None]
         state = [b.bounding_box_se3.array for b, _ in told]
         box = check_array(state, "bounding_box_se3", (None, 10), GLOBE)
@@ -300,17 +300,17 @@ def _parts(shape: Any, origin: np.ndarray, cut: bool = False) -> list[shapely.Po
 
 def _cycled(group: Any, lanes: dict) -> bool:
     "Whether a lane group is for bicycles alone, as far as its lanes are near."
-    own = [lanes[i] for i in group.lane_ids if i in lanes]
-    return bool(own) and all(x.lane_type == library().bike for x in own)
+    members = [lanes[i] for i in group.lane_ids if i in lanes]
+    return bool(members) and all(x.lane_type == library().bike for x in members)
 
 
-def _surfaces(d: dict, found: dict, origin: np.ndarray, lanes: dict) -> list[Area]:
+def _surfaces(d: dict, by_layer: dict, origin: np.ndarray, lanes: dict) -> list[Area]:
     "Roads, crossings, walkways around the ego."
     out, around = [], shapely.box(-REACH, -REACH, REACH, REACH)
     for layer, kind in LAYERS.items():
         if kind in ("roadblock", "intersection") and d["dataset"].startswith(WHOLE_ROAD):
             continue
-        for x in found.get(library().layers[layer], ()):
+        for x in by_layer.get(library().layers[layer], ()):
             name = f"{WORDS.get(kind, kind)}{x.object_id}"
             with reading(f"map: {layer.lower()} {x.object_id}"):
                 if kind == "roadblock" and _cycled(x, lanes):
@@ -374,12 +374,12 @@ def _map(d: dict, k: int, own: np.ndarray) -> tuple[Map, dict[int, Area], bool]:
     around = shapely.box(*(origin[:2] - far), *(origin[:2] + far))
     wanted = [layers[name] for name in ("LANE", *LAYERS)]
     with _reading("map"):
-        found = street.query(around, layers=wanted, predicate="intersects")
-        found = {layer: sorted(some, key=lambda x: x.object_id) for layer, some in found.items()}
-        lanes = {int(x.object_id): x for x in found.get(layers.LANE, ())}
+        by_layer = street.query(around, layers=wanted, predicate="intersects")
+        by_layer = {layer: sorted(some, key=lambda x: x.object_id) for layer, some in by_layer.items()}
+        lanes = {int(x.object_id): x for x in by_layer.get(layers.LANE, ())}
         areas = _lanes(lanes, origin, own)
         limit = _limit(lanes, areas)
-        surfaces = _surfaces(d, found, origin, lanes)
+        surfaces = _surfaces(d, by_layer, origin, lanes)
     road = Map([*surfaces, *areas.values()], _route(d, origin, own), *([] if limit is None else [limit]))
     return road, areas, limit is not None
 
@@ -390,8 +390,8 @@ STATES = dict(GREEN="green", YELLOW="yellow", RED="red")
 def _lights(d: dict, k: int, lanes: dict[int, Area]) -> list[Light]:
     "A light over the beginning of each lane around the ego that has one."
     with _reading(f"traffic_light_detections: row {d['frame'][k]} of sync.arrow"):
-        found = d["api"].get_traffic_light_detections_at_iteration(int(d["frame"][k])) or ()
-        states = {int(x.lane_id): STATES.get(x.status.name, "unknown") for x in found}
+        detections = d["api"].get_traffic_light_detections_at_iteration(int(d["frame"][k])) or ()
+        states = {int(x.lane_id): STATES.get(x.status.name, "unknown") for x in detections}
     out = []
     for id, state in states.items():
         if id in lanes and len(lanes[id].centerline) > 1:
@@ -526,9 +526,9 @@ def _ego(d: dict, times: np.ndarray, own: np.ndarray, k: int, history: float) ->
 
 def _scene(d: dict, k: int, history: float, sensors: str | Path | None, images: str | Path | None) -> Scene:
     part = joined(d["times"] - d["times"][k])
-    own, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
-    ego, future = _ego(d, times, own, k, history)
-    road, lanes, limited = _map(d, k, own)
+    poses, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
+    ego, future = _ego(d, times, poses, k, history)
+    road, lanes, limited = _map(d, k, poses)
     cameras, others = _cameras(d, k, sensors, images)
     time, row = float(d["times"][k]), int(d["frame"][k])
     token = library().uuid(library().sync(Path(d["log"]))["sync.uuid"][row].as_py())
@@ -571,12 +571,12 @@ def parts(root: str | Path, split: str | None = None) -> list[str]:
             f"{folder}: there is no such folder; the root should hold logs/ and maps/, as py123d writes them"
         )
     if split is not None and not (folder / split).is_dir():
-        there = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) or "none"
-        raise SceneError(f"{folder}: no split {split!r}; it has {there}")
-    found = sorted((folder / (split or "")).rglob("sync.arrow"))
-    if not found:
+        splits = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) or "none"
+        raise SceneError(f"{folder}: no split {split!r}; it has {splits}")
+    files = sorted((folder / (split or "")).rglob("sync.arrow"))
+    if not files:
         raise SceneError(f"{folder / (split or '')}: no log (a folder with sync.arrow) in it")
-    return [str(p.parent.relative_to(folder)) for p in found]
+    return [str(p.parent.relative_to(folder)) for p in files]
 
 
 def _wanted(log: Path, tokens: set[str] | None, step: float, history: float) -> list[float]:

@@ -125,8 +125,8 @@ def stretches(name: str, times: np.ndarray, most: float = GAP) -> list[tuple[str
     t = np.asarray(times, float)
     ends = [0, *(np.flatnonzero(np.diff(t) > most + 1e-6) + 1).tolist(), len(t)]
     parts = [slice(a, b) for a, b in pairwise(ends)]
-    own = min(range(len(parts)), key=lambda k: np.abs(t[parts[k]]).min())
-    return [(name if k == own else f"{name}, part {k}", part) for k, part in enumerate(parts)]
+    present = min(range(len(parts)), key=lambda k: np.abs(t[parts[k]]).min())
+    return [(name if k == present else f"{name}, part {k}", part) for k, part in enumerate(parts)]
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #16abc918
 def known_size(times: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -444,16 +444,16 @@ def read(path: str | Path, time: float, keyframe_dir: str | Path | None = None, 
 
 def _scene(log: dict, frame: int, time: float, history: float, keyframe_dir: str | Path | None, name: str) -> Scene:
     origin = log["poses"][frame]
-    own, times = to_frame(log["poses"], origin), log["dt"] * (np.arange(len(log["poses"])) - frame)
-    v, a, steer = motion(times, own)
-    back, past, future = half_seconds(times, own, history)
+    poses, times = to_frame(log["poses"], origin), log["dt"] * (np.arange(len(log["poses"])) - frame)
+    v, a, steer = motion(times, poses)
+    back, past, future = half_seconds(times, poses, history)
     return Scene(
         f"{log.get('scene', name.split('.')[0])}-{time:05.1f}",
         "nuscenes_mini",
         Ego(back, past, (v, 0.0), (a, 0.0), steer),
         command_of(future[:8]),
         _agents(log, frame),
-        _map(log, origin, own),
+        _map(log, origin, poses),
         (),
         keyframe(keyframe_dir) if keyframe_dir else {},
         Trajectory(future[:8]) if len(future) >= 8 else None,

@@ -193,7 +193,6 @@ def write_folder(
 
     Args:
         scenes: of any source
-        out: folder
         limit: at most so many scenes; None: all
         require: aspects that a scene must have; others are skipped and counted
 
@@ -206,7 +205,7 @@ def write_folder(
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit: {limit}; it must be at least 1")
-    out, count, made = Path(out), dict(written=0, there=0, skipped=0), set()
+    out, count, names = Path(out), dict(written=0, there=0, skipped=0), set()
     out.mkdir(parents=True, exist_ok=True)
     for scene in tqdm(islice(scenes, limit), total=limit, desc=str(out), mininterval=1):
         path = out / f"{file_name(scene.id)}.json"
@@ -216,9 +215,9 @@ def write_folder(
             count["skipped"] += 1
             tqdm.write(f"skipped: {e}")
             continue
-        if scene.id in made and path.read_text() != to_json(scene):
+        if scene.id in names and path.read_text() != to_json(scene):
             raise SceneError(f"{path}: two different moments have the id {scene.id!r}: is a log there twice?")
-        made.add(scene.id)
+        names.add(scene.id)
         if path.exists():
             count["there"] += 1
         else:

@@ -1184,14 +1184,14 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
     # a road user that has come to the end of its script stays there
     t = np.minimum(since + (np.arange(41) + LOOK[:, None]) * DT, TIMES[-1])
     for agent in draft.agents:
-        own = np.array([agent.length / 2, agent.width / 2])
+        half_size = np.array([agent.length / 2, agent.width / 2])
         pose = np.broadcast_to(agent.poses[0], (*t.shape, 3)) if len(agent.times) == 1 else agent.along(t)
         away = ego - pose[:, None, :, :2]
-        look, c, k = np.nonzero((away**2).sum(-1) < (np.hypot(*half) + np.hypot(*own) + 0.5) ** 2)
+        look, c, k = np.nonzero((away**2).sum(-1) < (np.hypot(*half) + np.hypot(*half_size) + 0.5) ** 2)
         box = np.concatenate([ego[look, c, k], poses[c, k, 2:]], -1)
         own_pose, ahead = poses[c, k], pose[look, k, :2] - poses[c, k, :2]
         behind = ahead[:, 0] * np.cos(own_pose[:, 2]) + ahead[:, 1] * np.sin(own_pose[:, 2]) < -1.5
-        hit = boxes_touch(box, half + ROOM[look], pose[look, k], own) & ~behind
+        hit = boxes_touch(box, half + ROOM[look], pose[look, k], half_size) & ~behind
         np.minimum.at(first, c[hit], k[hit])
     return first
 
@@ -1404,8 +1404,8 @@ def since(times: np.ndarray, begin: float) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         (K,) which frames are kept: up to five seconds before, all of what is known in one frame; their times
     """
-    kept = np.full(len(times), True) if len(times) == 1 else times - begin >= TIMES[0] - 1e-9
-    return kept, (times if len(times) == 1 else times[kept] - begin)
+    mask = np.full(len(times), True) if len(times) == 1 else times - begin >= TIMES[0] - 1e-9
+    return mask, (times if len(times) == 1 else times[mask] - begin)
 
 # %% ../../nbs/00_scene/21_town.ipynb #07211658
 def finish(
@@ -1426,7 +1426,7 @@ def finish(
         expert: (51, 3) poses in world coordinates at 10 Hz
         future: (81, 3) likewise, for eight seconds
         id: of the scene
-        family: its family
+        family: one of FAMILIES, or of the routes' families
         meta: what goes into Scene.meta beside intent and future
         aside: metres to the left of the lane's middle and radians of heading beside it, now; the expert comes back
         begin: seconds behind the draft's now
@@ -1443,9 +1443,9 @@ def finish(
     turn = lambda v: v @ np.array([[c, -s], [s, c]])
     agents = []
     for x in draft.agents:
-        kept, times = since(x.times, begin)
-        what = (x.id, x.type, x.length, x.width, x.height)
-        agents.append(Agent(*what, times, to_frame(x.poses[kept], origin), turn(x.velocity[kept])))
+        mask, times = since(x.times, begin)
+        identity = (x.id, x.type, x.length, x.width, x.height)
+        agents.append(Agent(*identity, times, to_frame(x.poses[mask], origin), turn(x.velocity[mask])))
     areas = [
         Area(
             x.id,
@@ -1462,7 +1462,7 @@ def finish(
             [*to_frame(x.position[:2], origin), x.position[2]],
             float(wrap_angle(x.heading - origin[2])),
             since(x.times, begin)[1],
-            [s for s, kept in zip(x.states, since(x.times, begin)[0], strict=True) if kept],
+            [s for s, mask in zip(x.states, since(x.times, begin)[0], strict=True) if mask],
             x.lane_ids,
             to_frame(x.stop_line, origin),
         )

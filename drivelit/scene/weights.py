@@ -202,13 +202,13 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         raise WeightsError(f"{path}: cannot be read ({type(e).__name__}: {str(e)[:160]})") from None
 
 # %% ../../nbs/00_scene/08_weights.ipynb #wt000020
-def load_pretrained(kind: Any, folder: str | Path, **how: Any) -> Any:
+def load_pretrained(kind: Any, folder: str | Path, **options: Any) -> Any:
     """A model of transformers or diffusers with all of its weights.
 
     Args:
         kind: class with `from_pretrained`
         folder: or a name on the hub
-        **how: more of what `from_pretrained` takes
+        **options: more of what `from_pretrained` takes
 
     Returns:
         the model
@@ -219,9 +219,9 @@ def load_pretrained(kind: Any, folder: str | Path, **how: Any) -> Any:
         ImportError: a package that is needed is not installed
     """
     check_folder(folder)
-    how |= dict(use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)  # told, then refused
+    options |= dict(use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)  # told, then refused
     try:
-        model, report = kind.from_pretrained(folder, **how)
+        model, report = kind.from_pretrained(folder, **options)
     except ImportError:
         raise
     except Exception as e:  # a damaged file makes them raise a dozen kinds

@@ -362,14 +362,14 @@ class _World:
         s = self._server
         s._answers()
         kind = _Sensor if blueprint.id.startswith("sensor") else _Vehicle
-        made = (
+        actor = (
             _Sensor(s, s._next, blueprint, transform)
             if kind is _Sensor
             else _Vehicle(s, s._next, blueprint.id, transform)
         )
-        made.attributes = dict(blueprint._given)
-        s._spawned[s._next], s._next = made, s._next + 1
-        return made
+        actor.attributes = dict(blueprint._given)
+        s._spawned[s._next], s._next = actor, s._next + 1
+        return actor
 
     def tick(self, seconds: float = 10.0) -> int:
         self._server._tick()
@@ -452,8 +452,7 @@ class StubCarla:
         """A connection.
 
         Args:
-            host: is kept for messages
-            port: likewise
+            host, port: kept for messages
             worker_threads: unused
 
         Returns:

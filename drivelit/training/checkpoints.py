@@ -44,9 +44,6 @@ def first_process() -> bool:
 def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
     """The checkpoints of a run, whole or not.
 
-    Args:
-        out: folder of the run
-
     Returns:
         list of (step, folder), oldest first
     """
@@ -56,9 +53,6 @@ def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
 
 def last_checkpoint(out: str | Path) -> Path | None:
     """The newest checkpoint that is as it was written. Reads only; warns of each damaged one.
-
-    Args:
-        out: folder of the run
 
     Returns:
         its folder, or None
@@ -76,7 +70,6 @@ def resume_point(out: str | Path, world_size: int = 1) -> Path | None:
     """The checkpoint that all processes of a run go on from.
 
     Args:
-        out: folder of the run
         world_size: processes; with more than one their group exists already (TRL's arguments open it)
 
     Returns:
@@ -90,9 +83,6 @@ def resume_point(out: str | Path, world_size: int = 1) -> Path | None:
 # %% ../../nbs/40_training/05_checkpoints.ipynb #6c3ed324
 def read_metrics(out: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, up to one that was cut off.
-
-    Args:
-        out: folder of the run
 
     Returns:
         list of dicts with "step" and the numbers of that step; empty without the file
@@ -113,7 +103,6 @@ def cut_metrics(out: str | Path, step: int) -> None:
     """Take away the lines behind the step that a run goes on from: it will write them again.
 
     Args:
-        out: folder of the run
         step: the last that stays
     """
     kept = [r for r in read_metrics(out) if r["step"] <= step]
@@ -135,7 +124,6 @@ def add_metrics(out: str | Path, row: dict[str, Any]) -> None:
     """Append a line and bring it to the disk; within `reported`, send it on.
 
     Args:
-        out: folder of the run
         row: "step", and numbers; what is no number is left out
     """
     _append(out, row)
@@ -245,7 +233,6 @@ class SafeCheckpoints(TrainerCallback):
     """Metrics in a file, a mark on each whole checkpoint, and the newest two are kept.
 
     Args:
-        out: folder of the run
         start: the checkpoint that the run goes on from; None: it begins anew
         keep: checkpoints to keep; 2, so that one may be damaged
     """
@@ -303,8 +290,6 @@ def save_final(policy: Policy, out: str | Path, weights: dict[str, torch.Tensor]
     """Save a trained policy to `out/final` in one step, with its mark; one process writes, all wait.
 
     Args:
-        policy: Policy
-        out: folder of the run
         weights: name -> tensor, if the policy's own are shared out
 
     Returns:

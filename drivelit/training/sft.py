@@ -165,7 +165,6 @@ def batches(lengths: Sequence[int], batch: int, steps: int, seed: int = 0, pool:
         lengths: tokens of each row, (N,); an estimate will do
         batch: rows in a batch
         steps: batches wanted
-        seed: of the order
         pool: so many batches are sorted together
 
     Returns:
@@ -615,7 +614,6 @@ def finish(policy: Policy, trainer: SafeTrainer, out: str | Path) -> None:
     Args:
         policy: that was trained
         trainer: that has trained it
-        out: folder of the run
     """
     policy.model.eval()
     final = save_final(policy, out, full_weights(policy.model, trainer.came_in))
@@ -630,7 +628,6 @@ def candidate(out: str | Path, k: int, count: int) -> Path:
     """Where one of several policies of a tuning lies.
 
     Args:
-        out: folder of the run
         k: which, from 1
         count: how many there are
 
@@ -645,7 +642,6 @@ class Candidates(TrainerCallback):
 
     Args:
         policy: that is trained
-        out: folder of the run
         steps: updates
         count: how many; the last one is what the tuning saves at its end
     """
@@ -695,14 +691,12 @@ def sft_config(
     """The settings of `train_sft` in TRL's words.
 
     Args:
-        out: folder of the run
         steps: updates
         batch: rows in an update, over all devices
         micro_batch: rows in one forward pass on one device; default: all of them
         lr: learning rate at its highest
         warmup: steps in which the rate rises; below 1: a share of them
         schedule: of the learning rate after that: "cosine", "linear", "constant", ...
-        seed: of the run
         save_steps: updates between checkpoints
         bf16: autocast
         checkpointing: recompute activations in the backward pass: less memory, more time
@@ -786,7 +780,6 @@ def train_sft(
         max_length: tokens; a longer row is an error, nearly always before the first update
         peft_config: a LoraConfig: train adapters only
         bf16: fp32 master weights under bf16 autocast
-        seed: of the order and of the run
         callbacks: further callbacks of the trainer
         lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
         encoded: (ids, labels) of each row, if the caller makes them, such as rows that are drawn on the fly

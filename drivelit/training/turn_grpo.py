@@ -73,7 +73,6 @@ def micro_batches(lengths: Sequence[int], micro: int, update: int, seed: int | S
         lengths: tokens of each episode, (N,); N is a multiple of `update`
         micro: episodes in a micro-batch
         update: episodes of this process in an update, a multiple of `micro`
-        seed: of the draw
 
     Returns:
         (N / micro, micro) episode numbers, in the order of the updates
@@ -829,7 +828,6 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         reference_every: rollouts after which the current policy becomes the reference of the KL; 0: never
         reference: of the KL, a policy of its own; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
-        callbacks: of the trainer
     """
 
     def __init__(
@@ -954,7 +952,6 @@ def rl_config(
     """MTDrive's settings in TRL's words: loss of eq. 4, k3 without correction, no scaling of rewards by TRL.
 
     Args:
-        out: folder of the run
         steps: rollouts
         batch: scenes in a rollout
         mini_batch: scenes in an update; default: all of them
@@ -1032,7 +1029,6 @@ def served(player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adap
         player: as `train_rl` takes it
         policy: that is trained
         engine: in this process, or None; its rule is that of the servers, too
-        out: folder of the run
         bf16: of the published weights
         adapters: will be trained on top of the policy's weights
 
