@@ -218,7 +218,7 @@ THOUGHTS = [claim for s in ("sft", "rl") for claim in _thoughts(s)]
 
 
 def _chain(s: str) -> list[Claim]:
-    "Whether the plan, and the prediction, hang on what was seen."
+    "Whether the plan, and the prediction, depend on what was seen."
     own, true, other, nothing = (Condition(s, "chain", boxes) for boxes in SWAPS)
     uses, behind = "uses what it sees?", f"{ROWS[s]}: own boxes > another scene's"
     # (better, other, words): if the plan hangs on the boxes, it is worse behind wrong ones
