@@ -98,6 +98,7 @@ FACTS: dict[str, tuple[str, ...]] = {
 def _of_nearest(thing):
     "What is said about the nearest thing: its kind, its side (boxes are in hundredths of the picture), its distance."
     middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
+    # percents of the picture's width
     side = FACTS["side"][int(middle >= 40) + int(middle > 60)]
     return dict(
         nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(far > d for d in (8, 16, 32))]
@@ -156,6 +157,7 @@ def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
             raise ValueError(f"{sentence!r}: {unknown[0]!r} is not one of {', '.join(VOCABULARY[2:-1])}")
         if len(words) > LENGTH - 2:
             raise ValueError(f"{sentence!r}: {len(words)} words, at most {LENGTH - 2}")
+        # 0 begins a sentence, 1 fills up, the last word of the vocabulary ends it
         rows.append([0, *(number[w] for w in words), len(VOCABULARY) - 1])
     longest = max(map(len, rows), default=0)
     ids = torch.tensor([r + [1] * (longest - len(r)) for r in rows])
@@ -207,6 +209,7 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
                 own = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
                 both = [own, codec.decode(codec.encode(own))]
                 squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in some] for some in both]
+                # (picture or decoded, scene, time) -> (scene, 4): now, a second ago, then both decoded
                 out[k : k + 16] = (
                     np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
                 )
@@ -417,6 +420,7 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
     for k, p in enumerate(FACTS.values()):
         told_rows = marks[:, k] >= 0
         x, y = with_one(vectors[told_rows]), F.one_hot(marks[told_rows, k], len(p)).double()
+        # ridge regression onto one number for each phrase: the largest one is the answer
         fit = torch.linalg.solve(
             x.T @ x + ridge * max(len(x), 1) * torch.eye(x.shape[1]).double() / x.shape[1], x.T @ y
         )
@@ -473,6 +477,7 @@ def look_at(model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple]) -> di
         share of the scenes whose picture is nearer to its own reconstruction than to that of a second ago), gap (the
         mean difference of the two cosines)
     """
+    # now, and through the codec: now and a second ago
     own, _, painted, ago = (embed_squeezed(model, pictures[:, k]) for k in range(4))
     shares = share_right(nearest_phrases(model, painted), labels([s for s, _ in said])).values()
     gap = ((own * painted).sum(1) - (own * ago).sum(1)).numpy()[~alike(pictures)]
@@ -537,6 +542,7 @@ def facts_exam(
     marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
     base, fitted_marks = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
     most = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
+    # the same questions, read off in four ways
     read = dict(
         sentence=nearest_phrases(model, own),
         linear=linear_phrases(base, fitted_marks, own),
@@ -584,6 +590,7 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
     """
     truth, dreamt = dreams(made, codec, seconds)
     now = [get_image(s, "CAM_FRONT", codec.size) for s in made]
+    # levels out of 255
     change = [np.abs(np.subtract(a, b, dtype=np.float32)).mean() for a, b in zip(now, truth, strict=True)]
     plain = lambda images: unit(clip_pixels(images, model.config.vision_config.image_size, crop=False).flatten(1))
     out = dict(moved=[bool(c >= 1) for c in change])

@@ -368,6 +368,7 @@ def exam_table(found: dict[str, Any]) -> pd.DataFrame:
     shares = [c for c in table.columns if c != "questions"]
     own, constant = (table[names[k]].astype(float) for k in ("own", "constant"))
     table[shares] = (100 * table[shares].astype(float)).round(0)
+    # of what the constant answer leaves open
     table["skill"] = (100 * (own - constant) / (1 - constant)).where(constant < 1).round(0)
     return table[[c for c in (*names.values(), "skill") if c in table.columns]]
 

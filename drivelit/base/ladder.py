@@ -52,6 +52,7 @@ def _user(agent, time=0.0):
         return None
     speed = np.zeros(2) if still else [np.interp(time, agent.times, v) for v in agent.velocity.T]
     kinds = ("vehicle", "pedestrian", "bicycle", "traffic_cone", "barrier", "czone_sign", "generic_object")
+    # every number of the order of one: metres ahead / 30, aside / 10, m/s / 10
     size = agent.length / 5, agent.width / 2
     place = pose[0] / 30, pose[1] / 10, np.cos(pose[2]), np.sin(pose[2])
     return np.hypot(*pose[:2]), np.r_[1, place, np.array(speed) / 10, size, [agent.type == k for k in kinds]]
@@ -81,10 +82,13 @@ def state(scene: Scene, users: int = 8, lights: int = 2) -> np.ndarray:
     Returns:
         (F,) of the order of one
     """
+    # metres ahead / 30 and aside / 10, so that what the network reads is of the order of one
     lane = along(scene.map.centerline, np.array([3, 6, 10, 15, 20, 26, 32, 40, 50, 60.0])) / [30, 10, 1]
+    # a lane to the left or to the right, 6 m ahead
     beside = [
         any(a.on_route and a.polygon.contains(shapely.Point(6.0, y)) for a in scene.map.of("lane")) for y in (3.5, -3.5)
     ]
+    # 16 numbers of a road user, 8 of a light; zeros stand for those that are not there
     out = np.zeros(users * 16 + lights * 8)
     for k, row in enumerate(_nearest(map(_user, scene.agents), users)):
         out[16 * k : 16 * k + len(row)] = row
@@ -151,9 +155,11 @@ def fitted(
     tensor = lambda a: torch.tensor(np.asarray(a), dtype=torch.float32)
     mean, std = X.mean(0), X.std(0) + 1e-3
     x, z = tensor((X - mean) / std), tensor((Z - mean) / std).clamp(-8, 8)
+    # what is learnt: the difference from driving straight on, in units of its mean size
     miss = plans - _straight(speeds)
     scale = np.abs(miss).mean(0) + 0.05
     y = tensor(miss / scale).flatten(1)
+    # the picture's tokens are thousands of inputs: more dropout and weight decay
     wide = X.shape[1] > 1000
     net = nn.Sequential(
         nn.Dropout(0.3 if wide else 0.0), nn.Linear(X.shape[1], 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 256),

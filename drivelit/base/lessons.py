@@ -366,6 +366,7 @@ def _ask_trend(facts, key, draw, rng):
     "Whether we got faster, from the history."
     steps = np.hypot(*np.diff(np.array(facts["past"])[:, :2], axis=0).T) / 0.5
     change = steps[-1] - steps[0]
+    # m/s; between no change and a clear one the question is not fair
     if 0.1 < abs(change) < 0.25:
         return None
     answer = "no" if abs(change) <= 0.1 else "faster" if change > 0 else "slower"

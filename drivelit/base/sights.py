@@ -55,6 +55,7 @@ def to_pixels(q: np.ndarray, camera: Camera, part: tuple = WHOLE, size: tuple[in
         (N, 2)
     """
     uv = (q @ camera.intrinsic.T / q[:, 2:])[:, :2] / [camera.width, camera.height]
+    # a part has the image's shape, so its width as a share is its height as a share, too
     return (uv - part[:2]) / part[2] * size
 
 
@@ -71,6 +72,7 @@ def outline(corners: np.ndarray, camera: Camera, ego: np.ndarray, part: tuple, s
         (N, 2) pixels of a polygon, not cut at the picture's edge; empty where the box is behind the camera
     """
     q = to_camera(corners, camera, ego)
+    # edges from before the camera to behind it are cut at the near plane
     cut = [(q[i], q[j]) for i, j in _EDGES if (q[i, 2] > NEAR) != (q[j, 2] > NEAR)]
     q = np.array([*q[q[:, 2] > NEAR], *(a + (NEAR - a[2]) / (b[2] - a[2]) * (b - a) for a, b in cut)])
     if len(q) < 3:
@@ -234,10 +236,13 @@ def depth_sight(scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] =
         PIL image, near is bright; three distances in metres along the camera's axis, None where nothing stands
     """
     depth, cam = get_depth(scene, camera, size), scene.cameras[camera]
+    # logarithmic: differences near the car are the ones that matter
     grey = 1 - np.log(np.clip(depth, *SPAN) / SPAN[0]) / np.log(SPAN[1] / SPAN[0])
+    # rows of the picture, in pixels of the full image; the camera is level, so the road's depth goes with the row
     v = (np.arange(size[1]) + 0.5) * cam.height / size[1]
     down = (v - cam.intrinsic[1, 2]) / cam.intrinsic[1, 1]
     road = np.where(down > 1e-6, cam.cam2ego[2, 3] / np.maximum(down, 1e-6), np.inf)[:, None]
+    # nearer than the road by 4 %: something stands there
     stands = np.where((depth < 0.96 * road) & (depth < REACH), depth, np.inf)
     near = [np.sort(third.ravel())[PIXELS] for third in np.array_split(stands, 3, axis=1)]
     image = Image.fromarray(np.round(255 * grey).astype(np.uint8)).convert("RGB")
@@ -279,6 +284,7 @@ def boxes_sight(
             if a[2] > NEAR:
                 b = b if b[2] > NEAR else b + (NEAR - b[2]) / (a[2] - b[2]) * (a - b)
                 line = [tuple(p) for p in to_pixels(np.array([a, b]), cam, WHOLE, size)]
+                # the last four corners are the front's
                 draw.line(line, fill=FRONT_EDGE if min(i, j) > 3 else EDGE)
     return image, framed
 
@@ -320,6 +326,7 @@ def _road(scene):
     "Bend, lanes beside, a crossing ahead, metres to the left of our lane's middle."
     path = Path(scene.map.centerline)
     s0, aside = (float(v[0]) for v in path.project(np.zeros((1, 2))))
+    # the heading 22 m ahead against the one here
     turn = float(wrap_angle(path.at(s0 + 22.0)[2] - path.at(s0)[2]))
     crossings = [a.polygon.centroid.x for a in scene.map.of("crossing")]
     return dict(
@@ -361,6 +368,7 @@ def _later(scene, things, seconds=2.0):
 
 def _another(scene, rng):
     "One of the other cameras; mostly one that shows a road user."
+    # the optical axis is the third column of cam2ego
     yaw = {c: np.arctan2(*scene.cameras[c].cam2ego[[1, 0], 2]) for c in ("CAM_FRONT", *OTHERS)}
     poses = [a.poses[0] if len(a.times) == 1 else a.at(0.0) for a in scene.agents]
     bearings = [np.arctan2(p[1], p[0] - 1.0) for p in poses if p is not None and np.hypot(p[0], p[1]) < 40]

@@ -73,6 +73,7 @@ def camera_of(declared: Any, name: str, files: dict[float, str]) -> Camera:
     mount = declared.rig_to_camera
     q, out = mount.quat, np.eye(4)
     w, x, y, z = q.w, q.x, q.y, q.z
+    # the rotation matrix of a unit quaternion
     out[:3, :3] = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
         [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
@@ -175,6 +176,7 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
     points = to_frame(plan[0], pose)
     points[:, 2] = np.unwrap(points[:, 2])
     step = np.diff(points[:, :2], axis=0)
+    # the ego is the origin: on each segment, as a share of it, the place that is nearest
     along = np.clip(-(points[:-1, :2] * step).sum(1) / np.maximum((step**2).sum(1), 1e-9), 0, 1)
     off = np.hypot(*(points[:-1, :2] + along[:, None] * step).T)
     reached = int(off.argmin()) + along[off.argmin()]  # in half seconds of the plan

@@ -50,7 +50,9 @@ def features(scene: Scene, way_left: float, time_left: float) -> np.ndarray:
     t = np.arange(0.0, 4.1, 0.5)
     for a in scene.agents:
         now, u = a.poses[-1, :2], a.velocity[-1]
+        # each goes on at constant velocity
         s, off = _on_lane(line, now + t[:, None] * u)
+        # half the width of the ego, and room
         reach = 1.4 + a.width / 2
         gap = (s - a.length / 2 - 3.9) / FAR  # the front of the car is 3.9 m ahead of its rear axle
         if off[0] < reach and 0 < s[0] < FAR and gap[0] < out["gap"]:

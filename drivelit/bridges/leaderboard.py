@@ -100,6 +100,7 @@ def projection_of(gps: np.ndarray, places: np.ndarray) -> np.ndarray:
     a = np.r_[lam - lam.mean(), psi.mean() - psi]
     if not a @ a > 0:
         raise ValueError("the route: all its way-points have one latitude and longitude, so no projection is known")
+    # least squares of x = k lam + c_x and y = c_y - k psi, with one k for both
     k = float(a @ np.r_[places[:, 0] - places[:, 0].mean(), places[:, 1] - places[:, 1].mean()] / (a @ a))
     return np.array([k, (places[:, 0] - k * lam).mean(), (places[:, 1] + k * psi).mean()])
 
@@ -179,14 +180,17 @@ class Track:
             x, y, h = self.line.at(self.line.s[0])
             self.pose = np.array([x - self.back * np.cos(h), y - self.back * np.sin(h), h])
         before = self.pose[2]
+        # a compass counts clockwise from north
         heading = wrap_angle(np.pi / 2 - imu[6]) if np.isfinite(imu[6]) else before
         if first:
             self.pose[:2] += self.back * np.array([np.cos(before) - np.cos(heading), np.sin(before) - np.sin(heading)])
         else:
+            # the mean speed of the tick, along the mean of both headings
             way, h = (now - self.time) * (speed + self.speed) / 2, before + wrap_angle(heading - before) / 2
             self.pose = np.array([self.pose[0] + way * np.cos(h), self.pose[1] + way * np.sin(h), 0.0])
         self.pose[2] = heading
         self.speed, self.time = float(speed), now
+        # CARLA's gyroscope is left-handed
         self.accel, self.rate = (float(v) for v in np.nan_to_num([imu[0], -imu[5]], posinf=0.0, neginf=0.0))
         self._correct(gps, first)
 

@@ -29,6 +29,7 @@ def _flat(points):
 def _boxes(poses, sizes, labels):
     "Boxes that stand on the road: (N, 3) x, y, heading of their centres; (N, 3) length, width, height."
     poses, half = np.reshape(poses, (-1, 3)), np.reshape(sizes, (-1, 3)) / 2
+    # quaternions x, y, z, w of turns about the vertical
     turns = np.column_stack([np.zeros((len(poses), 2)), np.sin(poses[:, 2] / 2), np.cos(poses[:, 2] / 2)])
     centers = np.column_stack([poses[:, :2], half[:, 2]])
     return viewer.Boxes3D(centers=centers, half_sizes=half, quaternions=turns, labels=labels)

@@ -228,6 +228,7 @@ def _pdm(scenes, plans):
     ready = _each(scenes, plans, ("map",), lambda s, p: dict(ready=pdm.prepare(s)))
     prepared = [i for i, r in enumerate(ready) if "ready" in r]
     beside = lambda s: [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
+    # row 0 is the planner's, 1 constant velocity's, 2 the human's, where there is one
     driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in prepared]
     results = pdm.score_scenes([ready[i]["ready"] for i in prepared], driven) if prepared else []
     for i, r in zip(prepared, results, strict=True):
@@ -247,6 +248,7 @@ def _epdm(scenes, plans):
     def one(scene, plan):
         r = epdms.score(scene, plan[None, :8], human=scene.expert.poses[:8] if _lasts(scene, 8) else None)
         stamp = scene.meta.get("timestamp")
+        # without a time stamp no frame is another one's neighbour: a log of its own
         place = dict(log=scene.family, time=1e-6 * stamp) if stamp else dict(log=scene.id, time=0.0)
         return {f"v2_{k}": float(getattr(r, k)[0]) for k in EPDM} | dict(kept=place | dict(states=r.states[0]))
 

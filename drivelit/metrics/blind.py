@@ -48,6 +48,7 @@ def along(line: np.ndarray, s: np.ndarray) -> np.ndarray:
     stations = np.r_[0, np.cumsum(np.hypot(*step.T))]
     heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
     s = stations[np.hypot(*xy.T).argmin()] + s
+    # the heading of a segment is that of its middle
     h = np.interp(s, (stations[1:] + stations[:-1]) / 2, heading)
     beyond = np.maximum(s - stations[-1], 0)
     x = np.interp(s, stations, xy[:, 0]) + beyond * np.cos(h)
@@ -130,6 +131,7 @@ def blind_scores(
 
 def _blind_scores(scenes, turns, accelerations, perception):
     "`blind_scores` of scenes that are held at once."
+    # a turn asks for 1 m/s² less than the one before it
     every = sorted({a - k for a in accelerations for k in range(turns)})
     plans = [blind_plans(s, every) for s in scenes]
     expert = [np.zeros((8, 3)) if s.expert is None else s.expert.poses[:8] for s in scenes]

@@ -140,6 +140,7 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
         a = ego.past_acceleration[ago]
     else:
         v = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], t)
+        # along the heading dv/dt, across it v times the yaw rate
         a = np.stack([np.gradient(v, t), v * np.gradient(np.unwrap(poses[:, 2]), t)], 1)
     times = np.arange(int(round((t[-1] - t[0]) / kin.DT)) - 1) * kin.DT + t[0]
     out = np.zeros((len(times), 11))
@@ -203,6 +204,7 @@ def extended_comfort(states: np.ndarray, before: np.ndarray, interval: float = 0
         raise ValueError(f"interval: {interval} s; frames more than 0.55 s apart are not compared")
     k = round(interval / kin.DT)
     before = np.broadcast_to(before, states.shape)
+    # the time that both plans cover: now's first part, and what is left of the one before
     now, then = _extended_signals(states[:, : states.shape[1] - k]), _extended_signals(before[:, k:])
     rms = {key: np.sqrt(np.mean((now[key] - then[key]) ** 2, 1)) for key in now}
     return np.all([rms[key] <= limit for key, limit in EXTENDED.items()], 0).astype(float)
@@ -303,7 +305,7 @@ def score_states(
 
     Args:
         states: (N, 41, 11)
-        reference: metres · product of the reference; None: EP is 1 wherever the plan is its own yardstick
+        reference: metres · product of the reference; None: EP is 1 wherever the plan is its own reference
         past: (H, 11) of `past_states`; None: HC is 1, as the official code has it for the human
         before: (N or 1, 41, 11) drives of the frame before; None: EC is NaN
         interval: seconds between the frames

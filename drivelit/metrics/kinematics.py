@@ -99,6 +99,7 @@ def interpolate(poses: ArrayLike, dt: float = 0.5, steps: int = STEPS) -> np.nda
         raise ValueError(f"poses: {poses.shape[1]} poses of {dt} s do not reach {steps * DT} s")
     full = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)
     full[..., 2] = np.unwrap(full[..., 2], axis=1)
+    # in poses of the plan, the origin is 0: which one is before each step, and what part of the way to the next
     position = np.arange(steps + 1) * DT / dt
     left = np.minimum(position.astype(int), poses.shape[1] - 1)
     part = (position - left)[:, None]
@@ -139,6 +140,7 @@ JERK_PENALTY, CURVATURE_RATE_PENALTY, INITIAL_CURVATURE_PENALTY = 1e-4, 1e-2, 1e
 @lru_cache
 def _speed_fit(n):
     "(n, n) from displacements along the heading to speeds."
+    # d_k = v_0 DT + (a_0 + ... + a_{k-1}) DT²: row k of A
     A = np.tril(np.full((n, n), DT**2), -1)
     A = np.concatenate([np.full((n, 1), DT), A[:, :-1]], 1)  # columns: v0, a_0 ... a_{n-2}
     D = np.zeros((n - 2, n))
@@ -157,6 +159,7 @@ def speed_profile(poses: np.ndarray) -> np.ndarray:
         np.ndarray: (N, T) m/s
     """
     d = np.diff(poses[..., :2], axis=1)
+    # the displacement of a step along the heading at its start
     along = d[..., 0] * np.cos(poses[:, :-1, 2]) + d[..., 1] * np.sin(poses[:, :-1, 2])
     return along @ _speed_fit(along.shape[1]).T
 
@@ -264,6 +267,7 @@ def step(
         np.ndarray: (N, 11) 0.1 s later
     """
     v, h, d = state[:, VX], state[:, HEADING], state[:, STEER]
+    # pedals and steering follow with a lag of first order
     ax = DT / (DT + ACCEL_DELAY) * (accel - state[:, AX]) + state[:, AX]
     rate = DT / (DT + STEER_DELAY) * DT * steer_rate / DT
     out = np.zeros_like(state)
@@ -271,6 +275,7 @@ def step(
     out[:, HEADING] = wrap_angle(h + DT * v * np.tan(d) / wheelbase)
     out[:, VX], out[:, AX], out[:, STEER_RATE] = v + DT * ax, ax, rate
     out[:, STEER] = np.minimum(np.maximum(d + DT * rate, -MAX_STEER), MAX_STEER)
+    # of the new speed and steering, while x, y and heading moved with the old ones
     out[:, YAW_RATE] = out[:, VX] * np.tan(out[:, STEER]) / wheelbase
     out[:, YAW_ACC] = (out[:, YAW_RATE] - state[:, YAW_RATE]) / DT
     return out
@@ -297,6 +302,7 @@ def _pedals(m, rows, first):
     for target, stands in rows:
         stops, error = stands * (v <= STOP_SPEED), target - v
         wanted = gain * error
+        # `stops` is 0 or 1: then the gain is STOP_GAIN
         ax = ax + lag * (wanted + stops * (STOP_GAIN - gain) * error - ax)
         v = v + DT * ax
         out.append((v, ax, wanted, stops))
@@ -338,6 +344,7 @@ def _wheel(m, rows, first):
     (x, y, h, d), out = first, []
     for plan_h, c, s, plan_side, far, turned, way, twice, turn, road_offset, road_heading, by_v, by_turn in rows:
         error = _wrap(m, h - plan_h)
+        # to the left of the plan HORIZON steps ahead, if the wheel is not moved
         offset = y * c - x * s - plan_side + way * error + twice * d - road_offset
         rate = far * offset + turned * _wrap(m, error + turn * d - road_heading)
         x, y, h = x + by_v * m.cos(h), y + by_v * m.sin(h), _wrap(m, h + by_turn * m.tan(d))
@@ -370,6 +377,7 @@ def track(plan: ArrayLike, ego: Ego | np.ndarray) -> np.ndarray:
     v, ax, wanted, stops = pedals.transpose(1, 0, 2)  # (T, N)
     before = np.concatenate([first[None, VX], v[:-1]])
     rate_offset, rate_heading, *ahead = _ahead(before, wanted, curvature)
+    # the steering rate that makes the quadratic cost of offset, heading and steering rate least
     answer = -DT / (DT + STEER_DELAY) / (rate_offset**2 * Q_LAT[0] + rate_heading**2 * Q_LAT[1] + R_LAT)
     answer = np.where(stops, 0.0, answer)
     x, y, heading = plan[:, :-1].transpose(2, 1, 0)

@@ -62,6 +62,7 @@ def credit(predicted: np.ndarray, truth: np.ndarray, relaxed: bool = True) -> np
     Returns:
         np.ndarray: (N, steps) in [0, 1]; 0 where unreadable
     """
+    # SPEEDS counts from the safest on
     safer = truth[..., 0] - predicted[..., 0]
     table = np.array(RELAXED if relaxed else (1.0, 0, 0, 0))
     speed = np.where(safer >= 0, table[np.clip(safer, 0, 3)], 0.0)

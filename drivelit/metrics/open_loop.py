@@ -62,6 +62,7 @@ def draw(futures: ArrayLike, sizes: ArrayLike, valid: np.ndarray, front_first: b
     for future, size, shown_at in zip(np.asarray(futures, float), np.asarray(sizes, float), valid, strict=True):
         for t in np.flatnonzero(shown_at):
             (x, y, h), p = future[t], corner * size
+            # corners in metres of the lidar frame, then in cells
             px, py = x + p[:, 0] * np.cos(h) - p[:, 1] * np.sin(h), y + p[:, 0] * np.sin(h) + p[:, 1] * np.cos(h)
             rows = (-py if front_first else py) + SIDE
             cv2.fillPoly(grid[t], [np.round(np.stack([px + SIDE, rows], 1) / CELL).astype(np.int32)], 1)
@@ -87,6 +88,7 @@ def obstacles(scene: Scene, types: tuple[str, ...] = MOVING_TYPES, front_first: 
     poses = [[a.at(t) for t in times] for a in rows]
     valid = np.array([[p is not None for p in r] for r in poses], bool).reshape(-1, STEPS)
     pose = np.array([[np.zeros(3) if p is None else p for p in r] for r in poses]).reshape(-1, STEPS, 3)
+    # from the ego's frame (x ahead, y left, rear axle) to the lidar's (x right, y ahead)
     future = np.stack([-pose[..., 1], pose[..., 0] - LIDAR_AHEAD, pose[..., 2] + np.pi / 2], -1)
     return draw(future, [[a.length, a.width] for a in rows], valid, front_first)
 
@@ -229,6 +231,7 @@ def table(e: dict[str, np.ndarray]) -> pd.DataFrame:
         DataFrame: metric x (1s, 2s, 3s, avg, samples, unreadable); metres and percent
     """
     full, readable = e["complete"], e["readable"]
+    # two steps a second
     upto, at_end = (
         lambda v: [np.mean(v[:, : 2 * s]) for s in (1, 2, 3)],
         lambda v: [np.mean(v[:, 2 * s - 1]) for s in (1, 2, 3)],

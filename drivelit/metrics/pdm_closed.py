@@ -82,6 +82,7 @@ def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
     seen = [
         (a, a.at(0.0), a.velocity[np.searchsorted(a.times, 1e-6) - 1]) for a in scene.agents if a.at(0.0) is not None
     ]
+    # from the middle of the ego's box
     far = lambda x: float(np.hypot(x[1][0] - VEHICLE.to_center, x[1][1]))
     seen = sorted((x for x in seen if far(x) <= REACH), key=far)
     groups = [[x for x in seen if x[0].type == k][:n] for k, n in MOST.items()]
@@ -121,6 +122,7 @@ def forecast(prepared: PDMScene) -> Forecast:
         stopped=(~moving | (speed <= 0.05))[~touched],
         reference=None,
     )
+    # columns: road users, then red lights, which stay; a row for every second step
     n, zero = len(lights), np.zeros(len(lights))
     return Forecast(
         np.concatenate([boxes.reshape(26, -1), np.repeat(lights[None], 26, 0).reshape(26, n)], 1),
@@ -209,6 +211,7 @@ class Poses:
         flat = s.reshape(len(s), -1)
         flat = np.clip(flat, 1e-5, self.end[:, None])
         row = np.arange(len(s))[:, None]
+        # the piece of each path that s lies in
         k = (self.s[:, None] <= flat[..., None]).sum(-1) - 1
         out = self.slope[row, k] * (flat - self.s[row, k])[..., None] + self.pose[row, k]
         return out.reshape(*s.shape, 3)
@@ -344,7 +347,9 @@ def best(result: PDMResult) -> int:
     """
     safe = result.nc * result.dac
     way = result.progress * safe
+    # EP against the farthest of them; up to 5 m no way counts as less than another
     ep = way / way.max() if way.max() > 5.0 else np.where(safe == 0, 0.0, 1.0)
+    # the PDM Score without its division by 12, which changes no order
     return int(np.argmax(safe * (5 * ep + 5 * result.ttc + 2 * result.comfort)))
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858012
@@ -422,6 +427,7 @@ def emergency_brake(ego: Ego) -> np.ndarray:
         np.ndarray: (41, 3) poses at 10 Hz; they may lead backwards
     """
     v, a = ego.velocity[0], ego.acceleration[0]
+    # bounds of comfort, m/s²: -4.05 and 2.40
     if v > 0.2:
         speed = 1.1 * (v + np.clip(-10.0 * v, -4.05, 2.40))
     else:

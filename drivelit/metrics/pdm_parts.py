@@ -35,6 +35,7 @@ def kinematic(scene: Scene) -> Scene:
     Returns:
         Scene: futures extrapolated from the last observation up to now; who was not seen yet is left out
     """
+    # the half seconds of a scene, up to 5 s
     t = np.arange(0, 11) * 0.5
 
     def extrapolate(a):
@@ -78,6 +79,7 @@ def _behind(line, depth=0.5):
     "The strip behind a stop line, seen from the ego."
     a, b = np.asarray(line, float)
     n = np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-9)
+    # the normal that points away from the ego
     n = n if n @ ((a + b) / 2) > 0 else -n
     return shapely.Polygon([a, b, b + depth * n, a + depth * n])
 
@@ -351,6 +353,7 @@ def at_fault(
     """
     n, a, k = _first(touching[:, :, 0])
     state, agent = states[n, k], prepared.centers[a, k]
+    # the front bumper is a box without length
     bumper = np.stack(
         [
             state[:, X] + VEHICLE.front * np.cos(state[:, HEADING]),
@@ -363,6 +366,7 @@ def at_fault(
     standing = np.hypot(state[:, VX], state[:, VY]) <= STOPPED_EGO
     side = offroad[n, k] | in_several_lanes(prepared, state)
     behind = bearing(state[:, :3], agent[:, :2]) > BEHIND
+    # never while standing; who stands always; who moves at the front, or while the ego is between lanes or off the road
     fault = ~standing & (prepared.stopped[a] | ~behind & (front | side))
     price = np.where(prepared.moving_type[a], 0.0, 0.5)
     return n[fault], k[fault], a[fault], price[fault]
@@ -398,6 +402,7 @@ def too_close(
         tuple of (M,): index of the drive, step of the first violation, index of the road user
     """
     moving = np.hypot(states[..., VX], states[..., VY]) >= STOPPED_TTC
+    # step and look as one axis, in the order of time
     hit = (touching & moving[:, :, None, None]).reshape(len(states), states.shape[1] * len(LOOK), touching.shape[-1])
     n, a, index = _first(hit)
     k, look = index // len(LOOK), LOOK[index % len(LOOK)]
@@ -547,6 +552,7 @@ class PDMResult:
         """
         safe = self.nc * self.dac
         ep = progress_score(self.way, reference, safe)
+        # the weights of EP, TTC and comfort are 5, 5 and 2
         return replace(self, ep=ep, pdms=safe * (5 * ep + 5 * self.ttc + 2 * self.comfort) / 12)
 
     @staticmethod

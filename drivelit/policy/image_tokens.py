@@ -327,6 +327,7 @@ class DreamRule(Walk):
             (4, width) bool
         """
         if (width, device) not in self._tables:
+            # a row for each kind of place: FREE, DONE, CODE, END
             table = torch.zeros(4, width, dtype=torch.bool)
             table[[CODE, END]] = True
             table[:2, self._outside] = True

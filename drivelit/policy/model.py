@@ -450,6 +450,7 @@ def _patches(processor, image):
     pixels = np.asarray(image)
     high, wide = (n // side for n in pixels.shape[:2])
     colours = np.stack([table[:, c][pixels[..., c]] for c in range(3)])
+    # (c, R, r, y, C, q, x) -> (R, C, r, q, c, y, x): blocks of merge x merge patches, each patch colour by colour
     cut = colours.reshape(3, high // merge, merge, side, wide // merge, merge, side).transpose(1, 4, 2, 5, 0, 3, 6)
     still = np.broadcast_to(cut[..., None, :, :], (*cut.shape[:5], shown, side, side))  # every moment is the same
     return torch.from_numpy(still.reshape(high * wide, -1)), torch.tensor([1, high, wide])

@@ -600,6 +600,7 @@ def scored(
     batch = policy.collate([conversation.ids + said.ids], [conversation.images], pad="right")
     was_training = policy.model.training
     policy.model.eval()
+    # the logits before each word of the answer
     logits = policy.model(**batch, logits_to_keep=len(said.ids) + 1).logits[0, :-1].float()
     policy.model.train(was_training)
     logits[:, list(never)] = -torch.inf

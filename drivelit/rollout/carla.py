@@ -327,6 +327,7 @@ def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -
         cross.append(bool(lanes and lanes[0][0].is_junction))
         for w, along in lanes:
             x, y, h = to_frame(pose_of(w.transform), start)
+            # longer than a stride: pieces overlap, so that a bend has no gaps
             ends = [
                 [x - 1.3 * STRIDE * np.cos(h), y - 1.3 * STRIDE * np.sin(h)],
                 [x + 1.3 * STRIDE * np.cos(h), y + 1.3 * STRIDE * np.sin(h)],
@@ -687,6 +688,7 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
         Scene: without futures; pictures of up to five seconds ago, before the drive its first one
     """
     scene, origin = moment(stage, now), now.ego[:3]
+    # every half second, counted back from now
     rows = ride.others[-51:][::-1][::5][::-1]
     times = 0.5 * np.arange(1 - len(rows), 1)
     agents = []

@@ -118,6 +118,7 @@ def aside(stage: Stage, s: np.ndarray) -> np.ndarray:
         (...,) metres to the left of the route
     """
     s = np.asarray(s, float)
+    # 20 m to move out after a, 20 m to be back at b
     return sum((l * ease((s - a) / 20) * (1 - ease((s - b + 20) / 20)) for a, b, l in stage.detours), 0 * s)
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #675fe3f3
@@ -135,9 +136,11 @@ def _expected(stage: Stage, now: WorldState) -> list[tuple[np.ndarray, np.ndarra
         s, l = stage.route.project(poses[:, :2])
         turn = poses[:, 2] - np.interp(s, stage.route.s, stage.route.heading)
         c, d = np.abs(np.cos(turn)), np.abs(np.sin(turn))
+        # half widths across the lane, a turned box counts with both sides; 0.45 m between
         room = EGO_HALF[1] + 0.45 + script.half[0] * d + script.half[1] * c
         weight = np.exp(-np.maximum(s - now.along, 0) / 8)  # how much of the present offset is still there
         lane = aside(stage, s) + weight * (l_now - aside(stage, now.along))
+        # AHEAD is in steps of 0.25 s
         speed = np.diff(s, append=2 * s[-1] - s[-2]) / 0.25
         out.append((s, np.abs(l - lane) < room, script.half[0] * c + script.half[1] * d, speed))
     return out
@@ -146,6 +149,7 @@ def _expected(stage: Stage, now: WorldState) -> list[tuple[np.ndarray, np.ndarra
 def _arrival(metres: float, v: float, limit: float) -> float:
     "Seconds until the ego is there, if it speeds up to the limit at 1.5 m/s²."
     t = max(limit - v, 0.0) / 1.5
+    # metres until the limit is reached: v t + 1.5 t² / 2
     ramp = v * t + 0.75 * t**2
     return t + (metres - ramp) / max(limit, 0.1) if metres > ramp else (np.sqrt(v**2 + 3 * max(metres, 0)) - v) / 1.5
 
@@ -172,6 +176,7 @@ def walls(stage: Stage, now: WorldState) -> tuple[list[float], list[tuple[np.nda
             stops.append(float((s - half)[0]))
             continue
         near, far, t = float((s - half)[inside].min()), float((s + half)[inside].max()), AHEAD[inside]
+        # gone 0.8 s before it comes, or there 0.3 s after it has left
         clear = _arrival(far + VEHICLE.rear - now.along, v, limit) < t[0] - 0.8
         later = _arrival(near - VEHICLE.front - now.along, v, limit) > t[-1] + 0.3 and t[-1] < AHEAD[-1]
         if not (clear or later) and near > now.along + VEHICLE.front - 0.5:
@@ -199,6 +204,7 @@ def true_idm(world: World) -> np.ndarray:
     stops, ahead = walls(stage, now)
     free, (s, v) = _allowed_here(stage), (now.along, float(now.ego[VX]))
     stations, t = [s], kin.DT * np.arange(kin.STEPS)
+    # 0.8 m before the line or the one who stands there
     still = [(x - 0.8, 0.0) for x in stops]
     ahead = [(np.interp(t, AHEAD, x).tolist(), np.interp(t, AHEAD, u).tolist()) for x, u in ahead]
     for k in range(kin.STEPS):
@@ -207,6 +213,7 @@ def true_idm(world: World) -> np.ndarray:
         a = float(idm(v, want, 1e3, v))
         for rear, u in rears:
             gap = rear - s - VEHICLE.front
+            # m/s² that just avoid contact; from 2.5 on IDM would brake too late
             need = max(v - max(u, 0.0), 0.0) ** 2 / (2 * max(gap, 0.3))
             a = min(a, float(idm(v, want, max(gap, 0.1), max(u, 0.0))), -need if need > 2.5 else a)
         v = max(v + kin.DT * max(a, -7.0), 0.0)
@@ -214,6 +221,7 @@ def true_idm(world: World) -> np.ndarray:
         stations.append(s)
     stations = np.array(stations)
     l_now = float(stage.route.project(now.ego[:2])[1])
+    # the present offset from the navigator's way fades over 8 m
     side = aside(stage, stations) + (l_now - aside(stage, now.along)) * np.exp(-(stations - now.along) / 8)
     poses = stage.route.at(stations, side)
     moved = np.gradient(stations)

@@ -124,6 +124,7 @@ def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, spee
     along, side = script.path.project(boxes[:, :2])
     turn = boxes[:, 2] - np.interp(along, script.path.s, script.path.heading)
     c, d = np.abs(np.cos(turn)), np.abs(np.sin(turn))
+    # from bumper to bumper along the path; a turned box counts with both sides
     gap = along - s - script.half[0] - halves[:, 0] * c - halves[:, 1] * d
     room = script.half[1] + 0.25 + halves[:, 0] * d + halves[:, 1] * c
     gap = np.where((along > s) & (gap < SIGHT) & (np.abs(side) < room), gap, np.inf)
@@ -457,6 +458,7 @@ def moment(stage: Stage, now: WorldState) -> Scene:
     Returns:
         Scene: of the same source and family; a recorded one has no cameras any more
     """
+    # five seconds, every half second; before the drive began the scene's own past
     rows = [*stage.past[len(now.log) - 1 :], *now.log][-PAST - 1 :][::5]
     egos, poses, speeds = (np.array(x) for x in zip(*rows, strict=True))
     origin, scene = now.ego[:3], stage.scene

@@ -115,6 +115,7 @@ def count_weights(config: Any, part: str = "") -> int:
     v, t = config.vision_config, config.text_config
     linear = lambda inputs, outputs, bias=True: (inputs + bias) * outputs
     h, wide = v.hidden_size, v.hidden_size * v.spatial_merge_size**2
+    # two norms; queries, keys and values; output; gate and up; down
     block = (
         2 * h + linear(h, 3 * h) + linear(h, h) + 2 * linear(h, v.intermediate_size) + linear(v.intermediate_size, h)
     )
@@ -123,6 +124,7 @@ def count_weights(config: Any, part: str = "") -> int:
     if part == "visual":
         return eyes
     h, keys = t.hidden_size, t.hidden_size // t.num_attention_heads * t.num_key_value_heads
+    # two norms; queries; keys and values, with fewer heads; output; gate, up and down
     layer = 2 * h + linear(h, h) + 2 * linear(h, keys) + linear(h, h, False) + 3 * linear(h, t.intermediate_size, False)
     tables = 1 if t.tie_word_embeddings else 2
     return eyes + tables * t.vocab_size * h + t.num_hidden_layers * layer + h

@@ -658,6 +658,7 @@ def table(
         DataFrame without holes
     """
     rows = list(rows)
+    # a sparse column stands only where some row has a number above 0
     appears = lambda col: any((record.numbers(replace(c, **_own(col)), col.measure) > 0).any() for _, c in rows)
     columns = {n: col for n, col in columns.items() if not col.sparse or appears(col)}
     return framed(
@@ -717,6 +718,7 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
         both = _as_many(*both)
     learnt = [v.index for v in both if len(v) and v.index[0] != NO_SEED]
     seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in both) else []
+    # a driver has one row, which is paired with each seed
     a, b = (v if len(v) and v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
     if not len(seeds):
         return paired(np.zeros((0, 0)), np.zeros((0, 0)), unit.scale, unit.margin)

@@ -71,6 +71,7 @@ def variances(d: np.ndarray) -> tuple[float, float, float]:
     (seeds, scenes), count = d.shape, measured.sum()
     e = np.where(measured, d - d[measured].mean(), 0.0)
     row, column = e.sum(1, keepdims=True), e.sum(0, keepdims=True)
+    # what neither its seed nor its scene explains
     residual = e - row / measured.sum(1, keepdims=True) - column / measured.sum(0, keepdims=True)
     residual = (np.where(measured, residual, 0.0) ** 2).sum() / count**2
     of_pairs = residual * seeds * scenes / max((seeds - 1) * (scenes - 1), 1) if min(d.shape) > 1 else 0.0
@@ -92,6 +93,7 @@ def freedom(of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scen
     """
     variance = of_seeds + of_scenes - of_pairs
     free = ((of_seeds, seeds - 1), (of_scenes, scenes - 1), (of_pairs, (seeds - 1) * (scenes - 1)))
+    # squares of the parts, each over its degrees of freedom
     doubt = sum(v**2 / k for v, k in free if k > 0)
     return float(variance**2 / doubt) if doubt > 0 else 0.0
 
@@ -200,6 +202,7 @@ def seeds_needed(mean: float, d: np.ndarray, margin: float) -> float:
     seeds, scenes = d.shape
 
     def settles(n: float) -> bool:
+        # what seeds and pairs contribute becomes smaller with n seeds, what scenes contribute does not
         k = seeds / n
         scenes_alone = of_scenes - of_pairs
         half = half_width(k * of_seeds, scenes_alone + k * of_pairs, k * of_pairs, n, scenes)

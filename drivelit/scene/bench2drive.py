@@ -454,6 +454,7 @@ def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
     pairs.append(lead(np.array(ends), poses[ends, :2], 1.5, np.radians(45)))
     prices += [np.hypot(*(poses[p[:, 0], :2] - poses[p[:, 1], :2]).T) for p in pairs]
+    # a change of lane: `length` ahead and a lane's width aside; short ones cost more
     side = WIDTH * np.stack([-ahead[:, 1], ahead[:, 0]], 1)
     for length in CHANGES:
         for way in (side, -side):
@@ -478,7 +479,9 @@ def lane_way(lines: list[np.ndarray], points: list[np.ndarray]) -> np.ndarray | 
     poses, pairs, prices, lane_of, tree = _graph(lines)
     n, legs = len(poses), []
     near = np.array(tree.query_ball_point(np.zeros(2), FAR_OFF), int)
+    # none of oncoming traffic
     near = near[np.abs(wrap_angle(poses[near, 2])) < np.radians(60)]
+    # a metre beside a lane costs as much as five along it
     cost = 5 * np.hypot(*poses[near, :2].T)
     for point in points:
         # One more point, from which all those lead on that the way may have reached. An edge of price 0 would be none.

@@ -76,6 +76,7 @@ def to_camera(points: np.ndarray, camera: Camera, ego: np.ndarray = (0.0, 0.0, 0
     """
     p = np.asarray(points, float)
     here = np.concatenate([to_frame(p[:, :2], ego), p[:, 2:]], 1)
+    # rows are points: p @ R is R⁻¹ applied to each
     return (here - camera.cam2ego[:3, 3]) @ camera.cam2ego[:3, :3]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #project1
@@ -208,6 +209,7 @@ def _agent_faces(agent: Agent, pose: np.ndarray) -> list[tuple]:
     ]
     if agent.type == "vehicle":
         c, s = np.cos(pose[2]), np.sin(pose[2])
+        # rear lamps are red; 0.02 m off the body, so that it does not hide them
         for end, color in ((-1, (235, 20, 20)), (1, (255, 250, 210))):
             for side in (-1, 1):
                 x, y = end * (agent.length / 2 + 0.02), side * agent.width * 0.36
@@ -231,8 +233,10 @@ def _lamp(light: Light, time: float) -> tuple[list[tuple], np.ndarray, tuple]:
     head = _box(np.array([x, y, light.heading]), 0.25, 0.45, z - 0.6, z + 0.6)
     pole = _box(np.array([x - 0.3 * c, y - 0.3 * s, light.heading]), 0.16, 0.16, 0.0, z - 0.6)
     state = light.at(time)
+    # metres from the middle of the head
     dz = dict(red=0.38, yellow=0.0, green=-0.38, unknown=0.0)[state]
     angle = np.linspace(0, 2 * np.pi, 9)[:-1]
+    # radius 0.16 m, and so far before the middle of the head
     disc = np.stack(
         [
             x + 0.16 * c - s * 0.16 * np.cos(angle),
@@ -249,6 +253,7 @@ def _night(color: tuple, distance: float, glow: float) -> tuple:
     if not glow:
         return color
     lit = 0.14 + 0.5 * np.exp(-((distance / 16.0) ** 2))
+    # colours lose more than half of their saturation
     return tuple(int(v * lit) for v in (0.45 * np.array(color) + 0.55 * np.mean(color)))
 
 
@@ -508,6 +513,7 @@ def get_depth(
     u, v = np.meshgrid(
         (np.arange(size[0]) + 0.5) * cam.width / size[0], (np.arange(size[1]) + 0.5) * cam.height / size[1]
     )
+    # the ray of each pixel with z = 1: a multiple of it has that depth
     ray = np.stack([(u - k[0, 2]) / k[0, 0], (v - k[1, 2]) / k[1, 1], np.ones_like(u)], -1)
     depth = np.where(
         ray[..., 1] > 1e-9, cam.cam2ego[2, 3] / np.maximum(ray[..., 1], 1e-9), np.inf
@@ -524,6 +530,7 @@ def get_depth(
         mask = Image.new("1", size)
         ImageDraw.Draw(mask).polygon([tuple(p) for p in _pixels(cut, cam, size)], fill=1)
         along = ray @ normal
+        # where the ray meets the plane of the face
         z = np.where(np.abs(along) > 1e-9, (q[0] @ normal) / np.where(np.abs(along) > 1e-9, along, 1), np.inf)
         depth = np.where(np.asarray(mask) & (z > NEAR) & (z < depth), z, depth)
     return depth.astype(np.float32)

@@ -113,6 +113,7 @@ def _ego_table(api: Any) -> dict[str, np.ndarray]:
     times = np.array([s.timestamp.time_us for s in states], np.int64)
     times, rows = np.unique(times, return_index=True)  # one that stands twice counts once
     axle = check_array([states[k].rear_axle_se3.array for k in rows], "ego_state_se3.imu_se3", (None, 7), GLOBE)
+    # 123D has w first, scipy last
     turns = Rotation.from_quat(axle[:, [4, 5, 6, 3]]).as_matrix()
     out = dict(us=times, axle=axle[:, :3], turns=turns, poses=np.column_stack([axle[:, :2], _heading(turns)]))
     dynamics = [states[k].dynamic_state_se3 for k in rows]
@@ -238,6 +239,7 @@ def _boxes(log: str, frame: int) -> tuple[int, list[str], list[str], np.ndarray]
         told = [(b, kind) for b, kind in told if kind is not None]
         state = [b.bounding_box_se3.array for b, _ in told]
         box = check_array(state, "bounding_box_se3", (None, 10), GLOBE)
+        # 123D has w first, scipy last
         heading = _heading(Rotation.from_quat(box[:, [4, 5, 6, 3]]).as_matrix()) if len(box) else np.zeros(0)
         k = int(np.abs(d["ego"]["us"] - us).argmin())
         up = (box[:, :3] - d["ego"]["axle"][k]) @ d["ego"]["turns"][k][:, 2] - d["ground"]

@@ -246,6 +246,7 @@ def motion(times: np.ndarray, poses: np.ndarray) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     chord = p[:, 0] * np.cos(p[:, 2] / 2) + p[:, 1] * np.sin(p[:, 2] / 2)
     along, degree = chord / np.sinc(p[:, 2] / (2 * np.pi)), min(2, len(t) - 1)  # the arc over the chord
+    # the coefficients at now: half the acceleration, if the degree is 2, and the speed
     *a, v, _ = np.polyfit(t, along, degree)
     turn = np.polyfit(t, np.unwrap(p[:, 2]), degree)[-2]
     steering = float(np.arctan(WHEELBASE * turn / v)) if v > 1.0 else 0.0  # at a stand the quotient means nothing

@@ -91,6 +91,7 @@ def route(*pieces: tuple[float, float], behind: float = 90.0, step: float = 0.5)
     # A steering wheel takes time to turn: blend over 5 m.
     k = np.convolve(np.pad(k, 5, "edge"), np.ones(11) / 11, "valid")
     heading = np.r_[0, np.cumsum(k * step)]
+    # a step goes along the heading at its middle
     middle = heading[:-1] + k * step / 2
     xy = np.stack([np.r_[0, np.cumsum(step * np.cos(middle))], np.r_[0, np.cumsum(step * np.sin(middle))]], 1)
     return Path(xy, origin=int(behind / step) * step)
@@ -224,6 +225,7 @@ def boxes_touch(center: np.ndarray, half: np.ndarray, other: np.ndarray, other_h
     turn = other[..., 2] - center[..., 2]
     c, s = np.abs(np.cos(turn)), np.abs(np.sin(turn))
     apart = np.zeros(np.broadcast_shapes(center.shape[:-1], other.shape[:-1]), bool)
+    # separating axes: two rectangles are apart if they are along a side of one of them
     for pose, own, far in ((center, half, other_half), (other, other_half, half)):
         ch, sh = np.cos(pose[..., 2]), np.sin(pose[..., 2])
         apart |= np.abs(dx * ch + dy * sh) > own[..., 0] + far[..., 0] * c + far[..., 1] * s

@@ -349,6 +349,7 @@ def curve(rng: np.random.Generator, d: float) -> Draft:
         Draft
     """
     k = mix(rng, 1 / 60, 1 / 25, d)
+    # at most 2.2 m/s² across
     v = min(np.sqrt(2.2 / k) * rng.uniform(0.7, 1.0), 11.0)
     path = route((rng.uniform(1, 12), 0.0), (rng.uniform(25, 60), k * rng.choice([-1, 1])), (90, 0.0))
     return Draft(path, v, oncoming(rng, path) + strollers(rng, path), limit=v * 1.05, intent="turn with the road")
@@ -360,6 +361,7 @@ def _turn(
     """A turn into a road across: path, way straight on, its end, the middle, whether it goes on, map."""
     path, through = route((near, 0.0), (r * np.pi / 2, side / r), (100, 0.0)), route((200, 0.0))
     end, middle = near + r * np.pi / 2, near + r - side * LANE / 2
+    # one time in five the road goes on behind the turn
     stop = 110 if rng.random() < 0.2 else middle - 6
     areas = [
         *cross_road(through.at(middle), 7.0),
@@ -464,6 +466,7 @@ def _across(rng: np.random.Generator, path: Path, line: float, arrive: float, go
     centre = path.at(line + 9.0)
     side = rng.choice([-1, 1])
     c, s = np.cos(centre[2] + side * np.pi / 2), np.sin(centre[2] + side * np.pi / 2)
+    # 80 m before the junction, half a lane beside the middle of the road across
     start = centre[:2] - 80 * np.array([c, s]) + side * LANE / 2 * np.array([s, -c])
     own = Path(np.stack([start, start + 160 * np.array([c, s])]), origin=80)
     if not going:
@@ -484,6 +487,7 @@ def red_light(rng: np.random.Generator, d: float) -> Draft:
     """
     path, v = route((170, 0.0)), rng.uniform(5, 12)
     far = rng.random() < 0.5
+    # so far that 1.6 m/s² (easy) to 3 m/s² (hard) are enough to stop
     line = v**2 / (2 * mix(rng, 1.6, 3.0, d)) + rng.uniform(5, 7) + (rng.uniform(5, 15) if far else 0)
     agents = _across(rng, path, line, (line + 5) / v - rng.uniform(0, 1), True) + strollers(rng, path)
     return Draft(
@@ -535,6 +539,7 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
         Draft
     """
     path, v = route((160, 0.0)), rng.uniform(5, 11)
+    # so far that 1.6 m/s² (easy) to 3.2 m/s² (hard) are enough to stop
     crossing_s = v**2 / (2 * mix(rng, 1.6, 3.2, d)) + rng.uniform(7, 11)
     side, walk = rng.choice([-1, 1]), rng.uniform(1.0, 1.6)
     meet = (crossing_s - 2) / v  # when the ego's front would be there
@@ -930,6 +935,7 @@ def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
     v, side = rng.uniform(13, 16.5), int(rng.choice([-1, 1], p=[0.3, 0.7]))
     path = _bend(rng, 15.0, 100, 140, *_leaving(side))
     u = rng.uniform(2.5, 4.5)
+    # seconds until contact at these speeds: 2.0 (easy) to 1.75 (hard)
     gap = (v - u) * mix(rng, 2.0, 1.75, d)
     cyclist = _beside(rng, ("bicycle",), path, gap, side, mix(rng, 0.95, 0.7, d), schedule(u))
     return _around(path, v, cyclist, oncoming(rng, path, 2), side, v * 1.1, "swerve around the cyclist")
@@ -1086,6 +1092,7 @@ def speed_plans(v0: float, a0: float, limit: float) -> tuple[np.ndarray, np.ndar
     v, a = np.zeros((2, N + 1, len(goal)))  # time first: a step writes what lies together
     v[0], a[0] = v0, a0
     for k in range(N):
+        # the goal is reached within about 0.7 s where the bounds allow it
         want = np.minimum(np.maximum((goal - v[k]) / 0.7, -down), up)
         a[k + 1] = a[k] + np.minimum(np.maximum(want - a[k], -JERK * DT), JERK * DT)
         v[k + 1] = np.maximum(0, v[k] + DT * a[k + 1])
@@ -1127,6 +1134,7 @@ def driven(
     poses = draft.path.at(s, offset)
     slope = np.gradient(offset, axis=1) / np.maximum(np.gradient(s, axis=1), 0.02)
     poses[..., 2] += np.arctan(np.where(v > 0.1, slope, 0.0))
+    # in metres: progress, 0.4 a m/s² of braking over 2, 0.25 a metre aside, 8 a m/s² over 2 across
     return poses, -s[:, 40] + 0.4 * np.maximum(-a.min(1) - 2.0, 0) + 0.25 * abs(l) + 8 * sideways
 
 # %% ../../nbs/00_scene/21_town.ipynb #c80d4585
@@ -1187,9 +1195,11 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
         half_size = np.array([agent.length / 2, agent.width / 2])
         pose = np.broadcast_to(agent.poses[0], (*t.shape, 3)) if len(agent.times) == 1 else agent.along(t)
         away = ego - pose[:, None, :, :2]
+        # circles around both boxes, with room, before the boxes themselves
         look, c, k = np.nonzero((away**2).sum(-1) < (np.hypot(*half) + np.hypot(*half_size) + 0.5) ** 2)
         box = np.concatenate([ego[look, c, k], poses[c, k, 2:]], -1)
         own_pose, ahead = poses[c, k], pose[look, k, :2] - poses[c, k, :2]
+        # its middle is over 1.5 m behind the rear axle
         behind = ahead[:, 0] * np.cos(own_pose[:, 2]) + ahead[:, 1] * np.sin(own_pose[:, 2]) < -1.5
         hit = boxes_touch(box, half + ROOM[look], pose[look, k], half_size) & ~behind
         np.minimum.at(first, c[hit], k[hit])
@@ -1209,6 +1219,7 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
         (C,) how soon after `since` something goes wrong: 0 never, larger is sooner
     """
     poses, v = poses[:, :41], v[:, :41]
+    # the corners of the ego, 0.1 m wider on both sides
     signs = np.array([[EGO_FRONT, 1], [EGO_FRONT, -1], [-EGO_REAR, 1], [-EGO_REAR, -1]]) * [1, EGO_WIDTH / 2 + 0.1]
     c, s = np.cos(poses[..., 2:]), np.sin(poses[..., 2:])
     x = poses[..., :1] + signs[:, 0] * c - signs[:, 1] * s
@@ -1384,6 +1395,7 @@ def motion(
         driven, frames = t > 0, np.rint(10 * t).astype(int)
         past[driven], gone[driven] = future[frames[driven]], way[frames[driven]]
         gone = gone - way[k]
+        # central differences over steps of 0.1 s
         v, a = float(way[k + 1] - way[k - 1]) * 5, float(way[k + 1] - 2 * way[k] + way[k - 1]) * 100
         expert, future = future[k : k + 41], future[k:]
     if aside != (0.0, 0.0):

@@ -191,6 +191,7 @@ def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
     knots, t, decel = [(0.0, v)], 0.0, mix(rng, 2.0, 4.5, d)
     for _ in range(2):
         brakes, stands = t + rng.uniform(3, 6), rng.uniform(2, 4)
+        # brakes, stands, and speeds up again at 2 m/s²
         t = brakes + v / decel + stands + v / 2.0
         knots += [(brakes, v), (brakes + v / decel, 0.0), (t - v / 2.0, 0.0), (t, v)]
     lead, triggers = (

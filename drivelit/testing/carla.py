@@ -234,6 +234,7 @@ class _Vehicle(_Actor):
 
     def _move(self, dt: float) -> None:
         c, v = self._control, self._v
+        # m/s²: full throttle 3, full brake 8, a little drag
         self._a = 3.0 * c.throttle - 8.0 * c.brake * (v > 0) - 0.1 * v
         self._v = max(v + dt * self._a, 0.0)
         self._rate = self._v * np.tan(np.radians(MOST_STEER * c.steer)) / WHEELBASE
