@@ -144,7 +144,7 @@ def chain_of(episode: Episode, inputs: Inputs, mode: str) -> Chain:
         mode: key of MODES
 
     Returns:
-        Chain
+        each stage's answer, or the ParseError that stands in its place
     """
     return parse_chain(episode.texts[0], inputs.frame.size, mode, inputs.points)
 
@@ -319,7 +319,7 @@ def task_for(
         look: of another task, which has the pictures already
 
     Returns:
-        P3Task
+        the task whose rewards and pictures the profile names
     """
     inputs = replace(profile.inputs, sight=sight)
     weights = weights or SCHEMES[profile.scheme]

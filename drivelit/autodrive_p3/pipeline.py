@@ -109,7 +109,7 @@ def fresh(profile: P3Profile, seed: int) -> Policy:
         seed: of a toy's weights
 
     Returns:
-        Policy
+        the policy, before any tuning
     """
     return load(profile.model, profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
 

@@ -44,7 +44,7 @@ def truth_of(scene: Scene, inputs: Inputs) -> Truth:
         inputs: in whose picture the boxes are, and how many way-points there are
 
     Returns:
-        Truth
+        boxes in pixels of the picture, labels, actions, and way-points in metres in the ego's frame
 
     Raises:
         SceneError: no expert, too few poses, or a camera that the scene does not have

@@ -102,7 +102,7 @@ def play(
         temperature: 0: always the likeliest token; None: that of sampled evaluation
 
     Returns:
-        list[Episode]
+        one Episode for each scene, in order
     """
     heat = profile.play_temperature if temperature is None else temperature
     engine = player_for(policy, profile)

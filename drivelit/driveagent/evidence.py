@@ -181,7 +181,7 @@ def needs_look(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> bool:
         image_size: (width, height) in pixels
 
     Returns:
-        bool
+        True: such evidence is missing from the front view, and a call of a tool would show it
     """
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
@@ -212,7 +212,7 @@ def hash_of(text: str) -> int:
         text: what was written
 
     Returns:
-        int
+        at least 0; of the last seven bytes of its UTF-8
     """
     return int.from_bytes(text.encode()[-7:], "little")
 

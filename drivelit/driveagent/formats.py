@@ -371,7 +371,7 @@ def read(turns: Sequence[str], words: str = "paper") -> Answer:
         words: key of WORDS
 
     Returns:
-        Answer
+        what can be read in them; its actions are a ParseError where they cannot be read
     """
     whole = "\n".join(turns)
     mode, calls = mode_of(whole, words), [parse_call(t) for t in turns]

@@ -578,7 +578,7 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
         aligned: whether it starts from the aligned model
 
     Returns:
-        Policy
+        the tuned policy, which is saved in the folder, too
 
     Raises:
         RunError: the variant has no thoughts
@@ -630,7 +630,7 @@ def reinforce(
         variant: key of VARIANTS
         mode: "text", "tool", "adaptive" or "partition"
         folder: where it is kept
-        tool_reward: whether R_tool is paid
+        tool_reward: whether R_tool is part of the reward
         steps: rollout batches; None: the profile's
 
     Returns:
@@ -656,7 +656,7 @@ def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `sft`.
 
     Returns:
-        dict[str, Any]
+        what `evaluate` returns, without grey pictures
     """
     policy = tune(out, profile, seed, "full", STAGES.folder(out, "sft", seed), profile.align_first)
     return evaluate(policy, out, profile, seed, unseen=False)
@@ -669,7 +669,7 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
         stage: key of NEEDS
 
     Returns:
-        dict[str, Any]
+        what `train_rl` and `evaluate` return
     """
     policy = load(trained(out, NEEDS[stage][0], seed), profile, seed)
     forced = stage.startswith("fcm")

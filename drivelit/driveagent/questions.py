@@ -1075,7 +1075,7 @@ def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
             allows twice the distance
 
     Returns:
-        bool
+        True: right
     """
     if not isinstance(said, str):
         return False

@@ -202,7 +202,7 @@ def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the view in the kit's size, in words and as a picture
     """
     view, frame = params["view_index"], params.get("frame_index", "0s")
     camera = view_camera(scene, view)
@@ -288,7 +288,7 @@ def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the box, grown to the picture's shape and magnified to its size
     """
     camera = view_camera(scene, params["view_index"])
     cam, size = scene.cameras[camera], kit.image_size
@@ -358,7 +358,7 @@ def depth_words(depth: Any, camera: Camera) -> str:
         depth: (H, W) metres
 
     Returns:
-        str
+        left, middle and right third with the tenth smallest depth in metres, or "nothing"
     """
     nearest = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
     return _listed(
@@ -393,7 +393,7 @@ def depth_estimation(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the depth of a view as a grey picture, and in words with its scale
     """
     view = params["view_index"]
     camera = view_camera(scene, view)
@@ -493,7 +493,7 @@ def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
         box: in the frame of the ego
 
     Returns:
-        bool
+        SEEN or more of its 27 points are in the image and not behind another box
     """
     points = _place(_GRID, box)
     pixel, depth = project(points, camera)
@@ -614,7 +614,7 @@ def box_line(b: Box) -> str:
     """A box for a small language model: one decimal, two for the heading.
 
     Returns:
-        str
+        such as "vehicle (12.3, -1.0), 4.6 x 1.9 x 1.6 m, heading +0.02"
     """
     n = lambda v: f"{round(float(v), 1) + 0.0:.1f}"
     heading = round(float(wrap_angle(b.heading)), 2) + 0.0  # no -0.00
@@ -656,7 +656,7 @@ def object_detection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the boxes in words, in metres, the nearest first, and drawn into the view
     """
     view, text = params["view_index"], params["object_text"]
     camera = view_camera(scene, view)

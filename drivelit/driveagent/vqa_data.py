@@ -540,7 +540,7 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
         width: of the picture that boxes are in, pixels
 
     Returns:
-        bool
+        True: right
     """
     a, b = _BOX.fullmatch(said.strip()), _BOX.fullmatch(true.strip())
     if a and b:

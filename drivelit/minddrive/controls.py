@@ -210,7 +210,7 @@ def new_world() -> World:
     """A world that takes the plans of this system.
 
     Returns:
-        World
+        a World that is driven by SPEED_POINTS poses every 0.5 s
     """
     return World(points=SPEED_POINTS, dt=0.5)
 

@@ -480,7 +480,7 @@ def value(experts: Experts, prompts: Sequence[Encoded], looks: Sequence[Look] | 
         looks: of `Experts.look`, if there are any
 
     Returns:
-        torch.Tensor: (N,)
+        (N,) the expected return, in units of the reward
     """
     _, hidden = experts._read("value", prompts, looks)
     return experts.value_head(hidden[:, -1])[:, 0]

@@ -84,7 +84,7 @@ def played(drive: Drive, group: int = -1, first: int = 0) -> Played:
         first: decisions that are left out at the beginning
 
     Returns:
-        Played
+        pictures, texts, words and their log-probabilities, rewards; an entry for each decision that is kept
     """
     told = [c.told for c in drive.choices[first:]]
     stack = lambda name: np.stack([t[name] for t in told])

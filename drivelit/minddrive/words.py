@@ -199,7 +199,7 @@ def named(world: World, plan: np.ndarray) -> Moment:
         plan: (6 or more, 3) poses in the ego frame, every 0.5 s
 
     Returns:
-        Moment
+        the moment with its scene, both ways in metres and both words
     """
     way = lane_ahead(world, PATH_STEP * np.arange(1, PATH_POINTS + 1))[:, :2]
     points = np.asarray(plan, float)[:SPEED_POINTS, :2]
@@ -313,13 +313,13 @@ def state_of(scene: Scene) -> np.ndarray:
 
 
 def state_text(scene: Scene) -> str:
-    """The same in words.
+    """The ego's state in words: the numbers of `state_of`, rounded to 0.1.
 
     Args:
         scene: with a centre line
 
     Returns:
-        three lines
+        three lines: speed in m/s, the command, the lane's points in metres in the ego's frame
     """
     v, *ahead = state_of(scene)
     points = np.round(np.reshape(ahead, (-1, 2)), 1) + 0.0

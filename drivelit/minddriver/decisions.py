@@ -196,7 +196,7 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
         horizon: that it was measured over
 
     Returns:
-        Cuts
+        borders between the action words, in m/s² and degrees
 
     Raises:
         ValueError: no drive slows down, speeds up, turns left or turns right

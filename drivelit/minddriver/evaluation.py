@@ -237,7 +237,7 @@ def task_for(
         **more: learnt, encoder, openings of MindDriverTask
 
     Returns:
-        MindDriverTask
+        the task whose rewards and inputs the profile names
     """
     told = profile.ego_state if ego_state is None else ego_state
     of_profile = dict(

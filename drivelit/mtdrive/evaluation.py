@@ -165,7 +165,7 @@ def task_for(
         images: as in MTDriveTask
 
     Returns:
-        MTDriveTask
+        the task with a feedback agent of this perception
     """
     return MTDriveTask(
         PDMAgent(perception or profile.perception, points=profile.feedback_points),

@@ -168,7 +168,7 @@ def order_of(count: int, wanted: int, seed: int) -> list[int]:
         seed: of a random order, where not all rows are wanted
 
     Returns:
-        list of numbers
+        numbers of scenes, each once
     """
     return np.random.default_rng(seed).permutation(count).tolist() if wanted else list(range(count))
 
@@ -181,7 +181,7 @@ def in_turn(kinds: Sequence[Iterable[dict]], wanted: int) -> Iterator[dict]:
         wanted: so many, a row of each kind in turn as long as it has any; 0: all, one kind after the other
 
     Returns:
-        iterator of rows
+        iterator of rows, read as they are asked for
     """
     return islice(_round(map(iter, kinds)), wanted) if wanted else chain(*kinds)
 
@@ -314,7 +314,7 @@ def fresh(profile: MTDriveProfile, seed: int) -> Policy:
         seed: of a toy's weights
 
     Returns:
-        Policy
+        the policy, before any tuning
     """
     return load(profile.model, profile, seed, kit_text(), fixed_parts())
 
