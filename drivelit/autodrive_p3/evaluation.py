@@ -52,7 +52,7 @@ from ..runs.record import DRIVER, NO_SEED, Part
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")
-MEANS = dict(  # protocol -> its mean over 1, 2 and 3 s, of a scene's six half seconds
+MEANS = dict(  # mean over 1, 2 and 3 s of six half seconds: ST-P3 averages up to each time, UniAD takes it
     stp3=lambda v: np.mean([v[:n].mean() for n in (2, 4, 6)]), uniad=lambda v: v[[1, 3, 5]].mean()
 )
 
@@ -69,14 +69,15 @@ def _yardsticks(scene):
 def _scores(scenes, plans):
     "name -> a list: PDMS, and EPDMS without and with the human filter, of the same drives."
     ready = [prepare(s) for s in scenes]
-    found = {k: [] for k in SCORES}
+    scores = {k: [] for k in SCORES}
     for r, one in zip(ready, score_scenes(ready, [p[None] for p in plans]), strict=True):
+        # one simulation of the plan serves all three scores
         metres, human = _yardsticks(r.scene)
         bare = epdms.score_states(r, one.states, metres, epdms.past_states(r.scene.ego))
         values = one.pdms[0], bare.epdms[0], epdms.human_filter(bare, human).epdms[0]
         for k, v in zip(SCORES, values, strict=True):
-            found[k].append(float(v))
-    return found
+            scores[k].append(float(v))
+    return scores
 
 
 TOGETHER = 256  # scenes that are held at a time, with their grids
@@ -84,13 +85,17 @@ TOGETHER = 256  # scenes that are held at a time, with their grids
 
 def _measured(scenes, plans, pdms):
     "`errors` of some scenes, and name -> a value for each readable plan."
-    there = [i for i, p in enumerate(plans) if p is not None]
+    readable = [i for i, p in enumerate(plans) if p is not None]
     truth = [s.expert.poses for s in scenes]
+    # the open-loop protocols look at 3 s: six half seconds, in the frame of nuScenes' lidar
     lidar = [None if p is None else to_lidar(p[:6]) for p in plans]
+    # VAD's obstacles are vehicles and people, UniAD's vehicles and bicycles
     grids = [[obstacles(s) for s in scenes], [obstacles(s, ("vehicle", "bicycle"), False) for s in scenes]]
     each = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
-    values = dict(ade=[float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in there])
-    return each, values | (_scores([scenes[i] for i in there], [plans[i] for i in there]) if pdms and there else {})
+    values = dict(ade=[float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in readable])
+    return each, values | (
+        _scores([scenes[i] for i in readable], [plans[i] for i in readable]) if pdms and readable else {}
+    )
 
 
 def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pdms: bool = True) -> dict[str, Any]:
@@ -107,23 +112,24 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
             no plan: scene_ade, scene_pdms, scene_epdms, scene_epdms_filtered, and by protocol, the mean over 1, 2 and
             3 s: scene_l2_stp3, scene_l2_uniad (metres), scene_hits_stp3, scene_hits_uniad (shares)
     """
-    parts, values = [], {k: [] for k in ("ade", *SCORES)}
+    batches, values = [], {k: [] for k in ("ade", *SCORES)}
     for k in range(0, len(scenes), TOGETHER):
         here = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))]
-        part, own = _measured(here, plans[k : k + TOGETHER], pdms)
-        parts.append(part)
-        for name, v in own.items():
+        batch, batch_values = _measured(here, plans[k : k + TOGETHER], pdms)
+        batches.append(batch)
+        for name, v in batch_values.items():
             values[name] += v
-    there = [i for i, p in enumerate(plans) if p is not None]
-    each = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-    found = dict(n=len(scenes), unreadable=1 - len(there) / len(scenes), **protocols(each))
-    found |= {k: float(np.mean(v)) if v else None for k, v in values.items()}
+    readable = [i for i, p in enumerate(plans) if p is not None]
+    each = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]}
+    numbers = dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **protocols(each))
+    numbers |= {k: float(np.mean(v)) if v else None for k, v in values.items()}
     for p, mean in MEANS.items():
         hits = each[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
-        values |= {f"l2_{p}": [mean(each["l2"][i]) for i in there], f"hits_{p}": [mean(hits[i]) for i in there]}
-    of = {k: dict(zip(there, v, strict=True)) if v else {} for k, v in values.items()}
+        values |= {f"l2_{p}": [mean(each["l2"][i]) for i in readable], f"hits_{p}": [mean(hits[i]) for i in readable]}
+    of = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
+    # v: number of the scene -> value; None keeps the place of a scene without a plan
     in_place = lambda v: [round(float(v[i]), 4) if i in v else None for i in range(len(scenes))]
-    return found | {f"scene_{k}": in_place(v) for k, v in of.items()}
+    return numbers | {f"scene_{k}": in_place(v) for k, v in of.items()}
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #3a2aaf7b
 PARTS = ("format", *STAGES)
@@ -138,7 +144,7 @@ def chain_of(episode: Episode, inputs: Inputs, mode: str) -> Chain:
         mode: key of MODES
 
     Returns:
-        Chain
+        each stage's answer, or the ParseError that stands in its place
     """
     return parse_chain(episode.texts[0], inputs.frame.size, mode, inputs.points)
 
@@ -165,8 +171,8 @@ def measures(episode: Episode, scene: Scene, inputs: Inputs) -> dict[str, Any]:
 
 def _mean(values):
     "Of those that are there; None if none is."
-    there = [v for v in values if v is not None]
-    return float(np.mean(there)) if there else None
+    present = [v for v in values if v is not None]
+    return float(np.mean(present)) if present else None
 
 
 def summary(
@@ -193,17 +199,17 @@ def summary(
     some = [i for i, m in enumerate(measured) if m]
     chains = [chain_of(episodes[i], inputs, mode) for i in some]
     plans = [c.planning if isinstance(c.planning, np.ndarray) else None for c in chains]
-    found = plan_numbers(subset(scenes, some), plans, pdms)
-    for k, v in found.items():
+    numbers = plan_numbers(subset(scenes, some), plans, pdms)
+    for k, v in numbers.items():
         if k.startswith("scene_"):  # a place for each scene, whoever was refused
             of = dict(zip(some, v, strict=True))
-            found[k] = [of.get(i) for i in range(len(scenes))]
-    found |= {f"scene_{k}": [round(m[k], 4) if m else None for m in measured] for k in (*KEYS, "tokens")}
+            numbers[k] = [of.get(i) for i in range(len(scenes))]
+    numbers |= {f"scene_{k}": [round(m[k], 4) if m else None for m in measured] for k in (*KEYS, "tokens")}
     boxes = [c.perception.boxes for c in chains if isinstance(c.perception, Boxes)]
     means = {k: _mean(m[k] for m in measured if m) for k in measured[some[0]]}
     reasons = {k: n / len(some) for k, n in sorted(counted(chains).items())}
     counts = dict(n=len(scenes), failed=1 - len(some) / len(scenes), empty=_mean(not len(b) for b in boxes))
-    return found | means | counts | dict(reasons=reasons)
+    return numbers | means | counts | dict(reasons=reasons)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #bbc13d07
 EMPTY, USUAL = "constant velocity, always an empty list", "constant velocity, always the most frequent box"
@@ -223,8 +229,8 @@ def judged(scenes: Sequence[Scene], texts: Sequence[str], task: P3Task) -> list[
     """
     states = [TurnState(s, [], 0) for s in scenes]
     steps = task.step_batch(states, [Completion(t, [], [], "eos") for t in texts])
-    made = zip(scenes, texts, steps, strict=True)
-    return [Episode(s.id, [], [], [], [], [], 0, [t], [step.rewards], [step.info]) for s, t, step in made]
+    rows = zip(scenes, texts, steps, strict=True)
+    return [Episode(s.id, [], [], [], [], [], 0, [t], [step.rewards], [step.info]) for s, t, step in rows]
 
 
 def most_frequent(scenes: Sequence[Scene], inputs: Inputs) -> tuple[tuple[int, ...], str, str] | None:
@@ -243,6 +249,7 @@ def most_frequent(scenes: Sequence[Scene], inputs: Inputs) -> tuple[tuple[int, .
         for t in truths
         for b, w, a in zip(t.boxes, t.labels, t.actions, strict=True)
     ]
+    # the reward of the second stage, box and action together, over all scenes
     worth = lambda x: np.mean([prediction([x[0]], [x[2]], t.boxes, t.actions) for t in truths])
     return max(dict.fromkeys(all_of), key=worth, default=None)
 
@@ -261,7 +268,9 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     count, pdms = task.inputs.points, task.pdms
     truths, usual = [truth_of(s, task.inputs) for s in scenes], most_frequent(known[:200], task.inputs)
     write = lambda objects, plan: write_chain("fast", *objects, plan[:count])
+    # (boxes, labels, actions) of an answer: an empty list, and the one box that earns the most
     nobody, often = ([], [], []), tuple([v] for v in usual) if usual else ([], [], [])
+    # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
     kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
     scores = {k: of(scenes, count) for k, (of, _) in kinds.items()}
     blind, same = [blind_plans(s) for s in scenes], name_of(WAYS[0], 0.0)
@@ -269,11 +278,11 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     texts |= {name: [write(o, p[same]) for p in blind] for name, o in {EMPTY: nobody, USUAL: often}.items()}
     for name in dict.fromkeys([STANDING, *(best_blind(v) for v in scores.values())]):
         texts.setdefault(f"{name}, an empty list", [write(nobody, p[name]) for p in blind])
-    found = {n: summary(judged(scenes, t, task), scenes, task.inputs, task.mode, pdms) for n, t in texts.items()}
+    results = {n: summary(judged(scenes, t, task), scenes, task.inputs, task.mode, pdms) for n, t in texts.items()}
     for k, (of, sign) in kinds.items():
         v = sign * by_speed(known, of(known, count), scenes, scores[k])
-        found[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
-    return found
+        results[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
+    return results
 
 
 def _blind_ade(scenes, count):
@@ -310,7 +319,7 @@ def task_for(
         look: of another task, which has the pictures already
 
     Returns:
-        P3Task
+        the task whose rewards and pictures the profile names
     """
     inputs = replace(profile.inputs, sight=sight)
     weights = weights or SCHEMES[profile.scheme]
@@ -361,14 +370,14 @@ def seconds_of(
         dict: mode -> seconds of each scene
     """
     policy.model.eval()
-    engine, found = TransformersEngine(policy, 1), {mode: [] for mode in tasks}
+    engine, seconds = TransformersEngine(policy, 1), {mode: [] for mode in tasks}
     for scene in scenes:
         for mode, task in tasks.items():
             conversation = Conversation(task.prompt(scene))
             begin = time.perf_counter()
             engine.generate([conversation], profile.new_tokens, temperature=0)
-            found[mode].append(round(time.perf_counter() - begin, 4))
-    return found
+            seconds[mode].append(round(time.perf_counter() - begin, 4))
+    return seconds
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #fa6d6a1a
 SWAPS = ("own", "true", "another scene's", "nothing")
@@ -426,15 +435,16 @@ def openings_of(
     if how not in SWAPS:
         raise ValueError(f"how: {how!r} is not one of {', '.join(SWAPS)}")
     pairs = [(i, chain_of(e, inputs, mode)) for i, e in enumerate(episodes) if not e.failed]
+    # only where the policy's own first stage can be read can it be put back, or lent to another scene
     pairs = [(i, c) for i, c in pairs if isinstance(c.perception, Boxes)]
     if "think" in spans_of(mode):
         pairs = [(i, c) for i, c in pairs if isinstance(c.thoughts["perception"], str)]
-    own = [(c.perception.boxes, c.perception.words) for _, c in pairs]
+    own_lists = [(c.perception.boxes, c.perception.words) for _, c in pairs]
     seen = {
-        "own": lambda: own,
+        "own": lambda: own_lists,
         "true": lambda: [(t.boxes, t.labels) for t in (truth_of(scenes[i], inputs) for i, _ in pairs)],
-        "another scene's": lambda: own[1:] + own[:1],
-        "nothing": lambda: [([], [])] * len(own),
+        "another scene's": lambda: own_lists[1:] + own_lists[:1],  # of the next one
+        "nothing": lambda: [([], [])] * len(own_lists),
     }[how]()
     names = ids_of(scenes)
     return {names[i]: opening_of(c, mode, *v) for (i, c), v in zip(pairs, seen, strict=True)}
@@ -462,7 +472,7 @@ def _chose(policy, episode, words):
     return bool(drawn) and drawn[: len(given)] == given
 
 
-def _behind(scenes, names, chains, own, pdms):
+def _behind(scenes, names, chains, own_plans, pdms):
     "The numbers of plans behind other boxes; chains: scene id -> Chain, or None where it was refused."
     some = [i for i, name in enumerate(names) if name in chains]
     if not some:
@@ -470,11 +480,11 @@ def _behind(scenes, names, chains, own, pdms):
     plans, asked = _plans(chains), [names[i] for i in some]
     numbers = plan_numbers(subset(scenes, some), [plans.get(name) for name in asked], pdms)
     lists = {k: dict(zip(asked, v, strict=True)) for k, v in numbers.items() if k.startswith("scene_")}
-    lists["scene_moved"] = {k: float(l2(plans[k], own[k]).mean()) for k in plans if k in own}
+    lists["scene_moved"] = {k: float(l2(plans[k], own_plans[k]).mean()) for k in plans if k in own_plans}  # metres
     lists["scene_follows"] = {k: None if c is None else follows(c) for k, c in chains.items()}
-    found = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms")} | dict(hits=dict(stp3=numbers["hits"]["stp3"]))
-    found |= {k: _mean(lists[f"scene_{k}"].values()) for k in ("moved", "follows")}
-    return found | {k: [v.get(name) for name in names] for k, v in lists.items()}
+    means = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms")} | dict(hits=dict(stp3=numbers["hits"]["stp3"]))
+    means |= {k: _mean(lists[f"scene_{k}"].values()) for k in ("moved", "follows")}
+    return means | {k: [v.get(name) for name in names] for k, v in lists.items()}
 
 
 def _plans(chains):
@@ -502,20 +512,25 @@ def swapped(
             moved (metres, mean over the way-points, from the plan behind its own boxes) and follows (share); and all
             lists of `plan_numbers`, scene_moved and scene_follows, with a place for each scene
     """
-    begun = {how: openings_of(episodes, scenes, profile.inputs, how, mode) for how in SWAPS}
+    begun = {swap: openings_of(episodes, scenes, profile.inputs, swap, mode) for swap in SWAPS}
     names = ids_of(scenes)
     greedy = dict(zip(names, episodes, strict=True))
-    said = {(k, w): greedy[k] for k, w in begun["own"].items() if _chose(policy, greedy[k], w)}  # scene, first words
-    found, own = {}, None
-    for how, given in begun.items():
-        new = subset(scenes, [i for i, k in enumerate(names) if k in given and (k, given[k]) not in said])
+    continued = {
+        (k, w): greedy[k] for k, w in begun["own"].items() if _chose(policy, greedy[k], w)
+    }  # scene, first words
+    results, own_plans = {}, None
+    for swap, given in begun.items():
+        # Two ways may give the same words, as an empty list that was empty already: such a scene is answered once.
+        new = subset(scenes, [i for i, k in enumerate(names) if k in given and (k, given[k]) not in continued])
         task = task_for(profile, mode, openings=given, look=look)
-        said |= {(e.scene_id, given[e.scene_id]): e for e in (play(policy, new, task, profile) if len(new) else ())}
-        answers = {k: said[k, w] for k, w in given.items()}
+        continued |= {
+            (e.scene_id, given[e.scene_id]): e for e in (play(policy, new, task, profile) if len(new) else ())
+        }
+        answers = {k: continued[k, w] for k, w in given.items()}
         chains = {k: None if e.failed else chain_of(e, profile.inputs, mode) for k, e in answers.items()}
-        own = _plans(chains) if own is None else own  # the first way of SWAPS
-        found[how] = _behind(scenes, names, chains, own, profile.pdms)
-    return found
+        own_plans = _plans(chains) if own_plans is None else own_plans  # the first way of SWAPS
+        results[swap] = _behind(scenes, names, chains, own_plans, profile.pdms)
+    return results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #189acce8
 def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: int = 0) -> dict[str, Any]:
@@ -530,24 +545,25 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
             scenes that can be shown); "grey": `summary` of the first mode and play with grey pictures; "chain": of
             `swapped`, in the last mode
     """
-    found, episodes, inputs, look = {}, {}, profile.inputs, task_for(profile).look  # each picture is painted once
+    results, episodes, inputs, look = {}, {}, profile.inputs, task_for(profile).look  # each picture is painted once
     for mode in profile.modes:
-        task, found[mode] = task_for(profile, mode, look=look), {}
+        task, results[mode] = task_for(profile, mode, look=look), {}
         plays = list(profile.plays.items())
-        for how, temperature in plays if mode == profile.modes[0] else plays[:1]:
-            episodes[mode, how] = play(policy, scenes, task, profile, temperature, seed)
-            found[mode][how] = summary(episodes[mode, how], scenes, inputs, mode, profile.pdms)
-    shown = [i for i, each in enumerate(zip(*episodes.values(), strict=True)) if not any(e.failed for e in each)]
+        for play_name, temperature in plays if mode == profile.modes[0] else plays[:1]:
+            episodes[mode, play_name] = play(policy, scenes, task, profile, temperature, seed)
+            results[mode][play_name] = summary(episodes[mode, play_name], scenes, inputs, mode, profile.pdms)
+    # no play was refused there, so the clock will not meet a refusal
+    complete = [i for i, each in enumerate(zip(*episodes.values(), strict=True)) if not any(e.failed for e in each)]
     asked = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
-    for mode, seconds in seconds_of(policy, subset(scenes, shown[: profile.timed]), asked, profile).items():
-        found[mode] |= dict(seconds=float(np.mean(seconds)), scene_seconds=seconds)
-    how, temperature = next(iter(profile.plays.items()))
+    for mode, seconds in seconds_of(policy, subset(scenes, complete[: profile.timed]), asked, profile).items():
+        results[mode] |= dict(seconds=float(np.mean(seconds)), scene_seconds=seconds)
+    play_name, temperature = next(iter(profile.plays.items()))
     blind = play(policy, scenes, task_for(profile, profile.modes[0], "grey", look=look), profile, temperature, seed)
-    found["grey"] = summary(blind, scenes, inputs, profile.modes[0], profile.pdms)
+    results["grey"] = summary(blind, scenes, inputs, profile.modes[0], profile.pdms)
     last = profile.modes[-1]
     greedy = episodes.get((last, "greedy")) or play(policy, scenes, task_for(profile, last, look=look), profile)
-    found["chain"] = swapped(policy, scenes, profile, last, greedy, look)
-    return found
+    results["chain"] = swapped(policy, scenes, profile, last, greedy, look)
+    return results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #c6f077b0
 GREY, FAST = "grey pictures", "fast"
@@ -608,13 +624,13 @@ def planner(
     """
     mode = mode or profile.modes[0]
     task = task_for(profile, mode, sight)
-    how = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    options = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
         return [chain_of(e, task.inputs, mode).planning for e in episodes]
 
-    return by_policy(policy, Unjudged(task), read, seed, engine, profile.together, **how)
+    return by_policy(policy, Unjudged(task), read, seed, engine, profile.together, **options)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #8b7e69cf
 def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None = None) -> dict[str, Any] | None:
@@ -631,22 +647,23 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples:
         return None
-    inputs, mode, found = replace(profile.inputs, frames=1), profile.modes[-1], {}
+    inputs, mode, results = replace(profile.inputs, frames=1), profile.modes[-1], {}
     policy.model.eval()
     engine = player_for(policy, profile)
     for name, moments in key_frames(samples).items():
         asked = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
-        said = engine.generate(asked, profile.new_tokens, temperature=0)
-        chains = [parse_chain(c.text, inputs.frame.size, mode, inputs.points) for c in said]
-        found[name] = dict(
+        completions = engine.generate(asked, profile.new_tokens, temperature=0)
+        chains = [parse_chain(c.text, inputs.frame.size, mode, inputs.points) for c in completions]
+        results[name] = dict(
             n=len(moments),
             unreadable=float(np.mean([not isinstance(c.planning, np.ndarray) for c in chains])),
             reasons={k: float(np.mean([k in c.reasons for c in chains])) for k in (*STAGES, "order")},
         )
         if all(s.expert is not None for s in moments):
             boxes = [np.array([k.box for k in key_objects(s, inputs.frame)]).reshape(-1, 4) for s in moments]
-            own = [c.perception.boxes if isinstance(c.perception, Boxes) else None for c in chains]
-            earned = [0.0 if o is None else perception(o, t) for o, t in zip(own, boxes, strict=True)]
-            found[name] |= dict(objects=sum(map(len, boxes)), perception=float(np.mean(earned)))
-            found[name]["empty"] = float(np.mean([not len(t) for t in boxes]))
-    return found
+            own_boxes = [c.perception.boxes if isinstance(c.perception, Boxes) else None for c in chains]
+            earned = [0.0 if o is None else perception(o, t) for o, t in zip(own_boxes, boxes, strict=True)]
+            results[name] |= dict(objects=sum(map(len, boxes)), perception=float(np.mean(earned)))
+            # an empty list earns 1 where there is no key object, else 0
+            results[name]["empty"] = float(np.mean([not len(t) for t in boxes]))
+    return results

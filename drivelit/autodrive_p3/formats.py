@@ -102,20 +102,20 @@ def parse_boxes(text: Any, stage: str, size: tuple[int, int]) -> Boxes | ParseEr
     Returns:
         Boxes, or a ParseError: one wrong box is enough
     """
-    found = parse_json(text)
-    if isinstance(found, ParseError):
-        return ParseError(f"no JSON: {found.reason}")
-    if not isinstance(found, list):
-        return ParseError(f"no list: {type(found).__name__}")
-    if len(found) > MOST_BOXES:
-        return ParseError(f"too many boxes: {len(found)}, at most {MOST_BOXES}")
-    for i, item in enumerate(found):
+    items = parse_json(text)
+    if isinstance(items, ParseError):
+        return ParseError(f"no JSON: {items.reason}")
+    if not isinstance(items, list):
+        return ParseError(f"no list: {type(items).__name__}")
+    if len(items) > MOST_BOXES:
+        return ParseError(f"too many boxes: {len(items)}, at most {MOST_BOXES}")
+    for i, item in enumerate(items):
         if not isinstance(item, dict) or set(item) != {"bbox_2d", KEYS[stage]}:
             return ParseError(f"wrong keys: entry {i}, expected bbox_2d and {KEYS[stage]}")
         if why := _wrong_box(item["bbox_2d"], size) or _wrong_word(stage, item[KEYS[stage]]):
             return ParseError(why)
-    boxes = np.array([item["bbox_2d"] for item in found], float).reshape(-1, 4)
-    return Boxes(boxes, tuple(item[KEYS[stage]] for item in found))
+    boxes = np.array([item["bbox_2d"] for item in items], float).reshape(-1, 4)
+    return Boxes(boxes, tuple(item[KEYS[stage]] for item in items))
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #46052e37
 def write_points(points: np.ndarray) -> str:
@@ -145,25 +145,25 @@ def parse_points(text: Any, count: int = 8) -> np.ndarray | ParseError:
     Returns:
         (count, 3) x, y, heading; metres, radians; or a ParseError
     """
-    found = parse_json(text)
-    if isinstance(found, ParseError):
-        return ParseError(f"no JSON: {found.reason}")
-    if not isinstance(found, list):
-        return ParseError(f"no list: {type(found).__name__}")
-    if len(found) != count:
-        return ParseError(f"{'short' if len(found) < count else 'long'}: {len(found)} way-points, expected {count}")
-    for k, item in enumerate(found):
+    items = parse_json(text)
+    if isinstance(items, ParseError):
+        return ParseError(f"no JSON: {items.reason}")
+    if not isinstance(items, list):
+        return ParseError(f"no list: {type(items).__name__}")
+    if len(items) != count:
+        return ParseError(f"{'short' if len(items) < count else 'long'}: {len(items)} way-points, expected {count}")
+    for k, item in enumerate(items):
         if not isinstance(item, dict) or set(item) != {"label", "x_y_radian"}:
             return ParseError(f"wrong keys: entry {k}, expected label and x_y_radian")
         if item["label"] != f"{0.5 * (k + 1):.1f}s":
             return ParseError(f"wrong time: {harmless(item['label'], 40)!r}, expected '{0.5 * (k + 1):.1f}s'")
-        at = item["x_y_radian"]
-        numbers = isinstance(at, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in at)
-        if not numbers or len(at) != 3:
-            return ParseError(f"no three numbers: {harmless(at, 60)}")
-        if max(abs(at[0]), abs(at[1])) > FARTHEST or abs(at[2]) > 2 * np.pi:
-            return ParseError(f"too far: {at}, at most {FARTHEST:g} m and 2 pi")
-    return np.array([item["x_y_radian"] for item in found], float)
+        pose = item["x_y_radian"]
+        numbers = isinstance(pose, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in pose)
+        if not numbers or len(pose) != 3:
+            return ParseError(f"no three numbers: {harmless(pose, 60)}")
+        if max(abs(pose[0]), abs(pose[1])) > FARTHEST or abs(pose[2]) > 2 * np.pi:
+            return ParseError(f"too far: {pose}, at most {FARTHEST:g} m and 2 pi")
+    return np.array([item["x_y_radian"] for item in items], float)
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #e60e7634
 @dataclass(frozen=True, eq=False)
@@ -250,17 +250,17 @@ def wrong_thought(text: Any) -> str:
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #e8ed4d70
 def _order(text: str, mode: str) -> str | ParseError:
     "Why the stages and their spans are not one after the other, with nothing else; or ''."
-    rest = text
+    remaining = text
     spans = [mark for t in spans_of(mode) for mark in (f"<{t}>", f"</{t}>")]
     for mark in [mark for s in STAGES for mark in (f"<{s}>", *spans, f"</{s}>")]:
-        before, found, behind = rest.partition(mark)
+        before, separator, behind = remaining.partition(mark)
         inside = mark in ("</think>", "</answer>")  # what a span holds is judged by its own parser
-        if not found:
+        if not separator:
             return ParseError(f"out of place: {mark}" if mark in text else f"missing: {mark}")
         if before.strip() and not inside:
             return ParseError(f"something before {mark}: {harmless(before, 60)!r}")
-        rest = behind
-    return ParseError(f"something behind the chain: {harmless(rest, 60)!r}") if rest.strip() else ""
+        remaining = behind
+    return ParseError(f"something behind the chain: {harmless(remaining, 60)!r}") if remaining.strip() else ""
 
 
 def parse_chain(text: Any, size: tuple[int, int], mode: str = "detailed", count: int = 8) -> Chain:
@@ -291,10 +291,10 @@ def parse_chain(text: Any, size: tuple[int, int], mode: str = "detailed", count:
             thought = read("think")
             why = "" if isinstance(thought, ParseError) else wrong_thought(thought)
             thoughts[stage] = ParseError(why) if why else thought
-    for stage, found in answers.items():
-        if isinstance(found, str):
+    for stage, answer in answers.items():
+        if isinstance(answer, str):
             boxes = stage in KEYS
-            answers[stage] = parse_boxes(found, stage, size) if boxes else parse_points(found, count)
+            answers[stage] = parse_boxes(answer, stage, size) if boxes else parse_points(answer, count)
     return Chain(**answers, thoughts=thoughts, order=_order(text, mode))
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #f34da3c4

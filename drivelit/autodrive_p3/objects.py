@@ -53,8 +53,8 @@ class Picture:
             (width, height) that the whole image would have, pixels; (2,) where the window begins in it
         """
         left, top, right, bottom = self.parts[view]
-        shown = float(np.diff(self.edges)[view]) / (right - left), self.size[1] / (bottom - top)
-        return shown, np.array([left * shown[0], top * shown[1]])
+        scale = float(np.diff(self.edges)[view]) / (right - left), self.size[1] / (bottom - top)
+        return scale, np.array([left * scale[0], top * scale[1]])
 
 
 _SIDE, _ROWS = 416 / 1920, 28 / 1080
@@ -138,22 +138,22 @@ def _one_view(scene, picture, view, bodies):
     "id -> (pixels, box in the whole picture, share of its outline that can be seen)."
     camera, left = _camera(scene, picture.cameras[view]), int(picture.edges[view])
     size = int(np.diff(picture.edges)[view]), picture.size[1]
-    shown, begin = picture.scales(view)
+    scale, begin = picture.scales(view)
     far = lambda body: np.hypot(*(np.asarray(body[2])[:2] - camera.cam2ego[:2, 3]))
     canvas, areas, frame = Image.new("I", size), {}, shapely.box(0, 0, *size)
     for n, (name, _, center, heading, solid) in enumerate(sorted(bodies, key=far, reverse=True), 1):
-        hull = shapely.transform(outline(center, heading, solid, camera, shown), lambda xy: xy - begin)
+        hull = shapely.transform(outline(center, heading, solid, camera, scale), lambda xy: xy - begin)
         inside = shapely.intersection(hull, frame)
         if inside.area > 0:
             ImageDraw.Draw(canvas).polygon([tuple(p) for p in shapely.get_coordinates(hull.exterior)], fill=n)
             areas[n] = name, inside.area
-    grid, found = np.asarray(canvas), {}
+    grid, visible = np.asarray(canvas), {}
     for n, (name, area) in areas.items():
         v, u = np.nonzero(grid == n)
         if len(u):
             box = int(u.min()) + left, int(v.min()), int(u.max()) + 1 + left, int(v.max()) + 1
-            found[name] = len(u), box, len(u) / area
-    return found
+            visible[name] = len(u), box, len(u) / area
+    return visible
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #19cbe9ad
 @remembered
@@ -175,8 +175,8 @@ def seen(scene: Scene, picture: Picture) -> dict[str, tuple[int, int, int, int] 
     views = [_one_view(scene, picture, v, bodies) for v in range(len(picture.cameras))]
     out = {}
     for name, label, center, *_ in bodies:
-        there = [v[name] for v in views if name in v]
-        pixels, box, share = max(there, default=(0, None, 0.0))
+        visible = [v[name] for v in views if name in v]
+        pixels, box, share = max(visible, default=(0, None, 0.0))
         if box is None:
             alone = [_one_view(scene, picture, v, [b for b in bodies if b[0] == name]) for v in range(len(views))]
             out[name] = "hidden" if any(alone) else "out of the picture"
@@ -263,16 +263,16 @@ def places(agent: Agent) -> np.ndarray | None:
     """
     if len(agent.times) == 1:  # what was never seen to move stands
         return np.repeat(agent.poses, len(TIMES), 0)
-    at = agent.along(TIMES)
-    if np.isnan(at[0]).any():
+    poses = agent.along(TIMES)
+    if np.isnan(poses[0]).any():
         return None
     over = np.maximum(TIMES - agent.times[-1], 0)[:, None]
-    return np.where(np.isnan(at), agent.poses[-1] + over * [*agent.velocity[-1], 0.0], at)
+    return np.where(np.isnan(poses), agent.poses[-1] + over * [*agent.velocity[-1], 0.0], poses)
 
 
-def _touches(way, at, half):
+def _touches(way, poses, half):
     "(T, 51) whether the ego on its way would touch a road user at another time."
-    return boxes_touch(_middle(way)[:, None], _EGO_HALF + ROOM, at[None], np.asarray(half))
+    return boxes_touch(_middle(way)[:, None], _EGO_HALF + ROOM, poses[None], np.asarray(half))
 
 
 def _around(scene, touched):
@@ -321,24 +321,24 @@ def bearing(scene: Scene) -> dict[str, str]:
     now = float(route.project(np.zeros((1, 2)))[0][0])
     ahead = []
     for a in scene.agents:
-        at = places(a)
-        if at is not None and float(route.project(at[:1, :2])[0][0]) > now:
-            ahead.append((a.id, at, (a.length / 2, a.width / 2)))
-    on_free = [_touches(free, at, half) for _, at, half in ahead]
+        poses = places(a)
+        if poses is not None and float(route.project(poses[:1, :2])[0][0]) > now:
+            ahead.append((a.id, poses, (a.length / 2, a.width / 2)))
+    on_free = [_touches(free, poses, half) for _, poses, half in ahead]
     around = _around(scene, on_free)
     together = np.abs(TIMES[:, None] - TIMES) <= SLACK + 1e-6
-    found = [
+    reasons = [
         (float(light.position[0]), light.id, WHYS[3]) for light in scene.lights if light.id in _ruling(scene, free)
     ]
-    for (name, at, half), touch in zip(ahead, on_free, strict=True):
-        own = [touch, _touches(taken, at, half)]
-        others = [_touches(w, at, half) for w in around]
+    for (name, poses, half), touch in zip(ahead, on_free, strict=True):
+        of_ego = [touch, _touches(taken, poses, half)]
+        others = [_touches(w, poses, half) for w in around]
         meets = lambda ts: any((t & together[: len(t)]).any() for t in ts)
         stands = lambda ts: any(t[:, 0].any() for t in ts)
-        why = 0 if stands(own) else 1 if meets(own) else 2 if stands(others) or meets(others) else None
+        why = 0 if stands(of_ego) else 1 if meets(of_ego) else 2 if stands(others) or meets(others) else None
         if why is not None:
-            found.append((float(np.hypot(*at[0, :2])), name, WHYS[why]))
-    return {name: why for _, name, why in sorted(found)}
+            reasons.append((float(np.hypot(*poses[0, :2])), name, WHYS[why]))
+    return {name: why for _, name, why in sorted(reasons)}
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #6790ba28
 ACTIONS = ("stop", "straight", "left", "right")
@@ -358,10 +358,10 @@ def future_action(agent: Agent, route: Path) -> str:
     Raises:
         ValueError: it is not there now
     """
-    at = places(agent)
-    if at is None:
+    poses = places(agent)
+    if poses is None:
         raise ValueError(f"agent {agent.id!r} is not there now")
-    first, before, last = (at[round(t / 0.1), :2] for t in (0.0, SOON - 1, SOON))
+    first, before, last = (poses[round(t / 0.1), :2] for t in (0.0, SOON - 1, SOON))
     if np.hypot(*(last - before)) < STILL:
         return "stop"
     aside = float(np.diff(route.project(np.stack([first, last]))[1])[0])
@@ -402,10 +402,10 @@ def _key_object(scene, name, why, box):
         middle = light.position[:2] if head else light.stop_line.mean(0)
         return KeyObject(name, LABELS["light" if head else "line"], box, "stop", why, float(np.hypot(*middle)), 0.0)
     agent = scene.agent(name)
-    at = places(agent)
-    speed = float(np.hypot(*(at[1] - at[0])[:2]) / TIMES[1])
+    poses = places(agent)
+    speed = float(np.hypot(*(poses[1] - poses[0])[:2]) / TIMES[1])
     action = future_action(agent, route_of(scene))
-    return KeyObject(name, LABELS[agent.type], box, action, why, float(np.hypot(*at[0, :2])), speed)
+    return KeyObject(name, LABELS[agent.type], box, action, why, float(np.hypot(*poses[0, :2])), speed)
 
 
 @remembered
@@ -471,7 +471,7 @@ def way_points(scene: Scene, count: int = 8) -> np.ndarray:
         SceneError: no expert, another time step, or too few poses
     """
     expert = scene.expert
-    known = 0 if expert is None or abs(expert.dt - 0.5) > 1e-6 else len(expert.poses)
-    if known < count:
-        raise SceneError(f"scene {scene.id}: expert: {count} poses every 0.5 s are needed, there are {known}")
+    length = 0 if expert is None or abs(expert.dt - 0.5) > 1e-6 else len(expert.poses)
+    if length < count:
+        raise SceneError(f"scene {scene.id}: expert: {count} poses every 0.5 s are needed, there are {length}")
     return np.asarray(expert.poses[:count], float)

@@ -42,14 +42,14 @@ def _draw_boxes(ax, boxes, words, color, style):
 
 def _draw_list(ax, chain, truth, scene, inputs):
     "The last frame with the true boxes and those of the answer."
-    own = chain.prediction if isinstance(chain.prediction, Boxes) else chain.perception
+    answer = chain.prediction if isinstance(chain.prediction, Boxes) else chain.perception
     ax.imshow(get_picture(scene, inputs.frame))
     ax.axis("off")
     _draw_boxes(ax, truth.boxes, truth.actions, "#ffffff", "--")
     named = "no list to read"
-    if isinstance(own, Boxes):
-        _draw_boxes(ax, own.boxes, own.words, "#e03131", "-")
-        named = f"{len(own.boxes)} named"
+    if isinstance(answer, Boxes):
+        _draw_boxes(ax, answer.boxes, answer.words, "#e03131", "-")
+        named = f"{len(answer.boxes)} named"
     ax.set_title(f"{scene.family}: {len(truth.boxes)} key objects, {named}", fontsize=10)
 
 

@@ -53,10 +53,10 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
     """
-    made, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
-    ends = drivers(made["heldout"], made["train"][:500], task_for(profile, "fast"))
+    splits, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
+    ends = drivers(splits["heldout"], splits["train"][:500], task_for(profile, "fast"))
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
-    told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
+    told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if left else {})
 
 
@@ -109,7 +109,7 @@ def fresh(profile: P3Profile, seed: int) -> Policy:
         seed: of a toy's weights
 
     Returns:
-        Policy
+        the policy, before any tuning
     """
     return load(profile.model, profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
 

@@ -89,18 +89,18 @@ class P3Profile(Profile):
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
-        found, size = [], PICTURES[self.picture].size
+        problems, size = [], PICTURES[self.picture].size
         if tuple(self.image_size) != size:
-            found.append(
+            problems.append(
                 f"image_size: {self.image_size} is not the {size} of picture {self.picture!r}: boxes would move"
             )
         if self.pdms and self.points != 8:
-            found.append(f"pdms: eight way-points are scored, and points is {self.points}")
+            problems.append(f"pdms: eight way-points are scored, and points is {self.points}")
         if self.player != "here" and self.frames_as == "video":
-            found.append(f"frames_as: the server {self.player} is shown images; set frames_as = images")
+            problems.append(f"frames_as: the server {self.player} is shown images; set frames_as = images")
         if not self.pdms and self.plan != "mix":
-            found.append(f"plan: {self.plan!r} is paid by PDMS, and pdms is no")
-        return found
+            problems.append(f"plan: {self.plan!r} is paid by PDMS, and pdms is no")
+        return problems
 
 
 described(P3Profile);

@@ -44,9 +44,9 @@ class Inputs:
     video: bool = True
 
     def __post_init__(self) -> None:
-        for name, known in (("picture", PICTURES), ("sight", SIGHTS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+        for name, choices in (("picture", PICTURES), ("sight", SIGHTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
         for name in ("frames", "points"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is no number of {name}")
@@ -121,11 +121,11 @@ def question(inputs: Inputs, mode: str) -> str:
     frames = "one frame" if inputs.frames == 1 else f"{inputs.frames} frames"
     width, height = inputs.frame.size
     thinks = "think" in spans_of(mode)
-    how = f"{'think in <think></think>, then answer' if thinks else 'answer at once'} in <answer></answer>"
+    form = f"{'think in <think></think>, then answer' if thinks else 'answer at once'} in <answer></answer>"
     tags = ", ".join(f"<{s}>" for s in STAGES)
     return (
         f"You drive. You see the last {inputs.frames * STEP:g} s of {views}, "
-        f"{frames} of {width} x {height} pixels. Go through {tags}; in each, {how}. "
+        f"{frames} of {width} x {height} pixels. Go through {tags}; in each, {form}. "
         "Perception: the key objects in the last frame, each with bbox_2d and label. "
         f"Prediction: the same boxes, each with its future_position: {', '.join(ACTIONS)}. "
         f"Planning: {inputs.points} way-points, {STEP:g} s apart, each with label and x_y_radian."

@@ -48,10 +48,12 @@ def with_objects(results: Record) -> list[int]:
         their numbers
     """
     empty = results.values(driver(EMPTY), "perception").iloc[0]
+    # an empty list earns 1 where there is no key object
     return empty.index[empty == 0].tolist()
 
 
 cm = partial(Unit, scale=-100.0, margin=10.0, most=30.0)  # a plan that is further off counts as 30 m
+# scale: shares to points, metres to cm, negative where less is better; margin: a difference that counts as small
 SEES, FORESEES = (Unit(f"{k}, points", k) for k in ("perception", "prediction"))
 FINDS, FORETELLS = (replace(u, name=f"{u.measure} with objects, points", only=with_objects) for u in (SEES, FORESEES))
 FAR_OFF, L2, L2_THERE = cm("ADE, cm", "ade"), cm("L2, ST-P3, cm", "l2_stp3"), cm("L2, UniAD, cm", "l2_uniad")
@@ -151,6 +153,7 @@ def _modes(results: Record) -> Iterator[tuple[dict, Condition]]:
 def _behind(results: Record) -> Iterator[tuple[dict, Condition]]:
     "The plans of each arm behind its own boxes and behind others, where that was tried."
     for s in STUDY.rows(results):
+        # an arm that no run has tried has no turn
         if results.turns(Condition(s, "chain", SWAPS[0])):
             yield from ((dict(arm=ROWS[s], boxes=boxes), Condition(s, "chain", boxes)) for boxes in SWAPS)
 
@@ -173,7 +176,8 @@ def table_faults(results: Record) -> pd.DataFrame:
         for (mode, play), name in ways(results).items():
             some = faults[(faults.arm == s) & (faults.play == name)].pivot(index="seed", columns="name", values="value")
             played = ~np.isnan(results.numbers(Condition(s, name), "n"))
-            shares = some.reindex(np.array(results.ran.get(s, []))[played]).fillna(0.0)  # a seed without this fault
+            # a seed that was played and never had this fault has no entry: 0, and not unknown
+            shares = some.reindex(np.array(results.ran.get(s, []))[played]).fillna(0.0)
             total.update({k: sum(shares[k]) for k in shares})
             if len(some):
                 rows.append(dict(arm=ROWS[s], mode=mode, play=play) | {k: cell(shares[k]) for k in shares})
@@ -182,12 +186,12 @@ def table_faults(results: Record) -> pd.DataFrame:
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #034c377f
 def _eyes(s: str) -> list[Claim]:
     "What is asked of every arm."
-    own, name = Condition(s), ROWS[s]
-    grey, greedy, sampled = replace(own, swap=GREY), replace(own, play="greedy"), replace(own, play="sampled")
+    arm, name = Condition(s), ROWS[s]
+    grey, greedy, sampled = replace(arm, swap=GREY), replace(arm, play="greedy"), replace(arm, play="sampled")
     return claims_of(
-        ("beats drivers without eyes?", (FAR_OFF, SCORE), own, driver(), f"{name} > the best"),
-        ("sees more than nothing?", SEES, own, driver(EMPTY), f"{name} > an empty list"),
-        ("looks at its pictures?", (SEES, FAR_OFF), own, grey, f"{name} > with grey pictures"),
+        ("beats drivers without eyes?", (FAR_OFF, SCORE), arm, driver(), f"{name} > the best"),
+        ("sees more than nothing?", SEES, arm, driver(EMPTY), f"{name} > an empty list"),
+        ("looks at its pictures?", (SEES, FAR_OFF), arm, grey, f"{name} > with grey pictures"),
         ("what does sampling cost?", FAR_OFF, greedy, sampled, f"{name}: greedy > sampled"),
     )
 
@@ -214,9 +218,10 @@ THOUGHTS = [claim for s in ("sft", "rl") for claim in _thoughts(s)]
 
 
 def _chain(s: str) -> list[Claim]:
-    "Whether the plan, and the prediction, hang on what was seen."
+    "Whether the plan, and the prediction, depend on what was seen."
     own, true, other, nothing = (Condition(s, "chain", boxes) for boxes in SWAPS)
     uses, behind = "uses what it sees?", f"{ROWS[s]}: own boxes > another scene's"
+    # (better, other, words): if the plan hangs on the boxes, it is worse behind wrong ones
     pairs = ((own, other, behind), (own, nothing, f"{ROWS[s]}: own boxes > nothing"))
     pairs += ((true, own, f"{ROWS[s]}: true boxes > own"),)
     return claims_of(
@@ -227,7 +232,7 @@ def _chain(s: str) -> list[Claim]:
 
 
 _other = partial(Condition, play="chain", swap="another scene's")
-_tied = lambda s: f"behind another scene's boxes: {ROWS['rl']} > {ROWS[s]}"
+_tied = lambda s: f"behind another scene's boxes: {ROWS['rl']} > {ROWS[s]}"  # words of a claim
 CHAIN = [claim for s in ("sft", "rl", "rl_plan") for claim in _chain(s)]
 CHAIN += claims_of(
     *(("what do three rewards tie?", (MOVES, FOLLOWS), _other("rl"), _other(s), _tied(s)) for s in ("sft", "rl_plan"))

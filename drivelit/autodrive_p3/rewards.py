@@ -44,15 +44,15 @@ def truth_of(scene: Scene, inputs: Inputs) -> Truth:
         inputs: in whose picture the boxes are, and how many way-points there are
 
     Returns:
-        Truth
+        boxes in pixels of the picture, labels, actions, and way-points in metres in the ego's frame
 
     Raises:
         SceneError: no expert, too few poses, or a camera that the scene does not have
     """
-    kept = key_objects(scene, inputs.frame)
-    boxes = np.array([k.box for k in kept], float).reshape(-1, 4)
+    objects = key_objects(scene, inputs.frame)
+    boxes = np.array([k.box for k in objects], float).reshape(-1, 4)
     points = way_points(scene, inputs.points)
-    return Truth(boxes, tuple(k.label for k in kept), tuple(k.action for k in kept), points)
+    return Truth(boxes, tuple(k.label for k in objects), tuple(k.action for k in objects), points)
 
 # %% ../../nbs/52_autodrive_p3/40_rewards.ipynb #e8335842
 PLANS = ("mix", "walk", "run")

@@ -8,6 +8,7 @@ __all__ = ['make_rows', 'ImageRows', 'kit_fixed', 'kit_text', 'save_rows']
 # %% ../../nbs/52_autodrive_p3/30_rows.ipynb #755eda64
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 from .formats import KEYS, STAGES, spans_of, write_chain
@@ -135,8 +136,8 @@ def kit_text(inputs: Inputs) -> tuple[str, ...]:
     """
     width = inputs.frame.size[0]
     places = [(x - 1, 0, x + 1, 2) for x in (width // 6, width // 2, 5 * width // 6)]
-    what = [(label, box, why) for label in LABELS.values() for box in places for why in WHYS]
-    objects = [KeyObject("", label, box, a, why, 10.0, 0.0) for label, box, why in what for a in ACTIONS]
+    cases = product(LABELS.values(), places, WHYS, ACTIONS)
+    objects = [KeyObject("", label, box, a, why, 10.0, 0.0) for label, box, why, a in cases]
     plans = [(s, d) for s in SPEEDS for d in DIRECTIONS]
     # two of each, so that a sentence is known at the end of a thought and before another one
     thoughts = [write_thoughts([k, k], p, width) for k in objects for p in plans[:1]]

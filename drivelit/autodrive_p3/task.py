@@ -116,9 +116,11 @@ class P3Task(Task):
         some, size = [s.scene for s in states], self.inputs.frame.size
         read = zip(some, completions, strict=True)
         chains = [parse_chain(c.text, size, self.mode_of(s), self.inputs.points) for s, c in read]
-        there = [i for i, c in enumerate(chains) if isinstance(c.planning, np.ndarray)] if self.pdms else []
-        results = score_scenes([some[i] for i in there], [chains[i].planning[None] for i in there]) if there else []
-        pdm = {i: {n: float(getattr(r, n)[0]) for n in PDM} for i, r in zip(there, results, strict=True)}
+        readable = [i for i, c in enumerate(chains) if isinstance(c.planning, np.ndarray)] if self.pdms else []
+        results = (
+            score_scenes([some[i] for i in readable], [chains[i].planning[None] for i in readable]) if readable else []
+        )
+        pdm = {i: {n: float(getattr(r, n)[0]) for n in PDM} for i, r in zip(readable, results, strict=True)}
         return [self._judge(c, s, pdm.get(i)) for i, (c, s) in enumerate(zip(chains, some, strict=True))]
 
     def _judge(self, chain: Chain, scene: Scene, pdm: dict | None) -> Step:
@@ -144,8 +146,8 @@ def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Epi
     """
     if episode.failed or not episode.rewards:
         return episode
-    at = [i for i, t in enumerate(episode.turn) if t >= 0]
-    ids, first = [episode.ids[i] for i in at], 0
+    places = [i for i, t in enumerate(episode.turn) if t >= 0]
+    ids, first = [episode.ids[i] for i in places], 0
     turn, last = list(episode.turn), 0
     for stage in STAGES[:-1]:
         # the fewest tokens whose text has the mark; that a prefix has it never ends, so it can be searched
@@ -153,7 +155,7 @@ def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Epi
         if not first <= end < len(ids):
             break
         first, last = end, last + 1
-        for i in at[end:]:
+        for i in places[end:]:
             turn[i] = last
     earned, info = episode.infos[0]["stages"], episode.infos[0]
     rewards = [dict(reward=earned[k], **{STAGES[k]: episode.rewards[0][STAGES[k]]}) for k in range(last + 1)]

@@ -61,8 +61,8 @@ def labels_of(scene: Scene, inputs: Inputs) -> tuple[list[KeyObject], tuple[str,
     Raises:
         SceneError: no expert, too few poses, or a camera that the scene does not have
     """
-    kept = key_objects(scene, inputs.frame)
-    return kept, plan_words(way_points(scene, inputs.points), float(np.hypot(*scene.ego.velocity)))
+    objects = key_objects(scene, inputs.frame)
+    return objects, plan_words(way_points(scene, inputs.points), float(np.hypot(*scene.ego.velocity)))
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #ba5e5584
 ERRORS = dict(invents=0.08, misses=0.08, action=0.12, plan=0.12, format=0.05)  # kind -> share of the scenes
@@ -81,8 +81,8 @@ def drawn(*keys: object) -> np.random.Generator:
 
 
 def _another(rng, words, word):
-    rest = [w for w in words if w != word]
-    return rest[int(rng.integers(len(rest)))]
+    others = [w for w in words if w != word]
+    return others[int(rng.integers(len(others)))]
 
 
 BEARS = dict(
@@ -173,20 +173,20 @@ class ScriptedTeacher:
             text of three sections
         """
         has, rng = self.errors(scene, attempt), drawn(self.seed, scene.id, "how", attempt)
-        kept, plan = labels_of(scene, self.inputs)
+        objects, plan = labels_of(scene, self.inputs)
         if "misses" in has:
-            kept = [k for k in kept if k.label != kept[0].label]
-        if "action" in has and kept:
-            kept = [replace(kept[0], action=_another(rng, ACTIONS, kept[0].action)), *kept[1:]]
+            objects = [k for k in objects if k.label != objects[0].label]
+        if "action" in has and objects:
+            objects = [replace(objects[0], action=_another(rng, ACTIONS, objects[0].action)), *objects[1:]]
         if "invents" in has:
-            absent = [v for v in list(LABELS.values())[:5] if all(k.label != v for k in kept)]
-            made = KeyObject(
+            absent = [v for v in list(LABELS.values())[:5] if all(k.label != v for k in objects)]
+            invented = KeyObject(
                 "made up", absent[int(rng.integers(len(absent)))], (0, 0, 9, 9), "stop", "in the path", 9.0, 0
             )
-            kept = [*kept, made]
+            objects = [*objects, invented]
         if "plan" in has:
             plan = _another(rng, SPEEDS, plan[0]), plan[1]
-        text = as_reply(write_thoughts(kept, plan, self.inputs.frame.size[0]))
+        text = as_reply(write_thoughts(objects, plan, self.inputs.frame.size[0]))
         if "format" in has:
             text = text.replace(f"</{STAGES[int(rng.integers(3))]}>", "")
         return text
@@ -227,11 +227,11 @@ def said_actions(text: str) -> set[tuple[str, str]]:
     Returns:
         pairs of a label and one of ACTIONS; a sentence about several kinds gives every pair
     """
-    found = set()
+    actions = set()
     for sentence in re.split(r"[.;\n]", text):
-        rest = _NAMES["stop line"].sub("", sentence)  # its name has a word of DOES in it
-        found |= {(who, what) for who in named(sentence) for what, words in _DOES.items() if words.search(rest)}
-    return found
+        clause = _NAMES["stop line"].sub("", sentence)  # its name has a word of DOES in it
+        actions |= {(who, action) for who in named(sentence) for action, words in _DOES.items() if words.search(clause)}
+    return actions
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #448dcf86
 def parse_thoughts(text: Any) -> dict[str, str] | ParseError:
@@ -247,12 +247,12 @@ def parse_thoughts(text: Any) -> dict[str, str] | ParseError:
         return text
     if not isinstance(text, str):
         return ParseError(f"no text: {type(text).__name__}")
-    found = {s: span_between(text, s) for s in STAGES}
-    for stage, thought in found.items():
+    thoughts = {s: span_between(text, s) for s in STAGES}
+    for stage, thought in thoughts.items():
         why = thought.reason if isinstance(thought, ParseError) else wrong_thought(thought)
         if why:
             return ParseError(f"{stage} cannot be read: {why}")
-    return {s: t.strip() for s, t in found.items()}
+    return {s: t.strip() for s, t in thoughts.items()}
 
 
 def disagreement(thoughts: Mapping[str, str], kept: Sequence[KeyObject], plan: tuple[str, str]) -> str:
@@ -265,18 +265,18 @@ def disagreement(thoughts: Mapping[str, str], kept: Sequence[KeyObject], plan: t
     Returns:
         a reason that begins with fixed words, or ""
     """
-    there, told = {k.label for k in kept}, named(thoughts["perception"])
-    will, said = {(k.label, k.action) for k in kept}, said_actions(thoughts["prediction"])
+    labels, told = {k.label for k in kept}, named(thoughts["perception"])
+    will, predicted = {(k.label, k.action) for k in kept}, said_actions(thoughts["prediction"])
     listed = lambda pairs: ", ".join(sorted(" ".join(p) for p in pairs))
-    if made := told - there:
-        return f"perception invents: {', '.join(sorted(made))}"
-    if lost := there - told:
+    if invented := told - labels:
+        return f"perception invents: {', '.join(sorted(invented))}"
+    if lost := labels - told:
         return f"perception misses: {', '.join(sorted(lost))}"
-    if wrong := said - will:
+    if wrong := predicted - will:
         return f"prediction is wrong: {listed(wrong)}"
-    if lost := will - said:
+    if lost := will - predicted:
         return f"prediction misses: {listed(lost)}"
-    if unseen := named(thoughts["planning"]) - there:
+    if unseen := named(thoughts["planning"]) - labels:
         return f"planning names what was not seen: {', '.join(sorted(unseen))}"
     decisions = _DECISION.findall(thoughts["planning"])
     if len(decisions) != 1:
@@ -344,8 +344,8 @@ def annotate(
     """
     kept, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
-        found = pool.map(lambda k: _one(scenes[k], teacher, inputs, rounds), range(len(scenes)))
-        for number, (thoughts, counted) in enumerate(found):
+        outcomes = pool.map(lambda k: _one(scenes[k], teacher, inputs, rounds), range(len(scenes)))
+        for number, (thoughts, counted) in enumerate(outcomes):
             count.update(counted)
             if thoughts is not None:
                 kept.append(Kept(number, thoughts))
@@ -374,12 +374,12 @@ def teacher_prompt(scene: Scene, inputs: Inputs) -> list[dict]:
     Raises:
         SceneError: a camera, a time or a file that the scene does not have, or no expert
     """
-    kept, (speed, direction) = labels_of(scene, inputs)
-    boxes = [k.box for k in kept]
+    objects, (speed, direction) = labels_of(scene, inputs)
+    boxes = [k.box for k in objects]
     text = ego_text(scene) + ASK.format(
         tags=", ".join(f"<{s}>" for s in STAGES),
-        boxes=write_boxes("perception", boxes, [k.label for k in kept]),
-        actions=write_boxes("prediction", boxes, [k.action for k in kept]),
+        boxes=write_boxes("perception", boxes, [k.label for k in objects]),
+        actions=write_boxes("prediction", boxes, [k.action for k in objects]),
         speed=speed,
         direction=direction,
         words=", ".join(ACTIONS),
@@ -410,9 +410,9 @@ class ChatTeacher:
         Returns:
             text of three sections; a Refusal where the model gave none
         """
-        how = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
-        (said,) = replies(self.engine, [teacher_prompt(scene, self.inputs)], **how)
-        return said
+        options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+        (reply,) = replies(self.engine, [teacher_prompt(scene, self.inputs)], **options)
+        return reply
 
 
 def open_teacher(name: str, inputs: Inputs, journal: Any = None, at_once: int = 16, seed: int = 0) -> Any:

@@ -51,8 +51,8 @@ class DepthAnything:
         Returns:
             (H, W) float32 metres, or 0 far to 1 near
         """
-        shown = self.processor(full_view(scene, camera), return_tensors="pt").to(self.model.device)
-        out = self.model(**shown)
+        inputs = self.processor(full_view(scene, camera), return_tensors="pt").to(self.model.device)
+        out = self.model(**inputs)
         d = (
             self.processor.post_process_depth_estimation(out, target_sizes=[size[::-1]])[0]["predicted_depth"]
             .float()
@@ -154,16 +154,16 @@ class OpenVocabularyDetector:
             truncation=True,
             return_tensors="pt",
         )
-        shown = self.processor(image, return_tensors="pt")
+        inputs = self.processor(image, return_tensors="pt")
         out = self.model(
             input_ids=text["input_ids"].to(self.model.device),
             attention_mask=text["attention_mask"].to(self.model.device),
-            pixel_values=shown["pixel_values"].to(self.model.device),
+            pixel_values=inputs["pixel_values"].to(self.model.device),
         )
-        (found,) = self.processor.post_process_object_detection(
+        (result,) = self.processor.post_process_object_detection(
             out, threshold=self.threshold, target_sizes=[image.size[::-1]]
         )
-        rows = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
+        rows = zip(result["labels"].tolist(), result["boxes"].tolist(), result["scores"].tolist(), strict=True)
         clip = lambda b: np.clip(b, 0, [image.width, image.height] * 2).tolist()
         return [(words[k], *clip(b), s) for k, b, s in rows if clip(b)[0] < clip(b)[2] and clip(b)[1] < clip(b)[3]]
 
@@ -177,11 +177,11 @@ class OpenVocabularyDetector:
         if not words:
             raise ToolError("bad parameter", "object_text is empty; name what to look for.")
         cam = scene.cameras[camera]
-        found = self.rectangles(full_view(scene, camera), words)
-        if not found:
+        hits = self.rectangles(full_view(scene, camera), words)
+        if not hits:
             return []
         depth = self.back.depth(scene, camera, (cam.width // 4, cam.height // 4))
-        return [b for word, *rectangle, score in found if (b := lift(rectangle, depth, cam, word, score))]
+        return [b for word, *rectangle, score in hits if (b := lift(rectangle, depth, cam, word, score))]
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #3f6fb7e0
 FAR, LARGE, MOST_BOXES = 1_000.0, 100.0, 200  # metres, metres, boxes: what a detector may say at most
@@ -242,10 +242,10 @@ def post_json(url: str, value: Any, seconds: float = 30.0, most: int = LONGEST_A
         ValueError: for a wrong address, status or answer
         OSError, HTTPException: for a server that does not answer, hangs up or needs too long
     """
-    parts, kinds = urlsplit(url), dict(http=HTTPConnection, https=HTTPSConnection)
-    if parts.scheme not in kinds or not parts.hostname:
+    address, kinds = urlsplit(url), dict(http=HTTPConnection, https=HTTPSConnection)
+    if address.scheme not in kinds or not address.hostname:
         raise ValueError(f"{url!r} is no http:// or https:// address")
-    connection = kinds[parts.scheme](parts.hostname, parts.port, timeout=seconds)
+    connection = kinds[address.scheme](address.hostname, address.port, timeout=seconds)
     connection.connect()
     wire, late = connection.sock, threading.Event()  # the connection forgets its socket once the answer has begun
 
@@ -258,7 +258,7 @@ def post_json(url: str, value: Any, seconds: float = 30.0, most: int = LONGEST_A
     clock.daemon = True
     clock.start()
     try:
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = (address.path or "/") + (f"?{address.query}" if address.query else "")
         connection.request("POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         data = answer.read(most + 1)
@@ -274,10 +274,10 @@ def post_json(url: str, value: Any, seconds: float = 30.0, most: int = LONGEST_A
         raise ValueError(f"status {answer.status}")
     if len(data) > most:
         raise ValueError(f"more than {most} bytes")
-    found = parse_json(data.decode(), most=most)
-    if isinstance(found, ParseError):
-        raise ValueError(found.reason)
-    return found
+    parsed = parse_json(data.decode(), most=most)
+    if isinstance(parsed, ParseError):
+        raise ValueError(parsed.reason)
+    return parsed
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #d43467ff
 class ServedDetector:

@@ -83,9 +83,14 @@ def harness_config(folders: dict[str, str | Path]) -> dict[str, Any]:
     Returns:
         plain JSON values
     """
-    how = {"class": "Qwen2VLChat", "min_pixels": 1280 * PATCH, "max_pixels": 16384 * PATCH, "use_custom_prompt": False}
+    common = {
+        "class": "Qwen2VLChat",
+        "min_pixels": 1280 * PATCH,
+        "max_pixels": 16384 * PATCH,
+        "use_custom_prompt": False,
+    }
     return dict(
-        model={name: how | dict(model_path=str(folder)) for name, folder in folders.items()},
+        model={name: common | dict(model_path=str(folder)) for name, folder in folders.items()},
         data={name: {"class": kind, "dataset": name} for name, kind in BENCHMARKS.items()},
     )
 

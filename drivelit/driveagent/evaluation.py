@@ -86,8 +86,8 @@ def chosen_scenes(out: str | Path, split: str) -> Sequence[Scene]:
     scenes, file = load_scenes(out, split), Path(out) / "scenes" / f"{split}.chosen.json"
     if not file.exists():
         return scenes
-    found = Chosen(scenes, **json.loads(file.read_text()))
-    return list(found) if isinstance(scenes, list) else found
+    chosen = Chosen(scenes, **json.loads(file.read_text()))
+    return list(chosen) if isinstance(scenes, list) else chosen
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #6f9afdef
 def play(
@@ -102,7 +102,7 @@ def play(
         temperature: 0: always the likeliest token; None: that of sampled evaluation
 
     Returns:
-        list[Episode]
+        one Episode for each scene, in order
     """
     heat = profile.play_temperature if temperature is None else temperature
     engine = player_for(policy, profile)
@@ -112,9 +112,9 @@ def play(
 
 def _play_by(engine, policy, scenes, task, profile, seed, temperature):
     "All scenes by one engine."
-    how = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     policy.model.eval()
-    return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **how)
+    return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **limits)
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4f29f84e
 def score_actions(
@@ -131,8 +131,10 @@ def score_actions(
     Returns:
         dict of shares and, under scene_, lists with a value for each scene
     """
+    # c: (N, 4), the share of a step that is right; the relaxed comparison of the meta-actions
     c, unreadable = credit(actions, truth), (actions < 0).any((1, 2))
     weights = weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))
+    # an unreadable answer has no accuracy reward: 0
     reward = np.nan_to_num(accuracy_reward(actions, truth, *weights))
     rate = lambda rows, v: float(v[rows].mean()) if rows.any() else None
     return dict(
@@ -152,24 +154,27 @@ def score_actions(
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #cf7428e5
-def _in_place(values, there):
-    "A value for each scene, None where `there` is False."
-    rest = iter(values)
-    return [next(rest) if t else None for t in there]
+def _in_place(values, present):
+    "A value for each scene, None where it is not `present`."
+    remaining = iter(values)
+    return [next(remaining) if t else None for t in present]
 
 
-def _chosen_well(found):
+def _chosen_well(by_mode):
     "MSA over the scenes that all three modes have answered; whether the choice was right, by scene."
-    scores = [found[m]["scene_score"] for m in ("adaptive", "text", "tool")]
-    rows = zip(found["adaptive"]["scene_mode"], *scores, strict=True)
-    there = [None not in row[1:] for row in rows]
+    scores = [by_mode[m]["scene_score"] for m in ("adaptive", "text", "tool")]
+    # a scene counts if no mode's conversation was refused; the chosen mode itself may be None: unreadable
+    rows = zip(by_mode["adaptive"]["scene_mode"], *scores, strict=True)
+    in_all = [None not in row[1:] for row in rows]
     chosen, text, tool = (
-        [v for v, t in zip(column, there, strict=True) if t]
-        for column in (found["adaptive"]["scene_mode"], *scores[1:])
+        [v for v, t in zip(column, in_all, strict=True) if t]
+        for column in (by_mode["adaptive"]["scene_mode"], *scores[1:])
     )
     msa = mode_selection(chosen, text, tool)
     right = [
-        int(m == ("tool" if looked > read else "text")) for m, read, looked in zip(chosen, text, tool, strict=True)
+        # of equal scores text is the right choice; MSA without ties leaves such scenes out
+        int(m == ("tool" if looked > read else "text"))
+        for m, read, looked in zip(chosen, text, tool, strict=True)
     ]
     decided = [None if looked == read else r for r, read, looked in zip(right, text, tool, strict=True)]
     return dict(
@@ -177,8 +182,8 @@ def _chosen_well(found):
         without_ties=msa.msa_without_ties / 100,
         ties=msa.ties / 100,
         best_tool_rate=msa.best_tool_rate / 100,
-        scene_right=_in_place(right, there),
-        scene_decided=_in_place(decided, there),
+        scene_right=_in_place(right, in_all),
+        scene_decided=_in_place(decided, in_all),
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #fb4f1bc7
@@ -199,15 +204,17 @@ def summary(
     Raises:
         EngineError: all conversations were refused
     """
-    played, there = len(episodes), np.array([not e.failed for e in episodes], bool)
-    episodes, need = answered(episodes), np.asarray(need)[there]
+    played, not_failed = len(episodes), np.array([not e.failed for e in episodes], bool)
+    episodes, need = answered(episodes), np.asarray(need)[not_failed]
     answers = [formats.read(e.texts) for e in episodes]
     actions = encode([None if not (a := e.infos[-1].get("actions")) else a for e in episodes])
+    # an answer that was cut off has no truth in its info; it is unreadable, so any truth gives it 0
     truth = encode([e.infos[-1].get("truth") or [("Stop", "Straight")] * 4 for e in episodes])
     scored = score_actions(actions, truth, need, weights)
+    # out of `scored`, to be given a place for refused scenes, too
     by_scene = {k: scored.pop(k) for k in [*scored] if k.startswith("scene_")}
     tool = np.array([a.mode == "tool" for a in answers])
-    tokens = [sum(t >= 0 for t in e.turn) for e in episodes]
+    tokens = [sum(t >= 0 for t in e.turn) for e in episodes]  # the policy's own; -1: of prompts and tools
     errors = [i["error"] for e in episodes for i in e.infos if i.get("error")]
     calls = [i["call"] for e in episodes for i in e.infos if i.get("call")]
     rate = lambda rows: float(tool[rows].mean()) if rows.any() else None
@@ -228,7 +235,7 @@ def summary(
         errors={n: errors.count(n) for n in sorted(set(errors))},
         tokens=float(np.mean(tokens)),
         images=float(np.mean([len(e.images) for e in episodes])),
-        **{k: _in_place(v, there) for k, v in by_scene.items()},
+        **{k: _in_place(v, not_failed) for k, v in by_scene.items()},
     )
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #aae55eb5
@@ -298,14 +305,14 @@ def evaluate(
         return summary(play(policy, heldout, task, profile, seed, temperature=temperature), need, weights)
 
     (main, heat), *second = profile.plays.items()
-    found = {main: {m: played(m, heat) for m in modes}}
+    results = {main: {m: played(m, heat) for m in modes}}
     if "adaptive" in modes:
-        found[main]["msa"] = _chosen_well(found[main])
-    for how, other in second:
-        found[how] = {modes[-1]: played(modes[-1], other)}
+        results[main]["msa"] = _chosen_well(results[main])
+    for play_name, other in second:
+        results[play_name] = {modes[-1]: played(modes[-1], other)}
     if unseen:
-        found["grey"], found["without"] = (played(modes[-1], heat, pictures=p) for p in ("grey", "none"))
-    return found | dict(latency=latency(policy, heldout, profile, variant, modes))
+        results["grey"], results["without"] = (played(modes[-1], heat, pictures=p) for p in ("grey", "none"))
+    return results | dict(latency=latency(policy, heldout, profile, variant, modes))
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #fa280972
 TEXT, TOOLS, GREY, WITHOUT = "text alone", "tools forced", "grey pictures", "no pictures"
@@ -321,18 +328,19 @@ def _listed(**values):
 
 def _numbers(summary):
     "A summary without its lists of words; the mean score of its scenes has their name, too."
-    kept = {k: v for k, v in summary.items() if k not in ("scene_mode", "scene_actions")}
-    return kept | dict(score=summary["sequence"])
+    numbers = {k: v for k, v in summary.items() if k not in ("scene_mode", "scene_actions")}
+    return numbers | dict(score=summary["sequence"])
 
 
-def _of_choice(part, play, found):
+def _of_choice(part, play, by_mode):
     "What the choice of the mode is worth, and what it is compared with."
-    adaptive, text, tool = (found[m] for m in ("adaptive", "text", "tool"))
-    looked, right = (np.array(v, float) for v in (adaptive["scene_tool"], found["msa"]["scene_right"]))
+    adaptive, text, tool = (by_mode[m] for m in ("adaptive", "text", "tool"))
+    looked, right = (np.array(v, float) for v in (adaptive["scene_tool"], by_mode["msa"]["scene_right"]))
     with_, without = (np.array(m["scene_score"], float) for m in (tool, text))
+    # A driver that looks as often as the policy, but in scenes drawn at random: the expected score of each scene.
     often = np.nanmean(looked)
-    known = [k for k in ("need", "plain") if text[f"reward_{k}"] is not None]
-    brings = {k: tool[f"reward_{k}"] - text[f"reward_{k}"] for k in known}
+    kinds = [k for k in ("need", "plain") if text[f"reward_{k}"] is not None]
+    brings = {k: tool[f"reward_{k}"] - text[f"reward_{k}"] for k in kinds}
     part.add_set(dict(tools_bring=brings, msa_unreadable=adaptive["unreadable"]), play)
     at_random = _listed(score=often * with_ + (1 - often) * without)
     part.add_summary(at_random | dict(unreadable=text["unreadable"]), play, RANDOM)  # most answers are text
@@ -340,32 +348,35 @@ def _of_choice(part, play, found):
     part.add_summary(_listed(right=np.abs(right - looked)) | dict(unreadable=adaptive["unreadable"]), play, NEVER)
 
 
-def _of_looks(part, play, found):
+def _of_looks(part, play, numbers):
     "How often a policy looks where that is needed, and elsewhere."
-    looked, need = (np.array(found[k], float) for k in ("scene_tool", "scene_need"))
-    for swap, there in ((NEEDED, need == 1), (ELSEWHERE, need == 0)):
-        if there.any():
-            rate = np.nanmean(looked[there])
-            tool = _listed(tool=rate + (looked - rate) * there / there.mean())
-            part.add_summary(tool | dict(unreadable=found["unreadable"]), play, swap)
+    looked, need = (np.array(numbers[k], float) for k in ("scene_tool", "scene_need"))
+    for swap, mask in ((NEEDED, need == 1), (ELSEWHERE, need == 0)):
+        if mask.any():
+            rate = np.nanmean(looked[mask])
+            # the mean of these values over all scenes is the rate within the mask; outside it each is the rate itself
+            tool = _listed(tool=rate + (looked - rate) * mask / mask.mean())
+            part.add_summary(tool | dict(unreadable=numbers["unreadable"]), play, swap)
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #3917dab9
 def _of_plays(part, result, plays):
     "All modes and pictures of a policy."
-    own = "adaptive" if "adaptive" in result[plays[0]] else "text"
-    swap_of = {own: ""} | {m: s for m, s in dict(text=TEXT, tool=TOOLS).items() if m != own}
+    main = "adaptive" if "adaptive" in result[plays[0]] else "text"
+    # the mode that tables compare has no swap; the forced ones have
+    swap_of = {main: ""} | {m: s for m, s in dict(text=TEXT, tool=TOOLS).items() if m != main}
     for play in plays:
         msa = result[play].get("msa", {})
         for mode, swap in swap_of.items():
             if mode in result[play]:
-                part.add_summary(_numbers(result[play][mode]) | (msa if mode == own else {}), play, swap)
+                part.add_summary(_numbers(result[play][mode]) | (msa if mode == main else {}), play, swap)
         if "scene_need" in result[play].get("adaptive", {}):  # an older run has not noted it
             _of_looks(part, play, result[play]["adaptive"])
         if msa:
             _of_choice(part, play, result[play])
-    seen = result[plays[0]][own]["sequence"]
+    seen = result[plays[0]][main]["sequence"]
     for kind, swap in dict(grey=GREY, without=WITHOUT).items():
         if kind in result:
+            # share of the score that is lost without the pictures
             drop = dict(drop=1 - result[kind]["sequence"] / seen) if seen else {}
             part.add_summary(_numbers(result[kind]) | drop, plays[0], swap)
     for mode, seconds in result.get("latency", {}).items():
@@ -418,13 +429,13 @@ def evaluate_real(
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples:
         return None
-    found = {}
+    results = {}
     for name, scenes in key_frames(samples).items():
         for mode in ("text", "tool", "adaptive"):
             episodes = play(policy, scenes, task_for(profile, variant, mode), profile, seed)
             s = summary(episodes, np.zeros(len(scenes), bool))
             keep = ("n", "failed", "unreadable", "calls", "called", "errors", "images", "tool_rate")
-            found.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(
+            results.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(
                 actions=[None if e.failed else e.infos[-1].get("actions") for e in episodes]
             )
-    return found
+    return results

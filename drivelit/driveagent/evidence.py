@@ -117,12 +117,12 @@ def _matters(scene, agent):
     here = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
     if here is None or np.hypot(*here[:2]) > max(60, 5 * v):
         return False
-    at = agent.along(AHEAD) if len(agent.times) > 1 else np.repeat(here[None], len(AHEAD), 0)
-    at = np.where(np.isnan(at), here, at)
+    path = agent.along(AHEAD) if len(agent.times) > 1 else np.repeat(here[None], len(AHEAD), 0)
+    path = np.where(np.isnan(path), here, path)
     oncoming = np.cos(here[2]) < -0.8 and here[1] > 2.5 and scene.command == "GO STRAIGHT"
     # a standing road user may set off at any time, so one that passes a little earlier or later matters, too
     slack = 2.0 if v < SET_OFF else 1.0 if oncoming else 0.0
-    gap = np.hypot(*(at[:, None, :2] - _way(scene)[None]).transpose(2, 0, 1))
+    gap = np.hypot(*(path[:, None, :2] - _way(scene)[None]).transpose(2, 0, 1))
     gap = gap[np.abs(AHEAD[:, None] - AHEAD) <= slack + 1e-6].min()
     catching = here[0] < -3 and 2 < abs(here[1]) < 5 and agent.velocity[np.argmin(np.abs(agent.times)), 0] > v + 1
     return bool(catching or (here[0] > -3 and gap < (OVER_THE_LINE if oncoming else NEAR_WAY)))
@@ -181,7 +181,7 @@ def needs_look(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> bool:
         image_size: (width, height) in pixels
 
     Returns:
-        bool
+        True: such evidence is missing from the front view, and a call of a tool would show it
     """
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
@@ -212,7 +212,7 @@ def hash_of(text: str) -> int:
         text: what was written
 
     Returns:
-        int
+        at least 0; of the last seven bytes of its UTF-8
     """
     return int.from_bytes(text.encode()[-7:], "little")
 
@@ -236,12 +236,12 @@ class ScriptedReader:
         Returns:
             (N,) the mean credit of the four actions
         """
-        truth, said = [label_scene(s) for s in scenes], []
+        truth, answers = [label_scene(s) for s in scenes], []
         for s, t in zip(scenes, truth, strict=True):
             blind = mode == "text" and needs_look(s, self.image_size)
             rng = np.random.default_rng([self.seed, mode == "tool", abs(hash_of(s.id))])
             wrong = rng.random() < self.noise
-            said.append(
+            answers.append(
                 [
                     ("Accelerate" if np.hypot(*s.ego.velocity) < SET_OFF else "Keep Speed", way)
                     if blind
@@ -251,7 +251,7 @@ class ScriptedReader:
                     for k, (v, way) in enumerate(t)
                 ]
             )
-        return credit(encode(said), encode(truth)).mean(1)
+        return credit(encode(answers), encode(truth)).mean(1)
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #3bfdcf2e
 class PolicyReader:
@@ -273,13 +273,13 @@ class PolicyReader:
     def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:
         "Unreadable answers have accuracy 0; so have scenes that the reader's server refuses."
         task = self.task_of(mode)
-        known = lambda e: not e.failed and not e.infos[-1]["unreadable"]
-        right = lambda e: e.rewards[-1].get("sequence", np.nan) if known(e) else 0.0
-        parts = [scenes[k : k + self.batch] for k in range(0, len(scenes), self.batch)]
+        readable = lambda e: not e.failed and not e.infos[-1]["unreadable"]
+        right = lambda e: e.rewards[-1].get("sequence", np.nan) if readable(e) else 0.0
+        batches = [scenes[k : k + self.batch] for k in range(0, len(scenes), self.batch)]
         return np.nan_to_num(
             [
                 right(e)
-                for p in parts
+                for p in batches
                 for e in rollout(self.engine, self.policy, task, p, max_turns=task.max_turns, **self.limits)
             ]
         )
@@ -325,12 +325,12 @@ def along(
     """
     if len(times) != len(scenes) or (np.diff(times) <= 0).any():
         raise ValueError(f"times: expected {len(scenes)} rising numbers, found {list(times)[:8]}")
-    played, found = rollout(engine, policy, task, scenes, max_turns=task.max_turns, **limits), []
+    played, moments = rollout(engine, policy, task, scenes, max_turns=task.max_turns, **limits), []
     for time, scene, e in zip(times, scenes, played, strict=True):
         last = {} if e.failed else e.infos[-1]
         tools = tuple(i["call"] for i in e.infos if i["call"] and not i["error"])
-        found.append(DriveMoment(float(time), last.get("mode"), tools, last.get("actions"), label_scene(scene)))
-    return found
+        moments.append(DriveMoment(float(time), last.get("mode"), tools, last.get("actions"), label_scene(scene)))
+    return moments
 
 
 def switches(moments: Sequence[DriveMoment]) -> list[tuple[int, str, str]]:
@@ -342,8 +342,10 @@ def switches(moments: Sequence[DriveMoment]) -> list[tuple[int, str, str]]:
     Returns:
         list of (number of the first moment in the new mode, the mode before, the new mode)
     """
-    known = [(k, m.mode) for k, m in enumerate(moments) if m.mode]
-    return [(k, before, mode) for (_, before), (k, mode) in zip(known, known[1:], strict=False) if mode != before]
+    with_mode = [(k, m.mode) for k, m in enumerate(moments) if m.mode]
+    return [
+        (k, before, mode) for (_, before), (k, mode) in zip(with_mode, with_mode[1:], strict=False) if mode != before
+    ]
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #3c6f6b77
 _MODES = dict(text="#868e96", tool="#4263eb")
@@ -360,22 +362,22 @@ def plot_along(moments: Sequence[DriveMoment], scenes: Sequence[Scene], most: in
     Returns:
         Figure
     """
-    shown = [j for k, *_ in switches(moments) for j in (k - 1, k)][:most] or [0]
+    columns = [j for k, *_ in switches(moments) for j in (k - 1, k)][:most] or [0]
     fig = plt.figure(figsize=(9, 4.2), layout="constrained")
-    grid, time = fig.add_gridspec(2, len(shown)), [m.time for m in moments]
-    for place, k in enumerate(shown):
+    grid, time = fig.add_gridspec(2, len(columns)), [m.time for m in moments]
+    for place, k in enumerate(columns):
         ax = fig.add_subplot(grid[0, place])
         ax.imshow(get_image(scenes[k], VIEWS["front"], (448, 224)))
         ax.set_title(f"{time[k]:g} s: {', '.join(moments[k].tools) or moments[k].mode or 'unreadable'}", fontsize=10)
         ax.axis("off")
     ax = fig.add_subplot(grid[1, :])
     for name, color in (*_MODES.items(), ("unreadable", "#e03131")):
-        own = [m for m in moments if (m.mode or "unreadable") == name]
-        level = [SPEEDS.index(m.actions[0][0]) if m.actions else -1 for m in own]
-        ax.scatter([m.time for m in own], level, 90, color=color, label=f"mode: {name}", zorder=2)
-    said, true = ([getattr(m, k) for m in moments] for k in ("actions", "truth"))
+        of_mode = [m for m in moments if (m.mode or "unreadable") == name]
+        level = [SPEEDS.index(m.actions[0][0]) if m.actions else -1 for m in of_mode]
+        ax.scatter([m.time for m in of_mode], level, 90, color=color, label=f"mode: {name}", zorder=2)
+    actions, true = ([getattr(m, k) for m in moments] for k in ("actions", "truth"))
     level = lambda some: [SPEEDS.index(a[0][0]) if a else np.nan for a in some]
-    ax.step(time, level(said), color="#adb5bd", where="post", zorder=1)
+    ax.step(time, level(actions), color="#adb5bd", where="post", zorder=1)
     ax.plot(time, level(true), "k_", markersize=14, label="what the driver did")
     ax.set(
         xlabel="seconds", yticks=range(-1, len(SPEEDS)), yticklabels=["unreadable", *SPEEDS], title="the first action"

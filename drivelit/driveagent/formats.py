@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES
@@ -87,9 +88,9 @@ def _cut_call(text):
         missing = [part for part in PARTS if part not in text]
         return ParseError(f"{missing[0]} is missing" if missing else "the parts of the call are not in order")
     body = body.removesuffix("</tool_call>").rstrip()
-    gap, has_name, rest = body.partition("<tool_name>")
-    name, named, rest = rest.partition("</tool_name>")
-    gap_2, has_params, params = rest.partition("<params>")
+    gap, has_name, tail = body.partition("<tool_name>")
+    name, named, tail = tail.partition("</tool_name>")
+    gap_2, has_params, params = tail.partition("<params>")
     in_order = has_name and named and has_params and params.endswith("</params>")
     if in_order and not gap.strip() and not gap_2.strip() and "<" not in name and ">" not in name:
         return name.strip(), params.removesuffix("</params>")
@@ -112,15 +113,15 @@ def parse_call(text: Any) -> ToolCall | ParseError | None:
         return None
     if (calls := text.count("<tool_call>")) > 1:
         return ParseError(f"{calls} tool calls in one turn; make one and wait for its answer")
-    found = _cut_call(text)
-    if isinstance(found, ParseError):
-        return found
-    params = parse_json(found[1], most=LONGEST_PARAMS)
+    cut = _cut_call(text)
+    if isinstance(cut, ParseError):
+        return cut
+    params = parse_json(cut[1], most=LONGEST_PARAMS)
     if isinstance(params, ParseError):
         return ParseError(f"params: {params.reason}")
     if not isinstance(params, dict):
         return ParseError(f"params: expected a JSON object, found {type(params).__name__}")
-    return ToolCall(found[0], params)
+    return ToolCall(cut[0], params)
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #5edd3594
 def _tool_rules(words, tools, calls):
@@ -196,11 +197,11 @@ _ITEM = re.compile(r"""\s*('[^'"\[\]]*'|"[^'"\[\]]*")\s*(?:,|\Z)""")
 
 def _between(text, opening, closing):
     "What stands between each opening and the next closing, from left to right."
-    found, at = [], 0
-    while (a := text.find(opening, at)) >= 0 and (b := text.find(closing, a + len(opening))) >= 0:
-        found.append(text[a + len(opening) : b])
-        at = b + len(closing)
-    return found
+    inside, start = [], 0
+    while (a := text.find(opening, start)) >= 0 and (b := text.find(closing, a + len(opening))) >= 0:
+        inside.append(text[a + len(opening) : b])
+        start = b + len(closing)
+    return inside
 
 
 def _items(text):
@@ -208,12 +209,12 @@ def _items(text):
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return None
-    text, items, at = text[1:-1].strip(), [], 0
-    while at < len(text):
-        if not (item := _ITEM.match(text, at)):
+    text, items, start = text[1:-1].strip(), [], 0
+    while start < len(text):
+        if not (item := _ITEM.match(text, start)):
             return None
         items.append(item[1][1:-1])
-        at = item.end()
+        start = item.end()
     return items or None
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #f4b408f9
@@ -226,14 +227,14 @@ def parse_action(text: str) -> tuple[str, str] | ParseError:
     Returns:
         (speed, trajectory) or a ParseError
     """
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 2:
+    words = [part.strip() for part in text.split(",")]
+    if len(words) != 2:
         return ParseError(f"{text[:40]!r} is not 'speed, trajectory'")
-    if parts[0] not in SPEEDS:
-        return ParseError(f"speed {parts[0][:40]!r} is not one of {', '.join(SPEEDS)}")
-    if parts[1] not in TRAJECTORIES:
-        return ParseError(f"trajectory {parts[1][:40]!r} is not one of {', '.join(TRAJECTORIES)}")
-    return parts[0], parts[1]
+    if words[0] not in SPEEDS:
+        return ParseError(f"speed {words[0][:40]!r} is not one of {', '.join(SPEEDS)}")
+    if words[1] not in TRAJECTORIES:
+        return ParseError(f"trajectory {words[1][:40]!r} is not one of {', '.join(TRAJECTORIES)}")
+    return words[0], words[1]
 
 
 def parse_actions(text: Any) -> list[tuple[str, str]] | ParseError:
@@ -247,10 +248,10 @@ def parse_actions(text: Any) -> list[tuple[str, str]] | ParseError:
     """
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
-    found = _between(text, "<meta actions>", "</meta actions>")
-    if len(found) != 1:
-        return ParseError(f"{len(found) or 'no'} <meta actions>...</meta actions> found, expected one")
-    items = _items(found[0])
+    blocks = _between(text, "<meta actions>", "</meta actions>")
+    if len(blocks) != 1:
+        return ParseError(f"{len(blocks) or 'no'} <meta actions>...</meta actions> found, expected one")
+    items = _items(blocks[0])
     if items is None:
         return ParseError("the meta-actions are not a list of quoted texts")
     if len(items) != STEPS:
@@ -349,8 +350,8 @@ def mode_of(text: str, words: str = "paper") -> str | None:
 def _in_order(text):
     "Whether the three sections stand in a text, each once, each closed, in their order."
     tags = [tag for s in SECTIONS for tag in (f"<{s}>", f"</{s}>")]
-    at = [text.find(tag) for tag in tags]
-    return all(text.count(tag) == 1 for tag in tags) and sorted(at) == at
+    places = [text.find(tag) for tag in tags]
+    return all(text.count(tag) == 1 for tag in tags) and sorted(places) == places
 
 
 def _closed(text, tag):
@@ -358,8 +359,8 @@ def _closed(text, tag):
     end = tag.replace("<", "</")
     if not tag or text.count(tag) != 1 or text.count(end) != 1:
         return False
-    rest = text.partition(end)[2].strip()
-    return rest.startswith("<meta actions>") and rest.endswith("</meta actions>")
+    behind = text.partition(end)[2].strip()
+    return behind.startswith("<meta actions>") and behind.endswith("</meta actions>")
 
 
 def read(turns: Sequence[str], words: str = "paper") -> Answer:
@@ -370,7 +371,7 @@ def read(turns: Sequence[str], words: str = "paper") -> Answer:
         words: key of WORDS
 
     Returns:
-        Answer
+        what can be read in them; its actions are a ParseError where they cannot be read
     """
     whole = "\n".join(turns)
     mode, calls = mode_of(whole, words), [parse_call(t) for t in turns]
@@ -399,8 +400,8 @@ def fixed_parts(
         what stands before the command, between command and speed, and behind the speed
     """
     text = prompt_text("COMMAND", 1.0, tools, words, calls, view)
-    before, rest = text.split("COMMAND")
-    between, after = rest.split("3.60 km/h")
+    before, tail = text.split("COMMAND")
+    between, after = tail.split("3.60 km/h")
     return before, between, after
 
 
@@ -413,14 +414,10 @@ def kit_lines(sentences: Iterable[str] = ()) -> tuple[str, ...]:
     Returns:
         texts, each once
     """
-    answers = [
-        turn + "\n"
-        for s in SPEEDS
-        for t in TRAJECTORIES
-        for w in WORDS
-        for m in ("text", "tool")
-        for turn in write(m, {k: [] for k in SECTIONS}, [(s, t)] * STEPS, w)
-    ]
+    # An action in all four steps shows its words; the thought is empty, since its sentences come by `sentences`.
+    thought, answers = {k: [] for k in SECTIONS}, []
+    for speed, trajectory, words, mode in product(SPEEDS, TRAJECTORIES, WORDS, ("text", "tool")):
+        answers += [turn + "\n" for turn in write(mode, thought, [(speed, trajectory)] * STEPS, words)]
     ends = [a.rstrip("\n") for a in answers]
     calls = [format_call(ToolCall("Retrieve View", {}))]
     context = ["GO STRAIGHT", "TURN LEFT", "TURN RIGHT", "9.99 km/h", "unknown"]

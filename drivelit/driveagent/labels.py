@@ -256,8 +256,8 @@ def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
     """
     times, poses = drive_of(scene)
     line = scene.map.centerline
-    at = [np.interp(t, times, poses[:, i]) for t in (start, end) for i in (0, 1)]
-    near = [np.hypot(line[:, 0] - at[k], line[:, 1] - at[k + 1]).argmin() for k in (0, 2)]
+    ends = [np.interp(t, times, poses[:, i]) for t in (start, end) for i in (0, 1)]
+    near = [np.hypot(line[:, 0] - ends[k], line[:, 1] - ends[k + 1]).argmin() for k in (0, 2)]
     return float(np.degrees(wrap_angle(line[near[1], 2] - line[near[0], 2])))
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #810e0266
@@ -324,9 +324,9 @@ def blind_answers(known: list[Scene], scenes: list[Scene]) -> dict[str, np.ndarr
         "With few scenes to learn from: what is known with less detail."
         return next(learnt[key[:d]] for d in range(depth, -1, -1) if key[:d] in learnt)
 
-    said = [[say(_knows(s), depth) for s in scenes] for depth in range(3)]
+    answers = [[say(_knows(s), depth) for s in scenes] for depth in range(3)]
     usual = np.repeat(usual_answer(truth, False)[None], len(scenes), 0)
-    return dict(zip(BLIND, [usual, *map(np.array, said)], strict=True))
+    return dict(zip(BLIND, [usual, *map(np.array, answers)], strict=True))
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #67918878
 def blind_table(known: list[Scene], scenes: list[Scene]) -> pd.DataFrame:
@@ -340,14 +340,17 @@ def blind_table(known: list[Scene], scenes: list[Scene]) -> pd.DataFrame:
         DataFrame: a row for each family and one for all; scenes, a column for each key of BLIND, what the best constant
         answer of the family alone earns there, and the share of steps that go straight
     """
-    earned = lambda said, of: 100 * credit(said, encode([label_scene(s) for s in of])).mean(1)
+    earned = lambda answers, of: 100 * credit(answers, encode([label_scene(s) for s in of])).mean(1)
     table = pd.DataFrame({k: earned(a, scenes) for k, a in blind_answers(known, scenes).items()})
     family = np.array([s.family for s in scenes])
     within, straight = np.full(len(scenes), np.nan), TRAJECTORIES.index("Straight")
     for f in np.unique(family):
-        there, own = [s for s, k in zip(scenes, family, strict=True) if k == f], [s for s in known if s.family == f]
-        if own:
-            within[family == f] = earned(usual_answer(encode([label_scene(s) for s in own]))[None], there)
+        of_family, learnt = (
+            [s for s, k in zip(scenes, family, strict=True) if k == f],
+            [s for s in known if s.family == f],
+        )
+        if learnt:
+            within[family == f] = earned(usual_answer(encode([label_scene(s) for s in learnt]))[None], of_family)
     table["knowing the family"] = within
     table["straight"] = 100 * (encode([label_scene(s) for s in scenes])[..., 1] == straight).mean(1)
     table.insert(0, "scenes", 1)
@@ -391,8 +394,8 @@ def rarity(of: Sequence[Collection[Hashable]]) -> np.ndarray:
     Returns:
         (N, 2) bits: of the rarest trait, and of all traits together; 0 without traits
     """
-    count = Counter(t for own in of for t in set(own))
-    bits = lambda own: [np.log2(len(of) / count[t]) for t in set(own)]
+    count = Counter(t for scene_traits in of for t in set(scene_traits))
+    bits = lambda scene_traits: [np.log2(len(of) / count[t]) for t in set(scene_traits)]
     return np.array([(max(b, default=0.0), sum(b)) for b in map(bits, of)]).reshape(-1, 2)
 
 
@@ -412,6 +415,6 @@ def rarest(scenes: Iterable[Scene], share: float) -> list[int]:
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share: {share!r} is not from 0 to 1")
-    found = rarity([traits(s) for s in scenes])
-    order = np.lexsort((-found[:, 1], -found[:, 0]))  # stable: the last key counts most
-    return sorted(order[: round(share * len(found))].tolist())
+    bits = rarity([traits(s) for s in scenes])
+    order = np.lexsort((-bits[:, 1], -bits[:, 0]))  # stable: the last key counts most
+    return sorted(order[: round(share * len(bits))].tolist())

@@ -96,14 +96,14 @@ def visual_tokens(policy: Policy, images: Sequence[Image.Image], batch: int = 32
     Returns:
         (N, hidden size of the language model) float32
     """
-    shown = lambda i: policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
+    encoded = lambda i: policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
         0
     ]  # at the policy's own size
     was_training, rows = policy.model.training, []
     policy.model.eval()
     try:
         for k in range(0, len(images), batch):
-            pixels = policy.pixels([shown(i) for i in images[k : k + batch]])
+            pixels = policy.pixels([encoded(i) for i in images[k : k + batch]])
             out = policy.model.get_image_features(**{name: v.to(policy.device) for name, v in pixels.items()})
             rows += [tokens.float().mean(0).cpu().numpy() for tokens in out.pooler_output]
     finally:
@@ -476,19 +476,19 @@ def planner(
         Planner of six poses; an answer that cannot be read is a reason, and the head does not plan without it
     """
     task, size = task_for(profile, "full", mode, pictures=pictures), tuple(profile.image_size)
-    how = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
-        said = [read_answer(e.texts, task.words).actions for e in episodes]
-        there = [i for i, a in enumerate(said) if not isinstance(a, ParseError)]
-        if there:
-            some = [moments[i] for i in there]
+        answers = [read_answer(e.texts, task.words).actions for e in episodes]
+        readable = [i for i, a in enumerate(answers) if not isinstance(a, ParseError)]
+        if readable:
+            some = [moments[i] for i in readable]
             grey = Image.new("RGB", size, (128, 128, 128))
             shown = [get_image(s, "CAM_FRONT", size) if pictures == "own" else grey for s in some]
-            given = features(None, some, [said[i] for i in there]) | dict(visual=visual_tokens(policy, shown))
-            for i, way in zip(there, predict(head, given), strict=True):
-                said[i] = from_lidar(way)
-        return said
+            given = features(None, some, [answers[i] for i in readable]) | dict(visual=visual_tokens(policy, shown))
+            for i, way in zip(readable, predict(head, given), strict=True):
+                answers[i] = from_lidar(way)
+        return answers
 
-    return by_policy(policy, task, read, seed, engine, profile.together, temperature=temperature, **how)
+    return by_policy(policy, task, read, seed, engine, profile.together, temperature=temperature, **limits)

@@ -125,8 +125,8 @@ def drivers(known: Sequence[Scene], heldout: Sequence[Scene], need: np.ndarray) 
         dict: name -> `score_actions`, on the held-out scenes
     """
     truth, learnt = (encode([label_scene(s) for s in some]) for some in (heldout, known))
-    said = blind_answers(known, heldout) | {EXPERT: truth}
-    return {name: score_actions(a, truth, need, reward_weights(learnt)) for name, a in said.items()}
+    answers = blind_answers(known, heldout) | {EXPERT: truth}
+    return {name: score_actions(a, truth, need, reward_weights(learnt)) for name, a in answers.items()}
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #7122f6ae
 ALL = 10**9  # more scenes than a folder holds
@@ -140,9 +140,9 @@ def _reviewed(scenes, profile, journal):
     with_label = [i for i, s in enumerate(scenes) if label_scene(s)]
     for some in vqa_pairs.in_parts(with_label):  # a picture from above for each is in memory
         part = [scenes[i] for i in some]
-        found = refine.refine(part, reviewer)
-        labels |= {s.id: a for s, a in zip(part, found.actions, strict=True) if a != label_scene(s)}
-        counts += found.counts
+        review = refine.refine(part, reviewer)
+        labels |= {s.id: a for s, a in zip(part, review.actions, strict=True) if a != label_scene(s)}
+        counts += review.counts
     return labels, counts
 
 
@@ -197,16 +197,16 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         RunError: no scene of a split has a front view
     """
     size, of_all = tuple(profile.image_size), profile.source != "toy" and profile.eval_draw == "middle"
-    made = write_scenes(out, replace(profile, eval_scenes=ALL) if of_all else profile)
-    made, left = leave_out(out, profile, made, check_scene)
-    reviewed = choose_scenes(out, made, profile)
-    made = {split: chosen_scenes(out, split) for split in made}
-    train, heldout = (labelled(made[k]) for k in ("train", "heldout"))
+    splits = write_scenes(out, replace(profile, eval_scenes=ALL) if of_all else profile)
+    splits, left = leave_out(out, profile, splits, check_scene)
+    reviewed = choose_scenes(out, splits, profile)
+    splits = {split: chosen_scenes(out, split) for split in splits}
+    train, heldout = (labelled(splits[k]) for k in ("train", "heldout"))
     need = np.array([needs_look(s, size) for s in heldout], bool)
     told = dict(
-        train=len(made["train"]),
-        heldout=len(made["heldout"]),
-        unlabelled=len(made["heldout"]) - len(heldout),
+        train=len(splits["train"]),
+        heldout=len(splits["heldout"]),
+        unlabelled=len(splits["heldout"]) - len(heldout),
         reviewed=reviewed,
         need=float(need.mean()),
         scene_need=need.astype(int).tolist(),
@@ -276,9 +276,9 @@ def teach(
     read = lambda engine: thoughts.ChatJudge(engine, task_of)
     teacher = connect(profile.teacher, scripted[0], think, journal=journal)
     judge = connect(profile.judge, scripted[1], read, journal=journal)
-    own = modes if tools else ["text"] * len(modes)
+    asked_modes = modes if tools else ["text"] * len(modes)
     at_once = AT_ONCE if "@" in profile.teacher + profile.judge else 1
-    return thoughts.annotate(scenes, own, teacher, judge, task_of, at_once=at_once)
+    return thoughts.annotate(scenes, asked_modes, teacher, judge, task_of, at_once=at_once)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1f38e169
 def thought_lines(rows: Rows, sample: int = 100) -> set[str]:
@@ -334,9 +334,12 @@ def hold_back(kinds: dict[int, str], n: int, seed: int = 0) -> set[int]:
     """
     rng, held = np.random.default_rng(seed), set()
     for kind in ("text", "tool", "explore"):
-        own = [i for i in kinds if kinds[i] == kind]
+        of_kind = [i for i in kinds if kinds[i] == kind]
         held |= {
-            own[k] for k in rng.permutation(len(own))[: min(-(-n * len(own) // len(kinds)), len(own) // 2)].tolist()
+            of_kind[k]
+            for k in rng.permutation(len(of_kind))[
+                : min(-(-n * len(of_kind) // len(kinds)), len(of_kind) // 2)
+            ].tolist()
         }
     return held
 
@@ -357,10 +360,12 @@ def draw_explore(
         list of scene numbers, in random order
     """
     kinds, drawn = kinds or dict.fromkeys(labels, ""), []
-    some = lambda own, m: [own[j] for j in thoughts.balanced([labels[i] for i in own], m)] if own and m else []
+    some = lambda numbers, m: (
+        [numbers[j] for j in thoughts.balanced([labels[i] for i in numbers], m)] if numbers and m else []
+    )
     for kind in sorted(set(kinds.values())):
-        own = [i for i in labels if kinds[i] == kind]
-        drawn += some([i for i in own if i not in used], round(n * len(own) / len(labels)))
+        of_kind = [i for i in labels if kinds[i] == kind]
+        drawn += some([i for i in of_kind if i not in used], round(n * len(of_kind) / len(labels)))
     drawn = drawn[:n]  # rounding may have given one more
     drawn += some([i for i in labels if i not in used and i not in set(drawn)], n - len(drawn))
     return [drawn[k] for k in np.random.default_rng(seed).permutation(len(drawn))]
@@ -396,23 +401,25 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     if not labels:
         raise ValueError(f"{out}: no scene has eight seconds of future, so there are no meta-actions to learn")
     with journal_of(here, profile) as journal:
-        found = necessity(some_of(scenes, labels), profile, journal)
-        kinds = dict(zip(labels, found.tolist(), strict=True))
+        needs = necessity(some_of(scenes, labels), profile, journal)
+        kinds = dict(zip(labels, needs.tolist(), strict=True))
         held = hold_back(kinds, profile.rl_scenes)
         chosen = [i for i in labels if kinds[i] != "explore" and i not in held]
         counts, lines, used = {}, set(), set()
         for variant in VARIANTS:
-            own = with_views(scenes, chosen, variant)
-            modes = [kinds[i] for i in own]
-            kept, counts[variant] = teach(some_of(scenes, own), modes, profile, variant, journal)
+            usable = with_views(scenes, chosen, variant)
+            modes = [kinds[i] for i in usable]
+            accepted, counts[variant] = teach(some_of(scenes, usable), modes, profile, variant, journal)
             # modes decide which scenes are kept, so that all variants learn from scenes of the same kinds
-            kept = [(own[k], turns) for k, turns in thoughts.equal_halves(kept, modes, profile.data_thoughts)]
-            counts[variant] = dict(counts[variant], kept=len(kept))
-            if lacks := len(chosen) - len(own):
+            accepted = [
+                (usable[k], turns) for k, turns in thoughts.equal_halves(accepted, modes, profile.data_thoughts)
+            ]
+            counts[variant] = dict(counts[variant], kept=len(accepted))
+            if lacks := len(chosen) - len(usable):
                 counts[variant]["left out: a view is not there"] = lacks
-            used |= {i for i, _ in kept}
-            tell_if_few(f"data, thoughts of {variant}", len(kept), profile.data_thoughts)
-            lines |= thought_lines(read_rows(save_variant(here, scenes, kept, profile, variant, counts[variant])))
+            used |= {i for i, _ in accepted}
+            tell_if_few(f"data, thoughts of {variant}", len(accepted), profile.data_thoughts)
+            lines |= thought_lines(read_rows(save_variant(here, scenes, accepted, profile, variant, counts[variant])))
     explore = draw_explore(labels, used, profile.rl_scenes, kinds)
     tell_if_few("data, scenes to explore", len(explore), profile.rl_scenes)
     write_json(here / "explore.json", explore)
@@ -555,11 +562,11 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         save_final(policy, folder)
         return dict(steps=0)
     before = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
-    found = dict(vqa_before=before, vqa_usual=vqa_data.vqa_usual(rows, test))
+    baseline = dict(vqa_before=before, vqa_usual=vqa_data.vqa_usual(rows, test))
     result = train_sft(policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps))
     engine = player_for(policy, profile)
     after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
-    return result | found | after
+    return result | baseline | after
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
 def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str | Path, aligned: bool) -> Policy:
@@ -571,7 +578,7 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
         aligned: whether it starts from the aligned model
 
     Returns:
-        Policy
+        the tuned policy, which is saved in the folder, too
 
     Raises:
         RunError: the variant has no thoughts
@@ -623,7 +630,7 @@ def reinforce(
         variant: key of VARIANTS
         mode: "text", "tool", "adaptive" or "partition"
         folder: where it is kept
-        tool_reward: whether R_tool is paid
+        tool_reward: whether R_tool is part of the reward
         steps: rollout batches; None: the profile's
 
     Returns:
@@ -649,7 +656,7 @@ def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `sft`.
 
     Returns:
-        dict[str, Any]
+        what `evaluate` returns, without grey pictures
     """
     policy = tune(out, profile, seed, "full", STAGES.folder(out, "sft", seed), profile.align_first)
     return evaluate(policy, out, profile, seed, unseen=False)
@@ -662,7 +669,7 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
         stage: key of NEEDS
 
     Returns:
-        dict[str, Any]
+        what `train_rl` and `evaluate` return
     """
     policy = load(trained(out, NEEDS[stage][0], seed), profile, seed)
     forced = stage.startswith("fcm")
@@ -734,27 +741,29 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         dict: heads: name -> rows of the metrics; scenes and of_scenes: how many of how many were used, by split
     """
     policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
-    there = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
-    splits = {k: v[: profile.motion_scenes or None] for k, v in there.items()}
-    how, heat = next(iter(profile.plays.items()))
+    whole = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
+    splits = {k: v[: profile.motion_scenes or None] for k, v in whole.items()}
+    play_name, heat = next(iter(profile.plays.items()))
     task = task_for(profile, "full", "adaptive")
     played = play(policy, splits["train"], task, profile, seed, temperature=heat)
     # the stage `ams` has played the held-out scenes already
-    known = STAGES.result(out, "ams", seed)[how]["adaptive"]["scene_actions"][: profile.motion_scenes or None]
-    said = dict(train=[e.infos[-1].get("actions") for e in played], heldout=known)
-    x = {k: motion.features(policy, v, said[k], size) for k, v in splits.items()}
+    heldout_actions = STAGES.result(out, "ams", seed)[play_name]["adaptive"]["scene_actions"][
+        : profile.motion_scenes or None
+    ]
+    actions = dict(train=[e.infos[-1].get("actions") for e in played], heldout=heldout_actions)
+    x = {k: motion.features(policy, v, actions[k], size) for k, v in splits.items()}
     true = {k: motion.one_hot([label_scene(s) for s in v]) for k, v in splits.items()}
-    target, found = motion.way_points(splits["train"]), {}
-    found["constant velocity"] = motion.score(x["heldout"]["straight"], splits["heldout"])
+    target, tables = motion.way_points(splits["train"]), {}
+    tables["constant velocity"] = motion.score(x["heldout"]["straight"], splits["heldout"])
     for name, words, inputs in HEADS:
         given = {k: v | dict(actions=true[k]) if words == "true" else v for k, v in x.items()}
         head, _ = motion.train_head(given["train"], target, inputs, seed=seed)
-        found[name] = motion.evaluate_head(head, given["heldout"], splits["heldout"])
+        tables[name] = motion.evaluate_head(head, given["heldout"], splits["heldout"])
         if name == "the policy's actions":
             motion.save_head(head, STAGES.folder(out, "motion", seed) / "head")
     count = lambda of: {k: len(v) for k, v in of.items()}
-    heads = {n: t.reset_index().to_dict("records") for n, t in found.items()}
-    return dict(heads=heads, scenes=count(splits), of_scenes=count(there))
+    heads = {n: t.reset_index().to_dict("records") for n, t in tables.items()}
+    return dict(heads=heads, scenes=count(splits), of_scenes=count(whole))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3f6a1507
 def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -766,10 +775,10 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
     """
     policy, (_, heat) = load(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
-    need, weights, found = read_need(out), read_weights(out), {}
+    need, weights, results = read_need(out), read_weights(out), {}
     for name, task in attention_tasks(profile).items():
-        found[name] = summary(play(policy, heldout, task, profile, seed, temperature=heat), need, weights)
-    return found
+        results[name] = summary(play(policy, heldout, task, profile, seed, temperature=heat), need, weights)
+    return results
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
 def run_measured(stage: str, run: Callable, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class DriveAgentProfile(Profile):
         pairs = Amount("data_vqa", self.data_vqa, 4 * chosen, why=f"4 about each of {chosen:,} scenes that differ")
         labelled = n if far is None else min(n, far)
         need = "no scene is in both, and each has eight seconds of future"
-        own = [pairs, Amount("data_thoughts and rl_scenes", learnt, labelled, why=need)]
-        return super().amounts(train, heldout, why, far) + own
+        of_data = [pairs, Amount("data_thoughts and rl_scenes", learnt, labelled, why=need)]
+        return super().amounts(train, heldout, why, far) + of_data
 
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "Alignment has a number of its own; a variant is tuned and takes both stages of reinforcement."

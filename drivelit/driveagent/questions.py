@@ -73,6 +73,7 @@ class Thing:
 # %% ../../nbs/51_driveagent/35_questions.ipynb #d8960e5c
 def _candidates(scene, camera, size, time, ego):
     "(id, kind, distance, outline, state, reach), the far ones first."
+    # `here`: the camera over ground, its offset not turned by the heading; distances are measured from it
     out, here = [], ego[:2] + camera.cam2ego[:2, 3]
     for a in scene.agents:
         pose = a.seen(time)
@@ -83,8 +84,9 @@ def _candidates(scene, camera, size, time, ego):
         out.append((a.id, a.type, float(np.hypot(*(pose[:2] - here))), hull, "", reach))
     for l in scene.lights:
         d = float(np.hypot(*(l.position[:2] - here)))
+        # it faces the camera if it looks at it within 72 degrees (cos > 0.3)
         facing = np.cos(l.heading - np.arctan2(*(here - l.position[:2])[::-1])) > 0.3
-        wide = 0.32 * camera.intrinsic[0, 0] * size[0] / camera.width / max(d, NEAR)  # pixels across the disc
+        wide = 0.32 * camera.intrinsic[0, 0] * size[0] / camera.width / max(d, NEAR)  # pixels across the disc of 0.32 m
         state = l.at(time) if facing and wide >= 1.2 else ""
         out.append(
             (
@@ -92,11 +94,12 @@ def _candidates(scene, camera, size, time, ego):
                 "light",
                 d,
                 outline(l.position, l.heading, (0.25, 0.45, 1.2), camera, size, ego),
+                # a light that the recording does not know has no colour, as one that is seen from behind
                 state if state != "unknown" else "",
                 REACH,
             )
         )
-    return sorted((c for c in out if c[3].area > 0), key=lambda c: -c[2])
+    return sorted((c for c in out if c[3].area > 0), key=lambda c: -c[2])  # an empty outline lies behind the camera
 
 
 def things(
@@ -123,7 +126,7 @@ def things(
     """
     camera, ego, frame = scene.cameras[VIEWS[view]], ego_pose_at(scene, time), shapely.box(0, 0, *size)
     candidates = [(*c, shapely.intersection(c[3], frame)) for c in _candidates(scene, camera, size, time, ego)]
-    candidates = [c for c in candidates if c[-1].area >= 1]
+    candidates = [c for c in candidates if c[-1].area >= 1]  # pixels inside the picture
     # Pixels hold the number of what was painted last, which is the nearest; with xray each has a picture of its own.
     numbers, masks = Image.new("I", size), []
     for n, c in enumerate(candidates, 1):
@@ -143,6 +146,7 @@ def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
     y, x = np.nonzero(mask)
     if len(x) < 3:
         return None
+    # a light is small even where it can be read, so four pixels do
     enough = len(x) >= (PIXELS if kind != "light" else 4) and len(x) >= PART * hull.area
     clear = distance <= reach and (enough or xray)
     if xray and not clear:
@@ -159,6 +163,7 @@ def _route(facts):
         return None
     line = shapely.LineString(c[:, :2])
     s = line.project(shapely.Point(EGO_FRONT, 0))
+    # 60 m: more than any form asks about
     return substring(line, s, min(s + 60, line.length))
 
 
@@ -175,10 +180,11 @@ def _lane_free(facts):
     "Whether nothing is in the car's lane; None where that is not known."
     if not facts.known or facts.route is None:
         return None
+    # (clear, surely in the lane, perhaps in it): 1 m to each side of the route up to 25 m, and 1.7 m up to 30 m
     near = [(t.clear, _in_strip(facts, t, 25, 1.0), _in_strip(facts, t, 30, 1.7)) for t in facts.seen["front"]]
     if any(c and tight for c, tight, _ in near):
         return False
-    return None if any(wide for _, _, wide in near) else True
+    return None if any(wide for _, _, wide in near) else True  # doubtful, or beside the tight strip: not asked
 
 
 def _give_way(facts):
@@ -186,6 +192,7 @@ def _give_way(facts):
     people = facts.of("front", "pedestrian")
     if people is None or facts.route is None:
         return None
+    # `of`: only if it is certain which people there are; from 40 m on they do not concern the driver yet
     crossings = shapely.union_all([a.polygon for a in facts.scene.map.of("crossing")])
     for t in people:
         if t.distance >= 40:
@@ -211,9 +218,10 @@ def _area_ahead(town, kind, near, far):
     "Whether a map has an area of a kind ahead; None where it begins between near and far."
     if not town.areas:
         return None
+    # a wedge, 4 m wide at the car's front, that opens by about half a metre for each metre to both sides
     ahead = shapely.Polygon([(EGO_FRONT, -2), (far, -0.5 * far), (far, 0.5 * far), (EGO_FRONT, 2)])
-    parts = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
-    distance = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in parts if not p.is_empty), default=np.inf)
+    pieces = [shapely.intersection(a.polygon, ahead) for a in town.of(kind)]
+    distance = min((shapely.Point(EGO_FRONT, 0).distance(p) for p in pieces if not p.is_empty), default=np.inf)
     if distance <= near:
         return True
     return False if distance >= far - EGO_FRONT else None
@@ -245,6 +253,7 @@ class Facts:
         self.scene, self.views, self.size, self.xray = scene, tuple(views), size, xray
         # In a recording without boxes it is not known who is in the picture.
         self.known = scene.source == "toy" or bool(scene.agents)
+        # A recording says that it is day only by a description; frames that are dark say that it is night.
         self.time_known = scene.source == "toy" or scene.night or bool(scene.meta.get("description") and scene.agents)
         self.seen = {v: things(scene, v, size, xray=xray) if self.known else [] for v in views}
 
@@ -258,8 +267,8 @@ class Facts:
         Returns:
             the nearest first, an empty list if there are none; None if it is not certain which there are
         """
-        own = [t for t in self.seen[view] if t.kind == kind]
-        return own if self.known and all(t.clear for t in own) else None
+        of_kind = [t for t in self.seen[view] if t.kind == kind]
+        return of_kind if self.known and all(t.clear for t in of_kind) else None
 
     def nearest(self, view: str, kind: str | None = None) -> Thing | None:
         """The nearest of a kind, or of all that can stand in the way.
@@ -271,8 +280,8 @@ class Facts:
         Returns:
             the nearest; None if there is none, or if the nearest is doubtful
         """
-        own = [t for t in self.seen[view] if (t.kind == kind if kind else t.kind != "light")]
-        return own[0] if own and own[0].clear else None
+        of_kind = [t for t in self.seen[view] if (t.kind == kind if kind else t.kind != "light")]
+        return of_kind[0] if of_kind and of_kind[0].clear else None
 
     @cached_property
     def light(self) -> str | None:
@@ -363,6 +372,7 @@ def road_way(f: Facts, view: str, kind: str) -> str | None:
     (ax, ay), (bx, by), (cx, cy), (dx, dy) = (
         shapely.get_coordinates(f.route.interpolate(s))[0] for s in (0, 2, 38, 40)
     )
+    # angle between the first two metres and the last two; positive to the left
     turn = np.degrees(np.angle(complex(dx - cx, dy - cy) / complex(bx - ax, by - ay)))
     return "Straight." if abs(turn) < 6 else None if abs(turn) < 12 else "Left." if turn > 0 else "Right."
 
@@ -381,8 +391,9 @@ def describe(f: Facts, view: str, kind: str) -> str | None:
     counts = {k: f.of(view, k) for k in ("vehicle", "pedestrian", "bicycle")}
     if None in counts.values() or not f.time_known:
         return None
-    parts = [f"{len(v)} {KINDS[k][len(v) != 1]}." for k, v in counts.items() if v]
-    return " ".join(["Night." if f.scene.night else "Day.", *(parts or ["Nobody."])])
+    # KINDS has (one, many); a kind that is not there is not named
+    counted = [f"{len(v)} {KINDS[k][len(v) != 1]}." for k, v in counts.items() if v]
+    return " ".join(["Night." if f.scene.night else "Day.", *(counted or ["Nobody."])])
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b9d2628
 def count(f: Facts, view: str, kind: str) -> str | None:
@@ -474,6 +485,7 @@ def side(f: Facts, view: str, kind: str) -> str | None:
     t = f.nearest(view, kind)
     if not t:
         return None
+    # the middle in thirds of the picture's width: 0 to 3; borders at 1 and 2
     u = (t.box[0] + t.box[2]) / 2 / f.size[0] * 3
     return None if min(abs(u - 1), abs(u - 2)) < 0.08 else ("Left.", "Middle.", "Right.")[int(u)]
 
@@ -507,6 +519,7 @@ def which_view(f: Facts, view: str, kind: str) -> str | None:
     """
     if any(not t.clear for v in f.views for t in f.seen[v] if t.kind == kind):
         return None
+    # (metres, view), the nearest first
     best = sorted((t.distance, v) for v in f.views for t in f.of(v, kind) or ())
     if not best or (len(best) > 1 and best[1][0] - best[0][0] < 2):
         return None  # as near in another view, or the same thing in two views
@@ -562,7 +575,7 @@ class Form:
 _USERS = ("vehicle", "pedestrian", "bicycle")
 SOLID = (*_USERS, "traffic_cone", "barrier")
 _YES = ("Yes.", "No.")
-_D, _R, _L, _C = CATEGORIES
+_D, _R, _L, _C = CATEGORIES  # description, recognition, localization, commonsense
 _NAMES = tuple(f"{KINDS[k][0].capitalize()}." for k in SOLID)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #217aa718
@@ -858,11 +871,15 @@ def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
         texts without duplicates: questions, answers and their pieces
     """
     numbers = [str(n) for n in range(max(image_size) + 1)]
-    answers = [a for f in FORMS for a in f.options] + [f"[{n}, {n}, {n}, {n}]" for n in ("1",)] + ["1 m"]
-    line = [f"{t} " for v in VIEWS for t in (f"{v.capitalize()} view.",)] + ["Day. ", "Night. ", "Nobody."]
-    parts = [f"1 {w}.{end}" for k in _USERS for w in KINDS[k] for end in ("", " ")]
-    bare = [question_text(f, k, None, w) for f in FORMS for k in f.kinds for w in range(len(f.words))]
-    return tuple(dict.fromkeys([*bare, *answers, *line, *parts, *numbers]))
+    # One box and one distance show the signs between the numbers, which are pieces of their own.
+    answers = [a for f in FORMS for a in f.options] + ["[1, 1, 1, 1]", "1 m"]
+    # The space behind a sentence belongs to its piece: another one follows in a description.
+    line = [f"{v.capitalize()} view. " for v in VIEWS] + ["Day. ", "Night. ", "Nobody."]
+    words = [w for k in _USERS for w in KINDS[k]]
+    users = [f"1 {w}.{end}" for w in words for end in ("", " ")]
+    about = [(f, k) for f in FORMS for k in f.kinds]
+    bare = [question_text(f, k, None, w) for f, k in about for w in range(len(f.words))]
+    return tuple(dict.fromkeys([*bare, *answers, *line, *users, *numbers]))
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #eaf86141
 def category_of(question: str) -> str:
@@ -969,6 +986,7 @@ def _likely(form, facts, view, rng):
     "The form's kinds in random order; mostly those that are there come first."
     kinds = list(rng.permutation(form.kinds))
     in_view = {t.kind for t in facts.seen.get(view, ())}
+    # the sort is stable: in random order, those in view first; a form that presumes one needs one there
     return sorted(kinds, key=lambda k: k not in in_view) if form.presumes or rng.random() < 0.7 else kinds
 
 
@@ -989,11 +1007,13 @@ def possible(
     order = [
         [f for f in rng.permutation(np.array(FORMS, object)) if f.category == c] for c in rng.permutation(CATEGORIES)
     ]
+    # `order`: a list of forms for each category; the n-th of each, then the next of each
     for n in range(max(map(len, order))):
         for form in (o[n] for o in order if n < len(o)):
             if form.six and not six:
                 continue
             views = ["front"] if form.front or form.six else rng.permutation(facts.views)
+            # two views of six are tried for a form, and the first kind that has an answer is asked about
             for view, kind in ((v, k) for v in views[:2] for k in _likely(form, facts, v, rng)):
                 if (answer := form.answer(facts, view, kind)) is not None:
                     yield form, kind, view, question_text(form, kind, view if six else None, wording), answer
@@ -1040,6 +1060,7 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> float:
         intersection over union, 0 to 1
     """
     (ax, ay, au, av), (bx, by, bu, bv) = a, b
+    # area of the intersection
     both = max(0, min(au, bu) - max(ax, bx)) * max(0, min(av, bv) - max(ay, by))
     return both / max((au - ax) * (av - ay) + (bu - bx) * (bv - by) - both, 1e-9)
 
@@ -1054,7 +1075,7 @@ def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
             allows twice the distance
 
     Returns:
-        bool
+        True: right
     """
     if not isinstance(said, str):
         return False
@@ -1064,6 +1085,7 @@ def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
         if not answered:
             return False
         a, b = ([int(v) for v in m.groups()] for m in (answered, box))
+        # corners in the wrong order are no box, whatever their numbers
         return a[0] < a[2] and a[1] < a[3] and overlap(a, b) >= 0.5 / slack
     if metres := _METRES.fullmatch(truth):
         answered = _METRES.fullmatch(said)

@@ -227,21 +227,21 @@ class ScriptedReviewer:
         turns = [t for _, t in name_actions(measured, Thresholds(turn=self.turn))]
         better, _ = plausible([(s, t) for (s, _), t in zip(tentative, turns, strict=True)], scene.meta["future"])
         wrong = sum(a != b for a, b in zip(better, tentative, strict=True))
-        said = dict(
+        reply = dict(
             score=10 - 2 * wrong, reason=f"{wrong} of 4 changed", final_meta_actions=[f"{s}, {t}" for s, t in better]
         )
         if not broken:
-            return json.dumps(said)
+            return json.dumps(reply)
         self.made[BROKEN[kind]] += 1
         if kind == 0:
             return "The sequence looks good to me."
         if kind == 1:
             other = SPEEDS[(SPEEDS.index(tentative[0][0]) + 1) % len(SPEEDS)]
             return json.dumps(
-                said | dict(final_meta_actions=[f"{other}, {better[0][1]}", *said["final_meta_actions"][1:]])
+                reply | dict(final_meta_actions=[f"{other}, {better[0][1]}", *reply["final_meta_actions"][1:]])
             )
         return json.dumps(
-            said | (dict(final_meta_actions=said["final_meta_actions"][:3]) if kind == 2 else dict(score=12))
+            reply | (dict(final_meta_actions=reply["final_meta_actions"][:3]) if kind == 2 else dict(score=12))
         )
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #8c845eca

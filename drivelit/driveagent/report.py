@@ -60,8 +60,8 @@ def needy(results: Record, need: bool = True) -> list[int]:
 points = partial(Unit, lost="unreadable")
 ACCURACY, REWARD = points("accuracy, points", "score"), points("R_acc, points", "reward")
 MSA, LOOKS = points("MSA, points", "right"), points("looks, points", "tool")
-TOKENS = points("tokens", "tokens", -1.0, 0.0)
-_not_needy = partial(needy, need=False)
+TOKENS = points("tokens", "tokens", -1.0, 0.0)  # fewer are better
+_not_needy = partial(needy, need=False)  # a Unit's `only` takes the record alone
 RIGHT_THERE = replace(ACCURACY, name="accuracy where a look is needed, points", only=needy)
 RIGHT_ELSEWHERE = replace(ACCURACY, name="accuracy elsewhere, points", only=_not_needy)
 LOOKS_THERE = replace(LOOKS, name="looks where needed, points", only=needy)
@@ -105,6 +105,7 @@ STUDY = Study(
 )
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #359833e2
+# `bare`: an unreadable answer has a value there, too
 share, bare = partial(Column, percent=True), partial(Column, percent=True, lost="")
 
 
@@ -253,11 +254,10 @@ def table3(results: Record) -> pd.DataFrame | str:
     if not heads:
         return "not run"
     of = lambda head, name: results.numbers(Condition("motion", POINTS_PLAY, head), name).mean()
-    rows = [
-        dict(head=h, measure=words) | {k: of(h, f"{m}_{k}") for k in ROUNDED}
-        for h in heads
-        for m, words in MEASURES.items()
-    ]
+    rows = []
+    for h in heads:
+        for m, words in MEASURES.items():
+            rows.append(dict(head=h, measure=words) | {k: of(h, f"{m}_{k}") for k in ROUNDED})
     return pd.DataFrame(rows).dropna(subset="samples").round(ROUNDED).astype(dict(samples=int))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #ffe23c39
@@ -267,6 +267,7 @@ def claims(results: Record) -> list[Claim]:
     Returns:
         one family
     """
+    # the last of ORDERS compares the other start with the profile's
     *others, aligned = STUDY.claims
     if not results.about["profile"]["align_first"]:
         aligned = replace(aligned, better=aligned.other, other=aligned.better)
@@ -285,11 +286,11 @@ def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) 
         sides were played
     """
     some, (_, *second) = list(some), plays(results)
-    made = compared(results, STUDY, some, family)
+    frame = compared(results, STUDY, some, family)
     for p in second:
         again = compared(results, STUDY, [c.played(p) for c in some])
-        made[p] = [f"{d}, {v}" if d else "" for d, v in zip(again.difference, again.verdict, strict=True)]
-    return made
+        frame[p] = [f"{d}, {v}" if d else "" for d, v in zip(again.difference, again.verdict, strict=True)]
+    return frame
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6bf90189
 SEEING, KEPT = "is it seeing?", "are looks kept where needed?"
@@ -328,6 +329,7 @@ def plot_stages(results: Record) -> plt.Axes:
             v = 100 * np.array([results.numbers(Condition(s, p), measure) for s in stages])
             if np.isnan(v).all():
                 continue  # the forced modes are played once
+            # v: (stages, seeds); one label for all thin lines
             for k, one_seed in enumerate(v.T):
                 label = "" if k else f"one seed, {p}"
                 ax.plot(range(len(stages)), one_seed, color=color, ls=style, alpha=0.3, lw=1, label=label)

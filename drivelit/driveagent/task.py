@@ -104,11 +104,11 @@ def group_rewards(
         ValueError: for a scene whose meta-actions are not known
     """
     # an episode that was cut off never reached its truth, but the others of its group did
-    known = {g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]}
-    missing = [o["scene"] for g, o in zip(groups, outcomes, strict=True) if g not in known]
+    truths = {g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]}
+    missing = [o["scene"] for g, o in zip(groups, outcomes, strict=True) if g not in truths]
     if missing:
         raise ValueError(f"scene {missing[0]}: no meta-actions are known, so no episode of it can be rewarded")
-    truth, actions = encode([known[g] for g in groups]), encode([o["actions"] for o in outcomes])
+    truth, actions = encode([truths[g] for g in groups]), encode([o["actions"] for o in outcomes])
     mode, calls = [o["mode"] for o in outcomes], np.array([o["calls"] for o in outcomes])
     accuracy = accuracy_reward(actions, truth, *weights, border=border)
     form = format_reward(np.array([o["parts"] for o in outcomes]), mode, calls)

@@ -118,21 +118,23 @@ class ScriptedTeacher:
         if fault in ("call twice", "broken call") and mode == "text":
             fault = "contradiction"
         facts = evidence(scene, self.image_size)
-        found = [e.finding for e in facts if e.seen]
-        said = found or ["The road ahead is free."] if mode == "text" or found else []
-        said = list(said)
+        findings = [e.finding for e in facts if e.seen]
+        description = findings or ["The road ahead is free."] if mode == "text" or findings else []
+        description = list(description)
         if mode == "tool":
             for e in [e for e in facts if not e.seen and e.calls][:3] or [self._second_look(facts)]:
                 calls = [c for c in e.calls if not self.tools or c.name in self.tools]
                 if not calls:
                     continue
                 call = min(calls, key=lambda c: used[c.name])
-                said += [e.doubt, call, *([call] if fault == "call twice" else []), e.finding]
-                found = [*found, e.finding]
-        found = [f for f in found if "free" not in f]
-        turns = self._with_fault(fault, mode, said, found, actions)
+                description += [e.doubt, call, *([call] if fault == "call twice" else []), e.finding]
+                findings = [*findings, e.finding]
+        findings = [f for f in findings if "free" not in f]
+        turns = self._with_fault(fault, mode, description, findings, actions)
         self.made[
-            fault if turns != self._with_fault("", mode, said, found, actions) or fault == "call twice" else ""
+            fault
+            if turns != self._with_fault("", mode, description, findings, actions) or fault == "call twice"
+            else ""
         ] += 1
         return turns
 
@@ -143,13 +145,17 @@ class ScriptedTeacher:
         finding = facts[0].finding if facts else "The road ahead is free."
         return Evidence(False, "I look once more.", finding, (now, before))
 
-    def _with_fault(self, fault, mode, said, found, actions):
+    def _with_fault(self, fault, mode, description, findings, actions):
         if fault == "invented object":
-            said = (
-                ["A person is on the right, near.", *said] if "A person is on the right, near." not in found else said
+            description = (
+                ["A person is on the right, near.", *description]
+                if "A person is on the right, near." not in findings
+                else description
             )
         if fault == "broken call":
-            said = [replace(x, params={"view_index": "roof"}) if isinstance(x, ToolCall) else x for x in said]
+            description = [
+                replace(x, params={"view_index": "roof"}) if isinstance(x, ToolCall) else x for x in description
+            ]
         last = in_words(
             actions
             if fault != "contradiction"
@@ -160,7 +166,9 @@ class ScriptedTeacher:
             if fault == "wrong actions"
             else actions
         )
-        turns = write(mode, dict(description=said, reasoning=because(found), prediction=last), ended, self.words)
+        turns = write(
+            mode, dict(description=description, reasoning=because(findings), prediction=last), ended, self.words
+        )
         return [t.replace("</reasoning>\n", "") for t in turns] if fault == "broken form" else turns
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b8f34d97
@@ -213,16 +221,18 @@ class ChatTeacher:
         messages = [{"role": "system", "content": order}, *task.prompt(scene)]
         state, turns = TurnState(scene, messages, 0), []
         for state.turn in range(task.max_turns):
-            how = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
-            (said,) = replies(self.engine, [messages], **how)
-            if isinstance(said, Refusal):
-                return said
-            said = cut_behind(None, Completion(said), task.stops).text  # as in an episode: a call waits for its answer
-            turns.append(said)
-            step = task.step(state, Completion(said))
+            options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+            (reply,) = replies(self.engine, [messages], **options)
+            if isinstance(reply, Refusal):
+                return reply
+            reply = cut_behind(
+                None, Completion(reply), task.stops
+            ).text  # as in an episode: a call waits for its answer
+            turns.append(reply)
+            step = task.step(state, Completion(reply))
             if step.messages is None:
                 break
-            messages += [{"role": "assistant", "content": said}, *step.messages]
+            messages += [{"role": "assistant", "content": reply}, *step.messages]
         return turns
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #c3da75b4
@@ -317,21 +327,21 @@ class ChatJudge:
             shown += [p for m in task.step(state, Completion(turn)).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
         question = {"role": "user", "content": [*shown, {"type": "text", "text": text}]}
-        (said,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
-        return parse_score(said)
+        (reply,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
+        return parse_score(reply)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b0b05bc1
 def _one_call_each(turns):
     "Turns without repeated calls, and how many there were."
-    out, made, carry = [], set(), ""
+    out, seen, carry = [], set(), ""
     for t in turns:
         t, carry = carry + t, ""
         call = parse_call(t)
-        if isinstance(call, ToolCall) and (text := format_call(call)) in made:
+        if isinstance(call, ToolCall) and (text := format_call(call)) in seen:
             carry = t.replace(text, "")
         else:
             if isinstance(call, ToolCall):
-                made.add(text)
+                seen.add(text)
             out.append(t)
     return [*out, *([carry] if carry else [])], len(turns) - len(out)
 
@@ -354,9 +364,9 @@ def clean(
         (the cleaned turns, or a ParseError with the rule that was broken; the repairs: "call twice", "actions")
     """
     repairs = []
-    if found := control_words("".join(turns)):
+    if words := control_words("".join(turns)):
         # learnt as plain words they would be written in the middle of an answer, and end it
-        return ParseError(f"control words: {harmless(found[0], 40)}"), repairs
+        return ParseError(f"control words: {harmless(words[0], 40)}"), repairs
     turns, twice = _one_call_each(turns)
     if twice:
         repairs.append("call twice")

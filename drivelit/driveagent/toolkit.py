@@ -15,6 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -201,7 +202,7 @@ def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the view in the kit's size, in words and as a picture
     """
     view, frame = params["view_index"], params.get("frame_index", "0s")
     camera = view_camera(scene, view)
@@ -242,7 +243,7 @@ def check_box(box: Any, size: tuple[int, int], full: tuple[int, int]) -> tuple[f
         four floats; raises ToolError
     """
     bad = lambda text, kind="bad parameter": ToolError(kind, f"bbox {_show(box)}: {text}")
-    least = [math.ceil(SMALLEST * shown / own) for shown, own in zip(size, full, strict=True)]
+    least = [math.ceil(SMALLEST * side / whole) for side, whole in zip(size, full, strict=True)]
     small = f"at least {least[0]} x {least[1]} pixels."
     if not isinstance(box, list) or len(box) != 4:
         raise bad("it takes four numbers, [x_min, y_min, x_max, y_max].")
@@ -287,14 +288,14 @@ def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the box, grown to the picture's shape and magnified to its size
     """
     camera = view_camera(scene, params["view_index"])
     cam, size = scene.cameras[camera], kit.image_size
     box, share = grow(check_box(params["bbox"], size, (cam.width, cam.height)), *size)
     image = full_view(scene, camera)
-    own = [v * whole / shown for v, whole, shown in zip(box, image.size * 2, tuple(size) * 2, strict=True)]
-    image = image.resize(size, Image.BICUBIC, box=own)
+    region = [v * whole / shown for v, whole, shown in zip(box, image.size * 2, tuple(size) * 2, strict=True)]
+    image = image.resize(size, Image.BICUBIC, box=region)
     return Result(f"part of the {params['view_index']} view, magnified {1 / share:.1f} times.", image)
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #6fcc4de7
@@ -357,11 +358,11 @@ def depth_words(depth: Any, camera: Camera) -> str:
         depth: (H, W) metres
 
     Returns:
-        str
+        left, middle and right third with the tenth smallest depth in metres, or "nothing"
     """
-    found = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
+    nearest = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
     return _listed(
-        f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, found, strict=True)
+        f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, nearest, strict=True)
     )
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #307ba3b7
@@ -392,7 +393,7 @@ def depth_estimation(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the depth of a view as a grey picture, and in words with its scale
     """
     view = params["view_index"]
     camera = view_camera(scene, view)
@@ -441,7 +442,7 @@ REACH, SEEN = 60.0, 3  # metres; points of 27
 
 _GRID = np.stack(np.meshgrid(*[[-0.45, 0.0, 0.45]] * 3, indexing="ij"), -1).reshape(27, 3)
 
-_CORNERS = np.array([[x, y, z] for x in (-0.5, 0.5) for y in (-0.5, 0.5) for z in (-0.5, 0.5)])
+_CORNERS = np.array(list(product((-0.5, 0.5), repeat=3)))  # of a box of 1 m, (8, 3)
 
 _EDGES = [(a, b) for a in range(8) for b in range(a + 1, 8) if (_CORNERS[a] != _CORNERS[b]).sum() == 1]
 
@@ -492,7 +493,7 @@ def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
         box: in the frame of the ego
 
     Returns:
-        bool
+        SEEN or more of its 27 points are in the image and not behind another box
     """
     points = _place(_GRID, box)
     pixel, depth = project(points, camera)
@@ -613,7 +614,7 @@ def box_line(b: Box) -> str:
     """A box for a small language model: one decimal, two for the heading.
 
     Returns:
-        str
+        such as "vehicle (12.3, -1.0), 4.6 x 1.9 x 1.6 m, heading +0.02"
     """
     n = lambda v: f"{round(float(v), 1) + 0.0:.1f}"
     heading = round(float(wrap_angle(b.heading)), 2) + 0.0  # no -0.00
@@ -655,7 +656,7 @@ def object_detection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
         params: of the call, checked
 
     Returns:
-        Result
+        the boxes in words, in metres, the nearest first, and drawn into the view
     """
     view, text = params["view_index"], params["object_text"]
     camera = view_camera(scene, view)

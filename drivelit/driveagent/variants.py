@@ -60,7 +60,7 @@ def task_for(
         more: further settings of DriveAgentTask
 
     Returns:
-        DriveAgentTask
+        the task of the variant in this mode
     """
     spec, size, kit = VARIANTS[variant], tuple(profile.image_size), False
     if spec["tools"]:

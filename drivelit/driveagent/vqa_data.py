@@ -55,13 +55,13 @@ def judge_prompt(views: Sequence[str], question: str, answer: str) -> str:
     Returns:
         the text of the request, which asks for the JSON object that `parse_scores` reads
     """
-    what = (
+    seen = (
         "a front-view image"
         if tuple(views) == ("front",)
         else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
     )
     return (
-        f"You see {what} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole "
+        f"You see {seen} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole "
         f"numbers:\n"
         "- relevance: does the question matter for driving here?\n- correctness: is the answer right and unambiguous?\n"
         "- grounding: is all that question and answer speak of visible in the image?\n"
@@ -82,13 +82,13 @@ def parse_scores(text: object) -> dict | ParseError:
     """
     if isinstance(text, ParseError):
         return text
-    found = parse_json(text, keys=SCORES)
-    if isinstance(found, ParseError):
-        return found
-    for k, v in found.items():
+    scores = parse_json(text, keys=SCORES)
+    if isinstance(scores, ParseError):
+        return scores
+    for k, v in scores.items():
         if type(v) is not int or not 0 <= v <= PERFECT:
             return ParseError(f"{k}: {harmless(v, 20)!r} is not a whole number from 0 to {PERFECT}")
-    return {k: found[k] for k in SCORES}
+    return {k: scores[k] for k in SCORES}
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bd4286c2
 def verdict(scores: dict[str, int] | ParseError) -> str:
@@ -135,10 +135,10 @@ class ScriptedJudge:
         Returns:
             relevance, correctness, grounding
         """
-        known = recognise(pair.question)
-        if not known:
+        recognised = recognise(pair.question)
+        if not recognised:
             return 0, 5, 5
-        form, kind, view = known
+        form, kind, view = recognised
         if view not in pair.ask.views:
             return 10, 0, 0
         key = pair.ask.scene.id, pair.ask.views, pair.ask.size
@@ -174,7 +174,10 @@ class ChatJudge:
             N texts for `parse_scores`; a Refusal where the model gave none
         """
         say = lambda p: [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))]
-        return [r for part in in_parts(pairs) for r in replies(self.engine, [say(p) for p in part], **self.how)]
+        out = []
+        for part in in_parts(pairs):  # the pictures of a part are in memory together
+            out += replies(self.engine, [say(p) for p in part], **self.how)
+        return out
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7306059d
 def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6, seed: int = 0) -> np.ndarray:
@@ -314,9 +317,9 @@ def judged_pairs(
     Raises:
         ValueError: the teacher or the judge does not give one reply for each question put to it
     """
-    known, kept = {a.shown: set() for a in asks}, [[] for _ in asks]
-    taken = [known[a.shown] for a in asks]
-    replies, table, faults, at = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
+    asked_about, kept = {a.shown: set() for a in asks}, [[] for _ in asks]
+    taken = [asked_about[a.shown] for a in asks]
+    replies, table, faults, number_of = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
     for attempt in range(rounds):
         todo = [i for i in range(len(asks)) if len(kept[i]) < each]
         if attempt:
@@ -333,7 +336,7 @@ def judged_pairs(
         # two asks about the same pictures may ask the same
         pairs = list({(p.ask.shown, p.question): p for p in reversed(pairs)}.values())[::-1]
         for pair, text in zip(pairs, judge.scores(pairs) if pairs else [], strict=True):
-            i, why = at[id(pair.ask)], verdict(parse_scores(text))
+            i, why = number_of[id(pair.ask)], verdict(parse_scores(text))
             taken[i].add(pair.question)
             table[pair.category, "made"] += 1
             if attempt:
@@ -356,7 +359,7 @@ def vqa_row(pair: Pair, question: str) -> dict:
     Returns:
         row, as `make_row` makes it
     """
-    ask, known = pair.ask, recognise(pair.question)
+    ask, recognised = pair.ask, recognise(pair.question)
     return make_row(
         "vqa",
         ask.scene,
@@ -365,8 +368,8 @@ def vqa_row(pair: Pair, question: str) -> dict:
         origin=ask.origin,
         views=list(ask.views),
         attempt=pair.attempt,
-        form=known[0].name if known else "",
-        about=known[1] if known else "",
+        form=recognised[0].name if recognised else "",
+        about=recognised[1] if recognised else "",
         question=pair.question,
     )
 
@@ -433,8 +436,8 @@ def _not_trivial(pairs, share, seed, table):
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #30b4a61b
 def _reworded(pairs, rewriter, table):
     "The final wording of each question, counted in the table; where the new one cannot be used, the old one."
-    words, said = [], rewriter.rewrite([p.question for p in pairs]) if pairs else []
-    for p, text in zip(pairs, said, strict=True):
+    words, replies = [], rewriter.rewrite([p.question for p in pairs]) if pairs else []
+    for p, text in zip(pairs, replies, strict=True):
         new = parse_question(text, p.question)
         refused = isinstance(new, ParseError)
         words.append(p.question if refused else new)
@@ -510,11 +513,11 @@ def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:
     Returns:
         the text of the card
     """
-    lines = [f"| {category} | {what} | {n} |" for (category, what), n in sorted(counts.table.items())]
+    lines = [f"| {category} | {outcome} | {n} |" for (category, outcome), n in sorted(counts.table.items())]
     faults = [f"| {kind} | {'kept' if kept else 'caught'} | {n} |" for (kind, kept), n in sorted(counts.faults.items())]
     notes = [
         f"Pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).",
-        *(f"{what}: {n}." for what, n in sorted(counts.replies.items())),
+        *(f"{outcome}: {n}." for outcome, n in sorted(counts.replies.items())),
         "\n| category | what | pairs |",
         "| --- | --- | ---: |",
         *lines,
@@ -537,7 +540,7 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
         width: of the picture that boxes are in, pixels
 
     Returns:
-        bool
+        True: right
     """
     a, b = _BOX.fullmatch(said.strip()), _BOX.fullmatch(true.strip())
     if a and b:
@@ -564,11 +567,11 @@ def of_each_category(categories: Sequence[str], n: int, seed: int = 0) -> list[i
     return np.sort(np.concatenate([*drawn, np.zeros(0, int)])).astype(int).tolist()
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #62d37882
-def _shares(said, rows):
+def _shares(answers, rows):
     "The share of right answers by category, and of all."
     true = [r["messages"][-1]["content"][0]["text"] for r in rows]
     width = [r["images"][0].width for r in rows]
-    right = np.array([right_answer(*one) for one in zip(said, true, width, strict=True)])
+    right = np.array([right_answer(*one) for one in zip(answers, true, width, strict=True)])
     of = np.array([r["meta"]["category"] for r in rows])
     return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
 
@@ -588,8 +591,8 @@ def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", en
     see = lambda p: image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
     asked = [Conversation([m | dict(content=[*map(see, m["content"])]) for m in chat(r)[:1]]) for r in rows]
     engine = engine or TransformersEngine(policy)
-    said = engine.generate(asked, max_new_tokens=32, temperature=0.0)
-    return _shares([s.text for s in said], rows)
+    answers = engine.generate(asked, max_new_tokens=32, temperature=0.0)
+    return _shares([s.text for s in answers], rows)
 
 
 def vqa_usual(known: Sequence[dict], rows: Sequence[dict]) -> dict[str, float]:

@@ -120,7 +120,7 @@ def teacher_prompt(views: Sequence[str] = ("front",), asked: Sequence[str] = (),
     Returns:
         the text of the request, which asks for the form that `parse_pairs` reads
     """
-    what = (
+    seen = (
         "a front-view image"
         if tuple(views) == ("front",)
         else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
@@ -128,15 +128,15 @@ def teacher_prompt(views: Sequence[str] = ("front",), asked: Sequence[str] = (),
     layout = "\n".join(
         f"Q{k}: {q}\nA{k}: <answer {k}>" for k, q in enumerate(asked or [f"<question {k}>" for k in range(1, n + 1)], 1)
     )
-    own = (
+    design = (
         f"Design {n} diverse and specific question-answer pairs, each about a different key element that matters for "
         f"driving decisions. Cover as "
         "much as possible of:\n" + "".join(f"- {a}\n" for a in ASPECTS)
     )
     given = "Answer each of the questions below; repeat the question as it stands.\n"
     return (
-        f"You see {what} of a driving scene. The pairs train a vision-language model to understand driving scenes.\n"
-        + (given if asked else own)
+        f"You see {seen} of a driving scene. The pairs train a vision-language model to understand driving scenes.\n"
+        + (given if asked else design)
         + "Use only what is visible. Do NOT ask about or mention objects, events or details that are not in the "
         "image. Each answer is accurate, "
         "unambiguous and short. Boxes are [x0, y0, x1, y1] in pixels of the image, distances whole metres such as 12 "
@@ -183,17 +183,17 @@ def parse_pairs(
     lines = [l.strip() for l in text.replace("\r\n", "\n").split("\n") if l.strip()]
     if not lines:
         return ParseError("empty")
-    said = []
+    texts = []
     for n, line in enumerate(lines):
-        want, found = f"{'QA'[n % 2]}{n // 2 + 1}", _LINE.fullmatch(line)
-        if not found or found[1] + found[2] != want:
+        want, match = f"{'QA'[n % 2]}{n // 2 + 1}", _LINE.fullmatch(line)
+        if not match or match[1] + match[2] != want:
             return ParseError(f"line {n + 1}: expected '{want}: ...', found {line[:40]!r}")
         if len(line) > longest or not line.isprintable():
             return ParseError(f"{want}: longer than {longest} characters, or not printable")
-        said.append(found[3])
-    if len(said) % 2:
-        return ParseError(f"A{len(said) // 2 + 1} is missing")
-    pairs = list(zip(said[::2], said[1::2], strict=True))
+        texts.append(match[3])
+    if len(texts) % 2:
+        return ParseError(f"A{len(texts) // 2 + 1} is missing")
+    pairs = list(zip(texts[::2], texts[1::2], strict=True))
     if count is not None and len(pairs) != count:
         return ParseError(f"{len(pairs)} pairs found, expected {count}")
     if bad := next((q for q, _ in pairs if not q.endswith("?")), None):
@@ -260,9 +260,12 @@ class ChatTeacher:
         Returns:
             N texts for `parse_pairs`; a Refusal where the model gave none
         """
-        how = self.how | dict(seed=self.seed + 100_000 * attempt)
+        options = self.how | dict(seed=self.seed + 100_000 * attempt)
         say = lambda a: [as_message(a.images, teacher_prompt(a.views, a.asked))]
-        return [r for part in in_parts(asks) for r in replies(self.engine, [say(a) for a in part], **how)]
+        out = []
+        for part in in_parts(asks):
+            out += replies(self.engine, [say(a) for a in part], **options)
+        return out
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #19ec869a
 FAULTS = ("wrong answer", "absent object", "off-topic", "broken format")
@@ -460,14 +463,14 @@ def generate_pairs(
             a.asked = _template_questions(a, rng)
         ask.append(i)
     for i, text in zip(ask, teacher.questions([asks[i] for i in ask], attempt) if ask else [], strict=True):
-        found = parse_pairs(text, None if not asks[i].asked else len(asks[i].asked), asks[i].asked)
+        pairs = parse_pairs(text, None if not asks[i].asked else len(asks[i].asked), asks[i].asked)
         counts["replies"] += 1
-        if isinstance(found, ParseError):
-            counts["replies refused" if isinstance(found, Refusal) else "replies unreadable"] += 1
+        if isinstance(pairs, ParseError):
+            counts["replies refused" if isinstance(pairs, Refusal) else "replies unreadable"] += 1
             continue
         faults = getattr(teacher, "injected", {})
         fresh = [
-            Pair(asks[i], q, a, attempt, faults.get((*asks[i].shown, q, a), "")) for q, a in found if q not in taken[i]
+            Pair(asks[i], q, a, attempt, faults.get((*asks[i].shown, q, a), "")) for q, a in pairs if q not in taken[i]
         ]
         out[i] = fresh[: missing[i]]
     return [p for i in sorted(out) for p in out[i]]

@@ -48,12 +48,12 @@ def _along(points, d):
     if keep.sum() < 2:  # a way that leads nowhere
         return np.zeros((len(d), 3))
     line, step = line[keep], np.diff(line[keep], axis=0)
-    at = np.r_[0, np.cumsum(np.hypot(*step.T))]
+    lengths = np.r_[0, np.cumsum(np.hypot(*step.T))]
     heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
-    middle = np.r_[0.0, (at[1:] + at[:-1]) / 2]
+    middle = np.r_[0.0, (lengths[1:] + lengths[:-1]) / 2]
     h = np.interp(d, middle, np.r_[0.0, heading])
-    over = np.maximum(d - at[-1], 0)
-    x, y = (np.interp(d, at, line[:, k]) + over * f(heading[-1]) for k, f in ((0, np.cos), (1, np.sin)))
+    over = np.maximum(d - lengths[-1], 0)
+    x, y = (np.interp(d, lengths, line[:, k]) + over * f(heading[-1]) for k, f in ((0, np.cos), (1, np.sin)))
     return np.stack([x, y, h], 1)
 
 
@@ -121,9 +121,9 @@ def by_experts(
         states, out = np.stack([state_of(w.scene) for w in worlds]), []
         for k in range(0, len(worlds), together):
             some = slice(k, k + together)
-            made = decide(experts, prompts[some], states[some], generator, both)
+            outputs = decide(experts, prompts[some], states[some], generator, both)
             for i in range(len(prompts[some])):
-                told = {name: x[i] for name, x in made.items()}
+                told = {name: x[i] for name, x in outputs.items()}
                 words = Decision(SPEEDS[told["speed"]], PATHS[told["path"]])
                 out.append(Choice(words, plan_of(told["speed_points"], told["path_points"]), told))
         return out
@@ -131,9 +131,13 @@ def by_experts(
     return play
 
 
-def _read(said):
+def _read(answer):
     "A decision, or why it is none; whatever a rule or a server may have said."
-    return said if isinstance(said, ParseError) else parse_decision(said.text if isinstance(said, Decision) else said)
+    return (
+        answer
+        if isinstance(answer, ParseError)
+        else parse_decision(answer.text if isinstance(answer, Decision) else answer)
+    )
 
 
 def _by_rule(world, words):
@@ -167,8 +171,8 @@ def to_the_letter(player: Player) -> Player:
     """
 
     def play(worlds, images, texts):
-        made = player(worlds, images, texts)
-        return [replace(c, plan=_by_rule(w, c.decision)) for w, c in zip(worlds, made, strict=True)]
+        choices = player(worlds, images, texts)
+        return [replace(c, plan=_by_rule(w, c.decision)) for w, c in zip(worlds, choices, strict=True)]
 
     return play
 
@@ -206,7 +210,7 @@ def new_world() -> World:
     """A world that takes the plans of this system.
 
     Returns:
-        World
+        a World that is driven by SPEED_POINTS poses every 0.5 s
     """
     return World(points=SPEED_POINTS, dt=0.5)
 
@@ -230,8 +234,8 @@ def new_carla(
         CarlaWorld; to be closed
     """
     cameras = VIEWS[inputs.views] if inputs.pictures == "own" else ()
-    how = dict(cameras=cameras, size=RENDERED, points=SPEED_POINTS, dt=0.5)
-    return CarlaWorld(host=host, port=port, ends=ends, scenario=scenario, **how)
+    options = dict(cameras=cameras, size=RENDERED, points=SPEED_POINTS, dt=0.5)
+    return CarlaWorld(host=host, port=port, ends=ends, scenario=scenario, **options)
 
 # %% ../../nbs/54_minddrive/08_controls.ipynb #b1c2d3e4
 LOST, NO_START = "simulator_lost", "no_start"
@@ -350,13 +354,13 @@ def unreadable(drives: Sequence[Drive]) -> Counter:
         Counter: reason -> decisions; "way-points are no numbers" and "way-points out of reach" for words whose plan no
             car can drive
     """
-    found = Counter()
+    reasons = Counter()
     for d in drives:
         for choice in d.choices:
             if isinstance(choice.decision, ParseError):
-                found[choice.decision.reason] += 1
+                reasons[choice.decision.reason] += 1
             elif not np.isfinite(choice.plan).all():
-                found["way-points are no numbers"] += 1
+                reasons["way-points are no numbers"] += 1
             elif choice is d.choices[-1] and d.reason == "bad_action":  # the world refuses what is too far away
-                found["way-points out of reach"] += 1
-    return found
+                reasons["way-points out of reach"] += 1
+    return reasons

@@ -104,8 +104,8 @@ PLAYS = ("greedy", "sampled", "grey", "ruled")  # ruled: the greedy words, carri
 
 def _told(drive):
     "What is kept of a drive."
-    said = Counter(c.decision.speed for c in drive.choices if isinstance(c.decision, Decision))
-    return dict(record=drive.record, reason=drive.reason, said=dict(said), unreadable=dict(unreadable([drive])))
+    words = Counter(c.decision.speed for c in drive.choices if isinstance(c.decision, Decision))
+    return dict(record=drive.record, reason=drive.reason, said=dict(words), unreadable=dict(unreadable([drive])))
 
 
 def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -118,14 +118,14 @@ def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
         dict: records in the order of the drives, driving_score and success in percent, ends by reason,
             said (share of each speed word), unreadable (decisions, by reason)
     """
-    count = lambda k: sum((Counter(t[k]) for t in told), Counter())
-    records, said = [t["record"] for t in told], count("said")
+    count = lambda k: sum((Counter(t[k]) for t in told), Counter())  # over all drives
+    records, words = [t["record"] for t in told], count("said")
     return dict(
         records=records,
         driving_score=float(np.mean([composed(r) for r in records])),
         success=100 * float(np.mean([success(r) for r in records])),
         ends=dict(Counter(t["reason"] for t in told)),
-        said={w: said[w] / max(sum(said.values()), 1) for w in SPEEDS},
+        said={w: words[w] / max(sum(words.values()), 1) for w in SPEEDS},
         unreadable=dict(count("unreadable")),
     )
 
@@ -154,7 +154,7 @@ def evaluate(
     Raises:
         ValueError: an unknown play
     """
-    found = {}
+    results = {}
     for name in plays:
         if name not in PLAYS:
             raise ValueError(f"plays: {name!r} is not one of {', '.join(PLAYS)}")
@@ -163,8 +163,8 @@ def evaluate(
         player = by_experts(experts, generator, both, together)
         player = to_the_letter(player) if name == "ruled" else player
         drives = play(player, [Drive(s) for s in scenes], look, keep=False)
-        found[name] = summed([_told(d) for d in drives])
-    return found
+        results[name] = summed([_told(d) for d in drives])
+    return results
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #d1e2f3a5
 KNOWS = ("IDM, true state", EXPERT)  # they are told what others will do, which no simulator tells
@@ -205,8 +205,9 @@ def _file(folder, name):
 
 def _share(folder, profile, who, weights, names, seed, k, experts=None):
     "Drive the routes of collector k that have no file yet."
+    # i: number of the route among all, which its random draws depend on, however many collectors share them
     mine = [(i, name) for i, name in enumerate(names) if i % max(profile.collectors, 1) == k]
-    known = {r.id: r for r in routes_of(profile, "heldout")}
+    by_id = {r.id: r for r in routes_of(profile, "heldout")}
     if who in PLAYS and experts is None:
         experts = load_experts(weights, **where(profile)).eval()
     look = profile.inputs if who in PLAYS and who != "grey" else replace(profile.inputs, pictures="grey")
@@ -216,16 +217,16 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
             if _file(folder, name).exists():
                 continue
             player = player_of(who, experts, profile, seed, i)
-            how = dict(keep=False, seen=still_here, world=world, tries=profile.tries)
-            (drive,) = play(player, [Drive(known[name])], look, **how)
+            options = dict(keep=False, seen=still_here, world=world, tries=profile.tries)
+            (drive,) = play(player, [Drive(by_id[name])], look, **options)
             write_json(_file(folder, name), _told(drive), indent=None)
             error = drive.error or error
         files = [_file(folder, name) for _, name in mine]
         if all(json.loads(f.read_text())["reason"] in (LOST, NO_START) for f in files):  # this is no simulator
             for f in files:
                 f.unlink()
-            at = f"the simulator at {world.host}:{world.port}"
-            raise NoSimulator(f"{at} was lost on each of {len(files)} routes, or could not begin them ({error})")
+            address = f"the simulator at {world.host}:{world.port}"
+            raise NoSimulator(f"{address} was lost on each of {len(files)} routes, or could not begin them ({error})")
 
 
 def on_simulators(
@@ -301,10 +302,11 @@ def difference(
     if names[0] != names[1]:
         raise ValueError(f"records: {len(ours)} and {len(theirs)} of routes that are not the same in the same order")
     n, rng, out = len(ours), np.random.default_rng(seed), {}
+    # (draws, n) routes; both drivers are drawn on the same routes, so the difference of a route stays whole
     which = rng.integers(n, size=(draws, n))
     for name, of in (("driving score", composed), ("success", lambda r: 100.0 * success(r))):
         d = np.array([of(a) - of(b) for a, b in zip(ours, theirs, strict=True)])
-        low, high = np.quantile(d[which].mean(1), [0.025, 0.975])
+        low, high = np.quantile(d[which].mean(1), [0.025, 0.975])  # of the mean, over the draws
         out[name] = float(d.mean()), float(low), float(high)
     return out
 
@@ -326,11 +328,13 @@ def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str,
     for k in range(0, n, together):
         some = range(k, min(k + together, n))
         prompts = [known.prompts[i] for i in some]
-        said = dict(zip(("speed", "path"), (p.argmax(1) for p in experts.words(prompts)), strict=True))
-        *ways, _ = experts.ways(prompts, said["speed"], said["path"], known.tensor("state", some, device))
-        for (name, word), way in zip(said.items(), ways, strict=True):
+        chosen = dict(zip(("speed", "path"), (p.argmax(1) for p in experts.words(prompts)), strict=True))
+        # speed and path ways, (N, modes, T, 2) metres
+        *ways, _ = experts.ways(prompts, chosen["speed"], chosen["path"], known.tensor("state", some, device))
+        for (name, word), way in zip(chosen.items(), ways, strict=True):
             truth = known.tensor(f"{name}_points", some, device)
             right[name] += (word == known.tensor(name, some, device)).tolist()
+            # of each way the mode of the chosen word, (N, T, 2)
             far[name] += (way[torch.arange(len(word)), word] - truth).norm(dim=-1).mean(1).tolist()
     out = {f"{k}_right": float(np.mean(v)) for k, v in right.items()}
     counts = {k: Counter(getattr(p, k) for p in known.plans) for k in ("speed", "path")}
@@ -354,17 +358,18 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
     """
     part = Part(name, seed)
 
-    def add(found: dict[str, Any], *how: Any) -> None:
-        share = None if found["success"] is None else found["success"] / 100
-        part.add_summary(found | dict(score=found["driving_score"], success=share), *how)
+    def add(numbers: dict[str, Any], *place: Any) -> None:
+        # the record has shares, and `scored` percent
+        share = None if numbers["success"] is None else numbers["success"] / 100
+        part.add_summary(numbers | dict(score=numbers["driving_score"], success=share), *place)
 
     if seed == NO_SEED:
         add(result, DRIVER)
         return part
     for way in (p for p in PLAYS if p in result):
         add(result[way], *SWAPS[way])
-    for k, found in result.get("rounds", {}).items():
-        add(found, "rounds", "", int(k))
+    for k, numbers in result.get("rounds", {}).items():
+        add(numbers, "rounds", "", int(k))
     for k, row in enumerate(result.get("log", ()), 1):
         part.add_set(row, "log", turn=k)
     part.add_set(result["open_loop"], "open_loop")

@@ -168,7 +168,7 @@ def add_words(policy: Policy) -> Policy:
     new = {t: ids for t, ids in pieces.items() if len(ids) > 1}
     if not new:
         return policy
-    known, tokenizer = len(old), type(old)(tokenizer_object=old.backend_tokenizer, **old.init_kwargs)
+    old_size, tokenizer = len(old), type(old)(tokenizer_object=old.backend_tokenizer, **old.init_kwargs)
     tokenizer.chat_template = old.chat_template
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new])
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # a checkpoint may have spare rows
@@ -176,7 +176,7 @@ def add_words(policy: Policy) -> Policy:
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         with torch.no_grad():
             for k, ids in enumerate(new.values()):
-                layer.weight[known + k] = layer.weight[ids].mean(0)
+                layer.weight[old_size + k] = layer.weight[ids].mean(0)
     policy.tokenizer = policy.processor.tokenizer = tokenizer
     return policy
 
@@ -229,8 +229,8 @@ class _Adapters(nn.Module):
         Returns:
             dict: name of the layer -> parameter; the adapter's own name is left out
         """
-        parts = {n: n.split(".") for n, _ in self.model.named_parameters()}
-        cut = {n: ".".join(x for x in p if x != name) for n, p in parts.items() if name in p}
+        pieces = {n: n.split(".") for n, _ in self.model.named_parameters()}
+        cut = {n: ".".join(x for x in p if x != name) for n, p in pieces.items() if name in p}
         return {cut[n]: p for n, p in self.model.named_parameters() if n in cut}
 
     def trained(self, *roles: str) -> list[nn.Parameter]:
@@ -242,12 +242,12 @@ class _Adapters(nn.Module):
         Returns:
             list of parameters: adapters, and the decoders of the action expert or the head of the value
         """
-        found = []
+        parameters = []
         for role in roles:
-            own = list(self.adapter(self.roles[role]).values())
+            adapter = list(self.adapter(self.roles[role]).values())
             heads = dict(action=["speed_decoder", "path_decoder"], value=["value_head"]).get(role, [])
-            found += own + [p for h in heads for p in getattr(self, h).parameters()]
-        return list(dict.fromkeys(found))
+            parameters += adapter + [p for h in heads for p in getattr(self, h).parameters()]
+        return list(dict.fromkeys(parameters))
 
     @torch.no_grad()
     def look(self, prompts: Sequence[Encoded]) -> list[Look]:
@@ -259,26 +259,28 @@ class _Adapters(nn.Module):
         Returns:
             list of N Looks
         """
-        shown = self.policy.pixels([i for p in prompts for i in p.images])
-        shown = {k: v.to(self.policy.device) for k, v in shown.items()}
-        found = self.model.get_base_model().get_image_features(**shown, return_dict=True).pooler_output
+        inputs = self.policy.pixels([i for p in prompts for i in p.images])
+        inputs = {k: v.to(self.policy.device) for k, v in inputs.items()}
+        features = self.model.get_base_model().get_image_features(**inputs, return_dict=True).pooler_output
         ends = np.cumsum([len(p.images) for p in prompts])
         return [
-            Look(found[b - len(p.images) : b], shown["image_grid_thw"][b - len(p.images) : b])
+            Look(features[b - len(p.images) : b], inputs["image_grid_thw"][b - len(p.images) : b])
             for p, b in zip(prompts, ends.tolist(), strict=True)
         ]
 
-    def _read(self, role, prompts, looks=None, said=None):
+    def _read(self, role, prompts, looks=None, words=None):
         "Logits of the thirteen words behind each prompt and what was said (N, 13), hidden states of the last tokens."
         self.model.set_adapter(self.roles[role])
-        looks, said = looks or self.look(prompts), said or [[] for _ in prompts]
-        ids = [[*p.input_ids, *s] for p, s in zip(prompts, said, strict=True)]
+        looks, words = looks or self.look(prompts), words or [[] for _ in prompts]
+        ids = [[*p.input_ids, *s] for p, s in zip(prompts, words, strict=True)]
         batch = self.policy.collate(ids, [p.images for p in prompts], pad="left", media=False)
         batch["image_grid_thw"] = torch.cat([look.grids for look in looks]).to(self.policy.device)
         seen = BaseModelOutputWithPooling(pooler_output=tuple(t for look in looks for t in look.tokens))
-        how = dict(output_hidden_states=True, logits_to_keep=1, use_cache=False, mm_encoder_outputs=dict(image=seen))
-        out = self.model(**batch, position_ids=positions(self.model, batch), **how)
-        last = max(len(said[0]), 1)
+        options = dict(
+            output_hidden_states=True, logits_to_keep=1, use_cache=False, mm_encoder_outputs=dict(image=seen)
+        )
+        out = self.model(**batch, position_ids=positions(self.model, batch), **options)
+        last = max(len(words[0]), 1)
         return out.logits[:, -1, self.tokens].float(), out.hidden_states[-1][:, -last:].float()
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #cfb1bbf9
@@ -378,9 +380,9 @@ class Experts(_Adapters):
         Returns:
             tuple: (N, 7, 6, 2) and (N, 6, 20, 2) metres in the ego frame, and (N,) KL of both decoders
         """
-        said = zip(speed.tolist(), path.tolist(), strict=True)
-        said = [[self.tokens[a], self.tokens[len(SPEEDS) + b]] for a, b in said]
-        _, hidden = self._read("action", prompts, looks, said)
+        words = zip(speed.tolist(), path.tolist(), strict=True)
+        words = [[self.tokens[a], self.tokens[len(SPEEDS) + b]] for a, b in words]
+        _, hidden = self._read("action", prompts, looks, words)
         ways, start, noise = truth or (None, None), carried_on(state), noise or (None, None)
         fast, kl = self.speed_decoder(hidden[:, 0], state, start[0], ways[0], noise[0])
         where, more = self.path_decoder(hidden[:, 1], state, start[1], ways[1], noise[1])
@@ -435,9 +437,9 @@ def _tensors(experts, name):
 @torch.no_grad()
 def _fill(experts, name, tensors, where):
     "Put numbers into an adapter."
-    own = experts.adapter(name)
-    check_tensors(where, own, tensors)
-    for k, p in own.items():
+    parameters = experts.adapter(name)
+    check_tensors(where, parameters, tensors)
+    for k, p in parameters.items():
         p.copy_(tensors[k])
 
 
@@ -478,7 +480,7 @@ def value(experts: Experts, prompts: Sequence[Encoded], looks: Sequence[Look] | 
         looks: of `Experts.look`, if there are any
 
     Returns:
-        torch.Tensor: (N,)
+        (N,) the expected return, in units of the reward
     """
     _, hidden = experts._read("value", prompts, looks)
     return experts.value_head(hidden[:, -1])[:, 0]

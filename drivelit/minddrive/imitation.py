@@ -59,14 +59,14 @@ class _Made(Sequence):
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         k = range(len(self))[k]
-        made = self._kept.pop(k, None)
-        if made is None:
-            made = self.make(self.rows[int(self.numbers[k])])
-            self._tokens += len(made[0])
-        self._kept[k] = made
+        entry = self._kept.pop(k, None)
+        if entry is None:
+            entry = self.make(self.rows[int(self.numbers[k])])
+            self._tokens += len(entry[0])
+        self._kept[k] = entry
         while self._tokens > self.keep and len(self._kept) > 1:
             self._tokens -= len(self._kept.popitem(last=False)[1][0])
-        return made
+        return entry
 
 
 class _Part(Sequence):
@@ -113,15 +113,15 @@ class Lessons:
         Raises:
             RunError: a row does not know its edges or others
         """
-        found = [np.asarray(getattr(self.plans[k], name)) for k in which]
+        arrays = [np.asarray(getattr(self.plans[k], name)) for k in which]
         if name in ("edges", "others"):
-            if any(a.ndim == 0 for a in found):
+            if any(a.ndim == 0 for a in arrays):
                 raise RunError(
                     f"{name}: rows of an older run do not know them; remove the stage `data` to make new ones"
                 )
-            most = max(1, *(len(a) for a in found))
-            found = [np.concatenate([a, np.full((most - len(a), *a.shape[1:]), NOWHERE)]) for a in found]
-        a = np.stack(found)
+            most = max(1, *(len(a) for a in arrays))
+            arrays = [np.concatenate([a, np.full((most - len(a), *a.shape[1:]), NOWHERE)]) for a in arrays]
+        a = np.stack(arrays)
         return torch.as_tensor(a, dtype=torch.float32 if a.dtype.kind == "f" else torch.long, device=device)
 
 
@@ -143,8 +143,8 @@ def lessons(experts: Experts, rows: Iterable[dict], tokens: int | None = None) -
     rows = rows if isinstance(rows, Rows) else list(rows)
     of = lambda name: rows.stream(name) if isinstance(rows, Rows) else (row[name] for row in rows)
     word = lambda kind, meta: SPEEDS.index(meta["speed"]) if kind == "plan" else -1
-    known = [(k == "plan", word(k, m)) for k, m in zip(of("kind"), of("meta"), strict=True)]
-    plan, speeds = np.array(known, dtype=int).reshape(-1, 2).T
+    kinds = [(k == "plan", word(k, m)) for k, m in zip(of("kind"), of("meta"), strict=True)]
+    plan, speeds = np.array(kinds, dtype=int).reshape(-1, 2).T
     if not plan.any():
         raise ValueError("rows: none of them is a plan, so the experts learn nothing")
 
@@ -155,9 +155,9 @@ def lessons(experts: Experts, rows: Iterable[dict], tokens: int | None = None) -
             raise RunError(f"tokens: a question has {len(prompt.input_ids)} tokens, and tokens is {tokens}")
         return prompt.input_ids, prompt, plan
 
-    made = _Made(rows, np.flatnonzero(plan), make)
+    plans = _Made(rows, np.flatnonzero(plan), make)
     asked = _Made(rows, np.flatnonzero(plan == 0), lambda row: encode_row(experts.policy, row))
-    return Lessons(_Part(made, 1), _Part(made, 2), asked, speeds[plan == 1])
+    return Lessons(_Part(plans, 1), _Part(plans, 2), asked, speeds[plan == 1])
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #6e1f9325
 CLEARANCE = 1.0  # metres from the edge of the road
@@ -199,12 +199,12 @@ def bound_loss(ways: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
 def _to_middle(ways):
     "(N, T, 2): from the rear axle to the middle of the car, metres."
     steps = torch.diff(ways, dim=1, prepend=torch.zeros_like(ways[:, :1]))
-    towards, found = torch.tensor([1.0, 0.0], device=ways.device).expand_as(ways[:, 0]), []
+    towards, directions = torch.tensor([1.0, 0.0], device=ways.device).expand_as(ways[:, 0]), []
     for step in steps.unbind(1):
         size = step.norm(dim=1, keepdim=True)
         towards = torch.where(size > STEP, step / size, towards)
-        found.append(towards)
-    return VEHICLE.to_center * torch.stack(found, 1)
+        directions.append(towards)
+    return VEHICLE.to_center * torch.stack(directions, 1)
 
 
 def collision_loss(ways: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -288,17 +288,17 @@ def parts(
     def action():
         truth, every = (of("speed_points"), of("path_points")), torch.arange(len(which), device=device)
         fast, where, kl = experts.ways(prompts, done, path, of("state"), truth, looks, noise)
-        found = dict(speed_way=way_loss(fast, truth[0], done), path_way=way_loss(where, truth[1], path), kl=kl.mean())
-        loss = weights.speed_way * found["speed_way"] + weights.path_way * found["path_way"]
-        loss = loss + weights.latent * found["kl"]
+        terms = dict(speed_way=way_loss(fast, truth[0], done), path_way=way_loss(where, truth[1], path), kl=kl.mean())
+        loss = weights.speed_way * terms["speed_way"] + weights.path_way * terms["path_way"]
+        loss = loss + weights.latent * terms["kl"]
         fast, where = fast[every, done], where[every, path]
         if weights.bound:
-            found["bound"] = sum(bound_loss(w, of("edges")).mean() for w in (fast, where))
-            loss = loss + weights.bound * found["bound"]
+            terms["bound"] = sum(bound_loss(w, of("edges")).mean() for w in (fast, where))
+            loss = loss + weights.bound * terms["bound"]
         if weights.collision:
-            found["collision"] = collision_loss(fast, of("others")).mean()
-            loss = loss + weights.collision * found["collision"]
-        return loss, found
+            terms["collision"] = collision_loss(fast, of("others")).mean()
+            loss = loss + weights.collision * terms["collision"]
+        return loss, terms
 
     return dict(decision=decision, action=action)
 
@@ -373,9 +373,9 @@ def descend(optimizer: torch.optim.Optimizer, most: float, told: Mapping[str, fl
     # Switching adapters switches gradients off and on again, so a weight may be asleep and still have one.
     norm = float(torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], most))
     if not np.isfinite(norm):
-        parts = ", ".join(f"{k} {v:.4g}" for k, v in told.items())
+        logged = ", ".join(f"{k} {v:.4g}" for k, v in told.items())
         raise RunError(
-            f"the gradients of this update are no numbers ({parts}): it is not taken, and the same command goes on "
+            f"the gradients of this update are no numbers ({logged}): it is not taken, and the same command goes on "
             "from the last checkpoint; with a smaller learning rate or max_norm, begin in another folder"
         )
     optimizer.step()
@@ -507,12 +507,12 @@ def imitate(
         PartialState()  # opens the group of processes
     writes = out is not None and group()[0] == 0
     here = dict(device=experts.policy.device, dtype=experts.policy.model.dtype)
-    found = latest_point(out, **here) if out is not None else None
-    if found:
-        experts, told = found
+    point = latest_point(out, **here) if out is not None else None
+    if point:
+        experts, told = point
         first, log = told["step"], told["log"]
     optimizer = torch.optim.AdamW(_groups(experts, lr), lr, weight_decay=0.0)
-    if found:
+    if point:
         optimizer.load_state_dict(told["optimizer"])
     if writes:
         Path(out).mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def played(drive: Drive, group: int = -1, first: int = 0) -> Played:
         first: decisions that are left out at the beginning
 
     Returns:
-        Played
+        pictures, texts, words and their log-probabilities, rewards; an entry for each decision that is kept
     """
     told = [c.told for c in drive.choices[first:]]
     stack = lambda name: np.stack([t[name] for t in told])
@@ -134,9 +134,9 @@ def read_played(path: str | Path, told: dict[str, Any]) -> tuple[list[Played] | 
         tuple: the drives, or None; and why there are none
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
-            head = json.loads(str(found["told"]))
-            arrays = {k: found[k] for k in ARRAYS}
+        with np.load(path, allow_pickle=False) as archive:
+            head = json.loads(str(archive["told"]))
+            arrays = {k: archive[k] for k in ARRAYS}
         if head["told"] != told:
             return None, "of another round, collector, profile or weights"
         return _cut(arrays, head["drives"]), ""
@@ -183,8 +183,8 @@ def where(profile: MindDriveProfile) -> dict[str, str]:
         dict: device, dtype and attention kernel, as `load_experts` takes them; adapters and heads are in fp32 in both
             precisions
     """
-    how = dict(attn_implementation=profile.attn_implementation)
-    return how | dict(device=device_of(profile), dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
+    options = dict(attn_implementation=profile.attn_implementation)
+    return options | dict(device=device_of(profile), dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
 
 
 def collect(
@@ -216,23 +216,23 @@ def collect(
     player = lambda k: by_experts(
         experts, torch.Generator().manual_seed(seed + k), profile.actions == "both", profile.together
     )
-    drives, found = [Drive(s) for s in scenes for _ in range(profile.rollouts)], []
+    drives, collected = [Drive(s) for s in scenes for _ in range(profile.rollouts)], []
     if world is None:  # all side by side, in a minute
         return [played(d) for d in play(player(0), drives, profile.inputs, seen=still_here)]
     for k, drive in enumerate(tqdm(drives, f"drives at {world.port}", mininterval=5, disable=keep is None)):
         path, told = (keep[0] / f"drive-{k}.npz", keep[1] | dict(drive=k)) if keep else (None, {})
-        there = read_played(path, told)[0] if keep else None
-        if there is None:
+        of_drive = read_played(path, told)[0] if keep else None
+        if of_drive is None:
             play(player(k), [drive], profile.inputs, seen=still_here, world=world, tries=profile.tries)
-            there = [played(drive)] if drive.reason not in (LOST, NO_START) else []
-            if there and keep:
-                write_played(path, there, told)
-        found += there
-    if drives and not found:
+            of_drive = [played(drive)] if drive.reason not in (LOST, NO_START) else []
+            if of_drive and keep:
+                write_played(path, of_drive, told)
+        collected += of_drive
+    if drives and not collected:
         if drives[0].reason == NO_START:
             raise ValueError(f"none of {len(drives)} drives could begin; the first: {drives[0].error}")
         raise NoSimulator(f"the simulator at {world.host}:{world.port} was lost in each of {len(drives)} drives")
-    return found
+    return collected
 
 
 def collect_groups(
@@ -252,18 +252,18 @@ def collect_groups(
     """
     rng, generator = np.random.default_rng([55, seed]), torch.Generator().manual_seed(seed)
     player = by_experts(experts, generator, profile.actions == "both", profile.together)
-    found, used, k = [], 0, 0
+    collected, used, k = [], 0, 0
     while used < budget:
-        scene, kept = scenes[k % len(scenes)], []
-        keep = lambda _, world, kept=kept: (still_here(), kept.append(world.snapshot()))
+        scene, snapshots = scenes[k % len(scenes)], []
+        keep = lambda _, world, snapshots=snapshots: (still_here(), snapshots.append(world.snapshot()))
         (scout,) = play(player, [Drive(scene)], profile.inputs, seen=keep)
-        at = int(rng.integers(len(kept)))
-        rest = [Drive(scene, kept[at]) for _ in range(profile.group - 1)]
-        others = play(player, rest, profile.inputs, seen=still_here)
-        found += [played(scout, k, at), *(played(d, k) for d in others)]
+        moment = int(rng.integers(len(snapshots)))
+        branches = [Drive(scene, snapshots[moment]) for _ in range(profile.group - 1)]
+        others = play(player, branches, profile.inputs, seen=still_here)
+        collected += [played(scout, k, moment), *(played(d, k) for d in others)]
         used += scout.steps + sum(d.steps for d in others)
         k += 1
-    return found
+    return collected
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #c1d2e3f5
 @contextmanager
@@ -287,12 +287,14 @@ def simulator(
     if profile.simulators == NONE:
         yield None
         return
-    if k >= len(there := profile.addresses()):
-        raise RunError(f"simulators: collector {k} has none, there are {len(there)}; collectors = {len(there)} at most")
-    if "$" in (said := os.path.expandvars(profile.scenario)):
-        raise RunError(f"scenario: {said} is not set in the environment; {SCENARIO}")
-    scenario = None if said == NONE else pkgutil.resolve_name(said)
-    with closing(new_carla(*there[k], inputs or profile.inputs, ends, scenario)) as world:
+    if k >= len(addresses := profile.addresses()):
+        raise RunError(
+            f"simulators: collector {k} has none, there are {len(addresses)}; collectors = {len(addresses)} at most"
+        )
+    if "$" in (function_path := os.path.expandvars(profile.scenario)):
+        raise RunError(f"scenario: {function_path} is not set in the environment; {SCENARIO}")
+    scenario = None if function_path == NONE else pkgutil.resolve_name(function_path)
+    with closing(new_carla(*addresses[k], inputs or profile.inputs, ends, scenario)) as world:
         yield world
 
 
@@ -313,11 +315,11 @@ def routes_of(profile: MindDriveProfile, split: str) -> list[Route]:
     path = Path(os.path.expandvars(profile.routes)) / f"{split}.xml"
     if not path.is_file():
         raise RunError(f"routes: there is no {path}; routes is a folder with train.xml and heldout.xml")
-    found = read_routes(path)
+    routes = read_routes(path)
     few, n = ("rl_scenes", profile.rl_scenes) if split == "train" else ("eval_rounds", profile.eval_rounds)
-    if len(found) < n:
-        raise RunError(f"{path}: {len(found)} routes, and {few} asks for {n}")
-    return found[: profile.train_scenes if split == "train" else profile.eval_scenes]
+    if len(routes) < n:
+        raise RunError(f"{path}: {len(routes)} routes, and {few} asks for {n}")
+    return routes[: profile.train_scenes if split == "train" else profile.eval_scenes]
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #cc821218
 def _told(out, profile, number, seed, k, budget=0):
@@ -336,19 +338,19 @@ def _routes(out, scenes):
     path = Path(out) / f"routes.{'json' if afar else 'npz'}"
     if not path.exists():
         write_json(path, names) if afar else save_scenes(scenes, path)
-    elif (known := json.loads(path.read_text()) if afar else [s.id for s in read_scenes(path)]) != names:
-        raise RunError(f"{path}: the run in this folder has {len(known)} other routes; choose another folder")
+    elif (old_names := json.loads(path.read_text()) if afar else [s.id for s in read_scenes(path)]) != names:
+        raise RunError(f"{path}: the run in this folder has {len(old_names)} other routes; choose another folder")
 
 
 def _scenes(out, profile):
     "The routes of a run."
     if profile.simulators == NONE:
         return read_scenes(Path(out) / "routes.npz")
-    path, known = Path(out) / "routes.json", {r.id: r for r in routes_of(profile, "train")}
+    path, by_id = Path(out) / "routes.json", {r.id: r for r in routes_of(profile, "train")}
     names = json.loads(path.read_text())
-    if lost := [n for n in names if n not in known]:
+    if lost := [n for n in names if n not in by_id]:
         raise RunError(f"{path}: route {lost[0]} is no longer in train.xml of {profile.routes}; put it back")
-    return [known[n] for n in names]
+    return [by_id[n] for n in names]
 
 
 def _share(out, profile, number, seed, k, budget=0):
@@ -360,12 +362,12 @@ def _share(out, profile, number, seed, k, budget=0):
     mine, path, told = scenes[k::n], _place(out, number, k), _told(out, profile, number, seed, k, budget)
     if profile.algorithm == "ppo":
         with simulator(profile, k) as world:
-            found = collect(experts, mine, profile, draw, world, (path.with_suffix(""), told))
+            drives = collect(experts, mine, profile, draw, world, (path.with_suffix(""), told))
     else:
-        found = collect_groups(experts, mine, profile, draw, -(-budget // n))
-        for p in found:  # a group's number is its own in the whole round
+        drives = collect_groups(experts, mine, profile, draw, -(-budget // n))
+        for p in drives:  # a group's number is its own in the whole round
             p.group = p.group * n + k
-    write_played(path, found, told)
+    write_played(path, drives, told)
     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # the single drives are in the file now
 
 
@@ -422,8 +424,8 @@ def side_by_side(
             for k in left:
                 work(*jobs[k])
             continue
-        how = lambda k: (os.getpid(), work, told(k), jobs[k], profile.silence)
-        running = [context.Process(target=_process, args=how(k)) for k in left]
+        arguments = lambda k: (os.getpid(), work, told(k), jobs[k], profile.silence)
+        running = [context.Process(target=_process, args=arguments(k)) for k in left]
         told(0).parent.mkdir(parents=True, exist_ok=True)
         for process in running:
             process.start()
@@ -463,13 +465,13 @@ def collect_round(
     _routes(out, scenes)
     files = {k: _told(out, profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
     jobs = {k: (out, profile, number, seed, k, budget) for k in files}
-    there = lambda k: read_played(_place(out, number, k), files[k])
+    read = lambda k: read_played(_place(out, number, k), files[k])
     error = lambda k: _place(out, number, k).with_suffix(".error")
-    counted = side_by_side(_share, jobs, lambda k: there(k)[1], error, profile)
-    found = [p for k in jobs for p in there(k)[0]]
+    counted = side_by_side(_share, jobs, lambda k: read(k)[1], error, profile)
+    drives = [p for k in jobs for p in read(k)[0]]
     if profile.simulators != NONE:
-        counted["lost drives"] = len(scenes) * profile.rollouts - len(found)
-    return found, counted
+        counted["lost drives"] = len(scenes) * profile.rollouts - len(drives)
+    return drives, counted
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #23d15542
 def joint(speed: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
@@ -498,9 +500,9 @@ def group_advantages(drives: Sequence[Played]) -> list[np.ndarray]:
     group = np.array([d.group for d in drives])
     out = []
     for d, r in zip(drives, earned, strict=True):
-        own = earned[group == d.group]
-        spread = own.std()
-        out.append(np.full(len(d.rewards), (r - own.mean()) / spread if spread > 0 else np.nan))
+        of_group = earned[group == d.group]
+        spread = of_group.std()
+        out.append(np.full(len(d.rewards), (r - of_group.mean()) / spread if spread > 0 else np.nan))
     return out
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #a3531bc1
@@ -534,8 +536,8 @@ def _prompts(experts, drives) -> list[Encoded]:
 def _looks(experts, prompts, profile):
     "What the vision encoder makes of all decisions, once a round; in the main memory, since a round is long."
     cut = range(0, len(prompts), profile.together)
-    found = [look for k in cut for look in experts.look(prompts[k : k + profile.together])]
-    return [Look(tuple(t.cpu() for t in look.tokens), look.grids.cpu()) for look in found]
+    looks = [look for k in cut for look in experts.look(prompts[k : k + profile.together])]
+    return [Look(tuple(t.cpu() for t in look.tokens), look.grids.cpu()) for look in looks]
 
 
 @torch.no_grad()
@@ -549,8 +551,8 @@ def _before(experts, prompts, looks, drives, profile):
         return reference, torch.tensor(advantages, dtype=torch.float32), torch.zeros(len(prompts)), {}
     expected = torch.cat([value(experts, prompts[c], looks[c]) for c in cut]).cpu().numpy()
     expected = np.split(expected, np.cumsum([len(d.rewards) for d in drives])[:-1])
-    found = gae([d.rewards for d in drives], expected, profile.gamma, profile.lam)
-    advantages, returns = (np.concatenate(x) for x in found)
+    estimates = gae([d.rewards for d in drives], expected, profile.gamma, profile.lam)
+    advantages, returns = (np.concatenate(x) for x in estimates)
     explained = 1 - advantages.var() / max(returns.var(), 1e-9)
     of = lambda x: torch.tensor(x, dtype=torch.float32)
     return reference, of(advantages), of(returns), dict(explained=float(explained))
@@ -608,8 +610,8 @@ def improve(
             expected = value(experts, some, seen).cpu() if ppo else torch.zeros(len(k))
             speed, path = experts.words(some, looks=seen)
             new = (joint(speed, path) if both else speed).cpu()
-            rest = expected, returns[k]
-            loss, logged = ppo_loss(new, old[k], reference[k].cpu(), actions[k], push[part], *rest, **rules)
+            targets = expected, returns[k]
+            loss, logged = ppo_loss(new, old[k], reference[k].cpu(), actions[k], push[part], *targets, **rules)
             for p in weights:
                 p.requires_grad_(True)
             (len(part) / len(which) * loss).backward()

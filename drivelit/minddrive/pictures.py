@@ -178,7 +178,7 @@ def film(player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: 
         title: above the camera
 
     Returns:
-        Drive
+        the drive that was filmed
     """
     frames = []
 

@@ -63,8 +63,8 @@ def make_routes(profile: MindDriveProfile) -> dict[str, Sequence[Scene]]:
     """
     learn, judge = (("tuning", 0), ("tuning", PART // 2)) if profile.tuning else (("train", 0), ("held_out", 0))
     sizes = profile.train_scenes, profile.eval_scenes
-    made = [routes(n, part, first=first) for n, (part, first) in zip(sizes, (learn, judge), strict=True)]
-    return dict(zip(("train", "heldout"), made, strict=True))
+    splits = [routes(n, part, first=first) for n, (part, first) in zip(sizes, (learn, judge), strict=True)]
+    return dict(zip(("train", "heldout"), splits, strict=True))
 
 
 def scored(records: Sequence[dict]) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def scored(records: Sequence[dict]) -> dict[str, Any]:
     mean = lambda v: float(np.mean(v)) if v else None
     comfort = [100 * r["comfort"] for r in records if r["comfort"] == r["comfort"]]  # NaN: over before it began
     scores, won = [composed(r) for r in records], [int(success(r)) for r in records]
-    found = dict(driving_score=mean(scores), success=mean([100 * w for w in won]))
-    found |= dict(efficiency=mean([e for r in records if (e := efficiency(r)) is not None]), comfort=mean(comfort))
-    return found | dict(scene_score=scores, scene_success=won)
+    means = dict(driving_score=mean(scores), success=mean([100 * w for w in won]))
+    means |= dict(efficiency=mean([e for r in records if (e := efficiency(r)) is not None]), comfort=mean(comfort))
+    return means | dict(scene_score=scores, scene_success=won)
 
 
 def roads(out: str | Path, profile: MindDriveProfile, split: str) -> Sequence[Scene | Route]:
@@ -105,8 +105,8 @@ def _without_policy(out, profile, heldout):
     if profile.simulators == NONE:
         return without_policy(heldout), []
     way = lambda r: (r.town, r.waypoints.tobytes())
-    known = {way(r): r.id for r in routes_of(profile, "train")}
-    if both := [(r.id, known[way(r)]) for r in heldout if way(r) in known]:
+    learnt = {way(r): r.id for r in routes_of(profile, "train")}
+    if both := [(r.id, learnt[way(r)]) for r in heldout if way(r) in learnt]:
         raise RunError(
             f"routes: {both[0][0]} of heldout.xml is {both[0][1]} of train.xml; nobody is judged on what was learnt"
         )
@@ -127,16 +127,16 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
         RunError: a route of a simulator is in both files
     """
     if profile.source == "toy":
-        made = make_routes(profile)
-        for split, scenes in made.items():
+        splits = make_routes(profile)
+        for split, scenes in splits.items():
             save_scenes(scenes, STAGES.folder(out, "scenes") / f"{split}.npz")
     else:
-        made = write_scenes(out, profile)
-    judge = made["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
-    found, left_out = _without_policy(out, profile, judge)
-    ends, families = {name: scored(records) for name, records in found.items()}, [s.family for s in judge]
+        splits = write_scenes(out, profile)
+    judge = splits["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
+    of_drivers, left_out = _without_policy(out, profile, judge)
+    ends, families = {name: scored(records) for name, records in of_drivers.items()}, [s.family for s in judge]
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
-    return dict(train=len(made["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
+    return dict(train=len(splits["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #1b3bfed9
 def _words_of(rows: Iterable[dict], words: Counter) -> Iterator[dict]:
@@ -176,15 +176,15 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     """
     here, words, counts = STAGES.folder(out, "data"), Counter(), {}
     chat = chat_folder(profile)
-    how = f"python -m drivelit run minddrive.{profile.name} --stages data"
+    command = f"python -m drivelit run minddrive.{profile.name} --stages data"
     some = load_scenes(out, "heldout")[: profile.eval_rounds]
-    for split, scenes, wrong, look, said in (
+    for split, scenes, wrong, look, counter in (
         ("train", load_scenes(out, "train"), profile.wrong, profile.look, words),
         ("heldout", some, 0.0, 0, Counter()),
     ):
         counts[split] = count = Counter()
-        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, count=count, chat=chat), said)
-        save_rows(here / f"{split}.parquet", rows, count, how)
+        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, count=count, chat=chat), counter)
+        save_rows(here / f"{split}.parquet", rows, count, command)
         if split == "train" and not count["plan rows"]:
             told = "; ".join(f"{n:,} x {why}" for why, n in count.most_common())
             raise RunError(f"source: {profile.source}: no moment of train is left to learn from: {told}")
@@ -229,15 +229,15 @@ def driven(
     def make() -> dict:
         asked = (play,), profile.actions == "both", profile.together
         if profile.simulators == NONE:
-            found = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
+            result = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
         else:
-            found = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
-        return dict(_checkpoint=dict(records=found.pop("records"))) | found
+            result = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
+        return dict(_checkpoint=dict(records=result.pop("records"))) | result
 
-    found = _kept(path, make)
-    if (n := len(found["_checkpoint"]["records"])) != len(scenes):
+    result = _kept(path, make)
+    if (n := len(result["_checkpoint"]["records"])) != len(scenes):
         raise RunError(f"{path}: {n} drives of {len(scenes)} routes; remove it, and the stage makes it anew")
-    return found
+    return result
 
 
 def judged(experts: Experts, stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
@@ -250,20 +250,20 @@ def judged(experts: Experts, stage: str, out: str | Path, profile: MindDriveProf
         dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop.
             What the decoder is worth (ruled) is asked of `il` and `rl`
     """
-    here, scenes, found = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
+    here, scenes, results = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
     for play in (p for p in PLAYS if p != "ruled" or stage not in OPTIONAL):
         weights = STAGES.trained(out, stage, seed)
         told = driven(experts, scenes, profile, seed, play, here / f"{play}.json", weights)
         records = told.pop("_checkpoint")["records"]
         n = sum(r["decisions"] for r in records)
         lost = sum(told["unreadable"].values()) / max(n, 1)
-        found[play] = told | scored(records) | dict(unreadable=lost, reasons=told["unreadable"], decisions=n)
+        results[play] = told | scored(records) | dict(unreadable=lost, reasons=told["unreadable"], decisions=n)
 
     def asked() -> dict:
         rows = read_rows(STAGES.folder(out, "data") / "heldout.parquet")
         return open_loop(experts, lessons(experts, rows), profile.together)
 
-    return found | dict(open_loop=_kept(here / "open_loop.json", asked))
+    return results | dict(open_loop=_kept(here / "open_loop.json", asked))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #dd3550b0
 def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
@@ -335,18 +335,18 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     profile, here = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
-    known = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
-    try_some(known, profile)
+    learnt = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
+    try_some(learnt, profile)
     ways = profile.w_speed_way, profile.w_path_way
     weights = Weights(*ways, profile.w_latent, profile.w_bound, profile.w_collision)
-    how = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
-    experts, log = imitate(experts, known, *how, profile.sft_schedule, profile.sft_warmup, weights)
+    settings = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
+    experts, log = imitate(experts, learnt, *settings, profile.sft_schedule, profile.sft_warmup, weights)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     last = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in last])) for k in last[0]}
-    told = dict(steps=len(log), rows=len(known.plans), asked=len(known.asked), loss=loss)
+    told = dict(steps=len(log), rows=len(learnt.plans), asked=len(learnt.asked), loss=loss)
     told |= judged(experts, stage, out, profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, told))
     return told
@@ -397,7 +397,7 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
     here, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
     greedy = lambda s: STAGES.folder(out, s, seed) / "heldout" / "greedy.json"
     whole = {0: greedy(BEFORE[stage]), profile.rl_steps: greedy(stage)}  # they have driven all routes
-    found = {}
+    results = {}
     for k in whole if stage in OPTIONAL else range(profile.rl_steps + 1):
         path = whole.get(k, here / "heldout" / f"round-{k}.json")
         if not path.exists():
@@ -405,8 +405,8 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
             experts = load_experts(weights, **where(profile)).eval()
             driven(experts, scenes, profile, seed, "greedy", path, weights)
         records = json.loads(path.read_text())["_checkpoint"]["records"]
-        found[str(k)] = scored(records[: len(scenes)])
-    return found
+        results[str(k)] = scored(records[: len(scenes)])
+    return results
 
 
 def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:

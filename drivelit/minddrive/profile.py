@@ -56,10 +56,10 @@ def lacking(text: str) -> str:
     Returns:
         str: a sentence; empty if nothing is missing
     """
-    said = os.path.expandvars(text)
-    if "$" in said:
-        return f"{said} is not set in the environment"
-    return "" if (":" in said and "/" not in said) or os.path.exists(said) else f"there is no {said} here"
+    value = os.path.expandvars(text)
+    if "$" in value:
+        return f"{value} is not set in the environment"
+    return "" if (":" in value and "/" not in value) or os.path.exists(value) else f"there is no {value} here"
 
 
 def addresses_in(text: str) -> list[tuple[str, int]]:
@@ -75,25 +75,25 @@ def addresses_in(text: str) -> list[tuple[str, int]]:
         ProfileError: a variable that is not set, a file that is not there or cannot be read, no address, or one that
             stands twice
     """
-    what = "HOST:PORT with commas, or a file with one a line (PORTS_FILE of ci/serve_carla.sh)"
+    expected = "HOST:PORT with commas, or a file with one a line (PORTS_FILE of ci/serve_carla.sh)"
     if why := lacking(text):
-        raise ProfileError(f"simulators: {why}; give {what}")
-    said, found = os.path.expandvars(text), []
-    if ":" not in said or "/" in said:
+        raise ProfileError(f"simulators: {why}; give {expected}")
+    value, addresses = os.path.expandvars(text), []
+    if ":" not in value or "/" in value:
         try:
-            said = Path(said).read_text(encoding="utf-8", errors="replace")
+            value = Path(value).read_text(encoding="utf-8", errors="replace")
         except OSError as e:
-            raise ProfileError(f"simulators: {said} cannot be read ({e.strerror}); give {what}") from None
-    for part in filter(None, map(str.strip, re.split(r"[,\n]", said))):
+            raise ProfileError(f"simulators: {value} cannot be read ({e.strerror}); give {expected}") from None
+    for part in filter(None, map(str.strip, re.split(r"[,\n]", value))):
         match = _ADDRESS.fullmatch(part)
         if not match or not 0 < int(match[2]) <= 65533:  # a simulator takes three ports
-            raise ProfileError(f"simulators: {part[:60]!r} is no address; give {what}")
-        if (address := (match[1], int(match[2]))) in found:
+            raise ProfileError(f"simulators: {part[:60]!r} is no address; give {expected}")
+        if (address := (match[1], int(match[2]))) in addresses:
             raise ProfileError(f"simulators: {part} stands twice; two collectors cannot drive in one")
-        found.append(address)
-    if not found:
-        raise ProfileError(f"simulators: {os.path.expandvars(text)[:60]!r} names none; give {what}")
-    return found
+        addresses.append(address)
+    if not addresses:
+        raise ProfileError(f"simulators: {os.path.expandvars(text)[:60]!r} names none; give {expected}")
+    return addresses
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #a0c1d2e6
 SCENARIO = "package.module:function that puts others on a route, or none: empty roads, and no score is Bench2Drive's"
@@ -101,31 +101,31 @@ SCENARIO = "package.module:function that puts others on a route, or none: empty 
 
 def _wrong_about_simulators(p) -> list[str]:
     "What is wrong with simulators, routes and scenario, and what does not go with them."
-    found = []
+    problems = []
     if (p.simulators == NONE) != (p.routes == NONE):
-        found.append("simulators, routes: one is given without the other; simulators drive the routes of a folder")
+        problems.append("simulators, routes: one is given without the other; simulators drive the routes of a folder")
     if p.simulators == NONE:
-        return found + (
+        return problems + (
             ["scenario: without simulators there is no route to put others on"]
             if p.scenario != NONE and "$" not in p.scenario
             else []
         )
     scenario = os.path.expandvars(p.scenario)
     if scenario != NONE and "$" not in scenario and not re.fullmatch(r"[\w.]+:\w+", scenario):
-        found.append(f"scenario: {scenario!r} is not package.module:function")
+        problems.append(f"scenario: {scenario!r} is not package.module:function")
     if p.algorithm == "grpo":
-        found.append("algorithm: a group starts from one state, and CARLA cannot be put back; keep ppo")
+        problems.append("algorithm: a group starts from one state, and CARLA cannot be put back; keep ppo")
     if p.workers > 1:
-        found.append(f"workers: {p.workers} stages side by side would drive in the same simulators; 1")
+        problems.append(f"workers: {p.workers} stages side by side would drive in the same simulators; 1")
     if "$" in p.simulators and lacking(p.simulators):  # another machine may know
-        return found
+        return problems
     try:
         n = len(addresses_in(p.simulators))
     except ProfileError as e:
-        return [*found, str(e)]
+        return [*problems, str(e)]
     if p.collectors > n:
-        found.append(f"collectors: {p.collectors} are more than the {n} simulators")
-    return found
+        problems.append(f"collectors: {p.collectors} are more than the {n} simulators")
+    return problems
 
 
 def _carla_servers(p) -> tuple[list[str], list[str]]:
@@ -138,10 +138,10 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
     if p.chat != NONE and (why := lacking(p.chat)):
         lacks.append(f"chat: {why}")
     if why := lacking(p.simulators):
-        said = os.path.expandvars(p.simulators)
-        file = '"$PWD/runs/carla-ports"' if "$" in said else f'"{said}"'
-        if "$" in said:
-            lacks[0] = f"simulators: {why}; {said[1:]}={file} with the line above, or HOST:PORT with commas"
+        value = os.path.expandvars(p.simulators)
+        file = '"$PWD/runs/carla-ports"' if "$" in value else f'"{value}"'
+        if "$" in value:
+            lacks[0] = f"simulators: {why}; {value[1:]}={file} with the line above, or HOST:PORT with commas"
         return [f"PORTS_FILE={file} bash ci/serve_carla.sh {max(p.collectors, 1)}"], lacks
     lines, here = [], addresses_in(p.simulators)
     for host, port in here:
@@ -273,22 +273,22 @@ class MindDriveProfile(Profile):
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
-        found = _wrong_about_simulators(self)
+        problems = _wrong_about_simulators(self)
         if self.rl_gpus > 1:
-            found.append(f"rl_gpus: {self.rl_gpus}, and a round's update is made on one; imitation can have more")
+            problems.append(f"rl_gpus: {self.rl_gpus}, and a round's update is made on one; imitation can have more")
         for few, many in (("rl_scenes", "train_scenes"), ("collectors", "rl_scenes"), ("eval_rounds", "eval_scenes")):
             if (a := getattr(self, few)) > (b := getattr(self, many)):
-                found.append(f"{few}: {a} are more than the {b} routes of {many}")
+                problems.append(f"{few}: {a} are more than the {b} routes of {many}")
         if self.algorithm == "grpo" and self.num_iterations > 1 and self.clip == 0:
-            found.append("clip: 0 pays for no change at all, and passes after the first change nothing")
+            problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
         if self.group > self.rl_scenes * self.rollouts and self.algorithm == "grpo":
-            found.append(
+            problems.append(
                 f"group: {self.group} drives from one state are more than the {self.rl_scenes} x "
                 f"{self.rollouts} drives of a round"
             )
         if self.algorithm == "grpo":
-            found.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
-        return found
+            problems.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
+        return problems
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #e26a491d
 described(MindDriveProfile);

@@ -91,10 +91,11 @@ def beside(results: Record) -> list[tuple[dict, Condition]]:
     words = dict(score="the best score of a word here", success="the best success")
     named = {usual_word(results): ["the most frequent word"]}
     for name, best in bests(results, STUDY, words, among=[f"always {w}" for w in SPEEDS]).items():
+        # one driver may be all of them: the most frequent word, the best by score and by success
         named[name] = named.get(name, []) + best
-    said = {name: f" ({', '.join(what)})" for name, what in named.items()}
-    names = [*(n for n in DRIVERS if n not in KNOWS), *said, *(n for n in KNOWS if n in results.drivers)]
-    return tables.driver_rows(results, STUDY, "driver", said, names)
+    labels = {name: f" ({', '.join(titles)})" for name, titles in named.items()}
+    names = [*(n for n in DRIVERS if n not in KNOWS), *labels, *(n for n in KNOWS if n in results.drivers)]
+    return tables.driver_rows(results, STUDY, "driver", labels, names)
 
 
 NUMBERS = {  # what Bench2Drive says of drives
@@ -123,12 +124,12 @@ def table_driving(results: Record) -> pd.DataFrame:
     Returns:
         DataFrame: drivers without a policy, arms (greedy; sampled, grey and ruled beside it), the paper
     """
-    made = table(results, STUDY, beside(results) + arm_rows(results, STUDY, "driver"), DRIVING)
+    frame = table(results, STUDY, beside(results) + arm_rows(results, STUDY, "driver"), DRIVING)
     paper = [
         {"driver": f"MindDrive on Bench2Drive: {n}", "driving score": f"{score:.2f}", "success %": f"{won:.2f}"}
         for n, (score, won) in PAPER.items()
     ]
-    return framed([*made.to_dict("records"), *paper])
+    return framed([*frame.to_dict("records"), *paper])
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #40112bef
 def family_means(results: Record, c: Condition, measure: str = "score") -> pd.DataFrame:
@@ -159,12 +160,15 @@ def table_families(results: Record, arms: Sequence[str] = ("il", "rl"), play: st
     who = {"best without eyes": driver(best_without_eyes(results, STUDY, "score"))}
     who |= {EXPERT: driver(EXPERT)} if EXPERT in results.drivers else {}
     who |= {ROWS[s]: Condition(s, play) for s in arms}
-    made = dict(routes=pd.Series(results.about["families"]).value_counts(sort=False))
+    columns = dict(routes=pd.Series(results.about["families"]).value_counts(sort=False))
     for measure, name, scale in (("score", "driving score", 1), ("success", "success %", 100)):
         for label, c in who.items():
+            # families x seeds
             means = scale * family_means(results, c, measure)
-            made[f"{name}: {label}"] = {f: cell(v, False) for f, v in zip(means.index, means.to_numpy(), strict=True)}
-    return pd.DataFrame(made).rename_axis("family").reset_index()
+            columns[f"{name}: {label}"] = {
+                f: cell(v, False) for f, v in zip(means.index, means.to_numpy(), strict=True)
+            }
+    return pd.DataFrame(columns).rename_axis("family").reset_index()
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #fce18b7d
 def _after(results: Record) -> Iterator[tuple[str, Condition]]:
@@ -189,8 +193,10 @@ def table_rounds(results: Record) -> pd.DataFrame:
         row |= {n: number_cell(results, STUDY, c, NUMBERS[n]) for n in ("driving score", "success %")}
         if c.turn:
             log = lambda name, k=c.turn, s=s: results.numbers(Condition(s, "log", turn=k), name)
+            # from the first round to this one
             total = lambda name, n=c.turn, log=log: sum(log(name, k) for k in range(1, n + 1))
             row |= {"success while collecting %": cell(log("success"))}
+            # a step of the simulation is 0.1 s
             row |= {"simulated min": cell(0.1 / 60 * total("steps"), False), "updates": cell(total("updates"), False)}
             row |= {n: cell(v, False, digits=2) for n, m in UPDATE.items() if not np.isnan(v := log(m)).all()}
         rows.append(row)
@@ -218,15 +224,17 @@ def plot_rounds(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     return ax
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42dc2cdc
-OPEN = {
-    name: Column(measure, "%" in name, 1 if "%" in name else 2, "", play="open_loop")
-    for k in ("speed", "path")
-    for name, measure in {
-        f"{k} word right %": f"{k}_right",
-        f"most frequent {k} word %": f"{k}_most",
-        f"{k} way, m": f"{k}_error",
-    }.items()
-} | {n: NUMBERS[n] for n in ("driving score", "success %")}
+def _open(kind: str) -> dict[str, Column]:
+    "The columns of the speed words, or of the path words."
+    measured = dict(lost="", play="open_loop")
+    return {
+        f"{kind} word right %": Column(f"{kind}_right", percent=True, **measured),
+        f"most frequent {kind} word %": Column(f"{kind}_most", percent=True, **measured),
+        f"{kind} way, m": Column(f"{kind}_error", digits=2, **measured),
+    }
+
+
+OPEN = _open("speed") | _open("path") | {n: NUMBERS[n] for n in ("driving score", "success %")}
 _arms = lambda results: arm_rows(results, STUDY, "arm")
 table_open = Sheet("What open loop says of each arm, and what closed loop says", STUDY, _arms, OPEN)
 
@@ -237,24 +245,22 @@ def asked(results: Record) -> list[Claim]:
     Returns:
         list of claims
     """
-    blind, usual, rows = (
-        bests(results, STUDY, dict(score="best score", success="best success")),
-        usual_word(results),
-        [],
-    )
+    # driver -> what it is the best at
+    blind = bests(results, STUDY, dict(score="best score", success="best success"))
+    usual, rows = usual_word(results), []
     for s in ("il", "rl"):
-        own, sampled, name = Condition(s, "greedy"), Condition(s, "sampled"), ROWS[s]
-        for c in (own, sampled):
-            for n, what in blind.items():
-                words = f"{name}, {c.play} > {n} ({', '.join(what)})"
+        greedy, sampled, name = Condition(s, "greedy"), Condition(s, "sampled"), ROWS[s]
+        for c in (greedy, sampled):
+            for n, titles in blind.items():
+                words = f"{name}, {c.play} > {n} ({', '.join(titles)})"
                 rows.append(("beats drivers without eyes?", BOTH, c, driver(n), words))
-        ruled, grey = replace(own, swap="words by rule"), replace(own, swap="grey")
-        rows.append(("beats the most frequent word?", BOTH, own, driver(usual), f"{name} > {usual}"))
-        rows.append(("looks at its pictures?", BOTH, own, grey, f"{name} > with grey pictures"))
+        ruled, grey = replace(greedy, swap="words by rule"), replace(greedy, swap="grey")
+        rows.append(("beats the most frequent word?", BOTH, greedy, driver(usual), f"{name} > {usual}"))
+        rows.append(("looks at its pictures?", BOTH, greedy, grey, f"{name} > with grey pictures"))
         if EXPERT in results.drivers:
-            rows.append(("what is there to gain?", BOTH, driver(EXPERT), own, f"{EXPERT} > {name}"))
-        rows.append(("what does sampling cost?", BOTH, own, sampled, f"{name}: greedy > sampled"))
-        rows.append(("what does the decoder cost?", BOTH, ruled, own, f"{name}: words by rule > by decoder"))
+            rows.append(("what is there to gain?", BOTH, driver(EXPERT), greedy, f"{EXPERT} > {name}"))
+        rows.append(("what does sampling cost?", BOTH, greedy, sampled, f"{name}: greedy > sampled"))
+        rows.append(("what does the decoder cost?", BOTH, ruled, greedy, f"{name}: words by rule > by decoder"))
     return claims_of(*rows, *BETWEEN)
 
 

@@ -63,18 +63,18 @@ def look_out(scene: Scene) -> str:
     """
     line = Line(scene.map.centerline)
     here = float(line.project(np.zeros(2))[0]) + VEHICLE.front
-    found = []
+    things = []
     for light in scene.lights:
         if len(light.stop_line) and light.at(0.0) == "red":
-            found.append((float(line.project(light.stop_line.mean(0))[0]) - here, "a red light"))
+            things.append((float(line.project(light.stop_line.mean(0))[0]) - here, "a red light"))
     for agent in scene.agents:
         pose = agent.at(0.0)
         if pose is None:
             continue
         s, l = (float(x) for x in line.project(pose[:2]))
         if abs(l) < HALF + agent.width / 2:
-            found.append((s - agent.length / 2 - here, NAMES.get(agent.type, "something")))
-    near = min((f for f in found if 0 < f[0] < FAR), default=None)
+            things.append((s - agent.length / 2 - here, NAMES.get(agent.type, "something")))
+    near = min((f for f in things if 0 < f[0] < FAR), default=None)
     return CLEAR if near is None else f"There is {near[1]} {5 * max(round(near[0] / 5), 1)} m ahead."
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #48773301
@@ -111,9 +111,9 @@ def others(scene: Scene, points: np.ndarray) -> np.ndarray:
         (A, 6, 2) middles of their boxes at those times, metres; NOWHERE where one is not seen
     """
     times = SPEED_DT * np.arange(1, SPEED_POINTS + 1)
-    there = [a.along(times)[:, :2] for a in scene.agents if a.type in ("vehicle", "bicycle")]
-    there = [p for p in there if (np.hypot(*(p - points).T) < NEAR).any()]
-    return np.nan_to_num(np.reshape(there, (-1, SPEED_POINTS, 2)), nan=NOWHERE)
+    paths = [a.along(times)[:, :2] for a in scene.agents if a.type in ("vehicle", "bicycle")]
+    paths = [p for p in paths if (np.hypot(*(p - points).T) < NEAR).any()]
+    return np.nan_to_num(np.reshape(paths, (-1, SPEED_POINTS, 2)), nan=NOWHERE)
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #d81175e3
 BACK = 8.0  # metres, in which a car comes back to its lane
@@ -158,8 +158,8 @@ def recorded(scene: Scene) -> Moment:
     times = SPEED_DT * np.arange(1, SPEED_POINTS + 1)
     if scene.expert is None or scene.expert.times[-1] < times[-1] - 1e-6:
         raise SceneError(f"scene {scene.id}: expert: not known for {times[-1]:g} s")
-    at, poses = np.r_[0, scene.expert.times], np.concatenate([np.zeros((1, 3)), scene.expert.poses])
-    points, way = np.stack([np.interp(times, at, p) for p in poses.T[:2]], 1), driven(scene)
+    expert_times, poses = np.r_[0, scene.expert.times], np.concatenate([np.zeros((1, 3)), scene.expert.poses])
+    points, way = np.stack([np.interp(times, expert_times, p) for p in poses.T[:2]], 1), driven(scene)
     speed = speed_word(float(scene.ego.velocity[0]), float(np.hypot(*(points[-1] - points[-2]))) / SPEED_DT)
     path = ROAD_OPTIONS.get(scene.meta.get("command")) or path_word(way, scene)
     return Moment(scene, points, way, speed, path, speed)
@@ -178,9 +178,9 @@ def _plan_row(m, inputs):
 
 def _look_row(m, inputs):
     "The row of what to look out for."
-    said = look_out(m.scene)
-    messages = [*question(shown(m.scene, inputs), state_text(m.scene), LOOK), says("assistant", said)]
-    return make_row("look", m.scene, messages, clear=said == CLEAR)
+    answer = look_out(m.scene)
+    messages = [*question(shown(m.scene, inputs), state_text(m.scene), LOOK), says("assistant", answer)]
+    return make_row("look", m.scene, messages, clear=answer == CLEAR)
 
 
 def _imitated(scene, driver, share, seed, count):
@@ -192,12 +192,12 @@ def _imitated(scene, driver, share, seed, count):
         except ValueError as e:  # SceneError is one
             count[f"recorded moments left out: {str(e).removeprefix(f'scene {scene.id}: ')[:60]}"] += 1
             return []
-    found, reason = moments(scene, driver, share, seed)
+    imitated, reason = moments(scene, driver, share, seed)
     count["drives"] += 1
     if reason != "completed" and not share:
         count[f"drives left out: {reason}"] += 1
         return []
-    return found
+    return imitated
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #cdfa8b78
 def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | None]:
@@ -213,13 +213,13 @@ def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | Non
         ValueError: the file cannot be read or has another form; names it and the round
     """
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise ValueError(f"{path}: cannot be read ({type(e).__name__}: {e})") from None
-    if not isinstance(said, list) or not said:
+    if not isinstance(content, list) or not content:
         raise ValueError(f"{path}: expected a list of rounds")
     rounds = []
-    for k, turn in enumerate(said):
+    for k, turn in enumerate(content):
         fits = isinstance(turn, list) and all(isinstance(m, dict) for m in turn)
         if not fits or [m.get("from") for m in turn] != ["human", "gpt"]:
             raise ValueError(f"{path}, round {k}: expected a message from 'human' and one from 'gpt'")
@@ -253,8 +253,8 @@ def chat_file(folder: str | Path, scene: Scene) -> Path:
 def _chat_row(m, inputs, rounds):
     "One conversation of all rounds; the pictures and the state stand in the first question."
     messages = [*question(shown(m.scene, inputs), state_text(m.scene), rounds[0][0]), says("assistant", rounds[0][1])]
-    for asked, said in rounds[1:]:
-        messages += [says("user", asked), says("assistant", said)]
+    for asked, reply in rounds[1:]:
+        messages += [says("user", asked), says("assistant", reply)]
     return make_row("chat", m.scene, messages, loss="all", rounds=len(rounds))
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #86157277
@@ -295,8 +295,8 @@ def make_rows(
     """
     count = Counter() if count is None else count
     for k, scene in enumerate(scenes):
-        found = _imitated(scene, driver, wrong if k % 2 else 0.0, k, count)
-        for i, m in enumerate(found, k if len(found) == 1 else 0):  # of recorded moments every so many, too
+        imitated = _imitated(scene, driver, wrong if k % 2 else 0.0, k, count)
+        for i, m in enumerate(imitated, k if len(imitated) == 1 else 0):  # of recorded moments every so many, too
             m, rounds = (m, []) if chat is None else _annotated(m, scene, chat, count)
             yield _plan_row(m, inputs)
             count["plan rows"] += 1
@@ -373,7 +373,7 @@ def read_plan(row: dict) -> Plan:
         raise ValueError(f"{where}: the answer cannot be read: {decision.reason}")
     arrays, shapes = {}, dict(state=(9,), speed_points=(SPEED_POINTS, 2), path_points=(PATH_POINTS, 2))
     some = dict(edges=(4,), others=(SPEED_POINTS, 2))  # rows of an older run have none
-    shapes |= {k: (len(meta[k] or ()), *rest) for k, rest in some.items() if k in meta}
+    shapes |= {k: (len(meta[k] or ()), *dimensions) for k, dimensions in some.items() if k in meta}
     for name, shape in shapes.items():
         a = np.asarray(meta.get(name, ()), float)
         a = a.reshape(shape) if not a.size and 0 in shape else a

@@ -63,15 +63,15 @@ def asked(word: str, v: float, limit: float) -> tuple[float, float]:
     if word in BANDS:
         low, high = BANDS[word]
         return min(float(np.clip(v, low, high - 0.1)), max(limit, v)), 1.0
-    known = dict(
+    asks = dict(
         stop=(0.0, 4.0),
         speed_up=(max(limit, v), 1.5),
         slow_down=(max(v - 3.0, min(v, 1.5)), 1.0),
         slow_down_rapidly=(max(v - 6.0, min(v, 1.0)), 3.0),
     )
-    if word not in known:
+    if word not in asks:
         raise ValueError(f"word: {word!r} is not one of {', '.join(SPEEDS)}")
-    return known[word]
+    return asks[word]
 
 
 def speed_way(word: str, v: float, limit: float, times: np.ndarray | None = None) -> np.ndarray:
@@ -183,11 +183,11 @@ def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
         (T, 3) poses in the ego frame
     """
     stage, now = world.stage, world.state
-    at = now.along + np.asarray(metres, float)
+    ahead = now.along + np.asarray(metres, float)
     beside = float(stage.route.project(now.ego[:2])[1]) - float(aside(stage, now.along))
     side = lambda s: aside(stage, s) + beside * np.exp(-(s - now.along) / 8)
-    poses = stage.route.at(at, side(at))
-    poses[:, 2] += np.arctan((side(at + 0.1) - side(at - 0.1)) / 0.2)  # a tracker steers by headings, too
+    poses = stage.route.at(ahead, side(ahead))
+    poses[:, 2] += np.arctan((side(ahead + 0.1) - side(ahead - 0.1)) / 0.2)  # a tracker steers by headings, too
     return to_frame(poses, now.ego[:3])
 
 
@@ -199,7 +199,7 @@ def named(world: World, plan: np.ndarray) -> Moment:
         plan: (6 or more, 3) poses in the ego frame, every 0.5 s
 
     Returns:
-        Moment
+        the moment with its scene, both ways in metres and both words
     """
     way = lane_ahead(world, PATH_STEP * np.arange(1, PATH_POINTS + 1))[:, :2]
     points = np.asarray(plan, float)[:SPEED_POINTS, :2]
@@ -227,19 +227,19 @@ def moments(
     """
     world, rng = world or World(), np.random.default_rng([53, seed])
     world.reset(options=dict(scene=scene))
-    found, limit, held, mean = [], scene.map.speed_limit, 0, (1 + HELD) / 2
+    drive, limit, held, mean = [], scene.map.speed_limit, 0, (1 + HELD) / 2
     begins = wrong / (mean - wrong * (mean - 1))  # chance that a right decision is followed by wrong ones
     while not world.state.reason:
         plan = driver(world)
-        found.append(named(world, plan))
+        drive.append(named(world, plan))
         if not held and rng.random() < begins:
             word, held = SPEEDS[int(rng.integers(len(SPEEDS)))], int(rng.integers(1, HELD + 1))
         if held:
             held -= 1
             plan = lane_ahead(world, speed_way(word, float(world.state.ego[VX]), limit, 0.5 * np.arange(1, 9)))
-            found[-1] = replace(found[-1], speed_points=plan[:SPEED_POINTS, :2], done=word)
+            drive[-1] = replace(drive[-1], speed_points=plan[:SPEED_POINTS, :2], done=word)
         world.step(plan)
-    return found, world.state.reason
+    return drive, world.state.reason
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #c89f80c5
 VIEWS = dict(
@@ -269,9 +269,9 @@ class Inputs:
     pictures: str = "own"
 
     def __post_init__(self) -> None:
-        for name, known in (("views", tuple(VIEWS)), ("pictures", ("own", "grey"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+        for name, choices in (("views", tuple(VIEWS)), ("pictures", ("own", "grey"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
 
 
 def shown(scene: Scene, inputs: Inputs) -> list[Image.Image]:
@@ -313,13 +313,13 @@ def state_of(scene: Scene) -> np.ndarray:
 
 
 def state_text(scene: Scene) -> str:
-    """The same in words.
+    """The ego's state in words: the numbers of `state_of`, rounded to 0.1.
 
     Args:
         scene: with a centre line
 
     Returns:
-        three lines
+        three lines: speed in m/s, the command, the lane's points in metres in the ego's frame
     """
     v, *ahead = state_of(scene)
     points = np.round(np.reshape(ahead, (-1, 2)), 1) + 0.0
@@ -387,7 +387,7 @@ def parse_decision(text: object) -> Decision | ParseError:
     words = [w.strip() for w in re.split(r">\s*<", text[1:-1])]
     if len(words) != 2:
         return ParseError(f"{len(words)} words, expected a speed word and a path word")
-    for word, known, what in zip(words, (SPEEDS, PATHS), ("speed", "path"), strict=True):
-        if word not in known:
-            return ParseError(f"{what} word {harmless(word, 40)!r} is not one of {', '.join(known)}")
+    for word, choices, kind in zip(words, (SPEEDS, PATHS), ("speed", "path"), strict=True):
+        if word not in choices:
+            return ParseError(f"{kind} word {harmless(word, 40)!r} is not one of {', '.join(choices)}")
     return Decision(*words)

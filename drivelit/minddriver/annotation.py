@@ -113,17 +113,17 @@ def _one(scene, teacher, judge, cuts, strategy, rounds):
             fit = text.strip() and "must not" not in format_feedback(text)
             count["kept" if fit else "unfit for an answer"] += 1
             return (text if fit else None), tries, count
-        found = stopped(scene, text, judge, cuts)
-        if found is None:
+        fault = stopped(scene, text, judge, cuts)
+        if fault is None:
             count["kept"] += 1
             if tries:
                 count[f"saved by feedback, first stopped by {tries[0].stage}"] += 1
             return text, tries, count
-        if isinstance(found, ParseError):
-            count["the judge says nothing" if isinstance(found, Refusal) else "the judge cannot be read"] += 1
+        if isinstance(fault, ParseError):
+            count["the judge says nothing" if isinstance(fault, Refusal) else "the judge cannot be read"] += 1
             continue
-        count[f"stopped by {found.stage}"] += 1
-        tries.append(found)
+        count[f"stopped by {fault.stage}"] += 1
+        tries.append(fault)
     count["given up"] += 1
     return None, tries, count
 
@@ -161,8 +161,8 @@ def annotate(
     ask = lambda k: _one(scenes[k], teacher, judge, cuts, strategy, rounds)
     kept, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
-        found = tqdm(pool.map(ask, range(len(scenes))), total=len(scenes), mininterval=5, disable=at_once == 1)
-        for number, (text, tries, counted) in enumerate(found):
+        outcomes = tqdm(pool.map(ask, range(len(scenes))), total=len(scenes), mininterval=5, disable=at_once == 1)
+        for number, (text, tries, counted) in enumerate(outcomes):
             count.update(counted)
             if text is not None:
                 kept.append(Kept(number, text, tuple(tries)))
@@ -210,11 +210,11 @@ class ChatTeacher:
         if tried:
             last = messages[0]["content"][-1]
             last["text"] += AGAIN.format(thought=tried[-1].thought, feedback=tried[-1].feedback)
-        how = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
-        (said,) = replies(self.engine, [messages], **how)
-        if isinstance(said, Refusal):
-            return said
-        return said.strip() or Refusal("an empty text")
+        options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+        (reply,) = replies(self.engine, [messages], **options)
+        if isinstance(reply, Refusal):
+            return reply
+        return reply.strip() or Refusal("an empty text")
 
 # %% ../../nbs/53_minddriver/25_annotation.ipynb #a22a0013
 JUDGE = """1. Objective: You are an expert in detecting the quality of reasoning chains for autonomous driving models, \
@@ -252,8 +252,8 @@ class ChatJudge:
             Verdict; a ParseError where the answer cannot be read, a Refusal where there is none
         """
         question = {"role": "user", "content": [{"type": "text", "text": JUDGE + thought}]}
-        (said,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
-        return parse_verdict(said)
+        (reply,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
+        return parse_verdict(reply)
 
 
 def helpers(

@@ -196,7 +196,7 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
         horizon: that it was measured over
 
     Returns:
-        Cuts
+        borders between the action words, in m/s² and degrees
 
     Raises:
         ValueError: no drive slows down, speeds up, turns left or turns right
@@ -258,8 +258,8 @@ def decide(measured: np.ndarray, cuts: Cuts = TOWN, words: str = "paper") -> tup
     if words not in WORDS:
         raise ValueError(f"words: {words!r} is not one of {', '.join(WORDS)}")
     border, side = _direction(measured, cuts)
-    said = WORDS[words]
-    return said["ahead"] if border == "ahead" else said[border][side], said[_speed(measured, cuts)]
+    vocabulary = WORDS[words]
+    return vocabulary["ahead"] if border == "ahead" else vocabulary[border][side], vocabulary[_speed(measured, cuts)]
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a10011
 @remembered

@@ -51,14 +51,14 @@ def right_codes(dreamed: Sequence[np.ndarray | None], true: np.ndarray, present:
             )
     moved = true != present
 
-    def shares(said, k):
-        hit = said == true[k]
+    def shares(codes, k):
+        hit = codes == true[k]
         return hit.mean(), hit[moved[k]].mean() if moved[k].any() else np.nan
 
     nothing = (np.nan, np.nan)
-    own = [nothing if ids is None else shares(np.asarray(ids), k) for k, ids in enumerate(dreamed)]
+    of_dreams = [nothing if ids is None else shares(np.asarray(ids), k) for k, ids in enumerate(dreamed)]
     copy = [shares(ids, k) for k, ids in enumerate(present)]
-    (right, changed), (same, never) = (np.array(v, float).reshape(-1, 2).T for v in (own, copy))
+    (right, changed), (same, never) = (np.array(v, float).reshape(-1, 2).T for v in (of_dreams, copy))
     unreadable = sum(ids is None for ids in dreamed)
     return dict(
         unreadable=unreadable, changes=moved.mean(1), all=right, changed=changed, copied_all=same, copied_changed=never
@@ -106,13 +106,13 @@ def most_visible_mover(scene: Scene, size: tuple[int, int], seconds: float = 0.5
         SceneError: the scene has no view of that time
     """
     paint = lambda s: np.asarray(next_image(s, "CAM_FRONT", size, seconds), float)
-    view, found = paint(scene), []
+    view, movers = paint(scene), []
     for agent in scene.agents:
         now, then = agent.at(0.0), agent.at(seconds)
         if now is not None and then is not None and np.hypot(*(then - now)[:2]) > MOVING * seconds:
             others = [a for a in scene.agents if a is not agent]
-            found.append(Mover(agent.id, agent.type, view, paint(replace(scene, agents=others))))
-    best = max(found, key=lambda m: m.mask.sum(), default=None)
+            movers.append(Mover(agent.id, agent.type, view, paint(replace(scene, agents=others))))
+    best = max(movers, key=lambda m: m.mask.sum(), default=None)
     return best if best is not None and best.mask.sum() >= VISIBLE else None
 
 # %% ../../nbs/53_minddriver/50_dreams.ipynb #drm00012
@@ -185,8 +185,8 @@ def mover_errors(movers: Sequence[Mover | None], pictures: Sequence[Image.Image 
     out = np.full(len(movers), np.nan)
     for k, (mover, picture) in enumerate(zip(movers, pictures, strict=True)):
         if mover is not None and picture is not None:
-            at = place(mover, picture)
-            out[k] = np.inf if at is None else np.hypot(*at)
+            offset = place(mover, picture)
+            out[k] = np.inf if offset is None else np.hypot(*offset)
     return out
 
 
@@ -208,12 +208,12 @@ def told(errors: np.ndarray) -> dict[str, float | int | None]:
         close (share that is there and within CLOSE pixels); None where there is nothing to say
     """
     e = errors[~np.isnan(errors)]
-    there = e[np.isfinite(e)]
+    placed = e[np.isfinite(e)]
     return dict(
         n=len(e),
         not_there=_number(np.isinf(e)),
-        mean=_number(there),
-        median=_number(np.median(there)) if len(there) else None,
+        mean=_number(placed),
+        median=_number(np.median(placed)) if len(placed) else None,
         close=_number(e <= CLOSE),
     )
 
@@ -266,10 +266,10 @@ def frechet_table(
     """
 
     def moments(pictures):
-        found = Moments()
+        total = Moments()
         for k in range(0, len(pictures), batch):
-            found.add(encoder(list(pictures[k : k + batch])))
-        return found
+            total.add(encoder(list(pictures[k : k + batch])))
+        return total
 
     truth = moments(true)
     return {name: frechet(truth, moments(pictures)) for name, pictures in made.items()}

@@ -56,11 +56,11 @@ def parse_points(text: object, horizon: Horizon = PLAN) -> np.ndarray | ParseErr
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return ParseError("no list of points in [...]")
-    found = _POINT.findall(text[1:-1])
-    if re.sub(r"\s", "", _POINT.sub("#", text[1:-1])) != ",".join("#" * len(found)):
+    pairs = _POINT.findall(text[1:-1])
+    if re.sub(r"\s", "", _POINT.sub("#", text[1:-1])) != ",".join("#" * len(pairs)):
         return ParseError("something between the points is not (x, y)")
-    right = len(found) == horizon.points
-    return np.array(found, float) if right else ParseError(f"{len(found)} points, expected {horizon.points}")
+    right = len(pairs) == horizon.points
+    return np.array(pairs, float) if right else ParseError(f"{len(pairs)} points, expected {horizon.points}")
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0009
 STANDS = 0.1  # metres in half a second: less than that has no direction
@@ -100,13 +100,13 @@ def parse_decision(text: str) -> tuple[str, str] | ParseError:
     Returns:
         (direction, speed) of table 8, or a ParseError
     """
-    found = CHOICE.findall(text)
-    if len(found) != 1:
-        return ParseError(f"{len(found) or 'no'} <Direction>, <Speed> found, expected one")
-    for word, known, what in zip(found[0], (DIRECTIONS, SPEEDS), ("direction", "speed"), strict=True):
-        if word not in known:
-            return ParseError(f"{what} {word!r} is not one of {', '.join(known)}")
-    return found[0]
+    decisions = CHOICE.findall(text)
+    if len(decisions) != 1:
+        return ParseError(f"{len(decisions) or 'no'} <Direction>, <Speed> found, expected one")
+    for word, choices, part in zip(decisions[0], (DIRECTIONS, SPEEDS), ("direction", "speed"), strict=True):
+        if word not in choices:
+            return ParseError(f"{part} {word!r} is not one of {', '.join(choices)}")
+    return decisions[0]
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ def read_thought(text: object) -> Thought:
     """
     text = text if isinstance(text, str) else ""
     heads = [f"[{s}]:" for s in SECTIONS]
-    at = [text.find(h) if text.count(h) == 1 else -1 for h in heads]
+    starts = [text.find(h) if text.count(h) == 1 else -1 for h in heads]
     # a head in the wrong place would give its text to another section
-    at = [a if a >= 0 and all(b < a for b in at[:k]) else -1 for k, a in enumerate(at)]
-    marks = sorted(a for h in heads for a in (m.start() for m in re.finditer(re.escape(h), text)))
+    starts = [a if a >= 0 and all(b < a for b in starts[:k]) else -1 for k, a in enumerate(starts)]
+    marks = sorted(m.start() for h in heads for m in re.finditer(re.escape(h), text))  # each ends the text before it
     ends = dict(zip(marks, [*marks, len(text)][1:], strict=True))
-    bodies = {s: text[a + len(h) : ends[a]].strip() for s, h, a in zip(SECTIONS, heads, at, strict=True) if a >= 0}
+    bodies = {s: text[a + len(h) : ends[a]].strip() for s, h, a in zip(SECTIONS, heads, starts, strict=True) if a >= 0}
     bodies = {s: b for s, b in bodies.items() if b}
     decision = parse_decision(bodies.get(SECTIONS[3], ""))
     gone = [s for s in SECTIONS if s not in bodies or (s == SECTIONS[3] and isinstance(decision, ParseError))]
@@ -233,15 +233,15 @@ def _order(text, form):
     "Why the spans are not those of the form, one after the other, and nothing else; or ''."
     if foreign := [t for t in TAGS if t not in FORMS[form] and (f"<{t}>" in text or f"</{t}>" in text)]:
         return ParseError(f"<{foreign[0]}> has no place in the form {form!r}")
-    rest = text
+    remaining = text
     for tag in FORMS[form]:
-        before, found, rest = rest.partition(f"<{tag}>")
+        before, separator, remaining = remaining.partition(f"<{tag}>")
         if control_words(before):
             return ParseError("a code or control word outside the spans")
-        if not found or before.strip():
+        if not separator or before.strip():
             return ParseError(f"<{tag}> is not in its place" if f"<{tag}>" in text else f"<{tag}> is missing")
-        rest = rest.partition(f"</{tag}>")[2]
-    return ParseError("something stands behind the answer") if rest.strip() else ""
+        remaining = remaining.partition(f"</{tag}>")[2]
+    return ParseError("something stands behind the answer") if remaining.strip() else ""
 
 
 def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon = PLAN) -> Answer:
@@ -263,18 +263,18 @@ def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon =
     if not isinstance(text, str):
         bad = ParseError(f"not a text but {type(text).__name__}")
         return Answer(*(bad if t in spans else None for t in TAGS), bad)
-    found = {t: span_between(text, t) if t in spans else None for t in TAGS}
-    if isinstance(found["think"], str):
-        thought = found["think"]
+    contents = {t: span_between(text, t) if t in spans else None for t in TAGS}
+    if isinstance(contents["think"], str):
+        thought = contents["think"]
         wrong = "empty" if not thought.strip() else "a code or control word in it" if control_words(thought) else ""
-        found["think"] = ParseError(wrong) if wrong else thought
-    if isinstance(found["dream"], str):
+        contents["think"] = ParseError(wrong) if wrong else thought
+    if isinstance(contents["dream"], str):
         from drivelit.policy.image_tokens import parse_image  # with torch
 
-        found["dream"] = parse_image(found["dream"], n, codes)
-    if isinstance(found["answer"], str):
-        found["answer"] = parse_points(found["answer"], horizon)
-    return Answer(**found, order=_order(text, form))
+        contents["dream"] = parse_image(contents["dream"], n, codes)
+    if isinstance(contents["answer"], str):
+        contents["answer"] = parse_points(contents["answer"], horizon)
+    return Answer(**contents, order=_order(text, form))
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0015
 def format_reward(answer: Answer, strict: bool = False) -> float:

@@ -84,12 +84,12 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
     """
-    made, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
-    cuts = cuts_of(made["train"], profile)
-    known = made["train"][:500]  # enough to know what is usual at a speed
-    ends = drivers(made["heldout"], known, cuts, profile.pdms)
+    splits, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
+    cuts = cuts_of(splits["train"], profile)
+    learnt = splits["train"][:500]  # enough to know what is usual at a speed
+    ends = drivers(splits["heldout"], learnt, cuts, profile.pdms)
     write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
-    told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
+    told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if left else {})
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
@@ -161,8 +161,8 @@ def _thoughts(scenes, profile, cuts, here):
     with Journal(here / "journal.jsonl" if served else None) as journal:
         who = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal, cuts=cuts)
         asked = dict(cuts=cuts, rounds=profile.rounds, at_once=16 if served else 1)
-        found = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
-    return {s: kept for s, (kept, _) in found.items()}, {s: dict(c) for s, (_, c) in found.items()}
+        annotated = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
+    return {s: kept for s, (kept, _) in annotated.items()}, {s: dict(c) for s, (_, c) in annotated.items()}
 
 
 def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
@@ -185,9 +185,9 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     scenes = draw(scenes, profile.data_rows or len(scenes))
     cuts = cuts_of(scenes, profile)
     write_rows(make_rows(scenes, None, codec, profile.inputs, "none", cuts=cuts, count=left), here / "drives.parquet")
-    there = set(read_rows(here / "drives.parquet").column("scene_id"))
-    tell_if_few("data, drives", len(there), profile.data_rows)
-    scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in there])
+    with_rows = set(read_rows(here / "drives.parquet").column("scene_id"))
+    tell_if_few("data, drives", len(with_rows), profile.data_rows)
+    scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in with_rows])
     codes = {f"{t:g}": next_codes(codec, scenes, t) for t in distances(profile)}
     np.savez(here / "codes.npz", **codes)
     (kept, counts), ids = _thoughts(scenes, profile, cuts, here), ids_of(scenes)
@@ -265,8 +265,8 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
     drives = read_rows(here / "drives.parquet")
     scenes = by_id(load_scenes(out, "train"))
     seconds = arm.get("seconds", profile.seconds)
-    with np.load(here / "codes.npz") as found:
-        codes = dict(zip(drives.column("scene_id"), found[f"{seconds:g}"], strict=True))
+    with np.load(here / "codes.npz") as arrays:
+        codes = dict(zip(drives.column("scene_id"), arrays[f"{seconds:g}"], strict=True))
     thoughts = json.loads((here / "thoughts.json").read_text())[arm.get("strategy", "feedback")]
     inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
     return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds, profile.horizon)
@@ -342,8 +342,8 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     if not where.exists():
         raise RunError(f"start = {profile.start!r}: {where} is not there; 'train' makes weights to start from")
     policy, codes = load(where, profile, seed), codec_of(profile).codes
-    known = policy.tokenizer.get_vocab()
-    if lost := [t for t in (image_text([codes - 1]), *(f"<{t}>" for t in TAGS)) if t not in known]:
+    vocabulary = policy.tokenizer.get_vocab()
+    if lost := [t for t in (image_text([codes - 1]), *(f"<{t}>" for t in TAGS)) if t not in vocabulary]:
         raise RunError(f"start = {profile.start!r}: the policy in {where} has no token {lost[0]}")
     return policy
 
@@ -377,13 +377,13 @@ def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     policy.model.half()
     last = read_metrics(STAGES.folder(out, "start"))[-1]
     losses = {k.removeprefix("loss/"): v for k, v in last.items() if k.startswith("loss/")}
-    how = (
+    recipe = (
         f"{told['steps']} updates of {profile.sft_batch} at {profile.sft_lr:g} from {profile.model!r}, on "
         f"{profile.train_scenes} scenes of the toy town: points alone, with the next view at "
         f"{', '.join(f'{t:g}' for t in VIEWS_AHEAD)} s before them, with a thought, and with both. Loss at the end: "
         f"{', '.join(f'{k} {v:.2f}' for k, v in losses.items())}"
     )
-    words = lambda digest: model_card(policy, f"the arms of MindDriver to start from. {how}. SHA-256 {digest}")
+    words = lambda digest: model_card(policy, f"the arms of MindDriver to start from. {recipe}. SHA-256 {digest}")
     return pack_weights(folder, policy.save, words, told | dict(losses=losses))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #89e812bd

@@ -115,9 +115,9 @@ class MindDriverProfile(Profile):
 
     def servers(self) -> tuple[list[str], list[str]]:
         "Nothing to start; which of the weights that the keys name are not on this machine."
-        said = {k: os.path.expandvars(getattr(self, k)) for k in ("codec", "inception", "start")}
-        unset = [f"{k}: {v} is not set in the environment" for k, v in said.items() if "$" in v]
-        named = {k: v for k, v in said.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
+        values = {k: os.path.expandvars(getattr(self, k)) for k in ("codec", "inception", "start")}
+        unset = [f"{k}: {v} is not set in the environment" for k, v in values.items() if "$" in v]
+        named = {k: v for k, v in values.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
         return [], unset + [f"{k}: there is no {v} here" for k, v in named.items() if not os.path.exists(v)]
 
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
@@ -139,21 +139,21 @@ class MindDriverProfile(Profile):
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
-        found = []
+        problems = []
         if self.w_text + self.w_dream + self.w_answer <= 0:
-            found.append("w_text, w_dream, w_answer: all are 0, so nothing is learnt")
+            problems.append("w_text, w_dream, w_answer: all are 0, so nothing is learnt")
         if self.pdms and self.step != DT:
-            found.append(f"step: PDMS simulates poses every {DT} s; set pdms = no for points every {self.step:g} s")
+            problems.append(f"step: PDMS simulates poses every {DT} s; set pdms = no for points every {self.step:g} s")
         if self.w_image + self.w_plan <= 0:
-            found.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
+            problems.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
         if "dream" in FORMS[self.form] and not self.seconds > 0:
-            found.append("seconds: 0 is now, and the front view of now is in the question")
+            problems.append("seconds: 0 is now, and the front view of now is in the question")
         if self.player != "here" and self.lora_rank:
-            found.append(
+            problems.append(
                 f"lora_rank: adapters of rank {self.lora_rank} train the rows of the codes, which vLLM does not load; "
                 "set lora_rank = 0, or player = here"
             )
-        return found
+        return problems
 
 
 described(MindDriverProfile);

@@ -49,9 +49,9 @@ class Inputs:
     pictures: str = "own"
 
     def __post_init__(self) -> None:
-        for name, known in (("views", VIEWS), ("pictures", PICTURES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+        for name, choices in (("views", VIEWS), ("pictures", PICTURES)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
         if not isinstance(self.history, int) or self.history < 0:
             raise ValueError(f"history: {self.history!r} is no number of frames")
 

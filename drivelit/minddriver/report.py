@@ -57,7 +57,7 @@ FAR = 30.0  # metres
 FAR_OFF = Unit("ADE, cm", "ade", -100, 10.0, FAR)
 SCORE = Unit("PDMS, points", "pdms")
 CODES = Unit("right codes that change, points", "dreams_right_changed")
-APART = dict(scale=-100, margin=0.0, lost="dreams_unreadable")
+APART = dict(scale=-100, margin=0.0, lost="dreams_unreadable")  # Fréchet distances: less is better, and none is small
 FRECHET = Unit("Fréchet distance of the encoder x 100", "dreams_frechet_dream", **APART)
 DECISIONS = Unit("right decisions, points", "thoughts_decided")
 FID = Unit("FID x 100", "dreams_fid_dream", **APART)
@@ -151,8 +151,9 @@ def driver_rows(results: Record, first: str, every: bool = False) -> list[tuple[
     measured = lambda n, *measures: not np.isnan([number(n, m) for m in measures]).all()
     best = bests(results, STUDY, {m: f", the best by {m.upper()}" for m in metrics_of(results)})
     blind = [n for n in results.drivers if n != EXPERT]
-    kept = {*best, min((n for n in blind if measured(n, "n")), key=lambda n: number(n, "ade"))}
-    names = [n for n in blind if n in kept or every and measured(n, *SIGN)]
+    # the learnt drivers have single scores alone, without n: of the others the best by ADE shows L2 and hits
+    selected = {*best, min((n for n in blind if measured(n, "n")), key=lambda n: number(n, "ade"))}
+    names = [n for n in blind if n in selected or every and measured(n, *SIGN)]
     return tables.driver_rows(results, STUDY, first, best, (EXPERT, *names))
 
 
@@ -199,6 +200,7 @@ RIGHTS = {
 
 def _dream_columns(results):
     "What the dreams are worth, beside a copied present and what the codec keeps."
+    # what is said of dreams that could be read, with the share of the others
     of = lambda key, **form: Column(f"dreams_{key}", lost="dreams_unreadable", **form)
     far = distances(results).items()
     columns = {f"{d}{w}": of(f"{key}_{k}", digits=n) for d, (key, n) in far for k, w in WHOSE.items()}
@@ -231,6 +233,7 @@ def table_thoughts(results: Record) -> pd.DataFrame:
     """
     rows = []
     for s in THOUGHTS:
+        # one value for each seed
         number = lambda key, swap="", s=s: results.numbers(Condition(s, swap=swap), f"thoughts_{key}")
         row = {"arm": ROWS[s]} | {c: cell(number(key)) for c, key in THOUGHT_COLUMNS.items()}
         row["grey pictures: decision right %"] = cell(number("right", "grey"))
@@ -288,12 +291,12 @@ def table7(results: Record) -> pd.DataFrame:
     Returns:
         DataFrame of `reinforced`, and a column for each of `distances`
     """
-    made = reinforced(results)
+    frame = reinforced(results)
     for name, (key, digits) in distances(results).items():
         column = Column(f"dreams_{key}_dream", digits=digits, lost="dreams_unreadable")
         far = [number_cell(results, STUDY, Condition(s), column) for s in RL_ROWS.values()]
-        made[name] = far + [""] * (len(made) - len(far))
-    return made
+        frame[name] = far + [""] * (len(frame) - len(far))
+    return frame
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00027
 DREAMED = ("own", "another scene's", "grey", "true")
@@ -325,12 +328,13 @@ def orderings(results: Record, play: str = FIRST) -> pd.DataFrame:
     Returns:
         DataFrame as `compared` of the record makes it
     """
+    # without Inception's weights there is no FID to compare
     left_out = () if "FID" in distances(results) else (FID,)
     return compared(results, STUDY, [c.played(play) for c in ORDERS if c.unit not in left_out], family=True)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00035
 LINE = [s for stages in LINES.values() for s in stages]
-PAIRS = (  # question, better?, other
+PAIRS = (  # question, the one asked about, what it is compared with
     ("what does the dream bring?", "sft", "sft_none"),
     ("what does the dream bring?", "sft", "sft_text"),
     ("what does the dream bring?", "sft_image", "sft_none"),
@@ -407,10 +411,12 @@ def plot_ade(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     ax = ax or plt.subplots(figsize=(9, 1.2 + 0.3 * max(len(arms), 1)), layout="constrained")[1]
     for y, s in enumerate(reversed(arms)):
         v = results.values(Condition(s), "ade").clip(upper=FAR).to_numpy()
-        v = v[np.isnan(v).mean(1) <= 0.5] if v.size else v  # seeds that could be read
+        # v: (seeds, scenes); a mean over the few readable answers of a seed would compare other scenes
+        v = v[np.isnan(v).mean(1) <= 0.5] if v.size else v
         if not len(v):
             ax.annotate(" none: most answers are unreadable", (0, y), fontsize=8, color="#868e96", va="center")
             continue
+        # the interval of a difference to 0, which is that of the mean
         mean = paired(v, np.zeros(v.shape[1]), scale=1.0)
         ax.plot([mean.low, mean.high], [y, y], color="#1971c2", lw=2)
         ax.plot([np.nanmean(x) for x in v], [y] * len(v), "o", color="#1971c2", alpha=0.4, ms=4)

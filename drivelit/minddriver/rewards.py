@@ -61,7 +61,7 @@ def reward_of(
         w_plan: weight of the plan if both are learnt
 
     Returns:
-        float
+        the weighted sum; a dream that cannot be read counts as NO_DREAM
 
     Raises:
         ValueError: another word

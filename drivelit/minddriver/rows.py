@@ -9,6 +9,7 @@ __all__ = ['AT_ONCE', 'AHEAD', 'next_codes', 'make_rows', 'kit_text', 'thought_l
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def kit_text(
     """
     signs = [f"{day}, Signal: <{s}>" for day in ("Day", "Night") for s in SIGNALS]
     areas = (*AREAS, "Uncertain")
-    risks = [f"<{v}>: <{c}>, <{m}>\n" for v in AHEAD for c in CATEGORIES.values() for m in MOTIONS]
+    risks = [f"<{v}>: <{c}>, <{m}>\n" for v, c, m in product(AHEAD, CATEGORIES.values(), MOTIONS)]
     decided = "Self-driving vehicle's optimal direction and speed change"
     return (
         *(f"Command: [{c}]\n" for c in COMMANDS.values()),

@@ -219,6 +219,6 @@ class MindDriverTask(Task):
         if seen:
             dreams = self.codec.decode(np.stack([answers[i].dream for i in seen]))
             images[seen] = self.views.similarity(dreams, [some[i] for i in seen])
-        judged = zip(answers, some, images.tolist(), strict=True)
-        how = self.learnt, self.numbers, self.strict, self.horizon
-        return [Step(None, *turn_of(a, s, i, *how)) for a, s, i in judged]
+        answered = zip(answers, some, images.tolist(), strict=True)
+        settings = self.learnt, self.numbers, self.strict, self.horizon
+        return [Step(None, *turn_of(a, s, i, *settings)) for a, s, i in answered]

@@ -94,19 +94,19 @@ def _places(agent):
     "Where a road user is at TIMES, (T, 3); after its last frame it stays there. None: it is not there now."
     if len(agent.times) == 1:
         return np.repeat(agent.poses, len(TIMES), 0)
-    at = agent.along(TIMES)
-    if np.isnan(at[0]).any():
+    poses = agent.along(TIMES)
+    if np.isnan(poses[0]).any():
         return None
-    last = np.nonzero(~np.isnan(at).any(1))[0][-1]
-    return np.where(np.isnan(at), at[last], at)
+    last = np.nonzero(~np.isnan(poses).any(1))[0][-1]
+    return np.where(np.isnan(poses), poses[last], poses)
 
 
-def _motion(at):
+def _motion(poses):
     "A word of MOTIONS for poses at TIMES."
-    speed = np.hypot(*np.diff(at[:, :2], axis=0).T) / np.diff(TIMES)
+    speed = np.hypot(*np.diff(poses[:, :2], axis=0).T) / np.diff(TIMES)
     if speed[:2].mean() < 0.5:
         return MOTIONS[0]
-    way = np.cos(at[0, 2])
+    way = np.cos(poses[0, 2])
     if abs(way) < np.cos(np.pi / 4):
         return MOTIONS[1]
     if way < 0:
@@ -136,17 +136,17 @@ def risks_of(scene: Scene, most: int = 3) -> list[Risk]:
     Returns:
         list of Risk, who moves before who stands, then the nearest first
     """
-    way, found = _way(scene), []
+    way, risks = _way(scene), []
     together = np.abs(TIMES[:, None] - TIMES) <= SLACK + 1e-6
     for agent in scene.agents:
-        at = _places(agent)
-        if at is None or np.hypot(*at[0, :2]) > SEEN or at[0, 0] < -2.0:
+        poses = _places(agent)
+        if poses is None or np.hypot(*poses[0, :2]) > SEEN or poses[0, 0] < -2.0:
             continue
-        gap = np.hypot(*(at[:, None, :2] - way[None]).transpose(2, 0, 1))[together].min()
-        if gap < NEAR.get(agent.type, WIDE) and (camera := _camera(scene, at[0, :2])):
-            far = float(np.hypot(*at[0, :2]))
-            found.append(Risk(camera, CATEGORIES[agent.type], _motion(at), round(far, 1)))
-    return sorted(found, key=lambda r: (r.motion == MOTIONS[0], r.distance))[:most]
+        gap = np.hypot(*(poses[:, None, :2] - way[None]).transpose(2, 0, 1))[together].min()
+        if gap < NEAR.get(agent.type, WIDE) and (camera := _camera(scene, poses[0, :2])):
+            far = float(np.hypot(*poses[0, :2]))
+            risks.append(Risk(camera, CATEGORIES[agent.type], _motion(poses), round(far, 1)))
+    return sorted(risks, key=lambda r: (r.motion == MOTIONS[0], r.distance))[:most]
 
 
 def _signal(scene, time):
@@ -221,8 +221,8 @@ def choices_of(facts: Facts, decision: tuple[str, str], most: int = 3) -> list[t
     direction, speed = decision
     k = SPEEDS.index(speed)
     others = [j for j in (k - 1, k + 1, k - 2, k + 2) if 0 <= j < len(SPEEDS)]
-    said = [(direction, SPEEDS[j], "More careful than needed" if j < k else "Less careful") for j in others]
-    return [(*decision, reason_of(facts, decision)), *said][:most]
+    alternatives = [(direction, SPEEDS[j], "More careful than needed" if j < k else "Less careful") for j in others]
+    return [(*decision, reason_of(facts, decision)), *alternatives][:most]
 
 
 def write_thought(
@@ -275,28 +275,28 @@ def logic_errors(text: str) -> list[str]:
     Returns:
         sentences; none for a sound one
     """
-    thought, found = read_thought(text), []
+    thought, errors = read_thought(text), []
     if thought.missing:
         return [f"There is no {thought.missing[0]} to follow."]
     scene, risk = thought.sections[SECTIONS[0]], thought.sections[SECTIONS[1]]
     signal, areas = _SIGNAL.search(scene), [_AREA.search(x) for x in (scene, risk)]
-    known = [a[1] for a in areas if a and a[1] in AREAS]
-    if len(known) == 2 and AREAS.index(known[1]) > AREAS.index(known[0]):
-        found.append("The combined drivable area is larger than the initial one.")
+    named_areas = [a[1] for a in areas if a and a[1] in AREAS]
+    if len(named_areas) == 2 and AREAS.index(named_areas[1]) > AREAS.index(named_areas[0]):
+        errors.append("The combined drivable area is larger than the initial one.")
     why = _chosen(thought)
     if why is None:
-        return [*found, "The decision is none of the proposed behaviors."]
+        return [*errors, "The decision is none of the proposed behaviors."]
     if absent := [c for c in CATEGORIES.values() if c in why and f"<{c}>" not in risk]:
-        found.append(f"The reason names a {absent[0]} that the risk assessment does not have.")
+        errors.append(f"The reason names a {absent[0]} that the risk assessment does not have.")
     lit = signal[1] if signal else SIGNALS[3]
     for colour in ("red", "green"):
         if f"light is {colour}" in why and lit.split()[0].lower() != colour:
-            found.append(f"The reason says that the light is {colour}, the scene analysis says {lit}.")
+            errors.append(f"The reason says that the light is {colour}, the scene analysis says {lit}.")
     if lit == SIGNALS[0] and thought.decision[1] not in SLOW and "light" not in why:
-        found.append("The light is red, and nothing says why the vehicle may go on.")
+        errors.append("The light is red, and nothing says why the vehicle may go on.")
     if why == "The way is free" and risk.startswith("<"):
-        found.append("The reason says that the way is free, the risk assessment names somebody.")
-    return found
+        errors.append("The reason says that the way is free, the risk assessment names somebody.")
+    return errors
 
 # %% ../../nbs/53_minddriver/20_teacher.ipynb #7ea50012
 ERRORS = dict(format=0.15, direction=0.15, speed=0.25, logic=0.15)  # kind -> share of the first thoughts that have it
@@ -332,8 +332,8 @@ class Try:
 
 
 def _another(rng, words, word):
-    rest = [w for w in words if w != word]
-    return rest[int(rng.integers(len(rest)))]
+    others = [w for w in words if w != word]
+    return others[int(rng.integers(len(others)))]
 
 
 def _unsound(rng, text, facts):
@@ -407,10 +407,10 @@ class ScriptedTeacher:
         rng = drawn(self.seed, scene.id, "how")  # an error that stays is the same error
         direction, speed = decision_of(scene, self.cuts)
         wrong = _another(rng, DIRECTIONS, direction), _another(rng, SPEEDS, speed)
-        said = wrong[0] if "direction" in has else direction, wrong[1] if "speed" in has else speed
+        decision = wrong[0] if "direction" in has else direction, wrong[1] if "speed" in has else speed
         # a judge who finds no sense in a thought gets one with fewer behaviours the next time
         most = max(1, self.behaviours - sum(t.stage == "logic" for t in tried))
-        text = write_thought(facts, said, choices_of(facts, said, most))
+        text = write_thought(facts, decision, choices_of(facts, decision, most))
         if "logic" in has:
             text = _unsound(rng, text, facts)
         if "format" in has:
@@ -450,11 +450,11 @@ def parse_verdict(text: object) -> Verdict | ParseError:
     marks = re.findall(r"\[(Correct|Incorrect)\]", text)
     if len(marks) != 1:
         return ParseError(f"{len(marks) or 'no'} [Correct] or [Incorrect], expected one")
-    reason, _, rest = text.partition(f"[{marks[0]}]")
+    reason, _, behind = text.partition(f"[{marks[0]}]")
     reason = harmless(reason.strip(), 1000)
     if marks[0] == "Incorrect" and not reason:
         return ParseError("[Incorrect] without a reason")
-    return Verdict(marks[0] == "Correct", reason, parse_decision(rest))
+    return Verdict(marks[0] == "Correct", reason, parse_decision(behind))
 
 
 @dataclass
@@ -481,10 +481,10 @@ class ScriptedJudge:
         Returns:
             Verdict
         """
-        found = logic_errors(thought)
-        correct = not found
+        errors = logic_errors(thought)
+        correct = not errors
         if drawn(self.seed, scene.id, thought).random() < self.error_rate:
             correct = not correct
             self.made["overlooked" if correct else "wrongly stopped"] += 1
-        reason = " ".join(found) or ("Sound." if correct else "Reasoning is discontinuous.")
+        reason = " ".join(errors) or ("Sound." if correct else "Reasoning is discontinuous.")
         return Verdict(correct, "Sound." if correct else reason, read_thought(thought).decision)

@@ -187,15 +187,15 @@ def feedback_text(issues: Sequence[Issue], sentences: dict[str, str] = ISSUE_SEN
     for i in issues:
         by_metric.setdefault(i.metric, []).append(i)
     lines = [FEEDBACK_OPENING]
-    for number, (metric, found) in enumerate(by_metric.items(), 1):
+    for number, (metric, of_metric) in enumerate(by_metric.items(), 1):
         lines.append(f"{number}. {sentences[metric]}")
         points = {}
-        for i in found:
+        for i in of_metric:
             points.setdefault(i.point, []).append(i)
         for k, here in enumerate(points.values(), 1):
             objects = ", ".join(object_text(i.box) for i in here if i.box)
-            what = f" with Objects: {objects}" if objects else ""
-            lines.append(f"Trajectory Point {k}: {pose_text(here[0].pose)}{what}.\n")
+            with_objects = f" with Objects: {objects}" if objects else ""
+            lines.append(f"Trajectory Point {k}: {pose_text(here[0].pose)}{with_objects}.\n")
     return "".join([*lines, FEEDBACK_CLOSING])
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #52910212
@@ -214,8 +214,8 @@ def box_at(prepared: PDMScene, object_id: str, step: int) -> tuple:
         ValueError: no object of this id
     """
     a, agent = prepared.ids.index(object_id), prepared.scene.agent(object_id)
-    known = np.flatnonzero(~np.isnan(prepared.centers[a, :, 0]))
-    x, y, h = prepared.centers[a, known[np.argmin(np.abs(known - step))]]
+    steps = np.flatnonzero(~np.isnan(prepared.centers[a, :, 0]))
+    x, y, h = prepared.centers[a, steps[np.argmin(np.abs(steps - step))]]
     h = -((np.pi - h) % (2 * np.pi) - np.pi)  # into (-pi, pi], as a reader expects a heading
     return float(x), float(y), agent.z, agent.length, agent.width, agent.height, float(h), agent.type
 
@@ -256,18 +256,18 @@ def _offences(prepared, result, i):
     "Pairs of (point, index of a road user): who is hit, and to whom plan i is too close, as long as that lasts."
     states, offroad = result.states[i : i + 1], result.offroad[i : i + 1]
     touching = contacts(prepared, states)
-    pairs = lambda begins, agents, there: sorted(
-        {(result.point_of(s), int(a)) for k, a in zip(begins, agents, strict=True) for s in _while(there[:, a], k)}
+    pairs = lambda begins, agents, contact: sorted(
+        {(result.point_of(s), int(a)) for k, a in zip(begins, agents, strict=True) for s in _while(contact[:, a], k)}
     )
     _, hit, who, _ = at_fault(prepared, states, touching, offroad)
     _, near, whom = too_close(prepared, states, touching, offroad)
     return pairs(hit, who, touching[0, :, 0]), pairs(near, whom, touching[0].any(1))
 
 
-def _while(there, begin):
+def _while(contact, begin):
     "The steps from `begin` on, as long as something is there."
-    gone = np.flatnonzero(~there[begin:])
-    return range(begin, begin + int(gone[0]) if len(gone) else len(there))
+    gone = np.flatnonzero(~contact[begin:])
+    return range(begin, begin + int(gone[0]) if len(gone) else len(contact))
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #372a87e7
 class PreparedScenes:
@@ -365,7 +365,7 @@ class PDMAgent:
         out = []
         for prepared, result, poses in zip(ready, results, plans, strict=True):
             issues = [find_issues(prepared, result, poses, k, self.points) for k in range(len(poses))]
-            out.append([Feedback(feedback_text(found), found) for found in issues])
+            out.append([Feedback(feedback_text(of_plan), of_plan) for of_plan in issues])
         return out
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #d3fc14a6
@@ -412,4 +412,4 @@ class SpeedAgent:
         path = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)[..., :2]
         fast = np.linalg.norm(np.diff(path, axis=1), axis=-1) / 0.5 > limit + 1e-6
         issues = [[Issue("SPEED", int(k), poses[i, k]) for k in np.flatnonzero(row)] for i, row in enumerate(fast)]
-        return [Feedback(feedback_text(found, self.SENTENCES), found) for found in issues]
+        return [Feedback(feedback_text(of_plan, self.SENTENCES), of_plan) for of_plan in issues]

@@ -66,12 +66,14 @@ def judged(
     both = zip(scenes, plans, strict=True)
     while some := list(islice(both, TOGETHER)):
         here = [scene for scene, _ in some]
-        written = [[parse_trajectory(format_trajectory(p)) for p in own if p is not None] for _, own in some]
-        written = [[p for p in own if not isinstance(p, ParseError)] for own in written]
-        there = [n for n, own in enumerate(written) if own]
-        said = iter(ask([here[n] for n in there], [np.stack(written[n]) for n in there]) if there else ())
-        found = [[*zip(own, next(said), strict=True)] if own else [] for own in written]
-        yield from zip(here, found, strict=True)
+        written = [[parse_trajectory(format_trajectory(p)) for p in of_scene if p is not None] for _, of_scene in some]
+        written = [[p for p in of_scene if not isinstance(p, ParseError)] for of_scene in written]
+        with_plans = [n for n, of_scene in enumerate(written) if of_scene]
+        answers = iter(
+            ask([here[n] for n in with_plans], [np.stack(written[n]) for n in with_plans]) if with_plans else ()
+        )
+        pairs = [[*zip(of_scene, next(answers), strict=True)] if of_scene else [] for of_scene in written]
+        yield from zip(here, pairs, strict=True)
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #e29be6bc
 def dialogue(
@@ -155,8 +157,8 @@ def two_turn(
     if predictions is None:
         scenes, same = tee(scenes)  # it is the only reader, so it holds one scene at a time
         predictions = map(constant_velocity, same)
-    for scene, said in judged(scenes, ([p] for p in predictions), task):
-        if row := dialogue("two_turn", scene, (), task, need=1, said=said, source=source):
+    for scene, pairs in judged(scenes, ([p] for p in predictions), task):
+        if row := dialogue("two_turn", scene, (), task, need=1, said=pairs, source=source):
             yield row
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #d9858db6
@@ -180,8 +182,8 @@ def three_turn(
         iterator of rows, one for each scene where both plans get feedback
     """
     task = task or MTDriveTask()
-    for scene, said in judged(scenes, zip(first, second, strict=True), task):
-        if row := dialogue("three_turn", scene, (), task, need=2, said=said, source=source):
+    for scene, pairs in judged(scenes, zip(first, second, strict=True), task):
+        if row := dialogue("three_turn", scene, (), task, need=2, said=pairs, source=source):
             yield row
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #a91d2608
@@ -203,8 +205,8 @@ def mock_multi_turn(
         iterator of rows with 4 to task.max_turns turns
     """
     task = task or MTDriveTask()
-    for scene, said in judged(scenes, map(_different, samples), task):
-        flawed = [(p, s) for p, s in said if not s.empty][: task.max_turns - 1]
+    for scene, pairs in judged(scenes, map(_different, samples), task):
+        flawed = [(p, s) for p, s in pairs if not s.empty][: task.max_turns - 1]
         if row := dialogue("mock_multi_turn", scene, (), task, need=3, said=flawed, source=source):
             yield row
 
@@ -295,9 +297,11 @@ def nearest_box(prepared: PDMScene, pose: np.ndarray, k: int, other_than: str | 
     Returns:
         its box at that time; None if there is none
     """
-    at = prepared.centers[:, 5 * (k + 1), :2]
+    centers = prepared.centers[:, 5 * (k + 1), :2]
     order = [
-        a for a in np.argsort(np.hypot(*(at - pose[:2]).T)) if not np.isnan(at[a, 0]) and prepared.ids[a] != other_than
+        a
+        for a in np.argsort(np.hypot(*(centers - pose[:2]).T))
+        if not np.isnan(centers[a, 0]) and prepared.ids[a] != other_than
     ]
     return box_at(prepared, prepared.ids[order[0]], 5 * (k + 1)) if order else None
 
@@ -319,10 +323,10 @@ def questions_of(
     """
     issues, out = find_issues(prepared, result, poses, i), []
     for metric, bad, good in (("DAC", "No.", "Yes."), ("NC", "Yes.", "No."), ("TTC", "No.", "Yes.")):
-        found = [x for x in issues if x.metric == metric]
-        first = min((x.point for x in found), default=8)
-        hit = found[0].object_id if found and metric != "DAC" else None
-        out += [(metric, x.pose, x.box, bad) for x in found[:1]]
+        of_metric = [x for x in issues if x.metric == metric]
+        first = min((x.point for x in of_metric), default=8)
+        hit = of_metric[0].object_id if of_metric and metric != "DAC" else None
+        out += [(metric, x.pose, x.box, bad) for x in of_metric[:1]]
         if first == 0:
             continue  # no point before the offence
         k = int(rng.integers(0, first))
@@ -379,13 +383,13 @@ def pdm_understanding(
     Returns:
         iterator of rows, as many Yes as No for each metric
     """
-    task, rng, found = task or MTDriveTask(), np.random.default_rng(seed), {}
+    task, rng, pools = task or MTDriveTask(), np.random.default_rng(seed), {}
     lots, most = np.random.default_rng([seed, 1]), None if count is None else max(MANY, _quota(count))
     plans = map(constant_velocity, scenes) if predictions is None else predictions
     for number, (scene, plan) in enumerate(zip(scenes, plans, strict=True)):
         for q in _questions(scene, plan, task, rng):
-            found.setdefault((q[0], q[3]), Reservoir(most, lots)).add((number, q))
-    for number, q in _balanced({k: v.kept for k, v in found.items()}, count, rng):
+            pools.setdefault((q[0], q[3]), Reservoir(most, lots)).add((number, q))
+    for number, q in _balanced({k: v.kept for k, v in pools.items()}, count, rng):
         scene = scenes[number]
         messages = [_asked(task, scene, q), says("assistant", q[3])]
         yield make_row("understanding", scene, messages, metric=q[0], answer=q[3], source="scorer")
@@ -411,17 +415,14 @@ def _quota(count):
     return max(0, -(-count // (2 * len(QUESTIONS))))
 
 
-def _balanced(found, count, rng):
+def _balanced(pools, count, rng):
     "As many of each answer for each metric, all metrics alike if there are enough, in random order."
-    each = [min(len(found.get((m, a), [])) for a in ("Yes.", "No.")) for m in QUESTIONS]
+    each = [min(len(pools.get((m, a), [])) for a in ("Yes.", "No.")) for m in QUESTIONS]
     quota = [min(n, _quota(count)) if count is not None else n for n in each]
-    picked = [
-        found[m, a][k]
-        for m, n in zip(QUESTIONS, quota, strict=True)
-        if n
-        for a in ("Yes.", "No.")
-        for k in rng.choice(len(found[m, a]), n, replace=False)
-    ]
+    picked = []
+    for m, n in zip(QUESTIONS, quota, strict=True):
+        for pool in (pools[m, a] for a in ("Yes.", "No.") if n):
+            picked += [pool[k] for k in rng.choice(len(pool), n, replace=False)]
     return [picked[k] for k in rng.permutation(len(picked))[:count]]
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #967064d3
@@ -449,8 +450,8 @@ def select_rl(
     talk = ~empty | np.isnan(pdms)  # an unreadable plan is answered too
     category = np.where(talk, "two_turn", np.where(pdms < threshold, "low_score", "other"))
     rng = np.random.default_rng(seed)
-    hard, rest = (rng.permutation(np.flatnonzero(c)) for c in (category != "other", category == "other"))
-    return rng.permutation(np.concatenate([hard[:size], rest[: max(0, size - len(hard))]])), category
+    hard, easy = (rng.permutation(np.flatnonzero(c)) for c in (category != "other", category == "other"))
+    return rng.permutation(np.concatenate([hard[:size], easy[: max(0, size - len(hard))]])), category
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #37ff488c
 TABLES = ("kind", "turns", "source", "family", "feedback", "metric: answer")  # what a card of MTDrive counts

@@ -40,6 +40,7 @@ def carry(values: Sequence[float]) -> np.ndarray:
         (J,) the value of the last readable plan up to each turn; NaN before the first
     """
     values = np.array(values, float)
+    # number of the newest readable turn; -1: none yet
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
     return np.where(last >= 0, values[last], np.nan)
 
@@ -74,26 +75,28 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
     Raises:
         EngineError: all conversations were refused
     """
-    there = np.array([not e.failed for e in answered(episodes) and episodes])
+    not_failed = np.array([not e.failed for e in answered(episodes) and episodes])
     number = lambda e, m, j: plan_length(e.infos[j]["poses"]) if m == "distance" else e.rewards[j][m]
+    # NaN: no such turn, no plan in it, or a refused conversation; `carry` then takes the plan of the turn before
     told = lambda e, m: [number(e, m, j) if j < e.turns and not e.failed else np.nan for j in range(turns)]
     per = {m: np.array([carry(told(e, m)) for e in episodes]) for m in (*METRICS, "distance")}  # (scenes, J)
-    used = np.array([e.turns for e in episodes])[there]
-    said = lambda j: [e.infos[j]["poses"] is None for e in episodes if not e.failed and j < e.turns]
+    used = np.array([e.turns for e in episodes])[not_failed]
+    unreadable_at = lambda j: [e.infos[j]["poses"] is None for e in episodes if not e.failed and j < e.turns]
     rows = []
     for j in range(turns):
         readable = ~np.isnan(per["pdms"][:, j])
         means = {m: float(v[readable, j].mean()) if readable.any() else None for m, v in per.items()}
-        lost = float((~readable[there]).mean())
-        answers = float(np.mean(said(j))) if said(j) else None
+        # A refused scene is never readable; it counts in `failed` alone.
+        lost = float((~readable[not_failed]).mean())
+        answers = float(np.mean(unreadable_at(j))) if unreadable_at(j) else None
         rows.append(means | dict(unreadable=lost, revising=float((used > j).mean()), answers_lost=answers))
     plain = lambda v: [None if np.isnan(x) else round(float(x), 4) for x in v]
     return dict(
         n=len(episodes),
-        failed=float(1 - there.mean()),
+        failed=float(1 - not_failed.mean()),
         turns=rows,
         turns_used=float(used.mean()),
-        scene_pdms=[plain(row) for row in per["pdms"][:, [0, -1]]],
+        scene_pdms=[plain(row) for row in per["pdms"][:, [0, -1]]],  # (first plan, last plan)
         scene_distance=plain(per["distance"][:, -1]),
     )
 
@@ -116,37 +119,39 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
             that have one), and scene_pdms, of all scenes, None where there is none. Of a driver of the crowd that hears
             no feedback also the means of METRICS and of the distance (m)
     """
+    # kind of feedback -> driver -> (N,) PDMS; the names of `alone` hear none, so theirs are the same in both
     crowd = {p: blind_scores(scenes, turns, perception=p) for p in FEEDBACK}
     scores, alone = crowd["oracle"], list(blind_plans(scenes[0]))
     same = name_of(WAYS[0], 0.0)
-    kept = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in alone}), same, STANDING), "")
-    kept[same] = "constant velocity"
+    # in the order of the rows; "": the driver keeps its name
+    labels = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in alone}), same, STANDING), "")
+    labels[same] = "constant velocity"
     plain = lambda v: [None if np.isnan(x) else round(float(x), 4) for x in v]
     row = lambda v, feedback="–": dict(feedback=feedback, pdms=float(np.nanmean(v)), scene_pdms=plain(v))
     expert = lambda s: None if s.expert is None else s.expert.poses[:8]
-    found = {"expert": row(scores["expert"]) | _means(scenes, expert)}
-    for name, label in kept.items():
+    results = {"expert": row(scores["expert"]) | _means(scenes, expert)}
+    for name, label in labels.items():
         silent = name in alone
         more = _means(scenes, lambda s, n=name: blind_plans(s)[n]) if silent else {}
-        found[label or name] = row(scores[name], "–" if silent else "oracle") | more
+        results[label or name] = row(scores[name], "–" if silent else "oracle") | more
     for p in FEEDBACK if known else ():
         learnt = blind_scores(known, turns, perception=p)
-        found[f"{BY_SPEED}, told ({p})"] = row(by_speed(known, learnt, scenes, crowd[p]), p)
+        results[f"{BY_SPEED}, told ({p})"] = row(by_speed(known, learnt, scenes, crowd[p]), p)
         if p == "oracle":
-            found[BY_SPEED] = row(by_speed(known, {n: learnt[n] for n in alone}, scenes, scores))
-    return found
+            results[BY_SPEED] = row(by_speed(known, {n: learnt[n] for n in alone}, scenes, scores))
+    return results
 
 
-def _means(scenes, plan, together=256):
+def _means(scenes, plan, together=256):  # together: scenes held in memory at a time
     "The means of METRICS and of the distance of a driver's plans, over the scenes in which it has one."
-    found = {m: [] for m in (*METRICS, "distance")}
+    values = {m: [] for m in (*METRICS, "distance")}
     for k in range(0, len(scenes), together):
         whole = [(s, p) for s in scenes[k : k + together] if (p := plan(s)) is not None]
         results = score_scenes([prepare(s) for s, _ in whole], [p[None] for _, p in whole]) if whole else []
         for m in METRICS:
-            found[m] += [getattr(r, m)[0] for r in results]
-        found["distance"] += [plan_length(p) for _, p in whole]
-    return {m: float(np.mean(v)) for m, v in found.items()}
+            values[m] += [getattr(r, m)[0] for r in results]
+        values["distance"] += [plan_length(p) for _, p in whole]
+    return {m: float(np.mean(v)) for m, v in values.items()}
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #e6194ed8
 def task_for(
@@ -160,7 +165,7 @@ def task_for(
         images: as in MTDriveTask
 
     Returns:
-        MTDriveTask
+        the task with a feedback agent of this perception
     """
     return MTDriveTask(
         PDMAgent(perception or profile.perception, points=profile.feedback_points),
@@ -205,10 +210,10 @@ def play(
     """
     turns = max_turns or profile.turns
     engine, task = engine or player_for(policy, profile), task or task_for(profile, perception, turns)
-    how = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
-    how |= dict(temperature=profile.temperature if temperature is None else temperature)
+    options = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    options |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()
-    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, **how)
+    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, **options)
     return play_in_parts(part, policy, profile, scenes, seed, of)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
@@ -243,26 +248,27 @@ def evaluate(
         asked = dict(seed=seed, max_turns=turns, temperature=temperature, engine=engine)
         return summary(play(policy, scenes, profile, task=task, **asked), turns)
 
-    found = {p: {how: played(p, t) for how, t in profile.plays.items()} for p in perceptions}
+    results = {p: {play_name: played(p, t) for play_name, t in profile.plays.items()} for p in perceptions}
     if grey:
-        how, t = next(iter(profile.plays.items()))
-        found["grey"] = {how: played(perceptions[0], t, "grey")}
-    return found
+        play_name, t = next(iter(profile.plays.items()))
+        results["grey"] = {play_name: played(perceptions[0], t, "grey")}
+    return results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #77f6a32b
 SWAPS = dict(oracle="", kinematic="kinematic", grey="grey")  # what `evaluate` returns -> the swap in the record
 OWN = "own scenes"  # that the policy has learnt from
 
 
-def _add_turns(part, found, play, swap):
+def _add_turns(part, numbers, play, swap):
     "A `summary`, turn by turn; what belongs to the whole episode stands with the last one."
-    last = len(found["turns"]) - 1
-    for turn, means in enumerate(found["turns"]):
+    last = len(numbers["turns"]) - 1
+    for turn, means in enumerate(numbers["turns"]):
         measured = dict(means)
         if turn == last:
-            measured |= {k: found[k] for k in ("n", "failed", "turns_used", "scene_distance") if k in found}
+            measured |= {k: numbers[k] for k in ("n", "failed", "turns_used", "scene_distance") if k in numbers}
         if turn in (0, last):
-            measured["scene_pdms"] = [pdms[-1 if turn == last else 0] for pdms in found.get("scene_pdms", ())]
+            # each scene has a pair, of the first plan and of the last
+            measured["scene_pdms"] = [pdms[-1 if turn == last else 0] for pdms in numbers.get("scene_pdms", ())]
         part.add_summary(measured, play, swap, turn)
 
 
@@ -282,10 +288,11 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         part.add_summary(result, DRIVER, result["feedback"].strip("–"))
         return part
     for perception, swap in SWAPS.items():
-        for play, found in result.get(perception, {}).items():
-            _add_turns(part, found, play, swap)
-    for play, found in result.get("own", {}).get("oracle", {}).items():
-        _add_turns(part, {k: v for k, v in found.items() if not k.startswith("scene_")}, play, OWN)
+        for play, numbers in result.get(perception, {}).items():
+            _add_turns(part, numbers, play, swap)
+    for play, numbers in result.get("own", {}).get("oracle", {}).items():
+        # Claims pair scenes by their number, and these are other scenes than the held-out ones: means alone.
+        _add_turns(part, {k: v for k, v in numbers.items() if not k.startswith("scene_")}, play, OWN)
     part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
     return part
 
@@ -312,15 +319,18 @@ def planner(
         Planner of eight poses
     """
     task = task_for(profile, "kinematic", turns, images)
-    how = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    options = dict(
+        max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature
+    )
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
-        said = [[parse_trajectory(t) for t in reversed(e.texts)] for e in episodes]
-        return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in said]
+        # the last readable plan is driven; without one, the error of the last turn
+        parsed = [[parse_trajectory(t) for t in reversed(e.texts)] for e in episodes]
+        return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in parsed]
 
     asked = task if turns > 1 else Unjudged(task)
-    return by_policy(policy, asked, read, seed, engine, profile.together, **how)
+    return by_policy(policy, asked, read, seed, engine, profile.together, **options)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #6b88ef9b
 def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, samples: str | None = None) -> dict | None:
@@ -338,8 +348,10 @@ def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, sample
     if not samples:
         return None
     real = list(recorded.scenes(Path(samples) / "data" / "nuscenes_mini_scenes"))
-    found = evaluate(policy, real, profile, seed, perceptions=(profile.perception,))[profile.perception]
-    how = next(iter(found))
+    results = evaluate(policy, real, profile, seed, perceptions=(profile.perception,))[profile.perception]
+    play_name = next(iter(results))
     means = lambda of: {k: v for k, v in of.items() if not k.startswith("scene_")}
     rows = {name: means(of) for name, of in drivers(real, profile.turns).items()}
-    return dict(n=len(real), feedback=profile.perception, play=how, drivers=rows, policy=means(found[how]))
+    return dict(
+        n=len(real), feedback=profile.perception, play=play_name, drivers=rows, policy=means(results[play_name])
+    )

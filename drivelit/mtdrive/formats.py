@@ -77,13 +77,13 @@ def parse_trajectory(text: object, points: int = POINTS) -> np.ndarray | ParseEr
         return ParseError("no [PT, ...] found" if "[PT" not in text else "[PT without its closing bracket")
     if len(blocks) > 1:
         return ParseError(f"{len(blocks)} trajectories found, expected one")
-    found = _POINT.findall(blocks[0])
-    rest = re.sub(r"\s", "", _POINT.sub("#", blocks[0]))
-    if rest != ",".join("#" * len(found)):
+    triples = _POINT.findall(blocks[0])
+    between = re.sub(r"\s", "", _POINT.sub("#", blocks[0]))
+    if between != ",".join("#" * len(triples)):
         return ParseError("something between the points is not (x, y, heading)")
-    if len(found) != points:
-        return ParseError(f"{len(found)} points found, expected {points}")
-    poses = np.array(found, float)
+    if len(triples) != points:
+        return ParseError(f"{len(triples)} points found, expected {points}")
+    poses = np.array(triples, float)
     if np.abs(poses[:, 2]).max() > 2 * np.pi:
         return ParseError("a heading is larger than a full turn")
     return poses
@@ -133,7 +133,7 @@ _KINDS = "vehicle pedestrian bicycle traffic_cone barrier czone_sign generic_obj
 
 
 def _feedback():
-    found = (
+    problems = (
         ("TTC", "fail to maintain a safe distance from surrounding objects. "),
         ("NC", "collide with surrounding objects. "),
         ("NC", "will result in collisions with surrounding objects. "),
@@ -153,7 +153,7 @@ def _feedback():
     return [
         "This was your previous trajectory prediction. Analyze this trajectory data and propose a revised prediction. ",
         "Consider the following identified issues:\n",
-        *(f"1. The {m} metric reveals that certain trajectory points {w}\n" for m, w in found),
+        *(f"1. The {m} metric reveals that certain trajectory points {w}\n" for m, w in problems),
         "surrounding objects. The format for describing these objects is: (x, y, z, l, w, h, heading, name). ",
         axes,
         "The specific trajectory points and their corresponding objects are as follows:\n",

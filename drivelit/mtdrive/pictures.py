@@ -285,6 +285,6 @@ def plot_episode(
     policy = load(trained(out, stage, seed), profile)
     episodes = play(policy, scenes, profile, seed=seed + 5, temperature=profile.play_temperature)
     k = int(np.argmax([gain(e) for e in episodes]))
-    what = f"{scenes[k].family.replace('_', ' ')}, {scenes[k].meta.get('intent', '')}".strip(", ")
-    title = f"{ROWS[stage]}, {profile.perception} feedback, the best case of {len(scenes)} scenes: {what}"
+    situation = f"{scenes[k].family.replace('_', ' ')}, {scenes[k].meta.get('intent', '')}".strip(", ")
+    title = f"{ROWS[stage]}, {profile.perception} feedback, the best case of {len(scenes)} scenes: {situation}"
     return draw_episode(scenes[k], episodes[k], title)

@@ -80,7 +80,7 @@ def at_turn(plans: Iterable[Sequence[np.ndarray | None]], turn: int) -> list[np.
     Returns:
         for each episode a plan (8, 3); None if it was unreadable or the episode was over
     """
-    return [own[turn] if len(own) > turn else None for own in plans]
+    return [of_scene[turn] if len(of_scene) > turn else None for of_scene in plans]
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #4f5c2192
 def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -96,13 +96,13 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
     """
-    made = write_scenes(out, profile, references=True)
+    splits = write_scenes(out, profile, references=True)
     if profile.sft_candidates > 1:
-        made["choice"] = write_choice(out, profile, profile.choice_scenes)
-    made, left = leave_out(out, profile, made, check_scene)
-    ends = drivers(made["heldout"], profile.turns, made["train"][:500])  # enough to know what is usual at a speed
+        splits["choice"] = write_choice(out, profile, profile.choice_scenes)
+    splits, left = leave_out(out, profile, splits, check_scene)
+    ends = drivers(splits["heldout"], profile.turns, splits["train"][:500])  # enough to know what is usual at a speed
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
-    told = dict(train=len(made["train"]), heldout=len(made["heldout"]), drivers=ends)
+    told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if left else {})
 
 
@@ -138,9 +138,9 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str,
         return 0
     write_rows(rows, path)
     path.with_suffix(".md").write_text(card(path, f"MTDrive, {name}", f"stage {stage}", mtdata.TABLES))
-    found = len(read_rows(path))
-    tell_if_few(f"{stage}, rows of {name}", found, wanted)
-    return found
+    count = len(read_rows(path))
+    tell_if_few(f"{stage}, rows of {name}", count, wanted)
+    return count
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ef12407b
 def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -168,7 +168,7 @@ def order_of(count: int, wanted: int, seed: int) -> list[int]:
         seed: of a random order, where not all rows are wanted
 
     Returns:
-        list of numbers
+        numbers of scenes, each once
     """
     return np.random.default_rng(seed).permutation(count).tolist() if wanted else list(range(count))
 
@@ -181,7 +181,7 @@ def in_turn(kinds: Sequence[Iterable[dict]], wanted: int) -> Iterator[dict]:
         wanted: so many, a row of each kind in turn as long as it has any; 0: all, one kind after the other
 
     Returns:
-        iterator of rows
+        iterator of rows, read as they are asked for
     """
     return islice(_round(map(iter, kinds)), wanted) if wanted else chain(*kinds)
 
@@ -208,16 +208,18 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     train, task = load_scenes(out, "train"), task_for(profile)
     policy = load(trained(out, "sft_single", seed), profile)
-    own = at_turn(play(policy, train, profile, seed=seed, max_turns=1, task=task, of=plans_of), 0)
+    first_plans = at_turn(play(policy, train, profile, seed=seed, max_turns=1, task=task, of=plans_of), 0)
     order = order_of(len(train), profile.data_two_turn, seed)
-    there = subset(train, order)
+    chosen = subset(train, order)
     rows = in_turn(
-        [mtdata.two_turn(there, [own[k] for k in order], task), mtdata.two_turn(there, None, task)],
+        [mtdata.two_turn(chosen, [first_plans[k] for k in order], task), mtdata.two_turn(chosen, None, task)],
         profile.data_two_turn,
     )
     # Every scene gives several questions, so a third of the scenes is enough for as many rows as there are scenes.
     some = slice(None) if profile.data_understanding else slice(None, None, 3)
-    asked = mtdata.pdm_understanding(train[some], own[some], profile.data_understanding or len(train), task, seed)
+    asked = mtdata.pdm_understanding(
+        train[some], first_plans[some], profile.data_understanding or len(train), task, seed
+    )
     return dict(
         two=save_data(rows, out, "data_two", seed, "two", profile.data_two_turn),
         understanding=save_data(asked, out, "data_two", seed, "understanding", profile.data_understanding),
@@ -239,13 +241,15 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
     )
     first = drive(train, 0, 2)
-    answered = [k for k, own in enumerate(first) if len(own) > 1]  # no other scene gives a row
+    answered = [k for k, turns in enumerate(first) if len(turns) > 1]  # no other scene gives a row
     hard = subset(train, answered)
     samples = [[first[k] for k in answered], drive(hard, 1, 3), drive(hard, 2, 3)]
     order = order_of(len(hard), profile.data_multi_turn, seed)
-    there, said = subset(hard, order), [[s[k] for k in order] for s in samples]
-    three = mtdata.three_turn(there, at_turn(said[0], 0), at_turn(said[0], 1), task)
-    rows = in_turn([three, mtdata.mock_multi_turn(there, zip(*said, strict=True), task)], profile.data_multi_turn)
+    drawn, drawn_plans = subset(hard, order), [[s[k] for k in order] for s in samples]
+    three = mtdata.three_turn(drawn, at_turn(drawn_plans[0], 0), at_turn(drawn_plans[0], 1), task)
+    rows = in_turn(
+        [three, mtdata.mock_multi_turn(drawn, zip(*drawn_plans, strict=True), task)], profile.data_multi_turn
+    )
     return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
@@ -261,8 +265,8 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     train = load_scenes(out, "train")
     policy = load(trained(out, "sft_multi", seed), profile)
     told = lambda e: (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
-    found = play(policy, train, profile, seed=seed + 77, max_turns=1, of=told)  # not the draws of the bootstrapping
-    empty, first = zip(*found, strict=True)
+    outcomes = play(policy, train, profile, seed=seed + 77, max_turns=1, of=told)  # not the draws of the bootstrapping
+    empty, first = zip(*outcomes, strict=True)
     chosen, category = mtdata.select_rl(empty, first, profile.rl_scenes, seed=seed)
     if first_process():
         here = STAGES.folder(out, "data_rl", seed)
@@ -310,7 +314,7 @@ def fresh(profile: MTDriveProfile, seed: int) -> Policy:
         seed: of a toy's weights
 
     Returns:
-        Policy
+        the policy, before any tuning
     """
     return load(profile.model, profile, seed, kit_text(), fixed_parts())
 
@@ -387,19 +391,19 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: candidates (for each its pdms and unreadable share on the scenes of the choice), chosen (from 1)
     """
     here, count = STAGES.folder(out, stage, seed), profile.sft_candidates
-    note, how = here / "chosen.json", next(iter(profile.plays))
-    known = note.exists()
+    note, play_name = here / "chosen.json", next(iter(profile.plays))
+    chosen_before = note.exists()
     wait_for_all()  # all processes have looked before the first one writes
-    if not known:
-        scenes, found = load_scenes(out, "choice"), []
+    if not chosen_before:
+        scenes, candidates = load_scenes(out, "choice"), []
         for k in range(1, count + 1):
             policy = load(candidate(here, k, count), profile, seed)
             asked = dict(turns=turns_of(stage, profile), perceptions=("oracle",))
-            last = evaluate(policy, scenes, profile, seed, **asked)["oracle"][how]["turns"][-1]
-            found.append(dict(pdms=last["pdms"], unreadable=last["unreadable"]))
-        best = 1 + int(np.argmax([(c["pdms"] or 0.0) * (1 - c["unreadable"]) for c in found]))
+            last = evaluate(policy, scenes, profile, seed, **asked)["oracle"][play_name]["turns"][-1]
+            candidates.append(dict(pdms=last["pdms"], unreadable=last["unreadable"]))
+        best = 1 + int(np.argmax([(c["pdms"] or 0.0) * (1 - c["unreadable"]) for c in candidates]))
         if first_process():
-            write_json(note, dict(candidates=found, chosen=best))
+            write_json(note, dict(candidates=candidates, chosen=best))
         wait_for_all()
     told = json.loads(note.read_text())
     if first_process():
@@ -522,8 +526,8 @@ def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     tell_if_few(f"{stage}, scenes", len(chosen), SIZES[stage] * profile.rl_scenes)
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE["mtgrpo_cross"])
     learnt = draw(subset(load_scenes(out, "train"), chosen), profile.eval_scenes, seed)
-    own = evaluate(policy, learnt, profile, seed, perceptions=("oracle",))
-    result |= examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=own)
+    on_learnt = evaluate(policy, learnt, profile, seed, perceptions=("oracle",))
+    result |= examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=on_learnt)
     return recorded(stage, out, seed, result)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #49de27d4

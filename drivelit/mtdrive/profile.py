@@ -88,8 +88,8 @@ class MTDriveProfile(Profile):
         n = self.scenes_of(train)
         rows = dict(data_single=1, data_two_turn=2, data_multi_turn=2)
         of = lambda k: "one a scene" if k == 1 else f"at most {k} a scene: those whose plans go wrong"
-        own = [Amount(name, getattr(self, name), k * n, why=of(k)) for name, k in rows.items()]
-        return super().amounts(train, heldout, why, far) + own
+        of_data = [Amount(name, getattr(self, name), k * n, why=of(k)) for name, k in rows.items()]
+        return super().amounts(train, heldout, why, far) + of_data
 
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "A supervised stage takes a share of sft_steps, or its own data sets as often as sft_epochs says."

@@ -107,6 +107,7 @@ def driver_rows(results: Record, first: str = "model") -> list[tuple[dict, Condi
         rows for `table`; "the best" is said of the best with each kind of feedback
     """
     best = {n for told in results.hears.values() for n in bests(results, STUDY, dict(pdms=""), told)}
+    # those that know the future first, then by falling PDMS
     order = lambda n: (n not in STUDY.knows, -results.numbers(driver(n), "pdms")[0])
     names = sorted(results.drivers, key=order)
     rows = tables.driver_rows(results, STUDY, first, dict.fromkeys(best, ", the best"), names)
@@ -127,9 +128,9 @@ def table1(results: Record) -> pd.DataFrame:
     rows = [*driver_rows(results), (dict(model=ROWS["sft_single"], feedback="–"), Condition("sft_single"))]
     for s in WHOLE:
         rows += [(dict(model=ROWS[s], feedback=p), Condition(s, swap=SWAPS[p])) for p in ("oracle", "kinematic")]
-    made = table(results, STUDY, rows, SCORES | PLAYED | _sampled(results) | GREYED | FAILED)
-    made.loc[made.feedback == "kinematic", list(GREYED)] = ""  # grey pictures are played with oracle feedback
-    return made
+    frame = table(results, STUDY, rows, SCORES | PLAYED | _sampled(results) | GREYED | FAILED)
+    frame.loc[frame.feedback == "kinematic", list(GREYED)] = ""  # grey pictures are played with oracle feedback
+    return frame
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #86a04012
 TUNED = (  # stage, one stage, PDM data, turns; 0: all
@@ -168,9 +169,9 @@ def table3(results: Record) -> pd.DataFrame:
     rows += [(dict(play="–") | words, c) for words, c in driver_rows(results) if words["feedback"] != "kinematic"]
     turns = {f"turn {j + 1}": Column("pdms", True, turn=j) for j in range(results.about["profile"]["turns"])}
     lost = {f"answers lost, {n} %": Column("answers_lost", True, turn=c.turn, sparse=True) for n, c in turns.items()}
-    made = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
-    made.loc[made.feedback == "oracle", list(turns)[:-1]] = ""  # of a told driver the last score is known
-    return made
+    frame = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
+    frame.loc[frame.feedback == "oracle", list(turns)[:-1]] = ""  # of a told driver the last score is known
+    return frame
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #4ae3e2c6
 def table_sizes(results: Record) -> pd.DataFrame:
@@ -183,11 +184,12 @@ def table_sizes(results: Record) -> pd.DataFrame:
     for s in ("size_hard", "mtgrpo_cross", "size_double", "size_triple") if SIZES.keys() & results.ran.keys() else ():
         if s not in results.ran:
             continue
+        # `mtgrpo_cross` does not note its number: it is the profile's. The seeds of `size_hard` may differ.
         scenes = sorted(usual if np.isnan(n) else int(n) for n in results.numbers(Condition(s, ""), "scenes"))
         most = " to ".join(dict.fromkeys(map(str, (scenes[0], scenes[-1]))))
         rows.append((dict(model=ROWS[s], scenes=most, play=results.first), Condition(s)))
     plans = {"first plan": dict(turn=0), "last plan": dict(), "last plan, own scenes": dict(swap=OWN)}
-    columns = {name: Column("pdms", True, **plan) for name, plan in plans.items()}
+    columns = {name: Column("pdms", True, **plan) for name, plan in plans.items()}  # PDMS of each of the plans
     return table(results, STUDY, rows, columns | dict(unreadable=PLAYED["unreadable"]))
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #eed8ae4c
@@ -203,7 +205,7 @@ FED = (  # which plan, how it is played, what a driver without eyes may hear
 
 def _beats(where, play):
     "Every policy that sees, and the best driver without eyes that hears as much."
-    words = "{}, %s > the best of them"
+    words = "{}, %s > the best of them"  # %s: the plan, here; {}: the arm's name, in `claims_of_arms`
     asked = ((words % plan, arms, driver(swap=told), dict(play=play, **changes)) for plan, changes, told, arms in FED)
     return [claim for one in asked for claim in claims_of_arms(ROWS, where, POINTS, *one)]
 
@@ -258,6 +260,7 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     single = after(Condition("sft_single", turn=0))
     if not np.isnan(single).all():
         ax.axhline(np.nanmean(single), color="#adb5bd", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
+    # the best driver without eyes that hears oracle feedback, and the best that hears nothing
     fed, alone = (best_without_eyes(results, STUDY, "pdms", told) for told in ("oracle", ""))
     names = {c.arm: words["model"] for words, c in driver_rows(results)}
     for name, color in {"expert": "#212529", fed: "#868e96", alone: "#ced4da"}.items():
@@ -296,5 +299,5 @@ def real_rows(real: dict[str, Any]) -> list[dict]:
     for j in range(len(real["policy"]["turns"])):
         words = dict(planner=f"policy, {real['play']}, turn {j + 1}", feedback=fed if j else "–")
         rows.append((words, Condition("policy", real["play"], SWAPS[fed], j)))
-    made = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))
-    return made.to_dict("records")
+    frame = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))
+    return frame.to_dict("records")

@@ -185,8 +185,8 @@ def unreadable_turn(text: str, reason: str, w_f: float = 0.2) -> tuple[dict, dic
     # NaN and not 0: nothing was driven, so there is no driving score to average.
     nothing, form = dict.fromkeys(METRICS, np.nan), format_score(text)
     rewards = dict(reward=turn_reward(np.nan, form, w_f=w_f), format=form) | nothing
-    said = unreadable_text(reason)
-    return rewards, dict(unreadable=1, reason=str(reason), poses=None, feedback=said, issues=[], drive=None)
+    feedback = unreadable_text(reason)
+    return rewards, dict(unreadable=1, reason=str(reason), poses=None, feedback=feedback, issues=[], drive=None)
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0adfb775
 class MTDriveTask(Task):
@@ -221,8 +221,10 @@ class MTDriveTask(Task):
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
         self.image, self.metric_descriptions = FrontImages(image_size, images), metric_descriptions
         # The reward's own scenes: a kinematic feedback agent may be wrong about the future, the reward never is.
-        known = getattr(self.agent, "prepared", None)
-        self.prepared = known if known and known.perception == "oracle" else PreparedScenes("oracle", keep)
+        agents_scenes = getattr(self.agent, "prepared", None)
+        self.prepared = (
+            agents_scenes if agents_scenes and agents_scenes.perception == "oracle" else PreparedScenes("oracle", keep)
+        )
 
     def prompt(self, scene: Scene) -> list[dict]:
         """The first message: front image (if there is one) and the question.
@@ -273,10 +275,10 @@ class MTDriveTask(Task):
                 by_scene.setdefault(id(state.scene), []).append(i)
         groups = [(states[rows[0]].scene, rows, np.stack([plans[i] for i in rows])) for rows in by_scene.values()]
         results = score_scenes([self.prepared(s) for s, _, _ in groups], [p for _, _, p in groups]) if groups else []
-        for (_, rows, poses), result, said in zip(groups, results, self._judged(groups, results), strict=True):
+        for (_, rows, poses), result, feedback in zip(groups, results, self._judged(groups, results), strict=True):
             for k, i in enumerate(rows):
-                found = readable_turn(texts[i], poses[k], result, k, said[k], self.w_p, self.w_f)
-                steps[i] = self._after(states[i], *found)
+                rewarded = readable_turn(texts[i], poses[k], result, k, feedback[k], self.w_p, self.w_f)
+                steps[i] = self._after(states[i], *rewarded)
         return steps
 
     def _judged(self, groups, results):
@@ -289,5 +291,5 @@ class MTDriveTask(Task):
     def _after(self, state, rewards, info):
         # The episode ends without feedback, or when no turn is left.
         over = not info["feedback"] or state.turn + 1 >= self.max_turns
-        said = {"role": "user", "content": [{"type": "text", "text": info["feedback"]}]}
-        return Step(None if over else [said], rewards, info)
+        message = {"role": "user", "content": [{"type": "text", "text": info["feedback"]}]}
+        return Step(None if over else [message], rewards, info)
