@@ -853,7 +853,6 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
         reference: of the KL, a policy of its own; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
-        callbacks: of the trainer
 
     Raises:
         TypeError: `args` is no TurnGRPOConfig
