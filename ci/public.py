@@ -141,10 +141,11 @@ def function_faults(function):
 
 
 def described(field):
-    "A class variable, or a key of a profile, whose unit stands beside it and is written into the docstring."
+    "A class variable, or a key or setting, whose unit stands beside it and is written into the docstring."
     if "ClassVar" in ast.unparse(field.annotation):
         return True
-    return isinstance(field.value, ast.Call) and ast.unparse(field.value.func) == "key" and len(field.value.args) > 1
+    own = isinstance(field.value, ast.Call) and ast.unparse(field.value.func) in ("key", "same", "setting")
+    return own and len(field.value.args) > 1
 
 
 def class_faults(node):

@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import inspect
+import pickle
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,20 @@ import pytest
 from drivelit.runs.preview import preview
 from drivelit.runs.profiles import (
     REPORTS,
+    Profile,
     ProfileError,
     find_system,
     load_profile,
     missing_packages,
+    named,
+    profile_names,
     rl_options,
     sft_options,
     systems,
 )
 from drivelit.runs.stages import load
 from drivelit.training.sft import sft_config, train_sft
-from drivelit.training.turn_grpo import rl_config, train_rl
+from drivelit.training.turn_grpo import TurnGRPOConfig, rl_config, train_rl
 
 SYSTEMS = list(systems())
 CHOICES = dict(sft_schedule="linear", attn_implementation="eager", report_to="tensorboard")
@@ -74,6 +79,73 @@ def test_reinforcement_is_told(system, tmp_path):
     assert told == ("constant", 0, 0.2, None, [])
     assert all(any("rl_options(profile" in text for text in given) for given in calls(system, "train_rl"))
     assert calls(system, "train_rl")
+
+
+OPTIONS = dict(sft=sft_options, rl=rl_options)
+OTHERWISE = dict(  # key -> the setting that it is called otherwise
+    sft=dict(sft_lr="lr", save_every="save_steps", tokens="max_length", precision="bf16"),
+    rl=dict(kl="beta", save_every="save_steps", tokens="max_tokens", new_tokens="max_new_tokens", precision="bf16"),
+)
+
+
+def other(key, value):
+    "Another value of the key, that no check has seen."
+    if key == "precision":
+        return dict(fp32="bf16", bf16="fp32")[value]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return 2 * value + 6
+    return (*value, 5) if isinstance(value, tuple) else value + "x"
+
+
+@pytest.mark.parametrize(
+    ("system", "kind"), [(s, k) for s in SYSTEMS for k in OPTIONS if k == "sft" or s in REINFORCED]
+)
+def test_a_key_goes_to_one_setting(system, kind):
+    profile, options = load_profile(system, "smoke"), OPTIONS[kind]
+    before, reached = options(profile), {}
+    for key in profile.keys():
+        value = other(key, getattr(profile, key))
+        after = options(replace(profile, **{key: value}))
+        moved = [name for name in after if after[name] != before[name]]
+        assert len(moved) <= 1 and after.keys() == before.keys(), (key, moved)
+        reached |= {k: moved[0] for k in (key,) if moved}
+        if moved and key not in ("save_every", "precision"):
+            assert after[moved[0]] == value, key
+    assert reached == named(type(profile), kind) | OTHERWISE[kind]
+    assert len(set(reached.values())) == len(reached)  # no two keys for one
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_configuration_has_the_numbers_of_its_profile(name, tmp_path):
+    system, _, profile = name.partition(".")
+    profile = load_profile(system, profile)
+    given = sft_options(profile, steps=8)
+    made = [(given, sft_config(tmp_path, **given, use_cpu=True))]
+    if system in REINFORCED:
+        made.append((rl_options(profile), rl_config(tmp_path, **rl_options(profile), use_cpu=True)))
+    for options, args in made:
+        its = {f.name for f in fields(args)} - {"report_to", "save_steps"}  # one is made a list, one counts updates
+        assert {k: getattr(args, k) for k in options if k in its} == {k: v for k, v in options.items() if k in its}
+        assert (args.learning_rate, args.warmup_steps) == (options["lr"], options["warmup"])
+
+
+def test_a_profile_and_a_trainer_have_the_same_defaults(tmp_path):
+    mine = Profile("mine")
+    for options, make, needed in (
+        (sft_options(mine), sft_config, dict(steps=mine.sft_steps)),
+        (rl_options(mine), rl_config, dict(steps=mine.rl_steps, batch=mine.rl_batch)),
+    ):
+        a, b = (make(tmp_path, **given, use_cpu=True) for given in (options, needed))
+        assert {f.name for f in fields(a) if getattr(a, f.name) != getattr(b, f.name)} == set()
+
+
+def test_a_checkpoint_keeps_the_settings_of_episodes(tmp_path):
+    args = rl_config(tmp_path, steps=2, batch=2, picture_cache=1.5, std="sample", use_cpu=True)
+    again = pickle.loads(pickle.dumps(args))  # as transformers writes training_args.bin
+    assert type(again) is TurnGRPOConfig and (again.picture_cache, again.std, again.max_turns) == (1.5, "sample", 6)
+    assert args.to_dict()["picture_cache"] == 1.5
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -129,11 +129,13 @@ def learn(args):
 
     def ours(group, out):
         policy = make()
-        settings = rl_config(out, steps=1, batch=8, group=group, lr=1e-5, beta=0.0, use_cpu=True, save_strategy="no")
+        settings = rl_config(
+            out, steps=1, batch=8, group=group, lr=1e-5, beta=0.0, use_cpu=True, save_strategy="no", max_turns=1,
+            max_new_tokens=WORDS,
+        )  # fmt: skip
         engine = TransformersEngine(policy)
         engine.eos = -1
-        limits = dict(engine=engine, max_turns=1, max_new_tokens=WORDS)
-        return TurnGRPOTrainer(policy, Digits(), prompts, settings, ADVANTAGES["sequence"], **limits)
+        return TurnGRPOTrainer(policy, Digits(), prompts, settings, ADVANTAGES["sequence"], engine=engine)
 
     def theirs(group, out):
         policy, rows = make(), 8 * group

@@ -136,9 +136,9 @@ def cut(some):
     with tempfile.TemporaryDirectory() as out:
 
         def trainer(kind):
-            args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, micro_batch=16, use_cpu=True)
-            limits = dict(engine=Looks(policy), max_turns=5, max_tokens=900)
-            made = kind(policy, task, some, args, ADVANTAGES["sequence"], **limits)
+            limits = dict(micro_batch=16, max_turns=5, max_tokens=900)
+            args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, use_cpu=True, **limits)
+            made = kind(policy, task, some, args, ADVANTAGES["sequence"], engine=Looks(policy))
             made.current_gradient_accumulation_steps = 1
             return made
 

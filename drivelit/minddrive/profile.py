@@ -212,6 +212,7 @@ class MindDriveProfile(Profile):
     group: int = key(8, "drives from one state, for grpo", low=2)
     num_iterations: int = key(10, "passes over a round's decisions", low=1)
     decisions: int = key(128, "in an update", low=2)
+    micro_batch: int = key(8, "samples or decisions in one forward pass on one device", low=1)
     gamma: float = key(0.99, "discount of a decision", low=0, high=1)
     lam: float = key(1.0, "how far a surprise is handed back", low=0, high=1)
     clip: float = key(0.2, "largest change of a word's probability that is paid, as a share", low=0)

@@ -435,7 +435,6 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         STAGES.folder(out, stage, seed),
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt
-        candidates=profile.sft_candidates,
         **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if before else 1.0),
     )
     if profile.sft_candidates > 1:

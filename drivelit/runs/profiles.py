@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ATTENTION', 'SCHEDULES', 'REPORTS', 'WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'ADDRESS', 'ProfileError', 'key',
-           'described', 'Amount', 'Derived', 'Profile', 'convert', 'typed', 'checked', 'read_sections', 'profile_names',
+           'same', 'Amount', 'Derived', 'Profile', 'convert', 'typed', 'checked', 'read_sections', 'profile_names',
            'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens', 'is_small', 'conflicts',
-           'missing_packages', 'steps', 'sft_options', 'rl_options']
+           'missing_packages', 'steps', 'named', 'sft_options', 'rl_options']
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #3d4ac199
 import configparser
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
 from ..policy.text import nearest
+from ..training.settings import EpisodeSettings, Settings, TuningSettings, described
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #63534fbf
 class ProfileError(ValueError):
@@ -42,22 +43,32 @@ def key(
     Returns:
         dataclass field
     """
-    return field(default=default, metadata=dict(unit=unit, low=low, high=high, choices=choices))
+    return field(default=default, metadata=dict(help=unit, low=low, high=high, choices=choices))
 
 
-def described(cls: type) -> type:
-    """Write the keys and their units into the docstring, where `help` shows them.
+def same(
+    settings: type[Settings],
+    name: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A key that is a setting of a trainer, with its default.
 
     Args:
-        cls: a profile class
+        settings: TuningSettings or EpisodeSettings
+        name: of the setting
+        unit: what it means for a profile; default: what the trainer says
+        low: smallest value allowed
+        high: largest value allowed
+        choices: allowed words
 
     Returns:
-        the class
+        dataclass field
     """
-    lines = [f"    {name}: {f.metadata['unit']} (default {f.default!r})" for name, f in cls.keys().items()]
-    told = inspect.cleandoc(cls.__doc__)
-    cls.__doc__ = "\n".join([told if "\nAttributes:\n" in told else f"{told}\n\nAttributes:", *lines])
-    return cls
+    its = settings.keys()[name]
+    return key(its.default, unit or its.metadata["help"], low, high, choices)
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #af740a2c
 ATTENTION = ("sdpa", "eager", "flash_attention_2")  # transformers' names
@@ -126,7 +137,8 @@ class Derived:
 
     def in_a_pass(self, kind: str) -> int:
         "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
-        return self.micro_batch
+        tuned, played = self.sft_batch // max(self.sft_gpus, 1), self.rl_mini_batch * self.group // max(self.rl_gpus, 1)
+        return self.micro_batch or (tuned if kind == "sft" else played)
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
@@ -201,8 +213,8 @@ class Profile(Derived):
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
     tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
     image_size: tuple[int, ...] = key((168, 84), "width, height in pixels", low=28)
-    tokens: int = key(2400, "tokens in an episode, at most", low=1)
-    new_tokens: int = key(96, "tokens in an answer, at most", low=1)
+    tokens: int = same(EpisodeSettings, "max_tokens", low=1)
+    new_tokens: int = same(EpisodeSettings, "max_new_tokens", low=1)
     train_scenes: int = key(1500, "scenes to learn from", low=1)
     train_late: float = key(3.0, "seconds by which those of train_aside begin later, at most", low=0, high=3)
     train_aside: float = key(
@@ -212,37 +224,37 @@ class Profile(Derived):
     sft_epochs: float = key(0.0, "passes over the samples; 0: by sft_steps", low=0)
     sft_steps: int = key(400, "updates; 0: by sft_epochs", low=0)
     sft_batch: int = key(32, "samples in an update, over all GPUs", low=1)
-    sft_lr: float = key(1e-3, "learning rate of supervised tuning", low=0)
-    sft_schedule: str = key("cosine", "of that rate, as transformers names it", choices=SCHEDULES)
-    sft_warmup: float = key(0.05, "updates in which it rises; below 1: a share of them", low=0)
-    sft_distance: float = key(0.0, "weight of how far a number lies from the right one, in its loss", low=0)
+    sft_lr: float = same(TuningSettings, "learning_rate", low=0)
+    sft_schedule: str = same(TuningSettings, "lr_scheduler_type", choices=SCHEDULES)
+    sft_warmup: float = same(TuningSettings, "warmup_steps", low=0)
+    sft_distance: float = same(TuningSettings, "distance", low=0)
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", low=0)
     rl_scenes: int = key(400, "scenes to reinforce on", low=1)
     rl_steps: int = key(30, "rollout batches", low=0)
     rl_batch: int = key(8, "scenes in a rollout batch, each played `group` times", low=1)
     rl_mini_batch: int = key(8, "scenes in an update", low=1)
-    group: int = key(8, "rollouts of a scene", low=2)
-    rl_lr: float = key(1e-5, "learning rate of reinforcement", low=0)
-    rl_schedule: str = key("constant", "of that rate, as transformers names it", choices=SCHEDULES)
-    rl_warmup: float = key(0.0, "updates in which it rises; below 1: a share of them", low=0)
-    epsilon: float = key(0.2, "the ratio of new to old probability is clipped at 1 - epsilon", low=0)
+    group: int = same(EpisodeSettings, "num_generations", low=2)
+    rl_lr: float = same(EpisodeSettings, "learning_rate", low=0)
+    rl_schedule: str = same(EpisodeSettings, "lr_scheduler_type", choices=SCHEDULES)
+    rl_warmup: float = same(EpisodeSettings, "warmup_steps", low=0)
+    epsilon: float = same(EpisodeSettings, "epsilon", low=0)
     epsilon_high: float = key(0.0, "and at 1 + epsilon_high; 0: 1 + epsilon", low=0)
-    kl: float = key(0.01, "weight of the KL penalty (k3, for each token)", low=0)
-    reference_every: int = key(0, "rollout batches between refreshes of the KL reference; 0: never", low=0)
-    std: str = key("population", "standard deviation of a group", choices=("population", "sample"))
-    num_iterations: int = key(1, "passes over a rollout batch", low=1)
-    temperature: float = key(1.0, "of sampling in training", low=0)
+    kl: float = same(EpisodeSettings, "beta", low=0)
+    reference_every: int = same(EpisodeSettings, "reference_every", low=0)
+    std: str = same(EpisodeSettings, "std", choices=("population", "sample"))
+    num_iterations: int = same(EpisodeSettings, "num_iterations", low=1)
+    temperature: float = same(EpisodeSettings, "temperature", low=0)
     eval_play: str = key("both", "how held-out scenes are played", choices=("greedy", "sampled", "both"))
     eval_temperature: float = key(-1.0, "of sampling in evaluation; -1: as in training", low=-1)
     rl_gpus: int = key(0, "GPUs of reinforcement; 0: the CPU", low=0)
-    micro_batch: int = key(8, "samples in one forward pass on one device", low=1)
+    micro_batch: int = key(0, "samples in one forward pass on one device; 0: a device's part of an update", low=0)
     checkpointing: bool = key(False, "recompute activations in the backward pass")
-    together: int = key(256, "conversations that a process continues at a time, in play and evaluation", low=1)
-    picture_cache: float = key(4.0, "GB of prepared pictures that a process keeps in a rollout batch", low=0)
-    player: str = key("here", "who plays, in all stages: 'here', or addresses of vLLM servers with commas")
-    players: int = key(0, "processes that play beside each process of reinforcement (IPSS); 0: it plays itself", low=0)
-    importance_cap: float = key(0.0, "of truncated importance sampling, where servers play; 0: none", low=0)
-    sampling_bound: float = key(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none", low=0)
+    together: int = same(EpisodeSettings, "together", low=1)
+    picture_cache: float = same(EpisodeSettings, "picture_cache", low=0)
+    player: str = same(EpisodeSettings, "player")
+    players: int = same(EpisodeSettings, "players", low=0)
+    importance_cap: float = same(EpisodeSettings, "importance_cap", low=0)
+    sampling_bound: float = same(EpisodeSettings, "sampling_bound", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
     precision: str = key("fp32", "of activations; the weights in training are fp32", choices=("fp32", "bf16"))
     attn_implementation: str = key("sdpa", "attention kernel of the policy", choices=ATTENTION)
@@ -250,7 +262,9 @@ class Profile(Derived):
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
     seeds: tuple[int, ...] = key((0,), "one run each", low=0)
     workers: int = key(2, "stages side by side, a process each; 0: all in one process", low=0)
-    save_every: int = key(50, "updates between checkpoints (rollout batches: a fifth of it)", low=1)
+    save_every: int = same(
+        TuningSettings, "save_steps", "updates between checkpoints (rollout batches: a fifth of it)", low=1
+    )
     origin: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -680,6 +694,24 @@ def steps(profile: Profile) -> dict[str, float]:
         rl_epochs=p.rl_steps * scenes / p.rl_scenes,
     )
 
+# %% ../../nbs/42_runs/00_profiles.ipynb #ddd414b8
+def named(cls: type, kind: str) -> dict[str, str]:
+    """The keys of a profile that a trainer has a setting of the same name for.
+
+    Args:
+        cls: a profile class
+        kind: "sft" or "rl"; a key may have it before the name
+
+    Returns:
+        dict: key -> setting of `train_sft` or `train_rl`
+    """
+    from drivelit.training.sft import TuningConfig, sft_config  # here: a plan of a run does not wait for torch
+    from drivelit.training.turn_grpo import TurnGRPOConfig, rl_config
+
+    function, config = dict(sft=(sft_config, TuningConfig), rl=(rl_config, TurnGRPOConfig))[kind]
+    known = {*inspect.signature(function).parameters, *(f.name for f in fields(config))}
+    return {k: name for k in cls.keys() if (name := k.removeprefix(f"{kind}_")) in known}
+
 # %% ../../nbs/42_runs/00_profiles.ipynb #f501ee38
 def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: int | None = None) -> dict[str, Any]:
     """The arguments of `train_sft` that a profile fixes.
@@ -694,20 +726,17 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
     """
     # rounding a small share must not leave a stage without any update
     steps = steps or (max(1, round(profile.sft_steps * share)) if profile.sft_steps else 0)
+    same_name = {name: getattr(profile, k) for k, name in named(type(profile), "sft").items() if name != "steps"}
     length = dict(steps=steps) if steps else dict(epochs=profile.sft_epochs)
-    return length | dict(
-        lr=profile.sft_lr * rate,
-        schedule=profile.sft_schedule,
-        warmup=profile.sft_warmup,
-        distance=profile.sft_distance,
-        report_to=profile.report_to,
-        batch=profile.sft_batch,
-        micro_batch=profile.micro_batch,
-        save_steps=profile.save_every,
-        max_length=profile.tokens,
-        bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
-        sharding=profile.sharding,
+    return (
+        same_name
+        | length
+        | dict(
+            lr=profile.sft_lr * rate,
+            save_steps=profile.save_every,
+            max_length=profile.tokens,
+            bf16=profile.precision == "bf16",
+        )
     )
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #3d977bc1
@@ -717,34 +746,12 @@ def rl_options(profile: Profile) -> dict[str, Any]:
     Returns:
         dict of keyword arguments
     """
-    # a rollout batch costs several times what a supervised update costs, so it is kept five times as often
-    return dict(
-        std=profile.std,
-        steps=profile.rl_steps,
-        batch=profile.rl_batch,
-        mini_batch=profile.rl_mini_batch,
-        group=profile.group,
-        lr=profile.rl_lr,
-        schedule=profile.rl_schedule,
-        warmup=profile.rl_warmup,
-        epsilon=profile.epsilon,
-        epsilon_high=profile.epsilon_high or None,  # TRL: as epsilon
-        report_to=profile.report_to,
+    return {name: getattr(profile, k) for k, name in named(type(profile), "rl").items()} | dict(
         beta=profile.kl,
-        reference_every=profile.reference_every,
-        num_iterations=profile.num_iterations,
-        temperature=profile.temperature,
-        micro_batch=profile.micro_batch,
+        epsilon_high=profile.epsilon_high or None,  # TRL: as epsilon
+        # a rollout batch costs several times what a supervised update costs, so it is kept five times as often
         save_steps=max(1, profile.save_every // 5),
         bf16=profile.precision == "bf16",
-        checkpointing=profile.checkpointing,
-        sharding=profile.sharding,
-        together=profile.together,
-        picture_cache=profile.picture_cache,
-        player=profile.player,
-        players=profile.players,
-        importance_cap=profile.importance_cap,
-        sampling_bound=profile.sampling_bound,
         max_new_tokens=profile.new_tokens,
         max_tokens=profile.tokens,
     )

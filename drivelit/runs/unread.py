@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from .profiles import find_system
+from .profiles import find_system, named
 
 # %% ../../nbs/42_runs/08_unread.ipynb #6ee116ce
 def _attributes(tree, names):
@@ -42,9 +42,8 @@ def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
     mine = _functions(
         ast.parse(Path(importlib.util.find_spec("drivelit.runs.profiles").origin).read_text(encoding="utf-8"))
     )
-    for name in ("sft_options", "rl_options"):
-        if name in called:
-            reads |= _attributes(mine[name], {"profile"})
+    for name in called & {"sft_options", "rl_options"}:
+        reads |= _attributes(mine[name], {"profile"}) | set(named(cls, name.partition("_")[0]))
     # properties and methods of the profile that the program asks stand for the keys that they read, and for each other
     methods = mine | _functions(ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8")))
     followed = set()

@@ -6,7 +6,7 @@
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
            'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
            'freeze_vision', 'SafeTrainer', 'states_of', 'OrderedSFTTrainer', 'check_policy', 'trl_config',
-           'memory_settings', 'finish', 'candidate', 'Candidates', 'sft_config', 'train_sft']
+           'memory_settings', 'finish', 'candidate', 'Candidates', 'TuningConfig', 'sft_config', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
 import inspect
@@ -16,7 +16,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -44,6 +44,7 @@ from drivelit.training.checkpoints import (
     told_if_full,
 )
 from ..policy.text import nearest
+from .settings import TuningSettings, described
 from .sharding import fsdp_settings, full_weights, is_sharded
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2
@@ -115,7 +116,7 @@ class EncodedRows(Sequence):
         policy: Policy,
         rows: Sequence[dict],
         last_turn_only: bool = False,
-        max_length: int = 11_500,
+        max_length: int = TuningSettings.max_length,
         keep: int = 12_000_000,
     ) -> None:
         self.policy, self.rows, self.last_turn_only = policy, rows, last_turn_only
@@ -670,42 +671,43 @@ RENAMED = dict(
     output_dir="out",
 )
 
+# %% ../../nbs/40_training/10_sft.ipynb #987fe511
+@dataclass
+class TuningConfig(TuningSettings, SFTConfig):
+    """TRL's SFTConfig with the settings of `train_sft`; here `max_length` refuses a row, and none is cut."""
 
+
+described(TuningConfig);
+
+# %% ../../nbs/40_training/10_sft.ipynb #0fb714c6
 def sft_config(
     out: str | Path,
     *,
     steps: int,
     batch: int = 32,
     micro_batch: int | None = None,
-    lr: float = 1e-3,
-    warmup: float = 0.05,
-    schedule: str = "cosine",
-    seed: int = 0,
-    save_steps: int = 100,
-    bf16: bool = False,
+    lr: float = TuningSettings.learning_rate,
+    warmup: float = TuningSettings.warmup_steps,
+    schedule: str = TuningSettings.lr_scheduler_type,
     checkpointing: bool = False,
     sharding: bool = False,
-    use_cpu: bool = False,
     **trl: object,
-) -> SFTConfig:
+) -> TuningConfig:
     """The settings of `train_sft` in TRL's words.
 
     Args:
         steps: updates
         batch: rows in an update, over all devices
-        micro_batch: rows in one forward pass on one device; default: all of them
+        micro_batch: rows in one forward pass on one device; 0 or None: all of them
         lr: learning rate at its highest
         warmup: steps in which the rate rises; below 1: a share of them
         schedule: of the learning rate after that: "cosine", "linear", "constant", ...
-        save_steps: updates between checkpoints
-        bf16: autocast
         checkpointing: recompute activations in the backward pass: less memory, more time
         sharding: weights, gradients and Adam's state are shared out to the processes, if there are several
-        use_cpu: even where there is a GPU
-        **trl: any other setting of SFTConfig, such as report_to
+        **trl: any other setting of TuningConfig, ours or TRL's, such as distance, bf16, report_to
 
     Returns:
-        SFTConfig
+        TuningConfig
 
     Raises:
         TypeError: an unknown setting
@@ -723,24 +725,13 @@ def sft_config(
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=batch // (micro * world),
         learning_rate=lr,
-        warmup_steps=int(warmup) if warmup >= 1 else int(np.ceil(warmup * steps)),
+        warmup_steps=warmup,
         lr_scheduler_type=schedule,
-        weight_decay=0.0,
-        adam_beta2=0.98,
-        seed=seed,
-        logging_steps=10,
-        save_steps=save_steps,
-        report_to=[],
-        remove_unused_columns=False,
-        max_length=None,
-        bf16=bf16,
-        use_cpu=use_cpu,
         dataset_kwargs=dict(skip_prepare_dataset=True),
-        dataloader_pin_memory=False,
         disable_tqdm=not sys.stderr.isatty(),
         **memory_settings(checkpointing, sharding),
     )
-    return trl_config(SFTConfig, ours, trl, RENAMED, sft_config)
+    return trl_config(TuningConfig, ours, trl, RENAMED, sft_config)
 
 # %% ../../nbs/40_training/10_sft.ipynb #64e01e0d
 def train_sft(
@@ -751,19 +742,13 @@ def train_sft(
     steps: int | None = None,
     epochs: float | None = None,
     batch: int = 32,
-    last_turn_only: bool = False,
     resume: bool = True,
-    max_length: int = 11_500,
     peft_config: PeftConfig | None = None,
-    bf16: bool = False,
-    seed: int = 0,
     callbacks: Sequence[TrainerCallback] = (),
     lengths: Sequence[int] | None = None,
     encoded: Sequence[tuple[list[int], list[int]]] | None = None,
     spans: Callable[[Sequence[int]], Sequence[str]] | None = None,
     weights: dict[str, float] | None = None,
-    distance: float = 0.0,
-    candidates: int = 1,
     **settings: object,
 ) -> dict:
     """Supervised tuning; the policy in `out/final` can be loaded again.
@@ -775,19 +760,15 @@ def train_sft(
         steps: updates; or
         epochs: passes over the rows
         batch: rows in an update, over all devices
-        last_turn_only: learn from the last answer only
         resume: go on from the newest whole checkpoint in `out`
-        max_length: tokens; a longer row is an error, nearly always before the first update
         peft_config: a LoraConfig: train adapters only
-        bf16: fp32 master weights under bf16 autocast
         callbacks: further callbacks of the trainer
         lengths: tokens of each row, about, if they are known; default: estimated, which passes over all rows
         encoded: (ids, labels) of each row, if the caller makes them, such as rows that are drawn on the fly
         spans: function from a row's ids to the name of each token's span, such as `image_tokens.spans_by_tag`
         weights: name -> weight of a span's loss; each span is logged as loss/name
-        distance: weight of how far the numerals lie from the right number, in the loss; logged as loss/distance
-        candidates: policies that are kept, evenly over the updates, as `Candidates` keeps them
-        **settings: of sft_config (lr, warmup, schedule, micro_batch, save_steps, checkpointing), and TRL's own
+        **settings: of sft_config (lr, warmup, schedule, micro_batch, checkpointing) and of TuningConfig: ours
+            (distance, logged as loss/distance; last_turn_only; candidates; max_length) and TRL's own
 
     Returns:
         dict: steps; loss, mean of the last tenth; rows; tokens that the updates read, without padding
@@ -796,19 +777,19 @@ def train_sft(
         TypeError: an unknown setting, or no Policy
         ValueError: a row that cannot be used, neither steps nor epochs, or a span without a weight
     """
-    check_policy(policy, bf16, adapters=peft_config is not None)
+    check_policy(policy, settings.get("bf16", TuningSettings.bf16), adapters=peft_config is not None)
     parts = check_spans(spans, weights)
     if not steps and not epochs:
         raise ValueError("how long? Give steps= or epochs=")
     steps = steps or int(np.ceil(len(rows) * epochs / batch))
     settings = dict(use_cpu=policy.device.type == "cpu", eos_token=policy.tokenizer.eos_token) | settings
-    args = sft_config(out, steps=steps, batch=batch, seed=seed, bf16=bf16, **settings)
+    args = sft_config(out, steps=steps, batch=batch, **settings)
     estimates = estimate_lengths(policy, rows) if lengths is None else np.asarray(lengths)
-    encoded = EncodedRows(policy, rows, last_turn_only, max_length) if encoded is None else encoded
+    encoded = EncodedRows(policy, rows, args.last_turn_only, args.max_length) if encoded is None else encoded
     try_longest(encoded, estimates)
-    order = batches(estimates, batch, steps, seed).ravel()
+    order = batches(estimates, batch, steps, args.seed).ravel()
     start = resume_point(out, args.world_size) if resume else None
-    keeper = Candidates(policy, out, steps, candidates)
+    keeper = Candidates(policy, out, steps, args.candidates)
     trainer = OrderedSFTTrainer(
         model=policy.model,
         args=args,
@@ -819,7 +800,7 @@ def train_sft(
         callbacks=[SafeCheckpoints(out, start), keeper, *callbacks],
     )
     trainer.spans, keeper.trainer = parts, trainer
-    trainer.numerals = Numerals(policy.tokenizer, distance) if distance else None
+    trainer.numerals = Numerals(policy.tokenizer, args.distance) if args.distance else None
     if not hasattr(head := trainer.model.get_output_embeddings(), "bias"):
         head.bias = None  # TRL asks for it, and peft's wrapper of a head with trained rows does not answer
     trainer.remove_callback(PrinterCallback)  # the file has it all

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RENAMED', 'scene_order', 'micro_batches', 'as_tensors', 'chosen', 'by_rule', 'Reference', 'OwnReference',
-           'check_task', 'check_reference', 'check_rewards', 'choose_advantage', 'updates_of', 'settle', 'played_row',
-           'turn_log', 'write_played', 'read_played', 'KeepsPlayed', 'PlaysEpisodes', 'LearnsWords',
-           'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config', 'served', 'train_rl',
-           'SequenceRatioTrainer']
+           'TurnGRPOConfig', 'check_args', 'check_task', 'check_reference', 'check_rewards', 'choose_advantage',
+           'updates_of', 'settle', 'played_row', 'turn_log', 'write_played', 'read_played', 'KeepsPlayed',
+           'PlaysEpisodes', 'LearnsWords', 'importance_weights', 'PlaysElsewhere', 'TurnGRPOTrainer', 'rl_config',
+           'served', 'train_rl', 'SequenceRatioTrainer']
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #20506611
 import math
@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from .grpo import ADVANTAGES, k3, spread_to_tokens
 from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
+from .settings import EpisodeSettings, described, setting
 from .sharding import full_weights, gathered, in_bf16, is_sharded, put_slice, slice_of
 from .throughput import prepared_once, streaming
 
@@ -268,6 +270,36 @@ class OwnReference:
             folder: checkpoint
         """
 
+# %% ../../nbs/40_training/30_turn_grpo.ipynb #f81a9c5b
+@dataclass
+class TurnGRPOConfig(EpisodeSettings, GRPOConfig):
+    """TRL's GRPOConfig with the settings of episodes; MTDrive's eq. 4 unless told otherwise."""
+
+    loss_type: str = setting("grpo", "TRL's; 'grpo' is eq. 4")
+    scale_rewards: str = setting("none", "TRL's; the advantages are ours")
+    use_bias_correction_kl: bool = setting(False, "TRL's; eq. 4 has k3 as it is")
+    max_completion_length: int | None = setting(None, "TRL's; here it is max_new_tokens")
+    logging_steps: float = setting(1, "updates between rows of the log")
+
+
+described(TurnGRPOConfig)
+
+
+def check_args(args: TurnGRPOConfig) -> None:
+    """Refuse a configuration that does not know of episodes.
+
+    Args:
+        args: of a trainer
+
+    Raises:
+        TypeError: it is another class, such as TRL's own
+    """
+    if not isinstance(args, TurnGRPOConfig):
+        raise TypeError(
+            f"args is a {type(args).__name__}: make it a TurnGRPOConfig (drivelit.training.turn_grpo), which takes the "
+            "same arguments, and those of episodes"
+        )
+
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #43bdd8b2
 def check_task(task: Task, scenes: Sequence) -> None:
     """Refuse what cannot be played.
@@ -339,7 +371,7 @@ def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) 
         )
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #f5084fa3
-def choose_advantage(advantage: str | Callable, std: str = "population") -> Callable:
+def choose_advantage(advantage: str | Callable, std: str = EpisodeSettings.std) -> Callable:
     """The function that makes advantages.
 
     Args:
@@ -369,8 +401,8 @@ def updates_of(args: GRPOConfig) -> int:
     return args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #8f77c2c6
-def settle(args: GRPOConfig, count: int) -> GRPOConfig:
-    """Make a GRPOConfig fit for episodes; changed in place.
+def settle(args: TurnGRPOConfig, count: int) -> TurnGRPOConfig:
+    """Make a configuration fit for episodes; changed in place.
 
     Args:
         args: ours (`rl_config`) or any
@@ -544,7 +576,8 @@ class PlaysEpisodes:
             batches of make_batch, in the order of the updates
         """
         done = self.state.global_step // updates_of(self.args)
-        if self.reference_every and done and done % self.reference_every == 0:
+        every = self.args.reference_every
+        if every and done and done % every == 0:
             self.reference.refresh()
         episodes = self.play_to_the_end(scenes, done)
         advantages = self.score(episodes)
@@ -738,7 +771,7 @@ class PlaysElsewhere:
     @property
     def elsewhere(self) -> bool:
         "Whether the sampler's log-probabilities may differ from the trainer's."
-        return hasattr(self.engine, "publish") or self.importance_cap > 0
+        return hasattr(self.engine, "publish") or self.args.importance_cap > 0
 
     @contextmanager
     def ready_to_play(self) -> Iterator[None]:
@@ -751,9 +784,9 @@ class PlaysElsewhere:
         name = [None]
         if self.accelerator.is_main_process:
             name = [self.engine.publish(f"rollout-{self.state.global_step}", weights)]
-            if self.sampling_bound and not is_sharded(self.model):  # else `log_difference` is the first to see it
+            if self.args.sampling_bound and not is_sharded(self.model):  # else `log_difference` is the first to see it
                 with self.accelerator.autocast():
-                    self.engine.check([Conversation(self.task.prompt(self.scenes[0]))], self.sampling_bound)
+                    self.engine.check([Conversation(self.task.prompt(self.scenes[0]))], self.args.sampling_bound)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(name)
             self.engine.follow(name[0])
@@ -776,8 +809,8 @@ class PlaysElsewhere:
         old, own = batch["old_per_token_logps"], batch["tool_mask"]
         drawn = drawn[:, -own.shape[1] :].to(old)
         weights_of = dict(sampling_per_token_logps=drawn)
-        if self.importance_cap > 0:
-            weights = importance_weights(old, drawn, own, self.importance_cap)
+        if self.args.importance_cap > 0:
+            weights = importance_weights(old, drawn, own, self.args.importance_cap)
             weights_of |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
         return weights_of
 
@@ -793,7 +826,7 @@ class PlaysElsewhere:
         masks = [b["tool_mask"].bool() for b in batches]
         apart = [(b["old_per_token_logps"] - b["sampling_per_token_logps"]).abs() for b in batches]
         kinds = {"sampling_logp_difference": (apart, ("mean", "max"))}
-        if self.importance_cap > 0:
+        if self.args.importance_cap > 0:
             weights = [b["importance_sampling_ratio"] for b in batches]
             kinds["importance_sampling_ratio"] = (weights, ("min", "mean", "max"))
         for name, (values, hows) in kinds.items():
@@ -801,11 +834,11 @@ class PlaysElsewhere:
             everywhere = torch.tensor(sum(self._from_all([here[~here.isnan()].tolist()]), []))
             for statistic in hows if len(everywhere) else ():  # an engine may not tell
                 self._metrics["train"][f"sampling/{name}/{statistic}"].append(getattr(everywhere, statistic)().item())
-            if name == "sampling_logp_difference" and len(everywhere) and self.sampling_bound:
+            if name == "sampling_logp_difference" and len(everywhere) and self.args.sampling_bound:
                 mean, most = everywhere.mean().item(), everywhere.max().item()
-                if not mean <= self.sampling_bound:
+                if not mean <= self.args.sampling_bound:
                     who = ", ".join(getattr(self.engine, "servers", ["the sampler"]))
-                    raise EngineError(far_apart(mean, most, self.sampling_bound, who))
+                    raise EngineError(far_apart(mean, most, self.args.sampling_bound, who))
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
 class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
@@ -815,19 +848,15 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         policy: Policy; its model is trained in place
         task: Task: its steps' rewards have a "reward"
         scenes: list of what the task understands
-        args: GRPOConfig, of `rl_config` or any other
+        args: TurnGRPOConfig, of `rl_config` or any other; `player`, `players` and `std` are for `train_rl`
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
-        importance_cap: bound of the weight of a word whose sampler is another program; 0: no weights
-        sampling_bound: of the mean |difference| of its and our log-probabilities, beyond which training stops; 0: none
-        together: conversations that the policy in this process continues at a time
-        picture_cache: GB of prepared pictures that are kept in a rollout
-        max_turns: of an episode
-        max_new_tokens: of a turn
-        max_tokens: of an episode
-        reference_every: rollouts after which the current policy becomes the reference of the KL; 0: never
         reference: of the KL, a policy of its own; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
+
+    Raises:
+        TypeError: `args` is no TurnGRPOConfig
+        ValueError: what `check_policy`, `check_task`, `check_reference` and `settle` refuse
     """
 
     def __init__(
@@ -835,30 +864,21 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         policy: Policy,
         task: Task,
         scenes: Sequence,
-        args: GRPOConfig,
+        args: TurnGRPOConfig,
         advantage_fn: Callable,
         *,
         engine: object | None = None,
-        importance_cap: float = 0.0,
-        sampling_bound: float = 0.0,
-        together: int = 256,
-        picture_cache: float = 4.0,
-        max_turns: int = 6,
-        max_new_tokens: int = 128,
-        max_tokens: int = 11_500,
-        reference_every: int = 0,
         reference: Policy | None = None,
         peft_config: PeftConfig | None = None,
         callbacks: Sequence[TrainerCallback] = (),
     ):
+        check_args(args)
         check_policy(policy, args.bf16, adapters=peft_config is not None)
         check_task(task, scenes)
-        check_reference(policy, reference, reference_every, args.beta)
+        check_reference(policy, reference, args.reference_every, args.beta)
         played = scene_order(len(scenes), settle(args, len(scenes)))
-        beta, args.beta = (
-            args.beta,
-            0.0,
-        )  # else TRL loads a reference by the model's name; ours is the policy as it came in
+        # else TRL loads a reference by the model's name; ours is the policy as it came in
+        beta, args.beta = args.beta, 0.0
         super().__init__(
             model=policy.model,
             reward_funcs=lambda completions, **_: [0.0] * len(completions),  # TRL wants one; `score` does its work
@@ -871,13 +891,11 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         args.beta = self.beta = beta
         policy.model = self.model  # with its new adapters
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
-        self.engine, self.importance_cap = engine or TransformersEngine(policy, together), importance_cap
-        self.sampling_bound = sampling_bound
-        self.limits = dict(max_turns=max_turns, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
+        self.engine, self.said = engine or TransformersEngine(policy, args.together), None
+        self.limits = {name: getattr(args, name) for name in ("max_turns", "max_new_tokens", "max_tokens")}
         self.reference = OwnReference(reference, self.accelerator.device) if reference and beta else None
         if beta and not reference and not self.is_fsdp_enabled:
             self.reference = Reference(self.model, args.bf16)
-        self.reference_every, self.picture_cache, self.said = reference_every, picture_cache, None
 
     def _refer(self):
         # A sharded reference is made of the shards, which come when training begins, and before a checkpoint is read.
@@ -890,7 +908,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         count = self.args.steps_per_generation
         if self._step % (count * self.num_iterations) == 0 or self._buffered_inputs is None:
             # IPTC: playing, scoring and learning share what was made of a picture
-            with prepared_once(self.policy, 1e9 * self.picture_cache):
+            with prepared_once(self.policy, 1e9 * self.args.picture_cache):
                 self._buffered_inputs = self.roll_out([self.scenes[row["scene"]] for row in inputs])
         return self._buffered_inputs[self._step % count]
 
@@ -932,48 +950,36 @@ def rl_config(
     steps: int,
     batch: int,
     mini_batch: int | None = None,
-    group: int = 8,
-    lr: float = 1e-6,
-    beta: float = 0.01,
-    num_iterations: int = 1,
-    temperature: float = 1.0,
+    group: int = EpisodeSettings.num_generations,
     micro_batch: int | None = None,
+    num_iterations: int = EpisodeSettings.num_iterations,
     save_steps: int = 10,
-    seed: int = 0,
-    epsilon: float = 0.2,
-    schedule: str = "constant",
-    warmup: float = 0.0,
-    bf16: bool = False,
+    lr: float = EpisodeSettings.learning_rate,
+    schedule: str = EpisodeSettings.lr_scheduler_type,
+    warmup: float = EpisodeSettings.warmup_steps,
     checkpointing: bool = False,
     sharding: bool = False,
-    use_cpu: bool = False,
     **trl: object,
-) -> GRPOConfig:
-    """MTDrive's settings in TRL's words: loss of eq. 4, k3 without correction, no scaling of rewards by TRL.
+) -> TurnGRPOConfig:
+    """The settings of `train_rl` in TRL's words.
 
     Args:
         steps: rollouts
         batch: scenes in a rollout
         mini_batch: scenes in an update; default: all of them
         group: episodes of a scene
-        lr: learning rate
-        beta: weight of the KL penalty, k3
+        micro_batch: episodes in one forward pass on one device; 0 or None: all of an update
         num_iterations: passes over a rollout
-        temperature: of play, and of the probabilities in the loss
-        micro_batch: episodes in one forward pass on one device; default: all of an update
         save_steps: rollouts between checkpoints
-        seed: of the order of the scenes and of play
-        epsilon: the ratio is clipped at 1 - epsilon and 1 + epsilon
+        lr: learning rate
         schedule: of the learning rate; "constant" alone has no warm-up, "constant_with_warmup" has
         warmup: updates in which the rate rises; below 1: a share of them
-        bf16: fp32 master weights under bf16 autocast
         checkpointing: recompute activations in the backward pass: less memory, more time
         sharding: weights, gradients, Adam's state and the reference are shared out, if there are several processes
-        use_cpu: even where there is a GPU
-        **trl: any other setting of GRPOConfig, such as report_to
+        **trl: any other setting of TurnGRPOConfig, ours or TRL's, such as max_turns, beta, report_to
 
     Returns:
-        GRPOConfig
+        TurnGRPOConfig
 
     Raises:
         TypeError: an unknown setting
@@ -997,36 +1003,20 @@ def rl_config(
         num_generations=group,
         num_iterations=num_iterations,
         learning_rate=lr,
-        beta=beta,
-        epsilon=epsilon,
-        temperature=temperature,
-        loss_type="grpo",
-        scale_rewards="none",
-        use_bias_correction_kl=False,
         lr_scheduler_type=schedule,
         warmup_steps=warmup,
-        seed=seed,
         save_steps=save_steps * updates,
-        logging_steps=1,
-        report_to=[],
-        bf16=bf16,
-        use_cpu=use_cpu,
-        max_completion_length=None,
-        dataloader_pin_memory=False,
         disable_tqdm=not sys.stderr.isatty(),
         **memory_settings(checkpointing, sharding),
-        remove_unused_columns=False,
-        adam_beta2=0.98,
-        max_grad_norm=1.0,
     )
-    return trl_config(GRPOConfig, ours, trl, RENAMED, rl_config)
+    return trl_config(TurnGRPOConfig, ours, trl, RENAMED, rl_config)
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #39371bd3
 def served(player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adapters: bool) -> Any:
     """The engine of a training.
 
     Args:
-        player: as `train_rl` takes it
+        player: of the TurnGRPOConfig
         policy: that is trained
         engine: in this process, or None; its rule is that of the servers, too
         bf16: of the published weights
@@ -1051,22 +1041,11 @@ def train_rl(
     out: str | Path | None = None,
     advantage: str | Callable = "turn",
     *,
-    args: GRPOConfig | None = None,
+    args: TurnGRPOConfig | None = None,
     trainer: type | None = None,
-    std: str = "population",
     resume: bool = True,
     engine: object | None = None,
-    player: str = "here",
-    players: int = 0,
     make: Callable | None = None,
-    importance_cap: float = 0.0,
-    sampling_bound: float = 1e-3,
-    together: int = 256,
-    picture_cache: float = 4.0,
-    max_turns: int = 6,
-    max_new_tokens: int = 128,
-    max_tokens: int = 11_500,
-    reference_every: int = 0,
     reference: Policy | None = None,
     peft_config: PeftConfig | None = None,
     callbacks: Sequence[TrainerCallback] = (),
@@ -1079,48 +1058,41 @@ def train_rl(
         scenes: what it is played in
         out: folder of the run; default: that of `args`
         advantage: a key of ADVANTAGES, or a function
-        args: a GRPOConfig instead of settings
+        args: a TurnGRPOConfig instead of settings
         trainer: TurnGRPOTrainer (the default) or a subclass
-        std: of the advantages: "population" or "sample"
         resume: go on from the newest whole checkpoint in `out`
-        engine: plays; default: the policy in this process
-        player: "here", or addresses of vLLM servers with commas: they play in its place, under its rule
-        players: processes that play beside this one (IPSS); 0: this one plays
-        make: for them, can be imported by name: () -> engine, policy, task as they are given here
-        importance_cap: of truncated importance sampling, C in the notebook; 0: none
-        sampling_bound: mean |difference| of the servers' and the trainer's log-probabilities beyond which it stops
-        together: conversations that the policy in this process continues at a time
-        picture_cache: GB of prepared pictures that are kept in a rollout
-        max_turns: of an episode
-        max_new_tokens: of a turn
-        max_tokens: of an episode
-        reference_every: rollouts after which the current policy becomes the reference (algorithm 1, line 4); 0: never
+        engine: plays; default: the policy in this process. Servers (`player`) play in its place, under its rule
+        make: for `players`, can be imported by name: () -> engine, policy, task as they are given here
         reference: of the KL penalty, a policy of its own with the same tokens; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
         callbacks: further callbacks of the trainer
-        **settings: of rl_config, and TRL's own
+        **settings: of rl_config (steps, batch, group, lr, ...) and of TurnGRPOConfig: ours (max_turns, player, ...) and
+            TRL's own
 
     Returns:
         dict: updates; reward_first and reward_last, means of the first and the last tenth, None if none was logged
 
     Raises:
-        TypeError: an unknown setting, no Policy, no Task
+        TypeError: an unknown setting, no Policy, no Task, `args` of another class
         ValueError: an unknown advantage, no scenes, no "reward"
         EngineError: a server that is down, or has another model
     """
-    advantage_fn = choose_advantage(advantage, std)
-    check_policy(policy, args.bf16 if args else settings.get("bf16", False), adapters=peft_config is not None)
+    if args is not None:
+        check_args(args)
+    bf16 = args.bf16 if args else settings.get("bf16", EpisodeSettings.bf16)
+    check_policy(policy, bf16, adapters=peft_config is not None)
     if args is not None and settings:
-        raise TypeError(f"{sorted(settings)[0]!r} beside args=: write it into the GRPOConfig")
+        raise TypeError(f"{sorted(settings)[0]!r} beside args=: write it into the TurnGRPOConfig")
     if args is None and not {"steps", "batch"} <= set(settings):
-        raise TypeError("how long? Give steps= (rollouts) and batch= (scenes in each), or args= with a GRPOConfig")
+        raise TypeError("how long? Give steps= (rollouts) and batch= (scenes in each), or args= with a TurnGRPOConfig")
     out = Path(out or args.output_dir)
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
     args.output_dir = str(out)
+    advantage_fn = choose_advantage(advantage, args.std)
     start = resume_point(out, args.world_size) if resume else None
-    engine, own = served(player, policy, engine, out, args.bf16, peft_config is not None), trainer or TurnGRPOTrainer
-    far = dict(bf16=args.bf16, peft_config=peft_config, player=player, folder=str(out / "served"))
-    with streaming(own, players, make, **far) as kind:
+    engine = served(args.player, policy, engine, out, args.bf16, peft_config is not None)
+    far = dict(bf16=args.bf16, peft_config=peft_config, player=args.player, folder=str(out / "served"))
+    with streaming(trainer or TurnGRPOTrainer, args.players, make, **far) as kind:
         trainer = kind(
             policy,
             task,
@@ -1128,14 +1100,6 @@ def train_rl(
             args,
             advantage_fn,
             engine=engine,
-            importance_cap=importance_cap,
-            sampling_bound=sampling_bound,
-            together=together,
-            picture_cache=picture_cache,
-            max_turns=max_turns,
-            max_new_tokens=max_new_tokens,
-            max_tokens=max_tokens,
-            reference_every=reference_every,
             reference=reference,
             peft_config=peft_config,
             callbacks=[SafeCheckpoints(out, start), *callbacks],
