@@ -208,7 +208,7 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     finished = lambda: {p: p.stat().st_mtime_ns for p in parts.glob("*.json.gz")}
     with machines(nodes, 3):  # one to spare
         seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
-        found = far().run(out, workers=1, cluster=nodes.address)
+        found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
         thread.join(HANG)
     assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
     kept = seen["then"]
@@ -236,7 +236,7 @@ def test_a_token_reaches_the_workers_and_nothing_that_ray_shows(nodes, tmp_path,
     monkeypatch.setenv("DRIVELIT_SHOWN", "everybody_may_read_this")
     out = start(tmp_path / "run", load_profile("mtdrive", "smoke", rl_gpus=2, together=5))
     with machines(nodes, 2):
-        found = far().run(out, workers=1, cluster=nodes.address)
+        found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert [found[stage, 0]["token"] for stage in ("scenes", "drive")] == [os.environ["HF_TOKEN"]] * 2
     session = Path(nodes.head_node.get_session_dir_path())
     files = [f.read_bytes() for f in session.rglob("*") if f.is_file()]
@@ -253,7 +253,7 @@ def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
     tuned = stages.folder(out, "sft_single")
     with machines(nodes, 2):  # one to spare
         seen, thread = lose(nodes, tuned, lambda: sorted(tuned.glob("checkpoint-*/complete")))
-        patient("mtdrive").run(out, stages=["data_two"], workers=1, cluster=nodes.address)
+        patient("mtdrive").run(out, stages=["data_two"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
         thread.join(HANG)
     assert len(seen["then"]) == 1 and not (tuned / "checkpoint-1").exists()  # killed behind the first, went on from it
     for stage in ("scenes", "data_single", "sft_single", "data_two"):
@@ -278,7 +278,7 @@ def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_pa
     arm = stages.folder(out, "rft_image")
     with machines(nodes, 3):  # one to spare
         seen, thread = lose(nodes, arm, lambda: sorted(arm.glob("checkpoint-*/complete")))
-        patient("minddriver").run(out, stages=["rft_image"], workers=1, cluster=nodes.address)
+        patient("minddriver").run(out, stages=["rft_image"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
         thread.join(HANG)
     assert seen["then"] and stages.is_done(out, "rft_image", 0)
     ours, theirs = (read_metrics(stages.folder(o, "rft_image")) for o in (out, printed))
@@ -295,7 +295,7 @@ def test_a_stage_that_stops_says_why(nodes, tmp_path):
         machines(nodes, 1),
         pytest.raises(RuntimeError, match="(?s)stage wrong, seed 0 stopped.*ZeroDivisionError") as error,
     ):
-        far().run(out, stages=["wrong"], workers=1, cluster=nodes.address)
+        far().run(out, stages=["wrong"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert f"its log: {out}/seed-0/wrong/log.txt" in str(error.value)
     assert "ZeroDivisionError" in (out / "seed-0" / "wrong" / "log.txt").read_text()
 
@@ -342,7 +342,7 @@ def test_another_drivelit_is_refused(nodes, tmp_path):
     out = start(tmp_path / "run", load_profile("mtdrive", "smoke"))
     with machine_that_sees(nodes, f"--bind {tmp_path / 'drivelit'} {room}", tmp_path / "machine.log"):
         with pytest.raises(RunError, match="has another drivelit: .* install the same on all"):
-            far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
+            far().run(out, stages=["scenes"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert sorted(p.name for p in out.iterdir()) == ["run.json"]  # nothing was begun, and nothing is left over
 
 
@@ -352,14 +352,14 @@ def test_a_folder_that_a_machine_does_not_see_is_refused(nodes, tmp_path):
     out = start(tmp_path / "local" / "run", load_profile("mtdrive", "smoke"))
     with machine_that_sees(nodes, f"-t tmpfs none {tmp_path / 'local'}", tmp_path / "machine.log"):
         with pytest.raises(RunError, match=f"cannot read and write {out} .* on a shared file system"):
-            far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
+            far().run(out, stages=["scenes"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert sorted(p.name for p in out.iterdir()) == ["run.json"]
 
 
 def test_too_few_workers_are_refused(nodes, tmp_path):
     out = start(tmp_path, load_profile("mtdrive", "smoke", rl_gpus=4))
     with machines(nodes, 1), pytest.raises(RunError, match="smoke needs 4 workers, the cluster has 1 CPUs"):
-        far().run(out, stages=["scenes"], workers=1, cluster=nodes.address)
+        far().run(out, stages=["scenes"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
 
 
 def test_without_a_cluster_ray_is_not_imported(tmp_path):

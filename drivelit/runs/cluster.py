@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ray', 'ray_train', 'ray_torch', 'scheduling', 'ray_exceptions', 'LIBRARIES', 'FORWARDED', 'SECRET', 'RESTARTS',
-           'refusals', 'check_machines', 'check_room', 'forwarded', 'connected', 'run_on_cluster']
+           'refusals', 'check_machines', 'check_room', 'forwarded', 'connected', 'run_on_cluster', 'on_cluster']
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #2a70b8b2
 import importlib
@@ -13,23 +13,21 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..scene.extras import Extra
 from ..scene.files import RunError
 from .launch import stage_gpus
 from .profiles import Profile
-from .stages import run_profile, work_logged
+from .stages import Stages, run_profile, work_logged
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #03cadc1e
-if TYPE_CHECKING:
-    from drivelit.runs.stages import Stages
-
 ray = Extra("ray", "cluster")
 ray_train, ray_torch = Extra("ray.train", "cluster"), Extra("ray.train.torch", "cluster")
 scheduling, ray_exceptions = Extra("ray.util.scheduling_strategies", "cluster"), Extra("ray.exceptions", "cluster")
@@ -260,7 +258,7 @@ def _inner(error):
 
 
 def run_on_cluster(
-    stages: "Stages", out: str | Path, jobs: Sequence[tuple[str, int]], workers: int, address: str
+    stages: Stages, out: str | Path, jobs: Sequence[tuple[str, int]], workers: int, address: str
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """Run stages on a cluster; what is done is skipped, and a stage that was cut off goes on.
 
@@ -306,3 +304,15 @@ def run_on_cluster(
             return stages._side_by_side(lambda job: threads.submit(work, job), out, list(jobs), workers)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)  # what still runs ends with the connection
+
+
+def on_cluster(address: str) -> Callable | None:
+    """Where a run's stages are worked on, as `Stages.run` takes it.
+
+    Args:
+        address: of a Ray cluster, as `checked_cluster` gives it; "": this machine
+
+    Returns:
+        `run_on_cluster` with this address; None: this machine
+    """
+    return partial(run_on_cluster, address=address) if address else None

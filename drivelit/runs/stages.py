@@ -684,7 +684,7 @@ class Stages(StageGraph):
         seeds: Iterable[int] | None = None,
         stages: Iterable[str] | None = None,
         workers: int | None = None,
-        cluster: str = "",
+        elsewhere: Callable | None = None,
     ) -> dict[tuple[str, int], dict[str, Any]]:
         """Run stages and what they need, side by side.
 
@@ -693,7 +693,7 @@ class Stages(StageGraph):
             seeds: default: the profile's
             stages: default: all but the optional ones
             workers: processes; 0: all in this one; default: the profile's
-            cluster: address of a Ray cluster, on which `workers` stages run side by side; "": this machine
+            elsewhere: runs (stages, out, jobs, workers) in this machine's place: `cluster.on_cluster(address)`
 
         Returns:
             dict: (stage, seed) -> its result
@@ -708,10 +708,8 @@ class Stages(StageGraph):
         workers = workers if profile.player == "here" else min(workers, 1)  # servers have one policy at a time
         names = self.order([s for s in self.needs if s not in self.optional] if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
-        if cluster:
-            from drivelit.runs.cluster import run_on_cluster  # Ray is imported by nobody else
-
-            return run_on_cluster(self, out, jobs, max(workers, 1), cluster)
+        if elsewhere:
+            return elsewhere(self, out, jobs, max(workers, 1))
         if not workers:
             with _few_threads(profile):
                 return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages", disable=None)}
