@@ -127,9 +127,10 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
         hits = each[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
         values |= {f"l2_{p}": [mean(each["l2"][i]) for i in readable], f"hits_{p}": [mean(hits[i]) for i in readable]}
     of = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
-    # v: number of the scene -> value; None keeps the place of a scene without a plan
-    in_place = lambda v: [round(float(v[i]), 4) if i in v else None for i in range(len(scenes))]
-    return numbers | {f"scene_{k}": in_place(v) for k, v in of.items()}
+    # v: number of the scene -> value; None keeps the place of a scene without a plan. Distances to the millimetre
+    in_place = lambda v, digits: [round(float(v[i]), digits) if i in v else None for i in range(len(scenes))]
+    digits = lambda k: 3 if k == "ade" or k.startswith("l2") else 4
+    return numbers | {f"scene_{k}": in_place(v, digits(k)) for k, v in of.items()}
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #3a2aaf7b
 PARTS = ("format", *STAGES)
