@@ -5,6 +5,7 @@ in IPython, each in a process of its own. Nothing is written into the repository
 ci/times.json, which the map in nbs/index.ipynb shows.
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -144,6 +145,8 @@ def main(paths, workers, limit, slow, up_to, save_times):
         paths = [p for p in paths if old.get(str(p), up_to + 1) <= up_to]
     for name in LARGE:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a trainer asks the collector to look through everything
     with ThreadPoolExecutor(workers) as pool:
         done = list(pool.map(partial(run, limit=limit, slow=slow), paths))
     failed = [str(path) for path, _, bad in done if bad]

@@ -9,6 +9,7 @@ __all__ = ['COMPARED', 'WORD_COLORS', 'cell', 'skill_cell', 'variances', 'freedo
 # %% ../../nbs/42_runs/55_report.ipynb #921971c3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -116,6 +117,13 @@ def half_width(
     return float(stats.t.ppf(0.5 + level / 2, free) * (of_seeds + of_scenes - of_pairs) ** 0.5) if free else 0.0
 
 # %% ../../nbs/42_runs/55_report.ipynb #ac9a5bdd
+@lru_cache(1)  # the comparisons of a table have one shape
+def _counts(shape, draws, seed):
+    "How often each seed and each scene was drawn."
+    generator = np.random.default_rng(seed)
+    return [generator.multinomial(n, np.full(n, 1 / n), draws).astype(float) for n in shape]
+
+
 def bootstrap(d: np.ndarray, draws: int = 4000, seed: int = 0) -> np.ndarray:
     """Means over seeds and scenes that were drawn with replacement, both at once.
 
@@ -126,8 +134,7 @@ def bootstrap(d: np.ndarray, draws: int = 4000, seed: int = 0) -> np.ndarray:
     Returns:
         (draws,) means
     """
-    generator, measured = np.random.default_rng(seed), ~np.isnan(d)
-    rows, columns = (generator.multinomial(n, np.full(n, 1 / n), draws) for n in d.shape)
+    (rows, columns), measured = _counts(d.shape, draws, seed), ~np.isnan(d)
     count = ((rows @ measured) * columns).sum(1)
     return ((rows @ np.where(measured, d, 0.0)) * columns).sum(1)[count > 0] / count[count > 0]
 
