@@ -132,8 +132,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
     mtdrive=[
         PaperClaim(words, f"table {paper}", "PDMS", better, other, needed=needed)
         for words, paper, better, other, needed in (
-            ("a second turn, trained in a second stage", "2: 84.9, 83.7", "sft_two_stage", "sft_single", ""),
-            ("one stage is better than two", "2: 87.3, 84.9", "sft_one_stage", "sft_two_stage", ""),
+            ("a second turn, trained in a second stage", "2: 84.9, 83.7", "sft_two_stage", "sft_single", "more seeds"),
+            ("one stage is better than two", "2: 87.3, 84.9", "sft_one_stage", "sft_two_stage", "more seeds"),
             ("PDM understanding helps", "2: 87.7, 87.3", "sft_pdm", "sft_one_stage", HALF_A_POINT),
             ("multi-turn is better than single-turn", "2: 88.1, 83.7", "sft_multi", "sft_single", ""),
             ("reinforcement lifts it further", "3: 96.2, 88.1", "mtgrpo_cross", "sft_multi", MORE_UPDATES),
@@ -147,24 +147,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         for words, paper, unit, better, other, swap, needed in (
             ("FCM after SFT", "6: 44.64, 40.88", "accuracy", "fcm", "sft", "", MORE_UPDATES),
             ("AMS after FCM", "6: 45.42, 44.64", "accuracy", "ams", "fcm", "", MORE_UPDATES),
-            (
-                "FCM and AMS, not FCM twice",
-                "6: 45.42, 44.91",
-                "accuracy",
-                "ams",
-                "fcm_twice",
-                "",
-                "the arm, not run yet",
-            ),
-            (
-                "FCM and AMS, not AMS twice",
-                "6: 45.42, 44.13",
-                "accuracy",
-                "ams",
-                "ams_twice",
-                "",
-                "the arm, not run yet",
-            ),
+            ("FCM and AMS, not FCM twice", "6: 45.42, 44.91", "accuracy", "ams", "fcm_twice", "", "more seeds"),
+            ("FCM and AMS, not AMS twice", "6: 45.42, 44.13", "accuracy", "ams", "ams_twice", "", "more seeds"),
             ("FCM lifts the choice of mode", "6: MSA 56.64, 45.00", "MSA", "fcm", "sft", "", MORE_UPDATES),
             ("AMS lifts the choice of mode", "6: MSA 68.52, 56.64", "MSA", "ams", "fcm", "", MORE_UPDATES),
             ("choosing is better than never looking", "6: 45.42, 43.29", "accuracy", "ams", "ams", "text alone", ""),
