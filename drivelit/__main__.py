@@ -195,14 +195,15 @@ def _unset(profile):
 def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
     "All stages side by side, then the results in one file."
     profile, cluster = profile_of(profile, pairs, seeds=seeds, workers=workers), checked_cluster(cluster)
-    from drivelit.runs.stages import start  # torch only when something is run
+    from drivelit.runs.cluster import on_cluster  # torch only when something is run
+    from drivelit.runs.stages import start
 
     system, only = find_system(profile.system), stages.split(",") if stages else None
     system.stages.order(only or ())  # before the folder is claimed: a name that is none
     if unset := [f"{k}: {v} is not set in the environment" for k, v in _unset(profile)]:
         raise ProfileError("; ".join(unset))
     out = start(out or f"runs/{profile.system}-{profile.name}", profile)
-    system.stages.run(out, profile.seeds, only, profile.workers, cluster)
+    system.stages.run(out, profile.seeds, only, profile.workers, on_cluster(cluster))
     if importlib.util.find_spec(f"{system.package}.report") and not only:
         importlib.import_module(f"{system.package}.report").collect(out, profile.seeds)
     files = sorted(p.name for p in Path(out).iterdir())

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +36,10 @@ class Count(Task):
 
     def step(self, state, completion):
         again = [dict(role="user", content="the trajectory")] if state.turn == 0 else None
-        if self.flag.name and self.flag.exists():
-            self.flag.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.flag.name:
+            with suppress(FileNotFoundError):  # not raised, or the other player was first
+                self.flag.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
         return Step(again, dict(reward=sum(completion.ids) % 11 / 11))
 
 
