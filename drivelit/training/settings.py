@@ -41,7 +41,7 @@ def described(cls: type) -> type:
 # %% ../../nbs/40_training/08_settings.ipynb #fcca5ae8
 @dataclass
 class Settings:
-    """What both trainers take; its fields and those of its subclasses are `setting`s."""
+    """What both trainers take; its fields and those of its subclasses are made by `setting`."""
 
     seed: int = setting(0, "of the run")
     bf16: bool = setting(False, "fp32 master weights under bf16 autocast")
