@@ -144,16 +144,12 @@ def nodes(tmp_path_factory):
     os.environ |= old
 
 
-@contextlib.contextmanager
 def machines(cluster, n):
-    "n machines of one CPU each; afterwards there is none."
-    for _ in range(n):
+    "n machines of one CPU each: those that earlier tests have left, and new ones. To start one takes some seconds."
+    for node in list(cluster.worker_nodes)[n:]:
+        cluster.remove_node(node, allow_graceful=False)
+    while len(cluster.worker_nodes) < n:
         patiently(lambda: cluster.add_node(**small()))
-    try:
-        yield
-    finally:
-        for node in list(cluster.worker_nodes):
-            cluster.remove_node(node, allow_graceful=False)
 
 
 def home(cluster, folder):
@@ -206,10 +202,10 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     drive = far().folder(out, "drive")
     parts = drive / "shards" / "0"
     finished = lambda: {p: p.stat().st_mtime_ns for p in parts.glob("*.json.gz")}
-    with machines(nodes, 3):  # one to spare
-        seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
-        found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
-        thread.join(HANG)
+    machines(nodes, 3)  # one to spare
+    seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
+    found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
+    thread.join(HANG)
     assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
     kept = seen["then"]
     assert 2 <= len(kept) < 9, "it was over before the kill"
@@ -235,8 +231,8 @@ def test_a_token_reaches_the_workers_and_nothing_that_ray_shows(nodes, tmp_path,
     monkeypatch.setenv("HF_TOKEN", "hf_nobody_may_read_this")
     monkeypatch.setenv("DRIVELIT_SHOWN", "everybody_may_read_this")
     out = start(tmp_path / "run", load_profile("mtdrive", "smoke", rl_gpus=2, together=5))
-    with machines(nodes, 2):
-        found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
+    machines(nodes, 2)
+    found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert [found[stage, 0]["token"] for stage in ("scenes", "drive")] == [os.environ["HF_TOKEN"]] * 2
     session = Path(nodes.head_node.get_session_dir_path())
     files = [f.read_bytes() for f in session.rglob("*") if f.is_file()]
@@ -251,10 +247,10 @@ def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
     alone, out = start(tmp_path / "alone", profile), start(tmp_path / "run", profile)
     stages.run(alone, stages=["data_two"], workers=1)
     tuned = stages.folder(out, "sft_single")
-    with machines(nodes, 2):  # one to spare
-        seen, thread = lose(nodes, tuned, lambda: sorted(tuned.glob("checkpoint-*/complete")))
-        patient("mtdrive").run(out, stages=["data_two"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
-        thread.join(HANG)
+    machines(nodes, 2)  # one to spare
+    seen, thread = lose(nodes, tuned, lambda: sorted(tuned.glob("checkpoint-*/complete")))
+    patient("mtdrive").run(out, stages=["data_two"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
+    thread.join(HANG)
     assert len(seen["then"]) == 1 and not (tuned / "checkpoint-1").exists()  # killed behind the first, went on from it
     for stage in ("scenes", "data_single", "sft_single", "data_two"):
         assert done(stages, out, stage) == done(stages, alone, stage), stage
@@ -276,10 +272,10 @@ def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_pa
     [line] = [c for c in lines if c.startswith("torchrun ")]
     subprocess.run(line, shell=True, check=True, capture_output=True, timeout=HANG)
     arm = stages.folder(out, "rft_image")
-    with machines(nodes, 3):  # one to spare
-        seen, thread = lose(nodes, arm, lambda: sorted(arm.glob("checkpoint-*/complete")))
-        patient("minddriver").run(out, stages=["rft_image"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
-        thread.join(HANG)
+    machines(nodes, 3)  # one to spare
+    seen, thread = lose(nodes, arm, lambda: sorted(arm.glob("checkpoint-*/complete")))
+    patient("minddriver").run(out, stages=["rft_image"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
+    thread.join(HANG)
     assert seen["then"] and stages.is_done(out, "rft_image", 0)
     ours, theirs = (read_metrics(stages.folder(o, "rft_image")) for o in (out, printed))
     told = ("loss", "reward", "kl", "grad_norm", "tokens")
@@ -291,10 +287,8 @@ def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_pa
 
 def test_a_stage_that_stops_says_why(nodes, tmp_path):
     out = start(tmp_path, load_profile("mtdrive", "smoke"))
-    with (
-        machines(nodes, 1),
-        pytest.raises(RuntimeError, match="(?s)stage wrong, seed 0 stopped.*ZeroDivisionError") as error,
-    ):
+    machines(nodes, 1)
+    with pytest.raises(RuntimeError, match="(?s)stage wrong, seed 0 stopped.*ZeroDivisionError") as error:
         far().run(out, stages=["wrong"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert f"its log: {out}/seed-0/wrong/log.txt" in str(error.value)
     assert "ZeroDivisionError" in (out / "seed-0" / "wrong" / "log.txt").read_text()
@@ -358,7 +352,8 @@ def test_a_folder_that_a_machine_does_not_see_is_refused(nodes, tmp_path):
 
 def test_too_few_workers_are_refused(nodes, tmp_path):
     out = start(tmp_path, load_profile("mtdrive", "smoke", rl_gpus=4))
-    with machines(nodes, 1), pytest.raises(RunError, match="smoke needs 4 workers, the cluster has 1 CPUs"):
+    machines(nodes, 1)
+    with pytest.raises(RunError, match="smoke needs 4 workers, the cluster has 1 CPUs"):
         far().run(out, stages=["scenes"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
 
 

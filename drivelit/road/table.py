@@ -8,6 +8,7 @@ __all__ = ['PLAYS', 'BLIND', 'SEES', 'GREY', 'SCORE', 'WON', 'NUMBERS', 'BESIDE'
 
 # %% ../../nbs/60_road/10_table.ipynb #24fabcbe
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,24 +45,26 @@ class Entry:
         out: the folder of its run
         stage: that has trained the policies
         seeds: of the run
+        label: its name in the table, and in the names of files; "": the stage's
     """
 
     system: str
     out: str
     stage: str
     seeds: tuple[int, ...]
+    label: str = ""
 
     @property
     def name(self) -> str:
         "As the table calls it."
-        return f"{find_system(self.system).title}, {self.stage}"
+        return f"{find_system(self.system).title}, {self.label or self.stage}"
 
 
 def read_entries(text: str) -> list[Entry]:
     """Entries as a command names them.
 
     Args:
-        text: "system=folder:stage", several with a comma between them
+        text: "system=folder:stage" or "system=folder:stage as name", several with a comma between them
 
     Returns:
         list of Entry, each with the seeds in which its stage is done
@@ -74,15 +77,17 @@ def read_entries(text: str) -> list[Entry]:
     entries = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         system, _, where = part.partition("=")
-        out, _, stage = where.rpartition(":")
-        if not (system and out and stage):
-            raise ValueError(f"{part!r} is not system=folder:stage")
+        out, _, last = where.rpartition(":")
+        form = re.fullmatch(r"(\w+)(?: as (\w+))?", last)
+        if not (system and out and form):
+            raise ValueError(f"{part!r} is not system=folder:stage, and not system=folder:stage as name")
+        stage, label = form[1], form[2] or ""
         stages = find_system(system).stages
         numbers = sorted(int(p.name[5:]) for p in Path(out).glob("seed-*") if p.name[5:].isdigit())
         seeds = tuple(s for s in numbers if stages.is_done(out, stage, s))
         if not seeds:
             raise RunError(f"{out}: stage {stage} of {system} is done in no seed")
-        entries.append(Entry(system, out, stage, seeds))
+        entries.append(Entry(system, out, stage, seeds, label))
     return entries
 
 # %% ../../nbs/60_road/10_table.ipynb #3d1001f2
@@ -155,7 +160,7 @@ def driven(
         planner, points = take_wheel(entry.system, entry.out, entry.stage, seed, pictures, heat, **options)
         return measured(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))
 
-    path = Path(folder) / f"{entry.system}-{entry.stage}-{seed}-{play}.json"
+    path = Path(folder) / f"{entry.system}-{entry.label or entry.stage}-{seed}-{play}.json"
     return _kept(path, scenes, drive, _run(entry, seed))
 
 # %% ../../nbs/60_road/10_table.ipynb #d3aa933f
@@ -208,7 +213,7 @@ def drive_all(
         RunError: two entries of one name; a file that is there belongs to other routes or another policy
     """
     if twice := [n for n, k in Counter(e.name for e in entries).items() if k > 1]:
-        raise RunError(f"{twice[0]}: two runs of one stage in one table; give each a table (and a folder) of its own")
+        raise RunError(f"{twice[0]}: two runs of one name in one table; give each its own: system=folder:stage as name")
     blind = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))
     parts = [part_of(n, NO_SEED, {DRIVER: numbers}) for n, numbers in blind.items()]
     plays = list(plays)
