@@ -10,7 +10,6 @@ __all__ = ['ARRAYS', 'PLAIN', 'VALUE', 'CURVES', 'Played', 'played', 'write_play
 # %% ../../nbs/54_minddrive/40_online.ipynb #661d7b53
 import faulthandler
 import json
-import multiprocessing
 import os
 import pkgutil
 import shutil
@@ -40,7 +39,7 @@ from ..scene.routes import Route, read_routes
 from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics
 from ..training.ppo import gae, normalised, ppo_loss
 from ..scene.files import RunError, hold, sha256, whole_file, write_json, write_text
-from ..scene.processes import follow_parent
+from ..scene.processes import begin_worker, fork_server
 from ..runs.stages import device_of, read_scenes, save_scenes
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #ea938e2c
@@ -375,11 +374,11 @@ def _place(out, number, k):
     return Path(out) / f"round-{number}" / f"collector-{k}.npz"
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #c1d2e3f8
-def _process(parent, work, told, job, silence):
+def _process(parent, environment, work, told, job, silence):
     "A collector's process. Its job is small: Python waits for ever if a child dies before it has read a large one."
     global _watch
     try:
-        follow_parent(parent)
+        begin_worker(parent, environment)
         if silence:
             _watch = open(told, "w"), silence
             still_here()
@@ -413,7 +412,7 @@ def side_by_side(
     Raises:
         RuntimeError: something is missing after all tries; what the others made stays
     """
-    context, counted = multiprocessing.get_context("spawn"), Counter()
+    context, counted = fork_server(), Counter()
     counted["kept"] = sum(not missing(k) for k in jobs)
     for attempt in range(profile.tries):
         left = [k for k in jobs if missing(k)]
@@ -424,7 +423,7 @@ def side_by_side(
             for k in left:
                 work(*jobs[k])
             continue
-        arguments = lambda k: (os.getpid(), work, told(k), jobs[k], profile.silence)
+        arguments = lambda k: (os.getpid(), dict(os.environ), work, told(k), jobs[k], profile.silence)
         running = [context.Process(target=_process, args=arguments(k)) for k in left]
         told(0).parent.mkdir(parents=True, exist_ok=True)
         for process in running:

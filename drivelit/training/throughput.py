@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import io
 import mmap
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -40,7 +39,7 @@ from ..policy.vllm import VLLMEngine
 from ..rollout.core import Episode, RolloutError, rollout
 from ..scene.core import to_rgb
 from ..scene.files import whole_file
-from ..scene.processes import follow_parent
+from ..scene.processes import begin_worker, fork_server
 from ..scene.weights import WeightsError, check_tensors, load_tensors
 from .checkpoints import first_process, wait_for_all
 from .sharding import full_weights, in_bf16, is_sharded
@@ -243,9 +242,9 @@ def _play_job(play, job, send, threads):
     return ""
 
 
-def _player(play, connection, folder, threads, parent):
+def _player(play, connection, folder, threads, *parent):
     "A player's process: jobs in, parcels out, until the trainer hangs up."
-    follow_parent(parent)
+    begin_worker(*parent)
     lock = threading.Lock()
 
     def tell(message):
@@ -333,12 +332,12 @@ class Players:
 
     def _start(self):
         "As many living players as there should be."
-        context = multiprocessing.get_context("spawn")  # a fork would copy the trainer's threads and its GPU
+        context = fork_server()  # a fork would copy the trainer's threads and its GPU
         for connection in [c for c, p in self._players.items() if not p.is_alive()]:
             self._end(connection)
         while len(self._players) < self.workers:
             ours, theirs = context.Pipe()
-            given = self.play, theirs, self.shelf.name, self.threads, os.getpid()
+            given = self.play, theirs, self.shelf.name, self.threads, os.getpid(), dict(os.environ)
             process = context.Process(target=_player, args=given, daemon=True)
             process.start()
             theirs.close()  # so that the end of the process is the end of the connection
