@@ -32,16 +32,16 @@ if [ "$what" = quick ]; then  # sizes, words, links, profiles, figures, and the 
   slow=(--up-to 2)
 fi
 
-step "lint" ruff check .
-step "format" ruff format --check nbs ci tests
-step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
-step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
 workers=${DRIVELIT_WORKERS:-2}
 log=$(mktemp)
 python ci/notebooks.py --workers "$workers" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" >"$log" 2>&1 &
 notebooks=$! since_notebooks=$SECONDS
 trap 'kill "$notebooks" 2>/dev/null; rm -f "$log"' EXIT
 printf '\n== every notebook runs, beside the tests: tail -f %s\n' "$log"
+step "lint" ruff check .
+step "format" ruff format --check nbs ci tests
+step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
+step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
 step "tests" python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder "${tests[@]}"
 wait "$notebooks"
 verdict=$?
