@@ -1,7 +1,6 @@
 """On a Ray cluster of several nodes in this machine: the laptop's numbers, a node killed, machines that are refused."""
 
 import contextlib
-import importlib
 import itertools
 import json
 import os
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,7 +191,8 @@ def far():
 
 
 def patient(system):
-    return importlib.import_module(f"patient.{system}.pipeline").STAGES
+    "The stages whose workers are patient. This process does not import their pipeline: it would be patient for ever."
+    return replace(find_system(system).stages, package=f"patient.{system}")
 
 
 def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ from drivelit.training.checkpoints import (
     wait_for_all,
 )
 from ..scene.files import RunError
-from ..training.sft import IGNORE, encode_row
+from ..training.sft import IGNORE, encode_row, keep_memory
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #ac2bfe19
 class _Made(Sequence):
@@ -502,6 +502,7 @@ def imitate(
         RunError: a loss has exploded
         OSError: a checkpoint could not be written
     """
+    keep_memory()
     log, first, optimizer = [], 0, None
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         PartialState()  # opens the group of processes
