@@ -118,19 +118,21 @@ def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
     """History and future of a scene as one drive, in the scene's frame.
 
     Returns:
-        times (T,), poses (T, 3); None without `meta["future"]`, where it is not known throughout (NaN), or with
-        less than a second of history
+        times (T,), poses (T, 3), eight seconds of future; None where `meta["future"]` is not there, is shorter or is
+        not known throughout (NaN), or with less than a second of history
 
     Raises:
-        ValueError: for a future of another shape
+        ValueError: for a future of anything but poses
     """
     future = scene.meta.get("future")
     if future is None or scene.ego.times[0] > -BEFORE + 1e-6:
         return None
     future = np.asarray(future, float)
-    if future.shape != (16, 3):
+    if future.ndim != 2 or future.shape[1] != 3:
         raise ValueError(f"{scene.id}: meta.future: shape {future.shape}, expected (16, 3)")
-    if not np.isfinite(future).all():  # comparisons with NaN are false, which would read as "Keep Speed, Right Turn"
+    future = future[:16]
+    # comparisons with NaN are false, which would read as "Keep Speed, Right Turn"
+    if len(future) < 16 or not np.isfinite(future).all():
         return None
     return np.r_[scene.ego.times, 0.5 * np.arange(1, 17)], np.concatenate([scene.ego.poses, future])
 

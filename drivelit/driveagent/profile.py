@@ -110,7 +110,9 @@ class DriveAgentProfile(Profile):
         "What is wrong with the keys taken together."
         plain = {k: ("scripted", "none") if k == "reviewer" else ("scripted",) for k in HELPERS}
         wrong = [k for k in HELPERS if (v := getattr(self, k)) not in plain[k] and not re.fullmatch("[^@]+@.+", v)]
-        return [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in wrong]
+        late = self.train_aside > 0 and self.train_late > 0
+        short = "train_late: labels need eight seconds of future, and a scene that begins later has less; set it to 0"
+        return [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in wrong] + [short] * late
 
 
 described(DriveAgentProfile);
