@@ -3,7 +3,7 @@
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
-#   DRIVELIT_WORKERS      notebooks (2) and files of tests (2) at a time, both at once, for each waits now and then
+#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
@@ -16,14 +16,12 @@ unset MPLBACKEND PYTHONDONTWRITEBYTECODE  # without byte code every kernel compi
 summary=() failures=0 start=$SECONDS
 
 step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
-  local name=$1 begin=${since:-$SECONDS} verdict=ok; shift
+  local name=$1 begin=$SECONDS verdict=ok; shift
   printf '\n== %s\n' "$name"
   "$@" 2>&1 | grep --line-buffered -v 'Kernel is running over TCP without encryption'
   [ "${PIPESTATUS[0]}" = 0 ] || { verdict=FAILED; failures=$((failures + 1)); }
   summary+=("$(printf '%-7s %4d s  %s' "$verdict" $((SECONDS - begin)) "$name")")
 }
-
-told() { cat "$1"; return "$2"; }  # told FILE VERDICT: of what ran beside the other steps
 
 slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
 tests=(tests)
@@ -32,20 +30,12 @@ if [ "$what" = quick ]; then  # sizes, words, links, profiles, figures, and the 
   slow=(--up-to 2)
 fi
 
-workers=${DRIVELIT_WORKERS:-2}
-log=$(mktemp)
-python ci/notebooks.py --workers "$workers" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" >"$log" 2>&1 &
-notebooks=$! since_notebooks=$SECONDS
-trap 'kill "$notebooks" 2>/dev/null; rm -f "$log"' EXIT
-printf '\n== every notebook runs, beside the tests: tail -f %s\n' "$log"
 step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
-step "tests" python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder "${tests[@]}"
-wait "$notebooks"
-verdict=$?
-since=$since_notebooks step "every notebook runs" told "$log" "$verdict"
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
+step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 
 printf '\n== summary\n'
 printf '%s\n' "${summary[@]}"
