@@ -8,6 +8,7 @@ __all__ = ['LARGE', 'follow_parent', 'fork_server', 'begin_worker']
 # %% ../../nbs/00_scene/09_processes.ipynb #3e2a1a2d
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -47,9 +48,11 @@ def fork_server() -> multiprocessing.context.BaseContext:
     """A context whose processes are copies of one that has imported the large libraries.
 
     Returns:
-        context of `multiprocessing`; where the system has no fork server, that of new processes
+        context of `multiprocessing`; that of new processes beside a GPU, and where the system is not Linux
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    torch = sys.modules.get("torch")
+    # Some libraries look for a GPU when they are imported; a copy of a process that has looked may not use it.
+    if sys.platform != "linux" or (torch is not None and torch.cuda.is_available()):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(LARGE))  # what is not installed is left out
