@@ -242,9 +242,9 @@ def _play_job(play, job, send, threads):
     return ""
 
 
-def _player(play, connection, folder, threads, *parent):
+def _player(play, connection, folder, threads, parent, environment):
     "A player's process: jobs in, parcels out, until the trainer hangs up."
-    begin_worker(*parent)
+    begin_worker(parent, environment)
     lock = threading.Lock()
 
     def tell(message):
