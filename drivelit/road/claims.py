@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MORE_UPDATES', 'HALF_A_POINT', 'ROUNDS', 'EYES', 'DREAM', 'CLAIMS', 'WORDS', 'LAST', 'PaperClaim', 'place_of',
-           'numbers_of', 'claims_table', 'read_claims', 'tally', 'above_the_blind']
+           'numbers_of', 'claims_table', 'read_claims', 'tally', 'above_the_blind', 'together', 'from_bases',
+           'read_bases']
 
 # %% ../../nbs/60_road/90_claims.ipynb #9c957531
 from collections.abc import Mapping, Sequence
@@ -276,3 +277,66 @@ def above_the_blind(system: str, folder: str | Path, profile: str = "laptop") ->
     differences.insert(0, "system", find_system(system).title)
     differences.insert(2, "score", [numbers_of(record, study, c)[0] for c in claims])
     return differences
+
+# %% ../../nbs/60_road/90_claims.ipynb #7db90ec5
+def together(words: Sequence[str]) -> str:
+    """What the words of one comparison from several bases say.
+
+    Args:
+        words: of `Paired.word`, one for each base
+
+    Returns:
+        str
+    """
+    shown, back = (sum(w.startswith(begin) for w in words) for begin in ("shown", "reversed"))
+    if shown and back:
+        return "contradicted"
+    if not shown + back:
+        return "settled from none"
+    return f"{'shown' if shown else 'reversed'} from {max(shown, back)} of {len(words)}"
+
+
+def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[PaperClaim]) -> pd.DataFrame:
+    """The claims of a paper, as runs from several bases answer them.
+
+    Args:
+        records: name of a base -> its record
+        study: of the system
+        claims: of the paper
+
+    Returns:
+        DataFrame: a row for each claim whose arms have run from all bases; difference and word from each base, then
+            what they say together
+    """
+    compare = [study.claims[place_of(c, study)] for c in claims]
+    made = {base: compared(record, study, compare) for base, record in records.items()}
+    rows = []
+    for k, claim in enumerate(claims):
+        of = {base: table.iloc[k] for base, table in made.items()}
+        if not all(row.seeds for row in of.values()):
+            continue
+        row = dict(claim=claim.words, unit=compare[k].unit.name)
+        for base, found in of.items():
+            row[f"from {base}"] = f"{found.difference} ({found['95 % interval']})" if found.difference else ""
+            row[f"word, {base}"] = found.verdict
+        rows.append(row | dict(together=together([found.verdict for found in of.values()])))
+    return framed(rows)
+
+
+def read_bases(system: str, folder: str | Path, profiles: Sequence[str] = ("laptop", "laptop-base1")) -> pd.DataFrame:
+    """A paper's claims from all bases that a system's committed records begin with.
+
+    Args:
+        system: a section of settings.ini
+        folder: where the notebooks are
+        profiles: whose results
+
+    Returns:
+        DataFrame of `from_bases`
+
+    Raises:
+        RunError: a record is not there, or damaged
+    """
+    opened = [_opened(system, folder, p) for p in profiles]
+    records = {record.about["profile"]["model"]: record for record, _ in opened}
+    return from_bases(records, opened[0][1].STUDY, CLAIMS[system])
