@@ -153,10 +153,11 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
     return lines, lacks
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #f882f59b
-LACKS = (  # keys of systems that write answers token by token, or share out the weights of a whole model
+LACKS = (  # keys of systems that write answers token by token, share out a whole model, or learn from single moments
     *("new_tokens", "sft_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
     *("eval_temperature", "checkpointing", "picture_cache", "player", "players", "importance_cap", "sampling_bound"),
     *("sharding", "rl_schedule", "rl_warmup", "epsilon", "epsilon_high"),  # PPO has `clip` and one rate
+    *("train_aside", "train_late"),  # beside the drive: `wrong`
 )
 SAMPLES = 234_769  # of the paper's imitation: MindDrive, method summary
 LONGEST = 120  # decisions of a drive, about: two a second for a minute
