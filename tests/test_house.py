@@ -507,7 +507,7 @@ def test_licence_is_apache():
 def test_no_recorded_picture():
     "Camera images of the data sets are JPEG files; the kit's own pictures are PNG files."
     assert [name(f) for f in FILES if f.suffix.lower() in (".jpg", ".jpeg", ".pkl", ".bin")] == []
-    records = re.compile(r"nbs/\d\d_\w+/results/\w+(\.sets)?\.parquet")  # numbers of a run, see drivelit.runs.record
+    records = re.compile(r"nbs/\d\d_\w+/results/[\w-]+(\.sets)?\.parquet")  # numbers of a run, see drivelit.runs.record
     assert [name(f) for f in FILES if f.suffix == ".parquet" and not records.fullmatch(name(f))] == []
     for f in [f for f in FILES if f.suffix == ".parquet"]:
         kinds = {str(field.type) for field in pq.read_schema(f)}

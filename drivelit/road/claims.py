@@ -309,7 +309,7 @@ def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[Pap
     Args:
         records: name of a base -> its record
         study: of the system
-        claims: of the paper
+        claims: comparisons of the study
 
     Returns:
         DataFrame: a row for each claim whose arms have run from all bases: the difference from each base, that of all
