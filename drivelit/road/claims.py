@@ -17,7 +17,18 @@ import numpy as np
 import pandas as pd
 
 from ..runs.profiles import find_system
-from ..runs.record import NO_SEED, Claim, Record, Study, best_without_eyes, compared, driver, framed, read_record
+from drivelit.runs.record import (
+    NO_SEED,
+    Claim,
+    Record,
+    Study,
+    best_without_eyes,
+    compared,
+    driver,
+    framed,
+    joined,
+    read_record,
+)
 from ..runs.report import cell
 
 # %% ../../nbs/60_road/90_claims.ipynb #f6cbbe48
@@ -287,20 +298,20 @@ def pooled(records: Iterable[Record]) -> Record:
     """Runs from several bases as if they were one: each seed of each base is a seed of its own.
 
     Args:
-        records: with the same drivers
+        records: of runs that differ in the base alone
 
     Returns:
         Record: drivers and what is said of the run are the first one's
+
+    Raises:
+        RunError: runs that differ in another key of the profile, or in the drivers: other scenes
     """
     first, *others = records
-    tables = []
-    for name in ("scenes", "sets"):
-        shifted = [
-            t[t.seed != NO_SEED].assign(seed=lambda t, k=k: t.seed + 1000 * k)
-            for k, t in enumerate((getattr(r, name) for r in others), 1)
-        ]
-        tables.append(pd.concat([getattr(first, name), *shifted], ignore_index=True))
-    return Record(*tables, first.about)
+    same, moved = dict(model=first.about["profile"].get("model")), []
+    for k, r in enumerate(others, 1):
+        tables = (t.assign(seed=t.seed.where(t.seed == NO_SEED, t.seed + 1000 * k)) for t in (r.scenes, r.sets))
+        moved.append(Record(*tables, r.about | dict(profile=r.about["profile"] | same)))
+    return joined(first, *moved)
 
 
 def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[PaperClaim]) -> pd.DataFrame:
