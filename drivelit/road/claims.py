@@ -17,18 +17,8 @@ import numpy as np
 import pandas as pd
 
 from ..runs.profiles import find_system
-from drivelit.runs.record import (
-    NO_SEED,
-    Claim,
-    Record,
-    Study,
-    best_without_eyes,
-    compared,
-    driver,
-    framed,
-    joined,
-    read_record,
-)
+from ..runs.record import NO_SEED, Claim, Record, Study, best_without_eyes
+from ..runs.record import compared, driver, framed, joined, read_record
 from ..runs.report import cell
 
 # %% ../../nbs/60_road/90_claims.ipynb #f6cbbe48
