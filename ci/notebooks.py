@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -29,6 +30,7 @@ from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ROOT / "ci" / "times.json"
+RUNNING = set()  # processes of notebooks, each the leader of its group
 FORK = multiprocessing.get_context("fork")
 # To import these takes longer than most notebooks; a fork has them. None of ours: a notebook imports what it tests.
 LARGE = ("torch", "transformers", "trl", "peft", "accelerate", "pandas", "scipy.stats", "scipy.spatial", "shapely")
@@ -87,6 +89,7 @@ def by_ipython(nb):
 def execute(path, out, slow):
     "A notebook in this process, in its own folder; what it says goes to a file."
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1), os.dup2(log, 2)
     nb = prepared(path, slow)
@@ -99,12 +102,21 @@ def execute(path, out, slow):
     os._exit(0)  # the exit hooks of the libraries belong to the process that this is a copy of
 
 
+def stop(*_):
+    "Told to end: what runs has a session of its own, and would go on."
+    for pid in RUNNING:
+        with suppress(ProcessLookupError):  # it has just begun, or ended
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(143)
+
+
 def run(path, limit, slow):
     "One notebook in a process of its own: (path, seconds, whether it failed)."
     start = time.time()
     with tempfile.TemporaryDirectory() as out:
         process = FORK.Process(target=execute, args=(path, Path(out), slow))
         process.start()
+        RUNNING.add(process.pid)
         process.join(limit)
         late = process.is_alive()
         try:
@@ -112,6 +124,7 @@ def run(path, limit, slow):
         except ProcessLookupError:
             late = False
         process.join()
+        RUNNING.discard(process.pid)
         said = (Path(out) / "log.txt").read_text(errors="replace")
     error = (f"more than {limit} seconds\n" if late else "") + said if process.exitcode else ""
     seconds = time.time() - start
@@ -147,6 +160,7 @@ def main(paths, workers, limit, slow, up_to, save_times):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a trainer asks the collector to look through everything
+    signal.signal(signal.SIGINT, stop), signal.signal(signal.SIGTERM, stop)
     with ThreadPoolExecutor(workers) as pool:
         done = list(pool.map(partial(run, limit=limit, slow=slow), paths))
     failed = [str(path) for path, _, bad in done if bad]

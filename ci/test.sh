@@ -18,8 +18,8 @@ summary=() failures=0 start=$SECONDS
 step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
   local name=$1 begin=$SECONDS verdict=ok; shift
   printf '\n== %s\n' "$name"
-  "$@" 2>&1 | grep --line-buffered -v 'Kernel is running over TCP without encryption'
-  [ "${PIPESTATUS[0]}" = 0 ] || { verdict=FAILED; failures=$((failures + 1)); }
+  "$@" > >(grep --line-buffered -v 'Kernel is running over TCP without encryption') 2>&1 ||
+    { verdict=FAILED; failures=$((failures + 1)); }
   summary+=("$(printf '%-7s %4d s  %s' "$verdict" $((SECONDS - begin)) "$name")")
 }
 
@@ -34,8 +34,16 @@ step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
-step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
-step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
+# Both at a time: tests and notebooks wait for what they start, and the other one has the core meanwhile.
+said=$(mktemp) notebooks=""
+trap 'kill $notebooks 2>/dev/null; rm -f "$said"' EXIT
+set -m  # else the notebooks could not be interrupted, nor what they start
+python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" &>"$said" &
+notebooks=$!
+set +m
+follow() { tail -f -n +1 --pid "$notebooks" "$said"; wait "$notebooks"; }
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
+step "every notebook runs; they began with the tests" follow
 
 printf '\n== summary\n'
 printf '%s\n' "${summary[@]}"
