@@ -1,8 +1,8 @@
 """Execute the notebooks, several at a time, the longest first: python ci/notebooks.py [paths] [--workers 2].
 
-A notebook with a cell tagged `parameters` goes through papermill with the profile `smoke`; the others run cell by cell
-in IPython, each in a process of its own. Nothing is written into the repository, but --save-times keeps the seconds in
-ci/times.json, which the map in nbs/index.ipynb shows.
+Each runs cell by cell in IPython, in a process of its own; one with a cell tagged `parameters` gets the profile `smoke`
+from papermill, and the one of the first command runs in a kernel, as a user's does. Nothing is written into the
+repository, but --save-times keeps the seconds in ci/times.json, which the map in nbs/index.ipynb shows.
 """
 
 import gc
@@ -26,9 +26,12 @@ import matplotlib.pyplot as plt
 import nbformat
 import papermill
 from IPython.core.interactiveshell import InteractiveShell
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
+FIRST = "31_quick.ipynb"  # what the first command runs
 TIMES = ROOT / "ci" / "times.json"
 RUNNING = set()  # processes of notebooks, each the leader of its group
 FORK = multiprocessing.get_context("fork")
@@ -49,9 +52,14 @@ def parameters(nb):
     return next((c.source for c in nb.cells if "parameters" in c.metadata.get("tags", [])), "")
 
 
+def declares(nb, key):
+    "Whether the cell tagged `parameters` has it."
+    return any(line.startswith((f"{key} ", f"{key}:")) for line in parameters(nb).splitlines())
+
+
 def prepared(path, slow):
     "The notebook without its outputs, and without the cells that are left out."
-    nb = nbformat.read(ROOT / path, 4)
+    nb = load_notebook_node(str(ROOT / path))
     skip = {"#| eval: false", *(() if slow else ("#| slow",))}
     said = lambda c: set(takewhile(lambda line: line.startswith("#|"), c.source.splitlines()))
     nb.cells = [c for c in nb.cells if c.cell_type != "code" or not skip & said(c)]
@@ -61,15 +69,10 @@ def prepared(path, slow):
     return nb
 
 
-def by_papermill(nb, path, out, declared):
-    "A run notebook, as a user runs it: through papermill, in a kernel."
+def by_papermill(nb, path, out, given):
+    "As a user runs a run notebook: by papermill, in a kernel."
     copy = out / path.name
     nbformat.write(nb, copy)
-    given = {
-        k: v
-        for k, v in dict(profile="smoke", out=str(out / "run")).items()
-        if f"{k} " in declared or f"{k}:" in declared
-    }
     done = out / f"done_{path.name}"
     papermill.execute_notebook(copy, done, given, kernel_name="python3", cwd=(ROOT / path).parent, progress_bar=False)
 
@@ -93,11 +96,11 @@ def execute(path, out, slow):
     log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1), os.dup2(log, 2)
     nb = prepared(path, slow)
-    if declared := parameters(nb):
-        by_papermill(nb, path, out, declared)
-    else:
-        os.chdir((ROOT / path).parent)
-        by_ipython(nb)
+    os.chdir((ROOT / path).parent)
+    given = {k: v for k, v in dict(profile="smoke", out=str(out / "run")).items() if declares(nb, k)}
+    by_papermill(nb, path, out, given) if path.name == FIRST else by_ipython(
+        parameterize_notebook(nb, given) if given else nb
+    )
     sys.stdout.flush()
     os._exit(0)  # the exit hooks of the libraries belong to the process that this is a copy of
 

@@ -22,7 +22,7 @@ import click
 
 from . import __version__
 from .scene.files import RunError
-from .scene.processes import follow_parent
+from .scene.processes import follow_parent, set_aside
 from .runs.launch import launch, serve_commands
 from .runs.memory import memory, model_config
 from .runs.parameters import checked_cluster
@@ -339,7 +339,8 @@ def _stage(system, out, stage, seed, profile, pairs):
         _until_there(Path(out) / "run.json")
     if (was := run_profile(out).system) != system:
         raise RunError(f"{out} holds a run of {was}, not of {system}")
-    result = stages.work(out, stage, seed)
+    with set_aside():
+        result = stages.work(out, stage, seed)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps({k: v for k, v in result.items() if isinstance(v, (str, int, float))}))
 

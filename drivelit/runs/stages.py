@@ -39,7 +39,7 @@ from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole_file, write_json
-from ..scene.processes import follow_parent
+from ..scene.processes import follow_parent, set_aside
 from ..policy.text import nearest
 from .profiles import Profile, find_system, missing_packages
 from .plays import keep_parts_in
@@ -615,7 +615,8 @@ def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dic
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
         try:
-            return stages.work(out, stage, seed)
+            with set_aside():
+                return stages.work(out, stage, seed)
         except RunError:
             raise
         except Exception:
@@ -711,7 +712,7 @@ class Stages(StageGraph):
         if elsewhere:
             return elsewhere(self, out, jobs, max(workers, 1))
         if not workers:
-            with _few_threads(profile):
+            with _few_threads(profile), set_aside():
                 return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages", disable=None)}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
         # spawn, not fork: a forked copy of a process that has used torch's threads can hang
