@@ -94,6 +94,8 @@ def execute(path, out, slow):
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT)
+    (out / "tmp").mkdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(out / "tmp")  # is gone with `out`: what is killed leaves its folders
     os.dup2(log, 1), os.dup2(log, 2)
     nb = prepared(path, slow)
     os.chdir((ROOT / path).parent)
