@@ -297,7 +297,8 @@ def pooled(records: Iterable[Record]) -> Record:
         RunError: runs that differ in another key of the profile, or in the drivers: other scenes
     """
     first, *others = records
-    same, moved = dict(model=first.about["profile"].get("model")), []
+    # MindDriver's arms begin with weights that were made from the base: a key of their own
+    same, moved = {k: v for k, v in first.about["profile"].items() if k in ("model", "start")}, []
     for k, r in enumerate(others, 1):
         tables = (t.assign(seed=t.seed.where(t.seed == NO_SEED, t.seed + 1000 * k)) for t in (r.scenes, r.sets))
         moved.append(Record(*tables, r.about | dict(profile=r.about["profile"] | same)))
