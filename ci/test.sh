@@ -3,7 +3,7 @@
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
-#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time
+#   DRIVELIT_WORKERS      notebooks, and files of tests beside them, at a time (2)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
@@ -38,10 +38,15 @@ step "the map in nbs/index.ipynb is what the notebooks say, and the README one p
 said=$(mktemp) notebooks=""
 trap 'kill $notebooks 2>/dev/null; rm -f "$said"' EXIT
 set -m  # else the notebooks could not be interrupted, nor what they start
-python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" &>"$said" &
+python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" </dev/null &>"$said" &
 notebooks=$!
 set +m
-follow() { tail -f -n +1 --pid "$notebooks" "$said"; wait "$notebooks"; }
+follow() {  # show what they say until they are done; their verdict
+  tail -f -n +1 "$said" & local shown=$! code=0
+  wait "$notebooks" || code=$?
+  sleep 1; kill "$shown"; wait "$shown" 2>/dev/null
+  return "$code"
+}
 step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
 step "every notebook runs; they began with the tests" follow
 
