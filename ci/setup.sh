@@ -27,7 +27,8 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
   [ -n "$uv" ] || "$python" -m venv --clear "$venv"
 fi
 
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq -c ci/constraints.txt)
+# Byte code is made when a module is first imported, as after uv: most modules of torch never are.
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq --no-compile -c ci/constraints.txt)
 # uv does not read what pip alone was told (an index of one's own): where it finds nothing, pip goes on.
 install() {
   [ -n "$uv" ] &&

@@ -127,7 +127,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
 # %% ../../nbs/60_road/90_claims.ipynb #6cfc0bc0
 MORE_UPDATES = "the paper's updates are some hundred times ours"
 HALF_A_POINT = "an interval of half a point"
-ROUNDS = "six rounds of 176 drives"
+ROUNDS = "more seeds, of six rounds of 176 drives"
 EYES = "more scenes that need another view than the front one: 16 % here"
 DREAM = "a plan that depends on its dream, see below"
 CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
