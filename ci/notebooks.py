@@ -100,9 +100,10 @@ def execute(path, out, slow):
     nb = prepared(path, slow)
     os.chdir((ROOT / path).parent)
     given = {k: v for k, v in dict(profile="smoke", out=str(out / "run")).items() if declares(nb, k)}
-    by_papermill(nb, path, out, given) if path.name == FIRST else by_ipython(
-        parameterize_notebook(nb, given) if given else nb
-    )
+    if path.name == FIRST:
+        by_papermill(nb, path, out, given)
+    else:
+        by_ipython(parameterize_notebook(nb, given) if given else nb)
     sys.stdout.flush()
     os._exit(0)  # the exit hooks of the libraries belong to the process that this is a copy of
 

@@ -3,7 +3,7 @@
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
-#   DRIVELIT_WORKERS      notebooks, and files of tests beside them, at a time (2)
+#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
@@ -18,8 +18,8 @@ summary=() failures=0 start=$SECONDS
 step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
   local name=$1 begin=$SECONDS verdict=ok; shift
   printf '\n== %s\n' "$name"
-  "$@" > >(grep --line-buffered -v 'Kernel is running over TCP without encryption') 2>&1 ||
-    { verdict=FAILED; failures=$((failures + 1)); }
+  "$@" 2>&1 | grep --line-buffered -v 'Kernel is running over TCP without encryption'
+  [ "${PIPESTATUS[0]}" = 0 ] || { verdict=FAILED; failures=$((failures + 1)); }
   summary+=("$(printf '%-7s %4d s  %s' "$verdict" $((SECONDS - begin)) "$name")")
 }
 
@@ -34,21 +34,8 @@ step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
-# Both at a time: tests and notebooks wait for what they start, and the other one has the core meanwhile.
-said=$(mktemp) notebooks=""
-trap 'kill $notebooks 2>/dev/null; rm -f "$said"' EXIT
-set -m  # else the notebooks could not be interrupted, nor what they start
-python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" </dev/null &>"$said" &
-notebooks=$!
-set +m
-follow() {  # show what they say until they are done; their verdict
-  tail -f -n +1 "$said" & local shown=$! code=0
-  wait "$notebooks" || code=$?
-  sleep 1; kill "$shown"; wait "$shown" 2>/dev/null
-  return "$code"
-}
-step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
-step "every notebook runs; they began with the tests" follow
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
+step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
 
 printf '\n== summary\n'
 printf '%s\n' "${summary[@]}"

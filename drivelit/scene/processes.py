@@ -69,7 +69,6 @@ def begin_worker(parent: int, environment: Mapping[str, str]) -> None:
         environment: of the process that started it, dict(os.environ) there
     """
     follow_parent(parent)
-    gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
 
