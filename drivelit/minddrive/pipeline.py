@@ -34,12 +34,12 @@ from drivelit.minddrive.evaluation import (
 from .experts import Bundle, Experts, load_experts, save_experts, start_policy
 from .imitation import Lessons, Weights, chances, group, imitate, lessons
 from .online import reinforce, routes_of, where
-from .profile import BEFORE, GRAPH, IMITATED, MindDriveProfile, NONE, OPTIONAL, REINFORCED
+from .profile import BEFORE, EXPERTS, GRAPH, IMITATED, MindDriveProfile, NONE, OPTIONAL, REINFORCED
 from .rows import make_rows, save_rows
 from .words import SPEEDS
 from ..scene.core import Scene
 from ..scene.routes import Route
-from ..scene.town_routes import PART, routes
+from ..scene.town_routes import PART, ROUTE_FAMILIES, routes
 from ..scene.weights import seal
 from ..runs.record import NO_SEED, write_part
 from ..scene.files import RunError, write_json
@@ -56,14 +56,17 @@ def make_routes(profile: MindDriveProfile) -> dict[str, Sequence[Scene]]:
     """The routes of the toy town that a profile names.
 
     Args:
-        profile: train_scenes, eval_scenes, tuning
+        profile: train_scenes, eval_scenes, tuning, twice
 
     Returns:
-        dict: train, heldout: the families in turn
+        dict: train, heldout: the families in turn; train ends with as many more of each family that comes twice
     """
     learn, judge = (("tuning", 0), ("tuning", PART // 2)) if profile.tuning else (("train", 0), ("held_out", 0))
     sizes = profile.train_scenes, profile.eval_scenes
     splits = [routes(n, part, first=first) for n, (part, first) in zip(sizes, (learn, judge), strict=True)]
+    each = -(-sizes[0] // len(ROUTE_FAMILIES))
+    for k, family in enumerate(profile.more()):
+        splits[0] += routes(each, learn[0], (family,), first=learn[1] + sizes[0] + k * each)
     return dict(zip(("train", "heldout"), splits, strict=True))
 
 
@@ -175,7 +178,7 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
         RunError: as `chat_folder`; no moment is left to learn from, or none has a file in that folder
     """
     here, words, counts = STAGES.folder(out, "data"), Counter(), {}
-    chat = chat_folder(profile)
+    chat, driver = chat_folder(profile), EXPERTS[profile.expert]
     command = f"python -m drivelit run minddrive.{profile.name} --stages data"
     some = load_scenes(out, "heldout")[: profile.eval_rounds]
     for split, scenes, wrong, look, counter in (
@@ -183,7 +186,7 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
         ("heldout", some, 0.0, 0, Counter()),
     ):
         counts[split] = count = Counter()
-        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, count=count, chat=chat), counter)
+        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, driver, count, chat), counter)
         save_rows(here / f"{split}.parquet", rows, count, command)
         if split == "train" and not count["plan rows"]:
             told = "; ".join(f"{n:,} x {why}" for why, n in count.most_common())
@@ -271,11 +274,12 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
 
     Args:
         profile: of MindDrive; with `warm_steps = 0` nothing is done
-        seed: of new weights, of the draws and of their order
+        seed: unused: all seeds share the warm-up; `warm_seed` is of new weights, of the draws and of their order
 
     Returns:
         dict: what `train_sft` returns, or nothing
     """
+    seed = profile.warm_seed
     if not profile.warm_steps:
         return {}
     rows = read_rows(STAGES.folder(out, "data") / "train.parquet")
@@ -368,19 +372,20 @@ def open_trained(final: str | Path, profile: MindDriveProfile, seed: int = 0) ->
     return Bundle(start_policy(experts.how["model"], seed, profile.image_size, **where(profile)), experts)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #9316c8e6
-def chosen(scenes: Sequence[Scene | Route], n: int, seed: int) -> list[Scene | Route]:
+def chosen(scenes: Sequence[Scene | Route], n: int, seed: int, twice: tuple[str, ...] = ()) -> list[Scene | Route]:
     """Routes to reinforce on.
 
     Args:
         scenes: to choose from
         n: how many
+        twice: families that come twice in a turn
 
     Returns:
         list of them, the families in turn; a family that has no more is passed over
     """
     seen, place = Counter(), {}
     for k in np.random.default_rng([58, seed]).permutation(len(scenes)):
-        place[int(k)] = seen[scenes[k].family]
+        place[int(k)] = seen[scenes[k].family] // (2 if scenes[k].family in twice else 1)
         seen[scenes[k].family] += 1
     return [scenes[k] for k in sorted(place, key=place.get)[:n]]
 
@@ -425,7 +430,7 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     profile, here, budget = replace(profile, **REINFORCED[stage]), STAGES.folder(out, stage, seed), 0
     if profile.algorithm == "grpo":
         budget = -(-STAGES.result(out, "rl", seed)["simulated"] // max(profile.rl_steps, 1))
-    scenes = chosen(roads(out, profile, "train"), profile.rl_scenes, seed)
+    scenes = chosen(roads(out, profile, "train"), profile.rl_scenes, seed, profile.more())
     begin = STAGES.trained(out, BEFORE[stage], seed)
     experts, log = reinforce(begin, here / "rounds", scenes, profile, seed, budget)
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))

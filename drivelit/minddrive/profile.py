@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', 'SHARED', 'KINDS', 'GRAPH', 'NONE', 'SCENARIO',
-           'LACKS', 'SAMPLES', 'LONGEST', 'PAPER', 'lacking', 'addresses_in', 'MindDriveProfile']
+           'LACKS', 'EXPERTS', 'SAMPLES', 'LONGEST', 'PAPER', 'lacking', 'addresses_in', 'MindDriveProfile']
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #7c43ff20
 import os
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from .words import VIEWS, Inputs
+from ..rollout.drivers import present_idm, true_idm
 from ..runs.profiles import Amount, Profile, ProfileError, described, key
+from ..scene.town_routes import ROUTE_FAMILIES
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #30c4c512
 IMITATED = dict(il={}, il_single=dict(single=True))  # stage -> what it changes
@@ -159,6 +161,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
     *("sharding", "rl_schedule", "rl_warmup", "epsilon", "epsilon_high"),  # PPO has `clip` and one rate
     *("train_aside", "train_late"),  # beside the drive: `wrong`
 )
+EXPERTS = dict(future=true_idm, present=present_idm)
 SAMPLES = 234_769  # of the paper's imitation: MindDrive, method summary
 LONGEST = 120  # decisions of a drive, about: two a second for a minute
 
@@ -186,6 +189,7 @@ class MindDriveProfile(Profile):
     eval_scenes: int = key(110, "routes that are not trained on", low=1)
     eval_rounds: int = key(33, "of them, driven after each round; the open loop is on them, too", low=1)
     views: str = key("surround", "the current images", choices=tuple(VIEWS))
+    moments: int = key(1, "of each view, half a second apart; the last is now", low=1, high=4)
     lora_rank: int = key(16, "of both experts and the value", low=1)
     lora_alpha: float = key(16.0, "scale of the adapters: alpha / rank", low=0)
     latent: int = key(32, "numbers of the decoders' z", low=1)
@@ -195,12 +199,15 @@ class MindDriveProfile(Profile):
     sft_warmup: float = key(30.0, "updates of imitation in which it rises; below 1: a share of them", low=0)
     warm_warmup: float = key(0.05, "the same for the updates of all weights", low=0)
     warm_steps: int = key(0, "updates of all weights on the rows, before the experts are put on; 0: none", low=0)
+    warm_seed: int = key(0, "of these updates: another one is another warm-up", low=0)
     balance: float = key(0.0, "0: moments are drawn as they come, 1: each speed word as often", low=0, high=1)
     w_speed_way: float = key(1.0, "weight of the speed way's error in imitation", low=0)
     w_path_way: float = key(1.0, "weight of the path way's error", low=0)
     w_latent: float = key(0.01, "weight of the KL between the two distributions of z", low=0)
     w_bound: float = key(0.0, "weight of what a way lacks of 1 m to the edge of the road", low=0)
     w_collision: float = key(0.0, "weight of what a plan lacks of the distance to others", low=0)
+    expert: str = key("future", "what the driver to learn from knows of the others", choices=tuple(EXPERTS))
+    twice: str = key(NONE, "families of routes to learn from twice as often, with commas: lead_braking,red_light")
     wrong: float = key(0.25, "share of wrong decisions in every second drive of the expert", low=0, high=1)
     rl_scenes: int = key(44, "routes to reinforce on, the families in turn", low=1)
     rl_steps: int = key(1, "rounds of collecting and updating", low=0)
@@ -228,7 +235,7 @@ class MindDriveProfile(Profile):
     @property
     def inputs(self) -> Inputs:
         "What the policy is shown."
-        return Inputs(self.views, tuple(self.image_size))
+        return Inputs(self.views, tuple(self.image_size), moments=self.moments)
 
     def trains(self, kind: str) -> tuple[int, bool]:
         "Adapters in both stages; the vision encoder never."
@@ -241,7 +248,7 @@ class MindDriveProfile(Profile):
 
     def pictures(self) -> int:
         "Pictures in a question."
-        return len(VIEWS[self.views])
+        return len(self.inputs.seen)
 
     def questions(self) -> int:
         "Decisions of a drive, at most."
@@ -259,6 +266,10 @@ class MindDriveProfile(Profile):
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "Stage `warm` has a number of its own."
         return dict(sft=self.warm_steps) if stage == "warm" else super().updates(stage, kind)
+
+    def more(self) -> tuple[str, ...]:
+        "The families of `twice`."
+        return () if self.twice == NONE else tuple(w.strip() for w in self.twice.split(","))
 
     def addresses(self) -> list[tuple[str, int]]:
         "Host and port of each simulator; none in the kit's world. ProfileError: as `addresses_in`."
@@ -280,6 +291,10 @@ class MindDriveProfile(Profile):
         for few, many in (("rl_scenes", "train_scenes"), ("collectors", "rl_scenes"), ("eval_rounds", "eval_scenes")):
             if (a := getattr(self, few)) > (b := getattr(self, many)):
                 problems.append(f"{few}: {a} are more than the {b} routes of {many}")
+        if wrong := [f for f in self.more() if f not in ROUTE_FAMILIES]:
+            problems.append(f"twice: {wrong[0]!r} is not one of {', '.join(ROUTE_FAMILIES)}")
+        if self.source != "toy" and (self.twice != NONE or self.expert != "future"):
+            problems.append(f"expert, twice: they are of the kit's routes, and the source is {self.source}")
         if self.algorithm == "grpo" and self.num_iterations > 1 and self.clip == 0:
             problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
         if self.group > self.rl_scenes * self.rollouts and self.algorithm == "grpo":

@@ -41,6 +41,7 @@ from drivelit.minddrive.words import (
 )
 from ..policy.text import ParseError
 from ..rollout.drivers import Driver, true_idm
+from ..scene.cameras import check_image
 from ..scene.core import DRIVABLE_KINDS, Scene, SceneError
 from ..scene.recorded import poses_at
 from ..scene.roads import Path as Line
@@ -183,11 +184,13 @@ def _look_row(m, inputs):
     return make_row("look", m.scene, messages, clear=answer == CLEAR)
 
 
-def _imitated(scene, driver, share, seed, count):
+def _imitated(scene, inputs, driver, share, seed, count):
     "The moments of a scene that are worth imitating; the others are counted."
     if any(c.files for c in scene.cameras.values()):
         count["recorded moments"] += 1
         try:
+            for camera, time in inputs.seen if inputs.moments > 1 else ():  # a clip's first moment has no past
+                check_image(scene, camera, time)
             return [recorded(scene)]
         except ValueError as e:  # SceneError is one
             count[f"recorded moments left out: {str(e).removeprefix(f'scene {scene.id}: ')[:60]}"] += 1
@@ -295,7 +298,7 @@ def make_rows(
     """
     count = Counter() if count is None else count
     for k, scene in enumerate(scenes):
-        imitated = _imitated(scene, driver, wrong if k % 2 else 0.0, k, count)
+        imitated = _imitated(scene, inputs, driver, wrong if k % 2 else 0.0, k, count)
         for i, m in enumerate(imitated, k if len(imitated) == 1 else 0):  # of recorded moments every so many, too
             m, rounds = (m, []) if chat is None else _annotated(m, scene, chat, count)
             yield _plan_row(m, inputs)

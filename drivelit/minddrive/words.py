@@ -259,6 +259,7 @@ class Inputs:
         views: key of VIEWS
         size: (width, height) of each picture, pixels
         pictures: "own", or "grey" ones
+        moments: of each view, half a second apart; the last one is now
 
     Raises:
         ValueError: an unknown name
@@ -267,11 +268,18 @@ class Inputs:
     views: str = "surround"
     size: tuple[int, int] = (168, 84)
     pictures: str = "own"
+    moments: int = 1
 
     def __post_init__(self) -> None:
         for name, choices in (("views", tuple(VIEWS)), ("pictures", ("own", "grey"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
+
+    @property
+    def seen(self) -> list[tuple[str, float]]:
+        "Camera and seconds from now of each picture, the oldest first."
+        times = SPEED_DT * np.arange(1 - self.moments, 1)
+        return [(camera, float(t)) for t in times for camera in VIEWS[self.views]]
 
 
 def shown(scene: Scene, inputs: Inputs) -> list[Image.Image]:
@@ -285,11 +293,11 @@ def shown(scene: Scene, inputs: Inputs) -> list[Image.Image]:
         list of PIL images
 
     Raises:
-        SceneError: a camera that the scene does not have
+        SceneError: a camera that the scene does not have, or a moment of which it has no picture
     """
     if inputs.pictures == "grey":
-        return [Image.new("RGB", inputs.size, (128, 128, 128)) for _ in VIEWS[inputs.views]]
-    return [get_image(scene, c, inputs.size) for c in VIEWS[inputs.views]]
+        return [Image.new("RGB", inputs.size, (128, 128, 128)) for _ in inputs.seen]
+    return [get_image(scene, camera, inputs.size, time) for camera, time in inputs.seen]
 
 
 def state_of(scene: Scene) -> np.ndarray:

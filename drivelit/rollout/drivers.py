@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Driver', 'SIDEWAYS', 'BRAKE', 'AHEAD', 'standing', 'same_speed', 'steady', 'slow_down', 'allowed', 'aside', 'walls',
-           'true_idm', 'play', 'rate', 'table']
+           'true_idm', 'present_idm', 'play', 'rate', 'table']
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #172206c1
 from collections.abc import Callable, Sequence
@@ -125,16 +125,28 @@ def aside(stage: Stage, s: np.ndarray) -> np.ndarray:
 AHEAD = 0.25 * np.arange(21)  # seconds that the driver looks ahead
 
 
-def _expected(stage: Stage, now: WorldState) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+def _straight_on(stage: Stage, now: WorldState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    "Metres along the lane, beside it and turn of a road user at AHEAD, if it goes on as it does now beside the lane."
+    s, l = (float(x[0]) for x in stage.route.project(now.poses[i : i + 1, :2]))
+    turn, way = now.poses[i, 2] - np.interp(s, stage.route.s, stage.route.heading), now.speeds[i] * AHEAD
+    return s + np.cos(turn) * way, l + np.sin(turn) * way, np.full(len(AHEAD), turn)
+
+
+def _expected(
+    stage: Stage, now: WorldState, future: bool
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     "For each road user near: (21,) metres along, whether in the ego's way, half its extent along, and speed along."
     out, l_now = [], float(stage.route.project(now.ego[:2])[1])
     for i, script in enumerate(stage.scripts):
         if not np.hypot(*(now.poses[i, :2] - now.ego[:2])) < 80:
             continue
-        moves = not script.still and stage.triggers[i] <= now.farthest
-        poses = script.poses(now.clocks[i] + AHEAD) if moves else np.tile(now.poses[i], (len(AHEAD), 1))
-        s, l = stage.route.project(poses[:, :2])
-        turn = poses[:, 2] - np.interp(s, stage.route.s, stage.route.heading)
+        if future:
+            moves = not script.still and stage.triggers[i] <= now.farthest
+            poses = script.poses(now.clocks[i] + AHEAD) if moves else np.tile(now.poses[i], (len(AHEAD), 1))
+            s, l = stage.route.project(poses[:, :2])
+            turn = poses[:, 2] - np.interp(s, stage.route.s, stage.route.heading)
+        else:
+            s, l, turn = _straight_on(stage, now, i)
         c, d = np.abs(np.cos(turn)), np.abs(np.sin(turn))
         # half widths across the lane, a turned box counts with both sides; 0.45 m between
         room = EGO_HALF[1] + 0.45 + script.half[0] * d + script.half[1] * c
@@ -154,18 +166,21 @@ def _arrival(metres: float, v: float, limit: float) -> float:
     return t + (metres - ramp) / max(limit, 0.1) if metres > ramp else (np.sqrt(v**2 + 3 * max(metres, 0)) - v) / 1.5
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #875032ad
-def walls(stage: Stage, now: WorldState) -> tuple[list[float], list[tuple[np.ndarray, np.ndarray]]]:
+def walls(
+    stage: Stage, now: WorldState, future: bool = True
+) -> tuple[list[float], list[tuple[np.ndarray, np.ndarray]]]:
     """What the ego must stop before, and whom it follows.
 
     Args:
         stage: of the world
+        future: what the others will do is known; without, each goes on as it does now
 
     Returns:
         tuple: metres along the route that the front must not pass; for each one ahead (21,) metres to its rear
             and (21,) m/s, at 0, 0.25, ... 5 s
     """
     stops, ahead, v, limit = [], [], now.ego[VX], stage.scene.map.speed_limit
-    for s, inside, half, speed in _expected(stage, now):
+    for s, inside, half, speed in _expected(stage, now, future):
         inside &= s + half > now.along - VEHICLE.rear
         if not inside.any():
             continue
@@ -191,17 +206,18 @@ def walls(stage: Stage, now: WorldState) -> tuple[list[float], list[tuple[np.nda
     return stops, ahead
 
 
-def true_idm(world: World) -> np.ndarray:
+def true_idm(world: World, future: bool = True) -> np.ndarray:
     """IDM with the true state of everything, in the navigator's lane.
 
     Args:
         world: everything is looked at
+        future: the next five seconds of the others, too
 
     Returns:
         (8, 3) poses in the ego frame, every half second
     """
     stage, now = world.stage, world.state
-    stops, ahead = walls(stage, now)
+    stops, ahead = walls(stage, now, future)
     free, (s, v) = _allowed_here(stage), (now.along, float(now.ego[VX]))
     stations, t = [s], kin.DT * np.arange(kin.STEPS)
     # 0.8 m before the line or the one who stands there
@@ -227,6 +243,18 @@ def true_idm(world: World) -> np.ndarray:
     moved = np.gradient(stations)
     poses[:, 2] += np.arctan(np.where(moved > 0.02, np.gradient(side) / np.maximum(moved, 0.02), 0.0))
     return to_frame(poses[5::5], now.ego[:3])
+
+
+def present_idm(world: World) -> np.ndarray:
+    """IDM with the true state of the present: the others go on as they do now.
+
+    Args:
+        world: what its scripts say of the future is not looked at
+
+    Returns:
+        (8, 3) poses in the ego frame, every half second
+    """
+    return true_idm(world, future=False)
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #8202477d
 def play(world: World, driver: Driver, scene: Scene) -> dict:
