@@ -299,7 +299,7 @@ def shown(scene: Scene, inputs: Inputs) -> list[Image.Image]:
         return [Image.new("RGB", inputs.size, (128, 128, 128)) for _ in inputs.seen]
     return [get_image(scene, camera, inputs.size, time) for camera, time in inputs.seen]
 
-
+# %% ../../nbs/54_minddrive/02_words.ipynb #6c43b298
 def state_of(scene: Scene) -> np.ndarray:
     """What a car knows of itself and its navigator.
 
