@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# A virtual environment with every pinned version, on a bare machine: python 3.11 or newer with pip, or uv, which is
-# faster.
-# Both read the versions of ci/constraints.txt.
+# A virtual environment with every pinned version, on a bare machine: python 3.11 or newer with pip, or uv. Where there
+# is no uv, pip brings it: it installs four times as fast. Both read the versions of ci/constraints.txt.
 #   DRIVELIT_VENV   where (default .venv)      DRIVELIT_TORCH   another torch, e.g. "torch==2.13.0" for CUDA
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,8 +28,14 @@ fi
 
 # Byte code is made when a module is first imported, as after uv: most modules of torch never are.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq --no-compile -c ci/constraints.txt)
-# uv does not read what pip alone was told (an index of one's own): where it finds nothing, pip goes on.
-install() {
+[ -n "$uv" ] || ! "${pip[@]}" uv 2>/dev/null || uv=$venv/bin/uv
+# What pip alone was told, uv does not read: an index of one's own, a folder of wheels, a certificate.
+told=$("$venv/bin/python" -m pip config list)
+of_pip() { sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" <<<"$told" | head -n 1 | sed 's/\\n/ /g'; }  # its environment first
+export UV_INDEX_URL=${UV_INDEX_URL:-$(of_pip index-url)} UV_EXTRA_INDEX_URL=${UV_EXTRA_INDEX_URL:-$(of_pip extra-index-url)}
+export UV_FIND_LINKS=${UV_FIND_LINKS:-$(of_pip find-links | tr ' ' ,)} SSL_CERT_FILE=${SSL_CERT_FILE:-$(of_pip cert)}
+for name in UV_INDEX_URL UV_EXTRA_INDEX_URL UV_FIND_LINKS SSL_CERT_FILE; do [ -n "${!name}" ] || unset "$name"; done
+install() {  # where uv finds nothing, pip goes on
   [ -n "$uv" ] &&
     "$uv" pip install -q --index-strategy unsafe-best-match --python "$venv/bin/python" -c ci/constraints.txt "$@" ||
     "${pip[@]}" "$@"
