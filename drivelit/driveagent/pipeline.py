@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'EXPERT', 'ALL', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_of', 'reward_weights', 'some_of', 'labelled',
-           'drivers', 'choose_scenes', 'check_scene', 'run_scenes', 'journal_of', 'necessity', 'teach', 'thought_lines',
-           'save_variant', 'hold_back', 'draw_explore', 'with_views', 'run_data', 'save_weights', 'attention_tasks',
-           'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align', 'tune', 'make',
-           'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention', 'run_measured']
+           'drivers', 'with_looks', 'choose_scenes', 'check_scene', 'run_scenes', 'journal_of', 'necessity', 'teach',
+           'thought_lines', 'save_variant', 'hold_back', 'draw_explore', 'with_views', 'run_data', 'save_weights',
+           'attention_tasks', 'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align',
+           'tune', 'make', 'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention',
+           'run_measured']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -146,12 +147,34 @@ def _reviewed(scenes, profile, journal):
     return labels, counts
 
 
+def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int]) -> list[int]:
+    """As many scenes as there are, so that a share of them needs a look; of the others the same ones are drawn each time.
+
+    Args:
+        scenes: those without meta-actions are left out
+        share: above 0, at most 1
+        image_size: (width, height) of the front view as the model gets it
+
+    Returns:
+        numbers of scenes, in order
+    """
+    size, kinds = image_size, ([], [])
+    for i, s in enumerate(scenes):
+        if label_scene(s):
+            kinds[needs_look(s, size)].append(i)
+    plain, need = kinds
+    n = int(min(len(need) / share, len(plain) / (1 - share) if share < 1 else ALL) + 1e-9)
+    rng, looks = np.random.default_rng(0), round(share * n)
+    some = [of[k] for of, m in ((need, looks), (plain, n - looks)) for k in rng.permutation(len(of))[:m]]
+    return sorted(some)
+
+
 def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: DriveAgentProfile) -> dict[str, Counter]:
-    """Draw the held-out scenes and have labels reviewed, as the profile says, and note both for `chosen_scenes`.
+    """Draw scenes and have labels reviewed, as the profile says, and note both for `chosen_scenes`.
 
     Args:
         made: scenes by split
-        profile: its eval_draw and reviewer
+        profile: its eval_draw, look_share and reviewer
 
     Returns:
         dict: split -> what became of the reviewer's answers
@@ -163,6 +186,9 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
             if profile.source != "toy" and profile.eval_draw == "middle" and split == "heldout":
                 which = middles(scenes, profile.eval_scenes)
                 tell_if_few("scenes, held out in the middle of a clip", len(which), profile.eval_scenes)
+            if profile.look_share:
+                looks = with_looks(Subset(scenes, which), profile.look_share, tuple(profile.image_size))
+                which = [which[k] for k in looks]
             if profile.reviewer != "none":
                 labels, counts[split] = _reviewed(Subset(scenes, which), profile, journal)
             if labels or len(which) < len(scenes):

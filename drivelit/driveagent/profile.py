@@ -63,6 +63,9 @@ class DriveAgentProfile(Profile):
     clock_scenes: int = key(12, "scenes on the clock of table 8, one at a time", low=1)
     clock_runs: int = key(1, "times that they are played", low=1)
     motion_scenes: int = key(1000, "scenes of each split for the motion head, at most; 0: all", low=0)
+    look_share: float = key(
+        0, "share of the scenes that need a look, the others are left out; 0: all scenes, as they come", low=0, high=1
+    )
     depth: str = key("exact", "of the depth tool: 'exact' (the toy town's), or Depth Anything V2 by name or folder")
     detector: str = key("exact", "of the detection tool: 'exact' (annotations), a URL, or OWLv2 by name or folder")
     teacher: str = key("scripted", "writes thoughts, questions, answers: 'scripted', or NAME@URL of a served model")
