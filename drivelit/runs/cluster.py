@@ -7,7 +7,6 @@ __all__ = ['ray', 'ray_train', 'ray_torch', 'scheduling', 'ray_exceptions', 'LIB
            'refusals', 'check_machines', 'check_room', 'forwarded', 'connected', 'run_on_cluster', 'on_cluster']
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #2a70b8b2
-import importlib
 import os
 import re
 import socket
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..scene.extras import Extra
+from ..scene.extras import Extra, import_large
 from ..scene.files import RunError
 from .launch import stage_gpus
 from .profiles import Profile
@@ -185,7 +184,7 @@ RESTARTS = 3  # of a stage whose worker or machine is lost
 def _stage(given):
     "One worker of a stage, wherever it runs."
     os.environ |= ray.get(given["later"])
-    stages = importlib.import_module(f"{given['package']}.pipeline").STAGES
+    stages = import_large(f"{given['package']}.pipeline").STAGES
     if os.path.isdir(given["folder"]):
         os.chdir(given["folder"])  # relative paths of the profile mean what they mean to the process that began
     lead = os.environ.get("RANK", "0") == "0"

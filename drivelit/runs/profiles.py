@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
 from ..policy.text import nearest
+from ..scene.extras import import_large
 from ..training.settings import EpisodeSettings, Settings, TuningSettings, described
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #63534fbf
@@ -481,7 +482,7 @@ class System:
     @property
     def stages(self) -> Any:
         "Its `STAGES` (drivelit.runs.stages.Stages), in <package>.pipeline."
-        return importlib.import_module(f"{self.package}.pipeline").STAGES
+        return import_large(f"{self.package}.pipeline").STAGES
 
 
 def systems(settings: str | Path = SETTINGS) -> dict[str, System]:

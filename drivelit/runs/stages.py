@@ -10,7 +10,6 @@ __all__ = ['FREE', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'star
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0502a1f8
 import contextlib
-import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -37,6 +36,7 @@ from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, sub
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.core import Scene, SceneError, from_json
+from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole_file, write_json
 from ..scene.processes import follow_parent, set_aside
@@ -528,7 +528,7 @@ class StageGraph:
 
     def function(self, stage: str) -> Callable[[Path, Profile, int], dict[str, Any]]:
         "What a stage does."
-        return importlib.import_module(f"{self.package}.pipeline").FUNCTIONS[self.check(stage)]
+        return import_large(f"{self.package}.pipeline").FUNCTIONS[self.check(stage)]
 
     def order(self, wanted: Iterable[str]) -> list[str]:
         "The wanted stages and all that they need, prerequisites first."
