@@ -148,7 +148,7 @@ def _reviewed(scenes, profile, journal):
 
 
 def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int]) -> list[int]:
-    """As many scenes as there are, so that a share of them needs a look; which others belong to them is always the same.
+    """As many scenes as there are, so that a share of them needs a look; which of the others stay is always the same.
 
     Args:
         scenes: those without meta-actions are left out
