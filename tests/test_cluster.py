@@ -196,9 +196,12 @@ def patient(system):
 
 
 def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
+    "And a token reaches a stage in a task and one of two workers; Ray's files about workers show other variables."
     profile = load_profile("mtdrive", "smoke", rl_gpus=2, together=1)
     alone = far().run(start(tmp_path / "alone", profile), workers=0)
     monkeypatch.setenv("DRIVELIT_PAUSE", "1.5")
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody_may_read_this")
+    monkeypatch.setenv("DRIVELIT_SHOWN", "everybody_may_read_this")
     out = start(tmp_path / "run", profile)
     drive = far().folder(out, "drive")
     parts = drive / "shards" / "0"
@@ -214,6 +217,12 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     begun = (far().folder(out, "drive") / "begun.txt").read_text().split()
     assert 9 < len(begun) <= 11 and len(set(begun)) == 9  # of each of the two workers one part at most
 
+    assert [found[stage, 0]["token"] for stage in ("scenes", "drive")] == [os.environ["HF_TOKEN"]] * 2
+    session = Path(nodes.head_node.get_session_dir_path())
+    files = [f.read_bytes() for f in session.rglob("*") if f.is_file()]
+    assert any(os.environ["DRIVELIT_SHOWN"].encode() in f for f in files)
+    assert not any(os.environ["HF_TOKEN"].encode() in f for f in files)
+
     # what the cluster has written is read by a laptop, a damaged part is named and played again
     monkeypatch.setenv("DRIVELIT_PAUSE", "0")
     (far().folder(out, "drive") / "done.json").unlink()
@@ -225,20 +234,6 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     assert (parts / "4.json.gz").read_bytes() == whole
     more = (far().folder(out, "drive") / "begun.txt").read_text().split()[len(begun) :]
     assert len(more) == 1
-
-
-def test_a_token_reaches_the_workers_and_nothing_that_ray_shows(nodes, tmp_path, monkeypatch):
-    "A stage in a task and one of two workers get it; what Ray has written about its workers shows other variables."
-    monkeypatch.setenv("HF_TOKEN", "hf_nobody_may_read_this")
-    monkeypatch.setenv("DRIVELIT_SHOWN", "everybody_may_read_this")
-    out = start(tmp_path / "run", load_profile("mtdrive", "smoke", rl_gpus=2, together=5))
-    machines(nodes, 2)
-    found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
-    assert [found[stage, 0]["token"] for stage in ("scenes", "drive")] == [os.environ["HF_TOKEN"]] * 2
-    session = Path(nodes.head_node.get_session_dir_path())
-    files = [f.read_bytes() for f in session.rglob("*") if f.is_file()]
-    assert any(os.environ["DRIVELIT_SHOWN"].encode() in f for f in files)
-    assert not any(os.environ["HF_TOKEN"].encode() in f for f in files)
 
 
 def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
