@@ -128,7 +128,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
 MORE_UPDATES = "the paper's updates are some hundred times ours"
 HALF_A_POINT = "an interval of half a point"
 ROUNDS = "more seeds, of six rounds of 176 drives"
-EYES = "more scenes that need another view than the front one: 16 % here"
+EYES = "scenes whose decision hangs on another view, see below"
 DREAM = "a plan that depends on its dream, see below"
 CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
     mtdrive=[
