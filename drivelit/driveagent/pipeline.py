@@ -158,10 +158,10 @@ def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int
     Returns:
         numbers of scenes, in order
     """
-    size, kinds = image_size, ([], [])
+    kinds = ([], [])
     for i, s in enumerate(scenes):
         if label_scene(s):
-            kinds[needs_look(s, size)].append(i)
+            kinds[needs_look(s, image_size)].append(i)
     plain, need = kinds
     n = int(min(len(need) / share, len(plain) / (1 - share) if share < 1 else ALL) + 1e-9)
     rng, looks = np.random.default_rng(0), round(share * n)
