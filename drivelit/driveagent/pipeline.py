@@ -178,6 +178,9 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
 
     Returns:
         dict: split -> what became of the reviewer's answers
+
+    Raises:
+        RunError: no scene of a split is left by look_share
     """
     here, counts = STAGES.folder(out, "scenes"), {}
     with journal_of(here, profile) as journal:
@@ -188,6 +191,9 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
                 tell_if_few("scenes, held out in the middle of a clip", len(which), profile.eval_scenes)
             if profile.look_share:
                 looks = with_looks(Subset(scenes, which), profile.look_share, tuple(profile.image_size))
+                if not looks:
+                    kinds = "of the scenes with meta-actions none needs a look, or every one does"
+                    raise RunError(f"look_share: {profile.look_share:g}: {split}: {kinds}")
                 which = [which[k] for k in looks]
             if profile.reviewer != "none":
                 labels, counts[split] = _reviewed(Subset(scenes, which), profile, journal)
