@@ -129,22 +129,8 @@ def drivers(known: Sequence[Scene], heldout: Sequence[Scene], need: np.ndarray) 
     answers = blind_answers(known, heldout) | {EXPERT: truth}
     return {name: score_actions(a, truth, need, reward_weights(learnt)) for name, a in answers.items()}
 
-# %% ../../nbs/51_driveagent/60_pipeline.ipynb #7122f6ae
+# %% ../../nbs/51_driveagent/60_pipeline.ipynb #0888365d
 ALL = 10**9  # more scenes than a folder holds
-
-
-def _reviewed(scenes, profile, journal):
-    "Scene's id -> the label of a reviewer, where it differs from that of the rules; and what became of the answers."
-    real = lambda engine: refine.ChatReviewer(engine)
-    reviewer = connect(profile.reviewer, refine.ScriptedReviewer(), real, journal=journal, at_once=AT_ONCE)
-    labels, counts = {}, Counter()
-    with_label = [i for i, s in enumerate(scenes) if label_scene(s)]
-    for some in vqa_pairs.in_parts(with_label):  # a picture from above for each is in memory
-        part = [scenes[i] for i in some]
-        review = refine.refine(part, reviewer)
-        labels |= {s.id: a for s, a in zip(part, review.actions, strict=True) if a != label_scene(s)}
-        counts += review.counts
-    return labels, counts
 
 
 def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int]) -> list[int]:
@@ -167,6 +153,20 @@ def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int
     rng, looks = np.random.default_rng(0), round(share * n)
     some = [of[k] for of, m in ((need, looks), (plain, n - looks)) for k in rng.permutation(len(of))[:m]]
     return sorted(some)
+
+# %% ../../nbs/51_driveagent/60_pipeline.ipynb #7122f6ae
+def _reviewed(scenes, profile, journal):
+    "Scene's id -> the label of a reviewer, where it differs from that of the rules; and what became of the answers."
+    real = lambda engine: refine.ChatReviewer(engine)
+    reviewer = connect(profile.reviewer, refine.ScriptedReviewer(), real, journal=journal, at_once=AT_ONCE)
+    labels, counts = {}, Counter()
+    with_label = [i for i, s in enumerate(scenes) if label_scene(s)]
+    for some in vqa_pairs.in_parts(with_label):  # a picture from above for each is in memory
+        part = [scenes[i] for i in some]
+        review = refine.refine(part, reviewer)
+        labels |= {s.id: a for s, a in zip(part, review.actions, strict=True) if a != label_scene(s)}
+        counts += review.counts
+    return labels, counts
 
 
 def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: DriveAgentProfile) -> dict[str, Counter]:
