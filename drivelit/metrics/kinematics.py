@@ -11,7 +11,7 @@ __all__ = ['COLUMNS', 'X', 'Y', 'HEADING', 'VX', 'VY', 'AX', 'AY', 'STEER', 'STE
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #3a5f8d65
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
@@ -196,88 +196,74 @@ def curvature_profile(poses: np.ndarray, speed: np.ndarray) -> np.ndarray:
     return _each_step(_curvatures, rows, rows[0])[:, 0].T
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #e733710d
-Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, np.array([1.0, 10.0, 0.0]), 1.0, 10
+Q_LON, R_LON, Q_LAT, R_LAT, HORIZON = 10.0, 1.0, (1.0, 10.0, 0.0), 1.0, 10
 STOP_GAIN, STOP_SPEED = 0.5, 0.2
 
 
-def _roll(m, rows, first):
-    "(way, turn by the rate, by the steering, by the road) of each step ahead -> (offset, heading, b0, b1) behind all."
-    (offset, heading), b0, b1, b2 = first, 0.0, 0.0, 0.0
-    for way, turn, steered, road in rows:
-        offset, b0 = offset + way * heading, b0 + way * b1
-        heading, b1 = heading + steered - road, b1 + turn * b2
-        b2 += DT
-    return [(offset, heading, b0, b1)]
-
-
 def control(
-    state: np.ndarray,
-    reference: np.ndarray,
-    target: np.ndarray,
-    curvature: np.ndarray,
+    state: Sequence[float],
+    reference: Sequence[float],
+    target: float,
+    curvature: Sequence[float],
     wheelbase: float = VEHICLE.wheelbase,
-) -> tuple[np.ndarray, np.ndarray]:
-    """What the tracker asks of the car now.
+) -> tuple[float, float]:
+    """What the tracker asks of one car now; `track` drives many.
 
     Args:
-        state: (N, 11) now
-        reference: (N, 3) the plan's pose now
-        target: (N,) m/s, the plan's speed at the horizon
-        curvature: (N, HORIZON) 1/m, the plan's curvature from now on
+        state: (11,) now
+        reference: (3,) the plan's pose now
+        target: m/s, the plan's speed at the horizon
+        curvature: (HORIZON,) 1/m, the plan's curvature from now on
         wheelbase: metres
 
     Returns:
-        tuple: (N,) acceleration m/s², (N,) steering rate rad/s
+        tuple: acceleration m/s², steering rate rad/s
     """
-    v, span = state[:, VX], HORIZON * DT
+    v, steering, span = state[VX], state[STEER], HORIZON * DT
+    if target <= STOP_SPEED and v <= STOP_SPEED:
+        return -STOP_GAIN * (v - target), 0.0
     accel = -span * Q_LON * (v - target) / (span**2 * Q_LON + R_LON)
-    dx, dy = state[:, X] - reference[:, 0], state[:, Y] - reference[:, 1]
-    c, s = np.cos(reference[:, 2]), np.sin(reference[:, 2])
+    dx, dy = state[X] - reference[0], state[Y] - reference[1]
     # The linearised error is rolled ahead in closed form: a steering rate held for the horizon enters linearly.
-    # roll x = (offset, heading error, steering) ahead; b holds how each depends on the steering rate. What no step
-    # changes is computed for all steps at once.
-    offset, heading = -dx * s + dy * c, wrap_angle(state[:, HEADING] - reference[:, 2])
-    speed = v + np.arange(HORIZON)[:, None] * DT * accel  # (HORIZON, N)
-    way = speed * DT
-    turn, road = way / wheelbase, speed * curvature.T * DT
-    rows = np.stack([way, turn, turn * state[:, STEER], road], 1)
-    ((offset, heading, b0, b1),) = _each_step(_roll, rows, np.stack([offset, heading]))
-    rate = -(b0 * Q_LAT[0] * offset + b1 * Q_LAT[1] * wrap_angle(heading)) / (
-        b0**2 * Q_LAT[0] + b1**2 * Q_LAT[1] + R_LAT
-    )
-    stop = (target <= STOP_SPEED) & (v <= STOP_SPEED)
-    return np.where(stop, -STOP_GAIN * (v - target), accel), np.where(stop, 0.0, rate)
+    # roll x = (offset, heading error, steering) ahead; b holds how each depends on the steering rate
+    offset = -dx * math.sin(reference[2]) + dy * math.cos(reference[2])
+    heading, b0, b1, b2 = _wrap(math, state[HEADING] - reference[2]), 0.0, 0.0, 0.0
+    for k, bend in enumerate(curvature):
+        way = (v + k * DT * accel) * DT
+        offset, b0 = offset + way * heading, b0 + way * b1
+        heading, b1 = heading + way / wheelbase * steering - way * bend, b1 + way / wheelbase * b2
+        b2 += DT
+    pull = b0 * Q_LAT[0] * offset + b1 * Q_LAT[1] * _wrap(math, heading)
+    return accel, -pull / (b0**2 * Q_LAT[0] + b1**2 * Q_LAT[1] + R_LAT)
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #f8deedfe
 ACCEL_DELAY, STEER_DELAY, MAX_STEER = 0.2, 0.05, np.pi / 3
 
 
-def step(
-    state: np.ndarray, accel: np.ndarray, steer_rate: np.ndarray, wheelbase: float = VEHICLE.wheelbase
-) -> np.ndarray:
-    """One Euler step of the kinematic bicycle.
+def step(state: Sequence[float], accel: float, steer_rate: float, wheelbase: float = VEHICLE.wheelbase) -> list[float]:
+    """One Euler step of the kinematic bicycle, for one car; `track` drives many.
 
     Args:
-        state: (N, 11)
-        accel: (N,) wanted, m/s²
-        steer_rate: (N,) wanted, rad/s
+        state: (11,)
+        accel: wanted, m/s²
+        steer_rate: wanted, rad/s
         wheelbase: metres
 
     Returns:
-        np.ndarray: (N, 11) 0.1 s later
+        list: (11,) 0.1 s later
     """
-    v, h, d = state[:, VX], state[:, HEADING], state[:, STEER]
+    v, h, d = state[VX], state[HEADING], state[STEER]
     # pedals and steering follow with a lag of first order
-    ax = DT / (DT + ACCEL_DELAY) * (accel - state[:, AX]) + state[:, AX]
+    ax = DT / (DT + ACCEL_DELAY) * (accel - state[AX]) + state[AX]
     rate = DT / (DT + STEER_DELAY) * DT * steer_rate / DT
-    out = np.zeros_like(state)
-    out[:, X], out[:, Y] = state[:, X] + DT * v * np.cos(h), state[:, Y] + DT * v * np.sin(h)
-    out[:, HEADING] = wrap_angle(h + DT * v * np.tan(d) / wheelbase)
-    out[:, VX], out[:, AX], out[:, STEER_RATE] = v + DT * ax, ax, rate
-    out[:, STEER] = np.minimum(np.maximum(d + DT * rate, -MAX_STEER), MAX_STEER)
+    out = [0.0] * 11
+    out[X], out[Y] = state[X] + DT * v * math.cos(h), state[Y] + DT * v * math.sin(h)
+    out[HEADING] = _wrap(math, h + DT * v * math.tan(d) / wheelbase)
+    out[VX], out[AX], out[STEER_RATE] = v + DT * ax, ax, rate
+    out[STEER] = min(max(d + DT * rate, -MAX_STEER), MAX_STEER)
     # of the new speed and steering, while x, y and heading moved with the old ones
-    out[:, YAW_RATE] = out[:, VX] * np.tan(out[:, STEER]) / wheelbase
-    out[:, YAW_ACC] = (out[:, YAW_RATE] - state[:, YAW_RATE]) / DT
+    out[YAW_RATE] = out[VX] * math.tan(out[STEER]) / wheelbase
+    out[YAW_ACC] = (out[YAW_RATE] - state[YAW_RATE]) / DT
     return out
 
 # %% ../../nbs/10_metrics/00_kinematics.ipynb #72867c47

@@ -11,6 +11,7 @@ __all__ = ['PEDALS', 'WHEEL', 'GRIP', 'SIGHT', 'PAST', 'RECORDED', 'KINDS', 'STA
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import atan, cos, sin
 from typing import Any
 
 import gymnasium as gym
@@ -37,7 +38,7 @@ from drivelit.scene.core import (
     to_frame,
     wrap_angle,
 )
-from ..scene.roads import Path, boxes_touch
+from ..scene.roads import Path, between, boxes_touch
 from ..scene.town_routes import PART, SEEDS, routes
 
 # %% ../../nbs/30_rollout/20_world.ipynb #f973932c
@@ -57,14 +58,14 @@ def drive(state: np.ndarray, accel: float, steer_rate: float) -> np.ndarray:
     Returns:
         np.ndarray: (11,) 0.1 s later
     """
-    state = state[None].copy()
-    most = np.arctan(VEHICLE.wheelbase * GRIP / max(state[0, VX], 0.1) ** 2)
-    state[0, STEER] = min(max(state[0, STEER], -most), most)  # np.clip takes ten times as long for one number
+    state = state.tolist()  # plain numbers: for one car, arrays take five times as long
+    most = atan(VEHICLE.wheelbase * GRIP / max(state[VX], 0.1) ** 2)
+    state[STEER] = min(max(state[STEER], -most), most)
     accel, rate = min(max(accel, PEDALS[0]), PEDALS[1]), min(max(steer_rate, -WHEEL), WHEEL)
-    after = kin.step(state, np.array([accel]), np.array([rate]))[0]
+    after = kin.step(state, accel, rate)
     if after[VX] <= 0:
-        after[[VX, YAW_RATE]], after[kin.AX] = 0.0, max(after[kin.AX], 0.0)
-    return after
+        after[VX], after[YAW_RATE], after[kin.AX] = 0.0, 0.0, max(after[kin.AX], 0.0)
+    return np.array(after)
 
 # %% ../../nbs/30_rollout/20_world.ipynb #493bdf37
 class Script:
@@ -86,17 +87,25 @@ class Script:
         self.way = np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))]
         self.last = (self.way[-1] - self.way[-2]) / (self.times[-1] - self.times[-2])  # goes on like this afterwards
         self.headings = np.unwrap(poses[:, 2])
-        self.first = float(self.speed(0.0))
+        self.columns = self.times.tolist(), self.way.tolist(), self.headings.tolist()  # for one moment
+        self.first = self.speed(0.0)
         self.seen = not self.patient or self.first < 0.2  # whether it can be seen waiting for its trigger
 
     def at(self, clock: float | np.ndarray) -> float | np.ndarray:
         "(...) metres along the path at (...) seconds of its clock."
+        if isinstance(clock, float):
+            return between(clock, *self.columns[:2])[0] + max(clock - self.columns[0][-1], 0.0) * self.last
         return np.interp(clock, self.times, self.way) + np.maximum(clock - self.times[-1], 0) * self.last
 
     def speed(self, clock: float | np.ndarray) -> float | np.ndarray:
         "(...) m/s over the next 0.1 s of its clock."
-        now, then = self.at(np.array([clock, clock + kin.DT]))
-        return (then - now) / kin.DT
+        return (self.at(clock + kin.DT) - self.at(clock)) / kin.DT
+
+    def pose_at(self, clock: float) -> tuple[float, float, float]:
+        "`poses` at one moment."
+        way, heading = between(clock, *self.columns)
+        x, y, _ = self.path.pose(way + max(clock - self.columns[0][-1], 0.0) * self.last)
+        return x, y, wrap_angle(heading)
 
     def poses(self, clock: np.ndarray) -> np.ndarray:
         "(..., 3) centre poses at (...) seconds of its clock; the heading is the script's own: who stands keeps it."
@@ -121,15 +130,18 @@ def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, spee
     Returns:
         tuple: metres to the nearest one in its corridor (infinity: none), that one's speed along the path, m/s
     """
-    along, side = script.path.project(boxes[:, :2])
-    turn = boxes[:, 2] - np.interp(along, script.path.s, script.path.heading)
-    c, d = np.abs(np.cos(turn)), np.abs(np.sin(turn))
-    # from bumper to bumper along the path; a turned box counts with both sides
-    gap = along - s - script.half[0] - halves[:, 0] * c - halves[:, 1] * d
-    room = script.half[1] + 0.25 + halves[:, 0] * d + halves[:, 1] * c
-    gap = np.where((along > s) & (gap < SIGHT) & (np.abs(side) < room), gap, np.inf)
-    k = int(np.argmin(gap)) if len(gap) else -1
-    return (float(gap[k]), float(speeds[k] * np.cos(turn[k]))) if k >= 0 else (np.inf, 0.0)
+    found, (ways, _, _, headings) = (np.inf, 0.0), script.path.columns
+    own_length, own_width = script.half.tolist()
+    # a few boxes, as plain numbers: for these, arrays take three times as long
+    columns = *script.path.project(boxes[:, :2]), boxes[:, 2], *halves.T, speeds
+    for far, side, heading, length, width, speed in zip(*(x.tolist() for x in columns), strict=True):
+        turn = heading - between(far, ways, headings)[0]
+        c, d = abs(cos(turn)), abs(sin(turn))
+        # from bumper to bumper along the path; a turned box counts with both sides
+        gap = far - s - own_length - length * c - width * d
+        if far > s and gap < min(SIGHT, found[0]) and abs(side) < own_width + 0.25 + length * d + width * c:
+            found = gap, speed * cos(turn)
+    return found
 
 # %% ../../nbs/30_rollout/20_world.ipynb #b5c25214
 @dataclass(frozen=True, eq=False)
@@ -291,7 +303,7 @@ def _others(stage: Stage, now: WorldState, ego: np.ndarray) -> tuple[np.ndarray,
         near = np.hypot(*(boxes[moving, None, :2] - boxes[None, :, :2]).transpose(2, 0, 1)) < SIGHT + 10
     near[np.arange(len(moving)), moving] = False
     for i, other in zip(moving, near, strict=True):
-        script, clock = stage.scripts[i], now.clocks[i]
+        script, clock = stage.scripts[i], float(now.clocks[i])
         want = script.speed(clock)
         if script.patient:
             new = min(want, now.speeds[i] + 4.0 * kin.DT) if np.isfinite(boxes[i, 0]) else want
@@ -306,7 +318,7 @@ def _others(stage: Stage, now: WorldState, ego: np.ndarray) -> tuple[np.ndarray,
             if other[-1] and leader(script, script.at(clock), boxes[-1:], halves[-1:], all_speeds[-1:])[0] < 1.0:
                 new = 0.0
         clocks[i] = clock + kin.DT * (new / want if want > 1e-6 else 1.0)
-        speeds[i], poses[i] = new, script.poses(np.array(clocks[i]))
+        speeds[i], poses[i] = new, script.pose_at(float(clocks[i]))
     return clocks, speeds, poses
 
 # %% ../../nbs/30_rollout/20_world.ipynb #11302e19
@@ -612,7 +624,7 @@ def _check_scene(scene: Any, cameras: Sequence[str]) -> None:
         )
 
 # %% ../../nbs/30_rollout/20_world.ipynb #6726a142
-def reference(plan: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def reference(plan: np.ndarray, dt: float) -> tuple[list, list, list]:
     """What the tracker follows.
 
     Args:
@@ -620,15 +632,16 @@ def reference(plan: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.n
         dt: seconds between them
 
     Returns:
-        tuple: every 0.1 s (1, K, 3) poses, (1, K') speeds m/s, (1, K' + horizon) curvatures 1/m
+        tuple: every 0.1 s (K, 3) poses, (K',) speeds m/s, (K' + horizon,) curvatures 1/m; lists of plain numbers
     """
     dense = kin.interpolate(plan[None], dt, round(len(plan) * dt / kin.DT))
     speed = kin.speed_profile(dense)
     curvature = kin.curvature_profile(dense, speed)
-    return dense, speed, np.concatenate([curvature, np.repeat(curvature[:, -1:], kin.HORIZON, 1)], 1)
+    bends = curvature[0].tolist()
+    return dense[0].tolist(), speed[0].tolist(), bends + bends[-1:] * kin.HORIZON
 
 
-def wanted(followed: tuple[np.ndarray, np.ndarray, np.ndarray], k: int, local: np.ndarray) -> tuple[float, float]:
+def wanted(followed: tuple[list, list, list], k: int, local: np.ndarray) -> tuple[float, float]:
     """What the tracker asks of the car.
 
     Args:
@@ -640,9 +653,8 @@ def wanted(followed: tuple[np.ndarray, np.ndarray, np.ndarray], k: int, local: n
         tuple: acceleration m/s², steering rate rad/s
     """
     dense, speed, curvature = followed
-    target = speed[:, min(k + kin.HORIZON, speed.shape[1] - 1)]
-    accel, rate = kin.control(local[None], dense[:, k], target, curvature[:, k : k + kin.HORIZON])
-    return float(accel[0]), float(rate[0])
+    target = speed[min(k + kin.HORIZON, len(speed) - 1)]
+    return kin.control(local.tolist(), dense[k], target, curvature[k : k + kin.HORIZON])
 
 
 def follow(plan: np.ndarray, dt: float, first: np.ndarray, hold: int) -> np.ndarray:

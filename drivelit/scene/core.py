@@ -38,8 +38,10 @@ def wrap_angle(angle: np.ndarray | float) -> np.ndarray:
     Returns:
         the same angles in (-pi, pi], the same shape
     """
+    if not isinstance(angle, float):  # for one number an array takes ten times as long
+        angle = np.asarray(angle, float)
     # The two minus signs keep +pi at +pi: the remainder alone would turn it into -pi.
-    return -((-np.asarray(angle, float) + np.pi) % (2 * np.pi) - np.pi)
+    return -((-angle + np.pi) % (2 * np.pi) - np.pi)
 
 # %% ../../nbs/00_scene/00_scene.ipynb #toframe1
 def to_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:

@@ -176,7 +176,9 @@ def plot_metrics(out: str | Path, keys: Sequence[str], path: str | Path | None =
         the path
     """
     rows = read_metrics(out)
-    figure = Figure(figsize=(3.2 * len(keys), 2.6), dpi=80, layout="tight")
+    width = 3.2 * len(keys)
+    figure = Figure(figsize=(width, 2.6), dpi=80)  # a layout that looks for its margins draws everything twice
+    figure.subplots_adjust(left=0.55 / width, right=1 - 0.15 / width, bottom=0.19, top=0.88, wspace=0.25)
     for ax, key in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys, strict=True):
         points = [(r["step"], r[key]) for r in rows if key in r]
         if points:
