@@ -98,14 +98,10 @@ def project(
 
 
 def _pixels(q: np.ndarray, camera: Camera, size: tuple[int, int]) -> np.ndarray:
-    k, z = camera.intrinsic, np.maximum(q[:, 2], 1e-6)
-    return np.stack(
-        [
-            (k[0, 0] * q[:, 0] / z + k[0, 2]) * size[0] / camera.width,
-            (k[1, 1] * q[:, 1] / z + k[1, 2]) * size[1] / camera.height,
-        ],
-        1,
-    )
+    k, z, out = camera.intrinsic, np.maximum(q[:, 2], 1e-6), np.empty((len(q), 2))
+    out[:, 0] = (k[0, 0] * q[:, 0] / z + k[0, 2]) * size[0] / camera.width
+    out[:, 1] = (k[1, 1] * q[:, 1] / z + k[1, 2]) * size[1] / camera.height
+    return out
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #d0954854
 NEAR = 0.3  # metres: nothing nearer is seen
@@ -136,12 +132,13 @@ def _clip(q: np.ndarray) -> np.ndarray:
         return q
     if not inside.any():
         return q[:0]
-    out = []
-    for a, b, ia, ib in zip(q, np.roll(q, -1, 0), inside, np.roll(inside, -1), strict=True):
-        if ia:
+    corners, out = q.tolist(), []  # plain numbers: a polygon has a few corners
+    for a, b in zip(corners, corners[1:] + corners[:1], strict=True):
+        if a[2] > NEAR:
             out.append(a)
-        if ia != ib:
-            out.append(a + (NEAR - a[2]) / (b[2] - a[2]) * (b - a))
+        if (a[2] > NEAR) != (b[2] > NEAR):
+            part = (NEAR - a[2]) / (b[2] - a[2])
+            out.append([u + part * (v - u) for u, v in zip(a, b, strict=True)])
     return np.array(out)
 
 
@@ -285,40 +282,40 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
     draw.rectangle([0, 0, size[0], horizon], fill=sky)
     shade = lambda color, q, glow=1.0: _night(color, q[:, 2].mean(), glow) if dark else color
 
-    def polygon(points, color, glow=1.0, ground=False):
-        q = _clip(to_camera(points, camera, ego))
+    def polygon(q, fill):
+        q = _clip(q)
         if len(q) > 2:
-            draw.polygon(
-                [tuple(p) for p in _pixels(q, camera, size)],
-                fill=_night(color, 14.0, glow) if dark and ground else shade(color, q, glow),
-            )
+            draw.polygon(_pixels(q, camera, size).ravel().tolist(), fill=fill(q))
+
+    def on_ground(ring, color):
+        polygon(to_camera(_flat(ring), camera, ego), lambda q: _night(color, 14.0, 1.0) if dark else color)
 
     # the ground first: all that stands on it is painted over it
     rings, lines, stops = _ground(scene)
     for ring, color in rings:
-        polygon(_flat(ring), color, ground=True)
+        on_ground(ring, color)
     for line in lines:
         q = to_camera(_flat(line), camera, ego)
         # a piece of a line that reaches behind the camera has no pixels
         ahead = np.nonzero((q[:-1, 2] > NEAR) & (q[1:, 2] > NEAR) & (q[:-1, 2] < 90))[0]
-        p = _pixels(q, camera, size)
+        p = _pixels(q, camera, size).tolist()
         width = max(1, size[0] // 400)
-        for i in ahead:
-            draw.line([tuple(p[i]), tuple(p[i + 1])], fill=_night(LINE, 14.0, 1) if dark else LINE, width=width)
+        for i in ahead.tolist():
+            draw.line(p[i] + p[i + 1], fill=_night(LINE, 14.0, 1) if dark else LINE, width=width)
     for a, b in stops:
         d = 0.25 * np.array([b[1] - a[1], a[0] - b[0]]) / max(np.hypot(*(b - a)), 1e-6)
-        polygon(_flat(np.array([a - d, b - d, b + d, a + d])), LINE, ground=True)
+        on_ground(np.array([a - d, b - d, b + d, a + d]), LINE)
     # painter's algorithm: far things first, and of each thing its far faces first
     things = [(np.hypot(*(p[:2] - ego[:2])), _agent_faces(a, p), None) for a, p in _agents_at(scene, time, ego)]
     for light in scene.lights:
         faces, disc, color = _lamp(light, time)
         things.append((np.hypot(*(light.position[:2] - ego[:2])), faces, (disc, color)))
     for _, faces, lamp in sorted(things, key=lambda x: -x[0]):
-        cams = [(to_camera(f, camera, ego), color, glow) for f, color, glow in faces]
-        for q, color, glow in sorted(cams, key=lambda x: -np.linalg.norm(x[0].mean(0))):
-            q = _clip(q)
-            if len(q) > 2:
-                draw.polygon([tuple(p) for p in _pixels(q, camera, size)], fill=shade(color, q, glow))
+        corners, colors, glows = zip(*faces, strict=True)
+        seen = to_camera(np.concatenate(corners), camera, ego).reshape(len(faces), 4, 3)
+        away = np.linalg.norm(seen.mean(1), axis=1)
+        for k in np.argsort(-away, kind="stable").tolist():
+            polygon(seen[k], lambda q, k=k: shade(colors[k], q, glows[k]))
         if lamp is not None:
             _paint_lamp(draw, to_camera(lamp[0], camera, ego), lamp[1], camera, size)
     return image

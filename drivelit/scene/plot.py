@@ -36,7 +36,10 @@ def box_corners(poses: np.ndarray, length: float | np.ndarray, width: float | np
     size = np.stack(np.broadcast_arrays(length, width), -1)[..., None, :]
     a, b = np.moveaxis(signs * size, -1, 0)
     c, s = np.cos(poses[..., 2, None]), np.sin(poses[..., 2, None])
-    return np.stack([poses[..., :1] + c * a - s * b, poses[..., 1:2] + s * a + c * b], -1)
+    x, y = poses[..., :1] + c * a - s * b, poses[..., 1:2] + s * a + c * b
+    out = np.empty((*x.shape, 2))  # np.stack takes twice as long for a few
+    out[..., 0], out[..., 1] = x, y
+    return out
 
 # %% ../../nbs/00_scene/10_plot.ipynb #egocorn1
 EGO_FRONT, EGO_REAR, EGO_WIDTH = 4.049, 1.127, 2.297  # metres from the rear axle, and across: nuPlan's Pacifica
