@@ -87,7 +87,14 @@ def _pictures(shelf, i, kind, sight, asked):
     return [shelf.picture(i, p) for p in KINDS[kind][1]]
 
 
-def answers(policy: Policy, shelf: Shelf, asked: Sequence[tuple], kind: str, sight: str = "own") -> list[str]:
+def answers(
+    policy: Policy,
+    shelf: Shelf,
+    asked: Sequence[tuple],
+    kind: str,
+    sight: str = "own",
+    among: Sequence[tuple] | None = None,
+) -> list[str]:
     """What a policy answers, always its most likely words.
 
     Args:
@@ -95,13 +102,14 @@ def answers(policy: Policy, shelf: Shelf, asked: Sequence[tuple], kind: str, sig
         asked: (scene, question, answer)
         kind: a key of KINDS
         sight: one of SIGHTS
+        among: the questions among which `asked` stand, where they are a part: "other" takes the pictures of these
 
     Returns:
         list of texts
     """
     conversations = []
     for i, question, _ in asked:
-        shown = _pictures(shelf, i, kind, sight, asked)
+        shown = _pictures(shelf, i, kind, sight, among or asked)
         parts = [*(dict(type="image", image=p) for p in shown), dict(type="text", text=question)]
         conversations.append(Conversation([dict(role="user", content=parts)]))
     length = 72 if kind == "path" else 24
@@ -211,13 +219,14 @@ def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[s
         for each scene kind -> box in percent; a box that is none is left out
     """
     asked = [(i, kind) for i in range(len(shelf)) for kind in nearest_boxes(shelf[i])]
-    say = lambda kind, text: answers(policy, shelf, [(i, text.format(k=k), "") for i, k in asked], kind, sight)
+    words = lambda text, some: [(i, text.format(k=k), "") for i, k in some]
+    present = answers(policy, shelf, words("Is there a {k}?", asked), "exists", sight)
+    there = [a for a, said in zip(asked, present, strict=True) if said.strip() == "Yes"]
+    texts = answers(policy, shelf, words("Box of the nearest {k}?", there), "box", sight, asked)
     out = [{} for _ in range(len(shelf))]
-    for (i, kind), presence, box_text in zip(
-        asked, say("exists", "Is there a {k}?"), say("box", "Box of the nearest {k}?"), strict=True
-    ):
-        box = numbers(box_text)
-        if presence.strip() == "Yes" and len(box) == 4 and box[0] < box[2] and box[1] < box[3]:
+    for (i, kind), text in zip(there, texts, strict=True):
+        box = numbers(text)
+        if len(box) == 4 and box[0] < box[2] and box[1] < box[3]:
             out[i][kind] = tuple(box)
     return out
 
