@@ -280,15 +280,14 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
     draw = ImageDraw.Draw(image)
     horizon = camera.intrinsic[1, 2] * size[1] / camera.height
     draw.rectangle([0, 0, size[0], horizon], fill=sky)
-    shade = lambda color, q, glow=1.0: _night(color, q[:, 2].mean(), glow) if dark else color
 
-    def polygon(q, fill):
+    def polygon(q, color, glow=1.0, far=None):
         q = _clip(q)
         if len(q) > 2:
-            draw.polygon(_pixels(q, camera, size).ravel().tolist(), fill=fill(q))
+            color = _night(color, q[:, 2].mean() if far is None else far, glow) if dark else color
+            draw.polygon(_pixels(q, camera, size).ravel().tolist(), fill=color)
 
-    def on_ground(ring, color):
-        polygon(to_camera(_flat(ring), camera, ego), lambda q: _night(color, 14.0, 1.0) if dark else color)
+    on_ground = lambda ring, color: polygon(to_camera(_flat(ring), camera, ego), color, far=14.0)
 
     # the ground first: all that stands on it is painted over it
     rings, lines, stops = _ground(scene)
@@ -315,7 +314,7 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
         seen = to_camera(np.concatenate(corners), camera, ego).reshape(len(faces), 4, 3)
         away = np.linalg.norm(seen.mean(1), axis=1)
         for k in np.argsort(-away, kind="stable").tolist():
-            polygon(seen[k], lambda q, k=k: shade(colors[k], q, glows[k]))
+            polygon(seen[k], colors[k], glows[k])
         if lamp is not None:
             _paint_lamp(draw, to_camera(lamp[0], camera, ego), lamp[1], camera, size)
     return image
