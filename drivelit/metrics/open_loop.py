@@ -85,9 +85,8 @@ def obstacles(scene: Scene, types: tuple[str, ...] = MOVING_TYPES, front_first: 
     """
     check_agents(scene)
     times, rows = 0.5 * np.arange(1, STEPS + 1), [a for a in scene.agents if a.type in types]
-    poses = [[a.at(t) for t in times] for a in rows]
-    valid = np.array([[p is not None for p in r] for r in poses], bool).reshape(-1, STEPS)
-    pose = np.array([[np.zeros(3) if p is None else p for p in r] for r in poses]).reshape(-1, STEPS, 3)
+    pose = np.array([a.along(times) for a in rows]).reshape(-1, STEPS, 3)
+    valid = ~np.isnan(pose).any(2)
     # from the ego's frame (x ahead, y left, rear axle) to the lidar's (x right, y ahead)
     future = np.stack([-pose[..., 1], pose[..., 0] - LIDAR_AHEAD, pose[..., 2] + np.pi / 2], -1)
     return draw(future, [[a.length, a.width] for a in rows], valid, front_first)

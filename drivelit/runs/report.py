@@ -117,7 +117,7 @@ def half_width(
     return float(stats.t.ppf(0.5 + level / 2, free) * (of_seeds + of_scenes - of_pairs) ** 0.5) if free else 0.0
 
 # %% ../../nbs/42_runs/55_report.ipynb #ac9a5bdd
-@lru_cache(1)  # the comparisons of a table have one shape
+@lru_cache(4)  # the comparisons of a table have few shapes
 def _counts(shape, draws, seed):
     "How often each seed and each scene was drawn."
     generator = np.random.default_rng(seed)
