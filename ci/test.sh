@@ -42,8 +42,8 @@ python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile --no-loadscope-r
 beside=$!
 set +m
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
-wait "$beside"; verdict=$?
-report() { cat "$said"; return "$verdict"; }
+wait "$beside"; ended=$?
+report() { cat "$said"; return "$ended"; }
 step "the tests, which ran beside the notebooks" report
 
 printf '\n== summary\n'

@@ -102,7 +102,7 @@ def is_free(port):
 def small(cpus=1, **more):
     "A machine with one CPU. It is told its agents' ports: else it waits for them, but not for long, and gives up."
     ports = {name: next(p for p in NEXT if is_free(p)) for name in PORTS}
-    return dict(num_cpus=cpus, object_store_memory=100_000_000, **ports, **more)
+    return dict(num_cpus=cpus, object_store_memory=100_000_000, include_log_monitor=False, **ports, **more)
 
 
 def patiently(begin, tries=6):
