@@ -35,14 +35,14 @@ step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
 # Half of the tests' time is waiting: for simulators, for clusters, for what was killed. The notebooks use it.
-said=$(mktemp)
-trap 'kill "$beside" 2>/dev/null; rm -f "$said"' EXIT
+said=$(mktemp) beside=
+trap '[ -z "$beside" ] || kill -- -"$beside" 2>/dev/null; rm -f "$said"' EXIT
 set -m  # a group of its own: what runs behind "&" would ignore an interrupt, and so would all that a test starts
 python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "${tests[@]}" >"$said" 2>&1 </dev/null &
 beside=$!
 set +m
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
-wait "$beside"; ended=$?
+wait "$beside"; ended=$? beside=
 report() { cat "$said"; return "$ended"; }
 step "the tests, which ran beside the notebooks" report
 

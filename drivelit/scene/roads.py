@@ -27,10 +27,10 @@ def between(x: float, xs: list[float], *columns: list[float]) -> tuple[float, ..
         *columns: values at xs
 
     Returns:
-        tuple: a number of each column; beyond the ends that of the end
+        tuple: a number of each column; beyond the ends that of the end; NaN for NaN
     """
-    if x <= xs[0] or x >= xs[-1]:
-        return tuple(c[0] if x <= xs[0] else c[-1] for c in columns)
+    if not xs[0] < x < xs[-1]:
+        return tuple(c[0] if x <= xs[0] else c[-1] if x >= xs[-1] else np.nan for c in columns)
     k = bisect_right(xs, x) - 1
     run, into = xs[k + 1] - xs[k], x - xs[k]
     return tuple((c[k + 1] - c[k]) / run * into + c[k] for c in columns)
@@ -106,12 +106,17 @@ class Path:
         """Where points are along the path, by the nearest vertex and its tangent.
 
         Args:
-            points: (..., 2) metres, finite
+            points: (..., 2) metres
 
         Returns:
             (...,) s, (...,) l: metres along, metres to the left
+
+        Raises:
+            ValueError: NaN or infinity
         """
         points = np.asarray(points, float)
+        if not np.isfinite(points).all():
+            raise ValueError("points: NaN or infinity is nowhere along a path")
         if points.size <= FEW:
             dx, dy = points[..., :1] - self.across[0], points[..., 1:] - self.across[1]
             i = (dx * dx + dy * dy).argmin(-1)
