@@ -14,7 +14,7 @@ import numpy as np
 
 from .core import Area
 
-# %% ../../nbs/00_scene/20_roads.ipynb #c28667ae
+# %% ../../nbs/00_scene/20_roads.ipynb #6ac6e696
 FEW = 16  # numbers: for eight points to look at every vertex takes less time than to ask the tree
 
 
@@ -35,7 +35,7 @@ def between(x: float, xs: list[float], *columns: list[float]) -> tuple[float, ..
     run, into = xs[k + 1] - xs[k], x - xs[k]
     return tuple((c[k + 1] - c[k]) / run * into + c[k] for c in columns)
 
-
+# %% ../../nbs/00_scene/20_roads.ipynb #c28667ae
 class Path:
     """A polyline with arc length: poses at (s, l), and (s, l) of points.
 
