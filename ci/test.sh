@@ -3,7 +3,7 @@
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
-#   DRIVELIT_WORKERS      notebooks (2), and beside them files of tests (2), at a time
+#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
@@ -34,17 +34,8 @@ step "lint" ruff check .
 step "format" ruff format --check nbs ci tests
 step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
 step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
-# Half of the tests' time is waiting: for simulators, for clusters, for what was killed. The notebooks use it.
-said=$(mktemp) beside=
-trap '[ -z "$beside" ] || kill -- -"$beside" 2>/dev/null; rm -f "$said"' EXIT
-set -m  # a group of its own: what runs behind "&" would ignore an interrupt, and so would all that a test starts
-python -m pytest -q -n "${DRIVELIT_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "${tests[@]}" >"$said" 2>&1 </dev/null &
-beside=$!
-set +m
+step "tests" python -m pytest -q -n "${DRIVELIT_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "${tests[@]}"
 step "every notebook runs" python ci/notebooks.py --workers "${DRIVELIT_WORKERS:-2}" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}"
-wait "$beside"; ended=$? beside=
-report() { cat "$said"; return "$ended"; }
-step "the tests, which ran beside the notebooks" report
 
 printf '\n== summary\n'
 printf '%s\n' "${summary[@]}"
