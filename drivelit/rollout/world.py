@@ -132,7 +132,7 @@ def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, spee
     """
     found, (ways, _, _, headings) = (np.inf, 0.0), script.path.columns
     own_length, own_width = script.half.tolist()
-    # a few boxes, as plain numbers: for these, arrays take three times as long
+    # a few boxes, as plain numbers: a quarter less time than arrays take for these
     columns = *script.path.project(boxes[:, :2]), boxes[:, 2], *halves.T, speeds
     for far, side, heading, length, width, speed in zip(*(x.tolist() for x in columns), strict=True):
         turn = heading - between(far, ways, headings)[0]

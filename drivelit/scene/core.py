@@ -38,7 +38,7 @@ def wrap_angle(angle: np.ndarray | float) -> np.ndarray:
     Returns:
         the same angles in (-pi, pi], the same shape
     """
-    if not isinstance(angle, float):  # for one number an array takes ten times as long
+    if not isinstance(angle, float):  # for one number an array takes four times as long
         angle = np.asarray(angle, float)
     # The two minus signs keep +pi at +pi: the remainder alone would turn it into -pi.
     return -((-angle + np.pi) % (2 * np.pi) - np.pi)

@@ -19,7 +19,7 @@ FEW = 16  # numbers: for eight points to look at every vertex takes less time th
 
 
 def between(x: float, xs: list[float], *columns: list[float]) -> tuple[float, ...]:
-    """What `np.interp` gives for one number, in a fifth of its time.
+    """What `np.interp` gives for one number, for several columns at once.
 
     Args:
         x: where
@@ -71,7 +71,7 @@ class Path:
         return tuple(c.tolist() for c in (self.s, *self.xy.T, self.heading))
 
     def pose(self, s: float) -> tuple[float, float, float]:
-        """`at` for one number: the same pose in a tenth of the time.
+        """`at` for one number: the same pose in a fifth of the time.
 
         Args:
             s: metres along the path
