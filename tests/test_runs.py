@@ -58,10 +58,12 @@ FUNCTIONS = dict(
 )
 """
 RUN = "import sys; from killed.pipeline import STAGES; STAGES.run(sys.argv[1])"
-# What every python of a run imports first: a worker stands still before it imports anything while the gate is shut.
+# What every python of a run imports first: who works, or is copied, stands still before it imports anything while the
+# gate is shut.
 GATE = """
 import os, sys, time
-while "spawn_main" in " ".join(sys.orig_argv) and os.path.exists(os.path.join(os.path.dirname(__file__), "shut")):
+helps = any(word in " ".join(sys.orig_argv) for word in ("spawn_main", "forkserver"))
+while helps and os.path.exists(os.path.join(os.path.dirname(__file__), "shut")):
     time.sleep(0.01)
 """
 LEFT, RIGHT = ([dict(step=k, value=(7 * k + n) % 11) for k in range(40)] for n in (len("left"), len("right")))
@@ -104,14 +106,25 @@ def until(what, process=None):
     return found
 
 
-def workers(process):
-    "The processes that a run has started, without multiprocessing's own helper."
+def started_by(pid):
+    "The processes that one has started: number -> command."
     try:
-        found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        lines = {int(p): Path(f"/proc/{p}/cmdline").read_text() for p in found}
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return {int(p): Path(f"/proc/{p}/cmdline").read_text() for p in found}
     except FileNotFoundError:
-        return []
-    return [p for p, line in lines.items() if "spawn_main" in line]
+        return {}
+
+
+def helpers(process):
+    "The server whose copies work, or beside a GPU the workers; not multiprocessing's own helper."
+    return [p for p, line in started_by(process.pid).items() if "forkserver" in line or "spawn_main" in line]
+
+
+def workers(process):
+    "The copies of the server, or beside a GPU the workers."
+    own = started_by(process.pid)
+    copies = [w for p, line in own.items() if "forkserver" in line for w in started_by(p)]
+    return copies + [p for p, line in own.items() if "spawn_main" in line]
 
 
 def gone(pid):
@@ -134,7 +147,7 @@ def test_killed_and_started_again(run, monkeypatch, tmp_path):
     # the main process dies before its first worker has imported anything
     (tmp_path / "shut").touch()
     process = begin(1)
-    children = until(lambda: workers(process), process)
+    children = until(lambda: helpers(process), process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     (tmp_path / "shut").unlink()
@@ -145,6 +158,7 @@ def test_killed_and_started_again(run, monkeypatch, tmp_path):
     process = begin(1)
     until(lambda: written(out, "left") and written(out, "right"), process)
     children = workers(process)
+    assert len(children) == 2
     time.sleep(random.random())
     # another run in the same folder is told who holds the stage
     monkeypatch.syspath_prepend(tmp_path)
@@ -153,6 +167,7 @@ def test_killed_and_started_again(run, monkeypatch, tmp_path):
 
     with pytest.raises(RunError, match=f"stage left, seed 0 is held by process ({children[0]}|{children[1]}) on"):
         STAGES.work(out, "left")
+    children += helpers(process)
     process.kill()
     process.wait()
     until(lambda: all(map(gone, children)))

@@ -12,7 +12,6 @@ __all__ = ['FREE', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'star
 import contextlib
 import importlib.util
 import json
-import multiprocessing
 import os
 import shutil
 import sys
@@ -39,7 +38,7 @@ from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole_file, write_json
-from ..scene.processes import follow_parent, set_aside
+from ..scene.processes import begin_worker, fork_server, set_aside
 from ..policy.text import nearest
 from .profiles import Profile, find_system, missing_packages
 from .plays import keep_parts_in
@@ -615,7 +614,8 @@ def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dic
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
         try:
-            with set_aside():
+            stages.function(stage)  # brings the libraries, which are set aside
+            with set_aside(for_good=True):
                 return stages.work(out, stage, seed)
         except RunError:
             raise
@@ -715,9 +715,9 @@ class Stages(StageGraph):
             with _few_threads(profile), set_aside():
                 return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages", disable=None)}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
-        # spawn, not fork: a forked copy of a process that has used torch's threads can hang
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=spawn, initializer=follow_parent, initargs=(os.getpid(),)) as pool:
+        # no fork of this process: a copy of one that has used torch's threads can hang
+        at_begin = dict(initializer=begin_worker, initargs=(os.getpid(), dict(os.environ)))
+        with ProcessPoolExecutor(workers, mp_context=fork_server(), **at_begin) as pool:
             return self._side_by_side(lambda job: pool.submit(work_logged, self, str(out), *job), out, jobs, workers)
 
     def _side_by_side(self, submit, out, jobs, workers):
