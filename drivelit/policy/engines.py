@@ -379,8 +379,8 @@ def _speakers(model):
 def _weights_of(model):
     "Numbers that differ if a model's answers may: of each weight, its bits summed up as integers, and who speaks."
     local = lambda p: p.detach().to_local() if hasattr(p, "to_local") else p.detach()  # of shards, one's own
-    sums = [p.view(BITS[p.element_size()]).sum() for p in map(local, model.parameters())]
-    return torch.stack([s.to(sums[0].device) for s in sums]).tolist(), _speakers(model)
+    here = [p for p in map(local, model.parameters()) if not p.is_meta]  # what lies on a disk is not looked at
+    return [int(p.view(BITS[p.element_size()]).sum()) for p in here], _speakers(model)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #cef5136e
 def fill_ids(policy: Policy, n: int, conversation: Conversation, on_error: str = "raise") -> EngineError | None:
