@@ -37,7 +37,8 @@ RUNNING = set()  # processes of notebooks, each the leader of its group
 FORK = multiprocessing.get_context("fork")
 # To import these takes longer than most notebooks; a fork has them. None of ours: a notebook imports what it tests.
 LARGE = ("torch", "transformers", "trl", "peft", "accelerate", "pandas", "scipy.stats", "scipy.spatial", "shapely")
-LARGE += ("datasets", "gymnasium", "trl.trainer.grpo_trainer", "trl.trainer.sft_trainer")  # TRL's own are lazy
+LARGE += ("datasets", "gymnasium", "scipy.signal")
+LARGE += ("trl.trainer.grpo_trainer", "trl.trainer.sft_trainer")  # TRL's own are lazy
 LARGE += ("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "openai", "hypothesis", "diffusers.models.autoencoders")
 
 
