@@ -178,9 +178,11 @@ def _plan(profile, out, pairs, measured, as_json):
     print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments))
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d32
-def _unset(profile):
-    "Keys whose values name a variable that the environment does not have."
-    return [(k, v) for k, v in vars(profile).items() if isinstance(v, str) and "$" in os.path.expandvars(v)]
+def _check_set(profile):
+    "Refuse keys whose values name a variable that the environment does not have."
+    unset = [(k, v) for k, v in vars(profile).items() if isinstance(v, str) and "$" in os.path.expandvars(v)]
+    if unset:
+        raise ProfileError("; ".join(f"{k}: {v} is not set in the environment" for k, v in unset))
 
 
 @_commands.command("run")
@@ -200,14 +202,37 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 
     system, only = find_system(profile.system), stages.split(",") if stages else None
     system.stages.order(only or ())  # before the folder is claimed: a name that is none
-    if unset := [f"{k}: {v} is not set in the environment" for k, v in _unset(profile)]:
-        raise ProfileError("; ".join(unset))
+    _check_set(profile)
     out = start(out or f"runs/{profile.system}-{profile.name}", profile)
     system.stages.run(out, profile.seeds, only, profile.workers, on_cluster(cluster))
     if importlib.util.find_spec(f"{system.package}.report") and not only:
         importlib.import_module(f"{system.package}.report").collect(out, profile.seeds)
     files = sorted(p.name for p in Path(out).iterdir())
     print(json.dumps(dict(out=str(out), files=files)) if as_json else f"{out}: {', '.join(files)}")
+
+
+@_commands.command("rehearse")
+@_profile
+@_out
+@_set
+@click.option("--devices", type=_AT_LEAST_1, help="processes that train side by side  [default: GPUs here, or 2]")
+@click.option("--stages", callback=_not_empty, help="only these and what they need, with commas")
+@click.option("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
+@_json
+def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
+    "Every stage small, with your model and data: what the whole run will take, and what would stop it."
+    profile, cluster = profile_of(profile, pairs), checked_cluster(cluster)
+    from drivelit.runs.cluster import on_cluster  # torch only when something is run
+    from drivelit.runs.rehearsal import page, rehearse
+
+    _check_set(profile)
+    out = out or f"runs/{profile.system}-{profile.name}-rehearsal"
+    tell = lambda line: print(line, file=sys.stderr, flush=True)
+    only = stages.split(",") if stages else None
+    result = rehearse(profile, out, devices, only, on_cluster(cluster), tell)
+    print(json.dumps(result) if as_json else page(result))
+    if wrong := [s for s, row in result["stages"].items() if row["state"] != "ran"]:
+        raise RunError(f"{out}: {len(wrong)} stages have not run to their end, the first is {wrong[0]}")
 
 
 @_commands.command("prepare")

@@ -44,6 +44,7 @@ class P3Profile(Profile):
     """The numbers of an AutoDrive-P3 run, on top of those that all systems share."""
 
     system: ClassVar[str] = "autodrive_p3"
+    FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(data_scenes=4, timed=1)
     picture: str = key("toy", "what a frame is made of", choices=tuple(PICTURES))
     frames: int = key(4, "of the video, 0.5 s apart", low=1)
     frames_as: str = key("video", "how the frames are shown; a server is shown images", choices=("video", "images"))

@@ -50,6 +50,17 @@ class DriveAgentProfile(Profile):
     """The numbers of a DriveAgent-R1 run, on top of those that all systems share."""
 
     system: ClassVar[str] = "driveagent"
+    FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(  # of 90 scenes some are left to explore
+        train_scenes=90,
+        data_vqa=8,
+        vqa_asks=1,
+        data_thoughts=8,
+        test_vqa=4,
+        clock_scenes=1,
+        clock_runs=1,
+        motion_scenes=4,
+        align_steps=2,
+    )
     calls: int = key(3, "tool calls in an episode, at most", low=0)
     data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the chosen scenes give", low=0)
     data_thoughts: int = key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0)

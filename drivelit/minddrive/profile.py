@@ -183,6 +183,9 @@ class MindDriveProfile(Profile):
     """The numbers of a MindDrive run, on top of those that all systems share."""
 
     system: ClassVar[str] = "minddrive"
+    FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(
+        eval_rounds=1, warm_steps=2, rl_steps=1, rollouts=1, collectors=2, num_iterations=1, sft_warmup=0
+    )
     tokens: int = key(400, "tokens in a question, at most", low=1)
     new_tokens: int = key(2, "two words")
     train_scenes: int = key(440, "routes that the expert drives, and of which rl_scenes are reinforced on", low=1)

@@ -54,6 +54,7 @@ class MindDriverProfile(Profile):
     """The numbers of a MindDriver run, on top of those that all systems share."""
 
     system: ClassVar[str] = "minddriver"
+    FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(data_rows=4, start_steps=2, rl_steps_plan=2)
     codec: str = key("base", "image tokens: 'base' or a folder with the weights of a codec")
     encoder: str = key("base", "judges dreams: 'base', or the folder or the name of a CLIP")
     inception: str = key("none", "FID's network: a TorchScript file or a folder with one; 'none': no FID")

@@ -59,6 +59,12 @@ class MTDriveProfile(Profile):
     """The numbers of an MTDrive run, on top of those that all systems share."""
 
     system: ClassVar[str] = "mtdrive"
+    FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(
+        data_single=4, data_two_turn=4, data_multi_turn=4, data_understanding=4, choice_scenes=2, sft_candidates=2
+    )
+    STATED: ClassVar[dict[str, str]] = dict(
+        sft_multi="about one day on 64 A800 (4.1)", mtgrpo_cross="about two days on 32 A800 (4.1); 490 s a step (3.4)"
+    )
     perception: str = key("oracle", "which future the feedback agent judges with", choices=("oracle", "kinematic"))
     feedback_points: str = key("first", "what feedback names of NC and TTC", choices=("first", "all"))
     turns: int = key(6, "plans in an episode, at most", low=1)

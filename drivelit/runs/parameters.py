@@ -69,6 +69,7 @@ class RunParameters:
         out: folder of the run
         resume: go on from what the folder holds
         plan: print the page of `preview` and stop
+        rehearse: run every stage small, print the page of `rehearsal` and stop
         cluster: address of a Ray cluster; "": this machine
         flags: further parameters of the notebook, all yes or no
     """
@@ -77,6 +78,7 @@ class RunParameters:
     out: Path
     resume: bool
     plan: bool
+    rehearse: bool
     cluster: str
     flags: dict[str, bool]
 
@@ -113,6 +115,7 @@ def run_parameters(
     out: str | int = "",
     resume: Any = True,
     plan: Any = False,
+    rehearse: Any = False,
     cluster: str | None = "",
     **more: Any,
 ) -> RunParameters:
@@ -124,6 +127,7 @@ def run_parameters(
         out: folder, also one whose name papermill takes for a number; default: runs/<system>-<profile>
         resume: go on from what the folder holds; no: refuse a folder that holds a run
         plan: show the page of `preview` and stop
+        rehearse: run every stage small, show what was found and stop
         cluster: "auto", the address of a Ray cluster, or "" for this machine
         **more: keys of the profile (seeds, model, source, workers, ...), and parameters that are yes or no
 
@@ -138,12 +142,14 @@ def run_parameters(
     values = {k: v for k, v in more.items() if k in keys and v not in (None, "")}
     flags = {k: _flag(k, v) for k, v in more.items() if k not in keys}
     settings, resume, plan = load_profile(system, str(profile), **values), _flag("resume", resume), _flag("plan", plan)
+    rehearse = _flag("rehearse", rehearse)
     if isinstance(out, bool):
         raise ProfileError(f"parameter out = {out} is no folder")
-    folder = Path(f"runs/{system}-{profile}" if out in ("", None) else str(out))
+    usual = f"runs/{system}-{profile}" + "-rehearsal" * rehearse
+    folder = Path(usual if out in ("", None) else str(out))
     if not resume and not plan and (folder / "run.json").exists():
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
-    return RunParameters(settings, folder, resume, plan, checked_cluster(cluster), flags)
+    return RunParameters(settings, folder, resume, plan, rehearse, checked_cluster(cluster), flags)
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #c7e1ee73
 def skipped(lines: list[str]) -> list[str]:

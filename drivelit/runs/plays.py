@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from PIL import Image
 
 from ..data.episodes import read_play_part, write_play_part
 from ..data.shards import Shards, ids_of
+from ..scene.clock import tally, timed
 from ..scene.files import RunError, locked
 from .profiles import Profile
 
@@ -175,6 +177,15 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     return engine
 
 
+def _counted(play, scenes, seed):
+    "Episodes; the open account gets their seconds, tokens and pictures."
+    with timed("plays", scenes=len(scenes)):
+        episodes = play(scenes, seed)
+    for e in episodes:
+        tally("played", rows=1, tokens=len(e.ids), pictures=len(e.images))
+    return episodes
+
+
 def play_in_parts(
     play: "Callable[[Sequence, int], list[Episode]]",
     policy: "Policy",
@@ -201,7 +212,7 @@ def play_in_parts(
     Raises:
         RunError: processes of one run have different weights
     """
-    parts, place = cut_into_parts(profile, scenes, seed), _PLACE.get()
+    parts, place, play = cut_into_parts(profile, scenes, seed), _PLACE.get(), partial(_counted, play)
     rank, processes = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1)))
     of = of or (lambda e: e)
     if place is None or (len(parts) == 1 and processes == 1):

@@ -209,6 +209,8 @@ class Profile(Derived):
     """
 
     system: ClassVar[str] = ""  # a name in the table of systems
+    FEW: ClassVar[dict[str, int]] = dict(train_scenes=4, eval_scenes=2, rl_scenes=2, rl_steps=2, sft_steps=2)
+    STATED: ClassVar[dict[str, str]] = {}  # stage -> what its paper says that it takes
     name: str
     model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")

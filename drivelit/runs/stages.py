@@ -34,6 +34,7 @@ from ..data.aside import some_aside
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
+from ..scene.clock import account, timed
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
@@ -669,12 +670,12 @@ class Stages(StageGraph):
                 return self.result(out, stage, seed)
             begin = time.time()
             # what it plays is shared out; the folder is named as in older versions, whose runs go on with it
-            with keep_parts_in(here / "shards"), _reported(profile, here):
+            with keep_parts_in(here / "shards"), _reported(profile, here), account() as spent:
                 try:
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
                     raise RunError(f"stage {stage}, seed {seed}: {e}") from e
-            result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
+            result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result | dict(account=spent)
             if lead:
                 write_json(here / "done.json", result)
         return result
