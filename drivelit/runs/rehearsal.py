@@ -165,7 +165,7 @@ class Watch:
         self._thread.join()
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #871e9879
-_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]*(?:Error|Exception|Interrupt)\b|python -m drivelit|drivelit).*)")
+_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)")
 
 
 def one_line(text: str) -> str:
