@@ -52,7 +52,9 @@ def _parts(token, ranks):
     "What a token is made of: always the pair with the lowest rank, as long as it lies below the token's own."
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
-        rank, at = min((ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(zip(parts[:-1], parts[1:], strict=True)))
+        rank, at = min(
+            (ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(zip(parts[:-1], parts[1:], strict=True))
+        )
         if rank >= ranks[token]:
             break
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
