@@ -209,7 +209,7 @@ class Profile(Derived):
     """
 
     system: ClassVar[str] = ""  # a name in the table of systems
-    FEW: ClassVar[dict[str, int]] = dict(train_scenes=4, eval_scenes=2, rl_scenes=2, rl_steps=2, sft_steps=2)
+    FEW: ClassVar[dict[str, int]] = dict(train_scenes=2, eval_scenes=2, rl_scenes=2, rl_steps=2, sft_steps=2)
     STATED: ClassVar[dict[str, str]] = {}  # stage -> what its paper says that it takes
     name: str
     model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
