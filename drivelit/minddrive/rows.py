@@ -189,7 +189,7 @@ def _imitated(scene, inputs, driver, share, seed, count):
     if any(c.files for c in scene.cameras.values()):
         count["recorded moments"] += 1
         try:
-            for camera, time in inputs.seen if inputs.moments > 1 else ():  # a clip's first moment has no past
+            for camera, time in inputs.seen:  # a clip's first moment has no past
                 check_image(scene, camera, time)
             return [recorded(scene)]
         except ValueError as e:  # SceneError is one
