@@ -124,7 +124,7 @@ def check_scene(profile: MindDriverProfile, scene: Scene, split: str) -> None:
             there
     """
     for t in distances(profile):
-        check_view(scene, "CAM_FRONT", t)
+        check_view(scene, "CAM_FRONT", t, opens=profile.images == "required")
     check_pictures(profile, scene)
     profile.horizon.of(scene)
 

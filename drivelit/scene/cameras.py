@@ -415,7 +415,13 @@ def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0, open
         SceneError: no such camera, no image at that time, or with `opens` a file that is no image
     """
     cam, path, _ = _seen(scene, camera, time)
-    if opens and path is not None and not _is_whole(path):
+    if opens and path is not None:
+        _check_whole(scene, camera, time, path)
+
+
+def _check_whole(scene, camera, time, path):
+    "SceneError for a file that is no image."
+    if not _is_whole(path):
         raise SceneError(f"scene {scene.id}, {path}: the image of {camera} at {time:g} s cannot be opened")
 
 
@@ -455,21 +461,25 @@ def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
     return files[when]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
-def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5) -> None:
-    """Whether `next_image` has something to open; nothing is opened.
+def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5, opens: bool = False) -> None:
+    """Whether `next_image` has something to open; a picture is decoded only if its file looks cut short.
 
     Args:
         scene: as for `next_image`
         time: seconds from now, more than 0
+        opens: also whether the file is an image, and whole
 
     Raises:
-        SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
+        SceneError: no such camera, a time that is not ahead or that the expert does not reach, no image of it, or with
+            `opens` a file that is no image
     """
     cam, end = scene.camera(camera), 0.0 if scene.expert is None else float(scene.expert.times[-1])
     if not 0 < time <= end + 1e-6:
         raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
     if scene.source != "toy" or cam.files:
-        _file_at(scene, cam, _ahead(cam), time)
+        path = _file_at(scene, cam, _ahead(cam), time)
+        if opens:
+            _check_whole(scene, camera, time, path)
 
 
 def _ahead(cam):
