@@ -193,7 +193,7 @@ def _imitated(scene, inputs, driver, share, seed, count):
                 check_image(scene, camera, time)
             return [recorded(scene)]
         except ValueError as e:  # SceneError is one
-            count[f"recorded moments left out: {str(e).removeprefix(f'scene {scene.id}: ')[:60]}"] += 1
+            count[f"recorded moments left out: {str(e).split(': ', 1)[-1][:60]}"] += 1  # without the scene's name
             return []
     imitated, reason = moments(scene, driver, share, seed)
     count["drives"] += 1
