@@ -249,28 +249,37 @@ def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
 @click.option("--version", help="of the reader")
 @click.option("--scenes", "drives", help="of nuScenes: file with the names of the drives that are wanted")
 @click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
-@click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past that a moment needs")
+@click.option(
+    "--for", "section", metavar="SYSTEM.PROFILE", help="moments reach as far as this run needs  [default: any]"
+)
+@click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past; of other clips: seconds")
 @click.option("--future", type=_AT_LEAST_1, help="of nuScenes: half seconds of future that a moment needs")
 @click.option("--sensors", help="of 123d: folder that the pictures' paths are relative to")
 @click.option("--images", help="of 123d: folder for the pictures that lie inside the logs")
 @click.option("--seed", type=_AT_LEAST_0, help="of the toy town")
 @click.option("--n", type=_AT_LEAST_1, help="of the toy town: scenes")
 @_json
-def _prepare(source, root, folder, workers, in_shard, limit, require, references, as_json, **options):
+def _prepare(source, root, folder, workers, in_shard, limit, require, references, section, as_json, **options):
     """The scenes of a data set into a folder that a run takes as its source; goes on after a kill.
 
     SOURCE is navsim, nuscenes, ... or json: a folder of scene files. ROOT is the folder of the data, - for the toy
     town. FOLDER is that of the shards; a run's source has two, train and heldout.
     """
-    from drivelit.runs.prepare import prepare
+    from drivelit.runs.prepare import prepare, window_of
+    from drivelit.scene.sources import SOURCES
 
     options = {k: v for k, v in options.items() if v is not None}
+    needs = window_of(source, section and profile_of(section)) if source in SOURCES else {}
+    if few := [k for k, least in needs.items() if section and options.get(k, least) < least]:
+        raise RunError(f"{few[0]} = {options[few[0]]} is below the {needs[few[0]]:g} that {section} needs")
+    options = needs | options
     settings = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
     shards = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **settings, **options)
     counts = dict(
         scenes=len(shards), shards=len(shards.shards), left_out=sum(len(s["left_out"]) for s in shards.shards)
     )
     told = "{scenes} scenes in {shards} shards; {left_out} left out, see left_out.txt there".format_map(counts)
+    told += "".join(f"; {k} = {options[k]:g}" for k in needs)
     print(json.dumps(dict(folder=folder) | counts) if as_json else f"{folder}: {told}")
 
 

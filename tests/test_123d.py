@@ -200,14 +200,15 @@ def test_its_pictures(own):
     "Each is the file that was taken at the frame; the camera stands 0.3 m higher over the road than over the axle."
     source, root = own
     scene = next(open_scenes("123d", root, sensors=source.parents[1]))
-    cam = need(scene, "images", "past_images").cameras["ring_front_center"]
+    cam = need(scene, "images", "past_images").cameras["CAM_FRONT"]
+    assert cam is scene.camera("ring_front_center") and cam.name == "ring_front_center"
     np.testing.assert_allclose(cam.cam2ego[:3, 3], [1.6, 0.1, 1.4 + 0.3], atol=1e-6)
     np.testing.assert_allclose(cam.cam2ego[:3, :3], [[0, 0, 1], [-1, 0, 0], [0, -1, 0]], atol=1e-6)
     for t in (0.0, -1.0):
         red = np.asarray(get_image(scene, cam.name, time=t))[..., 0].mean()
         assert abs(red - 2 * round(10 * (scene.meta["time"] + t))) < 3, t
     bare = next(open_scenes("123d", root))  # nobody says where the pictures are
-    assert bare.cameras["ring_front_center"].files == {}
+    assert bare.cameras["CAM_FRONT"].files == {}
 
 
 def test_tokens_and_lazy_logs(own, tmp_path):

@@ -18,7 +18,7 @@ import shapely
 from PIL import Image, ImageDraw
 
 from ..scene.cameras import get_image, outline
-from ..scene.core import DRIVABLE_KINDS, Agent, Camera, Scene, SceneError, remembered
+from ..scene.core import DRIVABLE_KINDS, Agent, Scene, SceneError, remembered
 from ..scene.plot import EGO_FRONT, EGO_REAR, EGO_WIDTH
 from ..scene.roads import Path, boxes_touch
 
@@ -62,19 +62,13 @@ PICTURES = dict(  # what each source's videos are made of
     nuscenes=Picture(),
     navsim=Picture(
         (672, 168),
-        ("CAM_L0", "CAM_F0", "CAM_R0"),
+        ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT"),
         ((_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS), (0.0, _ROWS, 1.0, 1 - _ROWS), (_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS)),
     ),
     toy=Picture((168, 84)),
 )
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #b40edd22
-def _camera(scene: Scene, name: str) -> Camera:
-    if name not in scene.cameras:
-        raise SceneError(f"scene {scene.id}: no camera {name!r}; it has {', '.join(scene.cameras) or 'none'}")
-    return scene.cameras[name]
-
-
 def get_picture(scene: Scene, picture: Picture, time: float = 0.0) -> Image.Image:
     """A frame of the video.
 
@@ -136,7 +130,7 @@ def _bodies(scene: Scene) -> Iterator[tuple]:
 
 def _one_view(scene, picture, view, bodies):
     "id -> (pixels, box in the whole picture, share of its outline that can be seen)."
-    camera, left = _camera(scene, picture.cameras[view]), int(picture.edges[view])
+    camera, left = scene.camera(picture.cameras[view]), int(picture.edges[view])
     size = int(np.diff(picture.edges)[view]), picture.size[1]
     scale, begin = picture.scales(view)
     far = lambda body: np.hypot(*(np.asarray(body[2])[:2] - camera.cam2ego[:2, 3]))

@@ -31,8 +31,7 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.plays import save_served
 from ..runs.record import NO_SEED, write_part
-from ..runs.stages import Stages, leave_out, load, load_scenes, tell_if_few, write_scenes
-from ..scene.cameras import check_image
+from ..runs.stages import Stages, check_pictures, leave_out, load, load_scenes, tell_if_few, write_scenes
 from ..scene.core import Scene
 from ..training.turn_grpo import train_rl
 
@@ -61,7 +60,7 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
 
 
 def check_scene(profile: P3Profile, scene: Scene, split: str) -> None:
-    """What a run needs of a scene; no picture is opened.
+    """What a run needs of a scene.
 
     Args:
         scene: to learn from or to be judged on
@@ -71,9 +70,7 @@ def check_scene(profile: P3Profile, scene: Scene, split: str) -> None:
         SceneError: an expert, a way-point, or a frame of the video is not there
     """
     truth_of(scene, profile.inputs)
-    for camera in profile.inputs.frame.cameras:
-        for t in profile.inputs.times:
-            check_image(scene, camera, float(t))
+    check_pictures(profile, scene)
 
 
 def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:

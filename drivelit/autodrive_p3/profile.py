@@ -70,6 +70,14 @@ class P3Profile(Profile):
         "The modes that are learnt, the one with thoughts first."
         return tuple(MODES) if self.mode == "both" else (self.mode,)
 
+    def shows(self) -> list[tuple[str, float]]:
+        "Each view of each frame of the video."
+        return [(camera, float(t)) for camera in self.inputs.frame.cameras for t in self.inputs.times]
+
+    def window(self) -> tuple[int, int]:
+        "The frames before now, and the way-points; PDMS drives four seconds."
+        return super().window()[0], 8 if self.pdms else self.points
+
     def trains(self, kind: str) -> tuple[int, bool]:
         "All weights are trained, the vision encoder in supervised tuning only, and there if it is not frozen."
         return 0, kind == "sft" and not self.freeze_vision

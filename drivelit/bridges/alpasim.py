@@ -55,7 +55,7 @@ def camera_of(declared: Any, name: str, files: dict[float, str]) -> Camera:
 
     Args:
         declared: AvailableCamera of the session
-        name: in the scene
+        name: the simulator's
         files: seconds from now -> picture
 
     Returns:
@@ -109,7 +109,7 @@ def scene_of(session: Any, now_us: int, files: dict[str, dict[int, str]], names:
         session: SessionState of the package, with a pose at least
         now_us: microseconds
         files: the session's camera -> microseconds -> picture
-        names: the session's camera -> its name in the scene; without one it keeps its own
+        names: the session's camera -> its view in the scene; without one it is found by its own name
 
     Returns:
         Scene: the ego's past, cameras, the route as the centre line, the command; no road users, no map
@@ -122,7 +122,7 @@ def scene_of(session: Any, now_us: int, files: dict[str, dict[int, str]], names:
     cameras = {}
     for k, declared in session.cameras.items():
         seen = {(t - now_us) / HZ: f for t, f in files.get(k, {}).items() if t <= now_us}
-        cameras[names.get(k, k)] = camera_of(declared, names.get(k, k), seen)
+        cameras[names.get(k, k)] = camera_of(declared, k, seen)
     step = np.diff(route, axis=0, append=2 * route[-1:] - route[-2:-1]) if len(route) > 1 else route
     line = np.column_stack([route, np.arctan2(step[:, 1], step[:, 0])]) if len(route) > 1 else ()
     return Scene(
@@ -191,7 +191,7 @@ class Answers:
     Args:
         planner: of `drivelit.bridges.score.find_planner`: a scene -> poses every half second
         patience: seconds that an answer is waited for; then the last plan goes on, and the answer is used when it comes
-        names: the simulator's camera -> its name in a scene, such as CAM_FRONT
+        names: the simulator's camera -> its view in a scene, such as CAM_FRONT
     """
 
     def __init__(self, planner: Callable, patience: float = 30.0, names: dict[str, str] | None = None) -> None:
@@ -209,7 +209,7 @@ class Answers:
             SceneError: a camera that is no pinhole
         """
         for k, declared in session.cameras.items():
-            camera_of(declared, self.names.get(k, k), {})
+            camera_of(declared, k, {})
         with self.lock:
             folder = self.folder / f"{len(list(self.folder.iterdir()))}"
             folder.mkdir()

@@ -47,14 +47,22 @@ from .variants import VARIANTS, task_for
 from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..policy.engines import TransformersEngine
-from ..scene.cameras import check_image
 from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import player_for, save_served
 from ..runs.record import NO_SEED, write_part
-from ..runs.stages import Stages, device_of, leave_out, load, load_scenes, tell_if_few, write_scenes
+from drivelit.runs.stages import (
+    Stages,
+    check_pictures,
+    device_of,
+    leave_out,
+    load,
+    load_scenes,
+    tell_if_few,
+    write_scenes,
+)
 from ..scene.files import RunError, write_json
 from ..training.turn_grpo import train_rl
 from typing import Any
@@ -202,7 +210,7 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
     return counts
 
 
-def check_scene(scene: Scene, split: str) -> None:
+def check_scene(profile: Profile, scene: Scene, split: str) -> None:
     """What a run needs of a scene; no picture is opened.
 
     Args:
@@ -212,7 +220,7 @@ def check_scene(scene: Scene, split: str) -> None:
     Raises:
         SceneError: there is no front view, which all prompts and pairs of the alignment show
     """
-    check_image(scene, VIEWS["front"])
+    check_pictures(profile, scene)
 
 
 def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -230,7 +238,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """
     size, of_all = tuple(profile.image_size), profile.source != "toy" and profile.eval_draw == "middle"
     splits = write_scenes(out, replace(profile, eval_scenes=ALL) if of_all else profile)
-    splits, left = leave_out(out, profile, splits, check_scene)
+    splits, left = leave_out(out, profile, splits, partial(check_scene, profile))
     reviewed = choose_scenes(out, splits, profile)
     splits = {split: chosen_scenes(out, split) for split in splits}
     train, heldout = (labelled(splits[k]) for k in ("train", "heldout"))

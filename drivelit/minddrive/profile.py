@@ -7,13 +7,14 @@ __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', '
            'LACKS', 'EXPERTS', 'SAMPLES', 'LONGEST', 'PAPER', 'lacking', 'addresses_in', 'MindDriveProfile']
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #7c43ff20
+import math
 import os
 import re
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .words import VIEWS, Inputs
+from .words import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
 from ..rollout.drivers import present_idm, true_idm
 from ..runs.profiles import Amount, Profile, ProfileError, described, key
 from ..scene.town_routes import ROUTE_FAMILIES
@@ -239,6 +240,14 @@ class MindDriveProfile(Profile):
     def inputs(self) -> Inputs:
         "What the policy is shown."
         return Inputs(self.views, tuple(self.image_size), moments=self.moments)
+
+    def shows(self) -> list[tuple[str, float]]:
+        "Each view at each moment that is shown."
+        return self.inputs.seen
+
+    def window(self) -> tuple[int, int]:
+        "The moments that are shown, and the points of the speed way."
+        return super().window()[0], math.ceil(2 * SPEED_POINTS * SPEED_DT)
 
     def trains(self, kind: str) -> tuple[int, bool]:
         "Adapters in both stages; the vision encoder never."

@@ -189,11 +189,11 @@ def _imitated(scene, inputs, driver, share, seed, count):
     if any(c.files for c in scene.cameras.values()):
         count["recorded moments"] += 1
         try:
-            for camera, time in inputs.seen if inputs.moments > 1 else ():  # a clip's first moment has no past
+            for camera, time in inputs.seen:  # a clip's first moment has no past
                 check_image(scene, camera, time)
             return [recorded(scene)]
         except ValueError as e:  # SceneError is one
-            count[f"recorded moments left out: {str(e).removeprefix(f'scene {scene.id}: ')[:60]}"] += 1
+            count[f"recorded moments left out: {str(e).split(': ', 1)[-1][:60]}"] += 1  # without the scene's name
             return []
     imitated, reason = moments(scene, driver, share, seed)
     count["drives"] += 1

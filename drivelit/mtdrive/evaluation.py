@@ -174,6 +174,7 @@ def task_for(
         w_f=profile.w_f,
         image_size=tuple(profile.image_size),
         images=images,
+        required=profile.images == "required",
         # What is read from disk comes again an epoch later: to keep it would take gigabytes and save little.
         keep=4096 if profile.source == "toy" else 256,
         metric_descriptions=profile.metric_descriptions,

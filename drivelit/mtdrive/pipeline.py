@@ -38,7 +38,16 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
 from ..runs.plays import save_served
 from ..runs.record import NO_SEED, write_part
-from ..runs.stages import Stages, leave_out, load, load_scenes, tell_if_few, write_choice, write_scenes
+from drivelit.runs.stages import (
+    Stages,
+    check_pictures,
+    leave_out,
+    load,
+    load_scenes,
+    tell_if_few,
+    write_choice,
+    write_scenes,
+)
 from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
 
@@ -99,24 +108,26 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     splits = write_scenes(out, profile, references=True)
     if profile.sft_candidates > 1:
         splits["choice"] = write_choice(out, profile, profile.choice_scenes)
-    splits, left = leave_out(out, profile, splits, check_scene)
+    splits, left = leave_out(out, profile, splits, partial(check_scene, profile))
     ends = drivers(splits["heldout"], profile.turns, splits["train"][:500])  # enough to know what is usual at a speed
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
     told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return told | (dict(left_out=left) if left else {})
 
 
-def check_scene(scene: Scene, split: str) -> None:
+def check_scene(profile: MTDriveProfile, scene: Scene, split: str) -> None:
     """What a run needs of a scene.
 
     Args:
+        profile: with `images = required` its prompts need the front image
         scene: to learn from or to be judged on
         split: "train", which the expert teaches; "heldout" or "choice", where a scene may be without one
 
     Raises:
-        SceneError: the prompt's 1.5 s of history or the expert's 8 poses are not there
+        SceneError: the prompt's 1.5 s of history, its image or the expert's 8 poses are not there
     """
     history(scene)
+    check_pictures(profile, scene)
     if split == "train" or scene.expert is not None:
         mtdata.expert_poses(scene)
 

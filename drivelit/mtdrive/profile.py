@@ -81,6 +81,10 @@ class MTDriveProfile(Profile):
     w_p: float = key(0.8, "weight of PDMS, MTDrive eq. 2", low=0)
     w_f: float = key(0.2, "weight of the format, MTDrive eq. 2", low=0)
 
+    def shows(self) -> list[tuple[str, float]]:
+        "The front view, where a prompt without a picture is none."
+        return super().shows() if self.images == "required" else []
+
     def answers(self) -> int:
         "Plans in an episode, at most."
         return self.turns

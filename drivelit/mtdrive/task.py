@@ -19,7 +19,7 @@ from .formats import format_score, parse_trajectory
 from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
-from ..scene.cameras import get_image
+from ..scene.cameras import check_image, get_image
 from ..scene.core import Recent, Scene, SceneError
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #8eb260fb
@@ -117,16 +117,19 @@ class FrontImages:
     Args:
         size: (width, height) pixels
         when: "auto": if the scene has a front camera; "grey": then a grey one in its place; True: always; False: never
+        required: a scene without the front image is refused, also where a grey one takes its place
         memory: bytes that pictures may take; 64 of them stay in any case
 
     Raises:
         ValueError: `when` is another value
     """
 
-    def __init__(self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", memory: float = 2e8):
+    def __init__(
+        self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", required: bool = False, memory: float = 2e8
+    ):
         if when not in ("auto", "grey", True, False):
             raise ValueError(f"images: {when!r} is not 'auto', 'grey', True or False")
-        self.size, self.when = tuple(size), when
+        self.size, self.when, self.required = tuple(size), when, required or when is True
         of = partial(get_image, camera="CAM_FRONT", size=self.size)
         self.painted = Recent(of, max(64, int(memory) // (3 * size[0] * size[1])))
         self.grey = Image.new("RGB", self.size, (128, 128, 128))
@@ -138,11 +141,13 @@ class FrontImages:
             PIL image; None for a prompt without one
 
         Raises:
-            SceneError: images are demanded and the scene has no front camera
+            SceneError: an image is required, and the camera or its file is not there; names the scene and the camera
         """
-        if not self.when or self.when in ("auto", "grey") and "CAM_FRONT" not in scene.cameras:
+        if not self.when or not self.required and "CAM_FRONT" not in scene.cameras:
             return None
         if self.when == "grey":
+            if self.required:
+                check_image(scene)
             return self.grey
         return self.painted(scene)
 
@@ -200,6 +205,7 @@ class MTDriveTask(Task):
         image_size: (width, height) of the front image in the prompt, pixels
         images: "auto": a front image if the scene has a front camera; "grey": a grey one in its place; True: always;
             False: never
+        required: a scene without the front image is refused, also where a grey one takes its place
         keep: prepared scenes that are kept
         metric_descriptions: the prompt says what NC, DAC and TTC are (figure 2)
 
@@ -215,11 +221,12 @@ class MTDriveTask(Task):
         w_f: float = 0.2,
         image_size: tuple[int, int] = (168, 84),
         images: bool | str = "auto",
+        required: bool = False,
         keep: int = 512,
         metric_descriptions: bool = False,
     ):
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
-        self.image, self.metric_descriptions = FrontImages(image_size, images), metric_descriptions
+        self.image, self.metric_descriptions = FrontImages(image_size, images, required), metric_descriptions
         # The reward's own scenes: a kinematic feedback agent may be wrong about the future, the reward never is.
         agents_scenes = getattr(self.agent, "prepared", None)
         self.prepared = (

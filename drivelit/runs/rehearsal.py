@@ -358,7 +358,7 @@ def _row(profile, small, out, stages, stage, elsewhere):
     row = dict(kind=kind, processes=max(stage_gpus(small, kind), 1), wall=round(time.monotonic() - begin, 1), seen=seen)
     if said:
         return row | dict(state="failed", line=one_line(said))
-    row |= made_by(stages.folder(out, stage, seed), getattr(profile, "images", "required") == "required")
+    row |= made_by(stages.folder(out, stage, seed), profile.images == "required")
     seconds = _update_seconds(stages.folder(out, stage, seed))
     updates = small.updates(stage, kind).get(kind, 0) if seconds else 0
     row |= dict(update_seconds=seconds, updates=updates, state="failed" if row["wrong"] else "ran", line=row["wrong"])

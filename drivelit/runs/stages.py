@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FREE', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'start', 'run_profile', 'tell_if_few', 'read_folder',
            'make_scenes', 'open_shards', 'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'leave_out',
-           'write_choice', 'check_gpu', 'device_of', 'load', 'StageGraph', 'work_logged', 'Stages', 'step_seconds',
-           'Measured', 'read_measured', 'hours']
+           'check_pictures', 'write_choice', 'check_gpu', 'device_of', 'load', 'StageGraph', 'work_logged', 'Stages',
+           'step_seconds', 'Measured', 'read_measured', 'hours']
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0502a1f8
 import contextlib
@@ -35,6 +35,7 @@ from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, sub
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.clock import account, timed
+from ..scene.cameras import check_image
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
@@ -371,6 +372,20 @@ def _keep(out, split, scenes, whole):
             some = arrays["plans"][whole]
         np.savez(plans, plans=some)
     return scenes
+
+# %% ../../nbs/42_runs/30_stages.ipynb #checkpic
+def check_pictures(profile: Profile, scene: Scene) -> None:
+    """Whether a scene has the pictures of a run's prompts.
+
+    Args:
+        profile: its `shows`; with `images = required` the files are also looked into
+        scene: to learn from or to be judged on
+
+    Raises:
+        SceneError: a camera, a time or a file that is not there, or a file that is no image
+    """
+    for camera, seconds in profile.shows():
+        check_image(scene, camera, seconds, opens=profile.images == "required")
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0855bb2a
 def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scene]:

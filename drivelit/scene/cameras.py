@@ -8,6 +8,7 @@ __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PI
            'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import shapely
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
-from .core import Agent, Camera, Light, Scene, SceneError, to_frame, to_rgb
+from .core import Agent, Camera, Light, Scene, SceneError, reading, to_frame, to_rgb
 from .files import in_archive
 from .plot import box_corners, crossing_stripes
 
@@ -396,35 +397,56 @@ def get_image(
     """
     cam, path, ego = _seen(scene, camera, time)
     size = tuple(size or (cam.width, cam.height))
-    return _paint(scene, cam, size, time, ego) if path is None else open_resized(path, size)
+    if path is None:
+        return _paint(scene, cam, size, time, ego)
+    with reading(f"scene {scene.id}: {camera}"):
+        return open_resized(path, size)
 
 
-def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0) -> None:
-    """Whether `get_image` has something to open; nothing is opened.
+def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0, opens: bool = False) -> None:
+    """Whether `get_image` has something to open; a picture is decoded only if its file looks cut short.
 
     Args:
+        camera: the view's name or the log's
         time: seconds from now, at most 0
+        opens: also whether the file is an image, and whole
 
     Raises:
-        SceneError: no such camera, or no image at that time
+        SceneError: no such camera, no image at that time, or with `opens` a file that is no image
     """
-    _seen(scene, camera, time)
+    cam, path, _ = _seen(scene, camera, time)
+    if opens and path is not None:
+        _check_whole(scene, camera, time, path)
+
+
+def _check_whole(scene, camera, time, path):
+    "SceneError for a file that is no image."
+    if not _is_whole(path):
+        raise SceneError(f"scene {scene.id}, {path}: the image of {camera} at {time:g} s cannot be opened")
+
+
+def _is_whole(path):
+    "Whether a file is an image. Its two ends are read, and the rest where they leave a doubt."
+    try:
+        with Image.open(path, formats=("JPEG", "PNG", "WEBP")) as image, open(path, "rb") as file:
+            file.seek(-12, os.SEEK_END)
+            ends = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}.get(image.format)
+            if ends and file.read().endswith(ends) and image.width * image.height <= MOST_PIXELS:
+                return True
+        open_image(path)
+        return True
+    except Exception:  # as in `open_image`, damaged files make the decoders raise many kinds
+        return False
 
 
 def _seen(scene, camera, time):
     "The camera, and the file of its picture; None where it is painted, with the pose of the ego then."
-    cam = _camera(scene, camera)
+    cam = scene.camera(camera)
     if scene.source != "toy" and not cam.files:
         raise SceneError(f"scene {scene.id}: {camera} has a calibration but no image files")
     ego = ego_pose_at(scene, time) if time > 1e-6 or not cam.files else None  # it refuses the future
     past = {t: f for t, f in cam.files.items() if t <= 1e-6}
     return cam, _file_at(scene, cam, past, time) if cam.files else None, ego
-
-
-def _camera(scene: Scene, name: str) -> Camera:
-    if name not in scene.cameras:
-        raise SceneError(f"scene {scene.id}: no camera {name!r}; it has {', '.join(scene.cameras) or 'none'}")
-    return scene.cameras[name]
 
 
 def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
@@ -434,25 +456,30 @@ def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
             f"scene {scene.id}: {cam.name} has no image within 0.3 s of {time} s; the nearest is at {when} s"
         )
     if not Path(files[when]).is_file():
-        raise SceneError(in_archive(files[when]) or f"{files[when]}: the image of {cam.name} at {when} s is not there")
+        where = f"scene {scene.id}, {files[when]}"
+        raise SceneError(in_archive(files[when]) or f"{where}: the image of {cam.name} at {when} s is not there")
     return files[when]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1
-def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5) -> None:
-    """Whether `next_image` has something to open; nothing is opened.
+def check_view(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.5, opens: bool = False) -> None:
+    """Whether `next_image` has something to open; a picture is decoded only if its file looks cut short.
 
     Args:
         scene: as for `next_image`
         time: seconds from now, more than 0
+        opens: also whether the file is an image, and whole
 
     Raises:
-        SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
+        SceneError: no such camera, a time that is not ahead or that the expert does not reach, no image of it, or with
+            `opens` a file that is no image
     """
-    cam, end = _camera(scene, camera), 0.0 if scene.expert is None else float(scene.expert.times[-1])
+    cam, end = scene.camera(camera), 0.0 if scene.expert is None else float(scene.expert.times[-1])
     if not 0 < time <= end + 1e-6:
         raise SceneError(f"scene {scene.id}: the next image is wanted at {time} s; the expert drives from 0 to {end} s")
     if scene.source != "toy" or cam.files:
-        _file_at(scene, cam, _ahead(cam), time)
+        path = _file_at(scene, cam, _ahead(cam), time)
+        if opens:
+            _check_whole(scene, camera, time, path)
 
 
 def _ahead(cam):
@@ -476,7 +503,7 @@ def next_image(
         SceneError: no such camera, a time that is not ahead or that the expert does not reach, or no image of it
     """
     check_view(scene, camera, time)
-    cam = _camera(scene, camera)
+    cam = scene.camera(camera)
     size = tuple(size or (cam.width, cam.height))
     if scene.source != "toy" or cam.files:
         return open_resized(_file_at(scene, cam, _ahead(cam), time), size)
@@ -501,7 +528,7 @@ def get_depth(
     Raises:
         SceneError: no such camera, or a scene of another source
     """
-    cam = _camera(scene, camera)
+    cam = scene.camera(camera)
     if scene.source != "toy":
         raise SceneError(f"scene {scene.id}: depth is exact in the toy town only, this scene is from {scene.source!r}")
     size = tuple(size or (cam.width, cam.height))

@@ -37,6 +37,7 @@ from drivelit.scene.core import (
     reading,
     skipping,
     to_frame,
+    view_name,
     wrap_angle,
 )
 from .files import whole_file
@@ -442,8 +443,9 @@ def _cameras(d: dict, k: int, sensors: str | Path | None, images: str | Path | N
     where = sensors or library().paths().get_sensor_root(d["dataset"])
     for camera in d["api"].get_camera_metadatas().values():
         with _reading(camera.modality_key):
+            own = str(camera.camera_name)
             if camera.camera_model != library().pinhole:
-                others.append(str(camera.camera_name))
+                others.append(own)
                 continue
             pose = d["to_axle"] @ camera.camera_to_imu_se3.transformation_matrix
             pose[2, 3] -= d["ground"]
@@ -452,7 +454,8 @@ def _cameras(d: dict, k: int, sensors: str | Path | None, images: str | Path | N
             }
             files = {t: f for t, f in files.items() if f is not None}
             lens = camera.intrinsics.camera_matrix
-            out[str(camera.camera_name)] = Camera(camera.camera_name, camera.width, camera.height, lens, pose, files)
+            view = view_name(place := camera.camera_id.name)
+            out[own if view == place else view] = Camera(own, camera.width, camera.height, lens, pose, files)
     return out, others
 
 # %% ../../nbs/00_scene/47_123d.ipynb #d1230039
