@@ -1074,7 +1074,7 @@ def train_rl(
         reference: of the KL penalty, a policy of its own with the same tokens; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
         callbacks: further callbacks of the trainer
-        **settings: of rl_config (steps or epochs, batch, group, lr, ...) and of TurnGRPOConfig: ours (max_turns, player,
+        **settings: of rl_config (steps or epochs, batch, group, ...) and of TurnGRPOConfig: ours (max_turns, player,
             ...) and TRL's own
 
     Returns:
