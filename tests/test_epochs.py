@@ -88,6 +88,7 @@ def test_a_papers_epochs_are_passes_over_what_its_source_has(name, epochs):
     assert whole <= steps(there)["rl_steps"] * there.rl_batch < whole + there.rl_batch
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # pictures that are all alike
 @pytest.mark.parametrize("asks, count, share", [(1, 6, 1.0), (3, 5, 1.0), (2, 8, 0.5)])
 def test_plan_and_stage_count_the_same_pairs(asks, count, share, tmp_path):
     profile, put = load_profile("driveagent", "smoke", vqa_asks=asks, vqa_share=share, train_scenes=count), []

@@ -433,6 +433,12 @@ def _step(experts, known, optimizer, which, asked, weights=Weights()):
     log = _add_up(optimizer, log)
     return log | dict(norm=descend(optimizer, 1.0, log))
 
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
+def _passes(count, need, seed):
+    "Numbers of rows, pass after pass, each once in a pass."
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need] if count else ()
+
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
     """How likely a moment is drawn, by its speed word.
@@ -465,12 +471,6 @@ def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.
     share = step / steps
     falls = dict(cosine=0.5 * (1 + np.cos(np.pi * share)), linear=1 - share, constant=1.0)
     return float(min(1.0, (step + 1) / max(rising, 1)) * falls[schedule])
-
-
-def _passes(count, need, seed):
-    "Numbers of rows, pass after pass, each once in a pass."
-    rng = np.random.default_rng(seed)
-    return np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need] if count else ()
 
 
 def imitate(
