@@ -434,12 +434,6 @@ def _step(experts, known, optimizer, which, asked, weights=Weights()):
     return log | dict(norm=descend(optimizer, 1.0, log))
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
-def _passes(count, need, seed):
-    "Numbers of rows, pass after pass, each once in a pass."
-    rng = np.random.default_rng(seed)
-    return np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need] if count else ()
-
-# %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
     """How likely a moment is drawn, by its speed word.
 
@@ -455,6 +449,12 @@ def chances(words: Sequence[int], balance: float) -> np.ndarray:
     return p / p.sum()
 
 
+def _passes(count, need, seed):
+    "Numbers of rows, pass after pass, each once in a pass."
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need] if count else ()
+
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.0) -> float:
     """The learning rate of an update, as a share of the highest one.
 
