@@ -26,7 +26,7 @@ from .scene.processes import follow_parent, set_aside
 from .runs.launch import launch, serve_commands
 from .runs.memory import memory, model_config
 from .runs.parameters import checked_cluster
-from .runs.preview import data_amounts, notes, preview
+from .runs.preview import data_amounts, notes, of_what_is_there, preview
 from .runs.profiles import ProfileError, checked, find_system, load_profile, profile_names, steps, systems
 
 # %% ../nbs/42_runs/60_command.ipynb #b5eaf301
@@ -152,7 +152,7 @@ def _planned(profile, parameters, kinds, hours=()):
         profile=profile.name,
         values={k: getattr(profile, k) for k in profile.keys()},
         origins=profile.origin,
-        steps=steps(profile),
+        steps=steps(of_what_is_there(profile)),
         hours=list(hours),
         data=[asdict(a) | dict(short=a.short) for a in data_amounts(profile)],
         gigabytes=gb,
@@ -174,7 +174,7 @@ def _plan(profile, out, pairs, measured, as_json):
     if measured:
         from drivelit.runs.stages import hours, read_measured
 
-        arguments = *arguments, hours(profile, arguments[2], read_measured(measured))
+        arguments = *arguments, hours(of_what_is_there(profile), arguments[2], read_measured(measured))
     print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments))
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d32

@@ -86,6 +86,10 @@ class P3Profile(Profile):
         "Pictures in a question, as many as its tokens are; two frames of a video are one."
         return -(-self.frames // 2) if self.frames_as == "video" else self.frames
 
+    def groups(self) -> tuple[int, ...]:
+        "Rollouts of a scene: the profile's, and those of the ablation."
+        return self.group, self.group_small
+
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_scenes * len(self.modes)

@@ -39,7 +39,7 @@ from drivelit.driveagent.evaluation import (
 )
 from .evidence import PolicyReader, ScriptedReader, needs_look, partition
 from .labels import blind_answers, label_scene
-from .profile import DriveAgentProfile, GRAPH, NEEDS
+from .profile import DriveAgentProfile, GRAPH, NEEDS, PAIRS
 from .rewards import position_weights
 from .task import ATTENTION
 from .toolkit import VIEWS
@@ -541,7 +541,7 @@ def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
             ask(profile.judge, vqa_data.ChatJudge),
             ask(profile.judge, vqa_data.ChatRewriter),  # A.3.1, step 4: the judge's model
         )
-        some = dict(clusters=16, wanted=round(profile.vqa_share * len(train)), asks=profile.vqa_asks)
+        some = dict(clusters=16, wanted=profile.asked_about(len(train)), asks=profile.vqa_asks, pairs=PAIRS)
         rows, counts = vqa_data.vqa_rows(train, *who, features=features_of(profile), image_size=size, **some)
         test, _ = vqa_data.vqa_rows(heldout, *who, features=None, image_size=size, seed=1)
     wanted = min(profile.data_vqa or len(rows), len(rows))
@@ -598,12 +598,14 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     tell_if_few("align, questions of the test", len(asked), profile.test_vqa)
     test = [test[i] for i in asked]
     policy, folder = base(out, profile, seed), STAGES.folder(out, "align", seed)
-    if not profile.align_steps:
+    if not profile.align_steps and not profile.align_epochs:
         save_final(policy, folder)
         return dict(steps=0)
     before = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
     baseline = dict(vqa_before=before, vqa_usual=vqa_data.vqa_usual(rows, test))
-    result = train_sft(policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps))
+    result = train_sft(
+        policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps, epochs=profile.align_epochs)
+    )
     engine = player_for(policy, profile)
     after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
     return result | baseline | after
@@ -661,7 +663,7 @@ def reinforce(
     mode: str,
     folder: str | Path,
     tool_reward: bool = False,
-    steps: int | None = None,
+    times: int = 1,
 ) -> dict[str, Any]:
     """A stage of reinforcement learning on the exploratory set.
 
@@ -671,7 +673,7 @@ def reinforce(
         mode: "text", "tool", "adaptive" or "partition"
         folder: where it is kept
         tool_reward: whether R_tool is part of the reward
-        steps: rollout batches; None: the profile's
+        times: it is so many times as long as the profile says
 
     Returns:
         dict of `train_rl`
@@ -688,7 +690,7 @@ def reinforce(
         seed=seed,
         make=partial(make, variant, mode, tool_reward, out, profile, seed),
         max_turns=task.max_turns,
-        **rl_options(profile) | (dict(steps=steps) if steps else {}),
+        **rl_options(profile, times),
     )
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #76c99357
@@ -743,15 +745,7 @@ def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dic
         (
             "rl",
             lambda p: reinforce(
-                p,
-                out,
-                profile,
-                seed,
-                variant,
-                "adaptive",
-                here / "rl",
-                bool(tools),
-                profile.rl_steps * (1 if tools else 2),
+                p, out, profile, seed, variant, "adaptive", here / "rl", bool(tools), times=1 if tools else 2
             ),
         )
     )

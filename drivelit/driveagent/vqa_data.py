@@ -456,6 +456,7 @@ def vqa_rows(
     each: int = 8,
     wanted: int | None = None,
     asks: int = 1,
+    pairs: int = 4,
     templates: float = 0.7,
     six: float = 0.5,
     image_size: tuple[int, int] = (168, 84),
@@ -475,7 +476,8 @@ def vqa_rows(
         clusters: of these vectors
         each: scenes from a cluster, at most
         wanted: scenes in all, as many from each cluster as that takes; None: `each` from each
-        asks: times that a scene is asked about; each gives four pairs at most
+        asks: times that a scene is asked about
+        pairs: that an ask gives, at most
         templates: share of the asks that use templates; the others are asked freely
         six: share of the asks that show all six views
         image_size: (width, height) in pixels of every picture
@@ -495,10 +497,10 @@ def vqa_rows(
     fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
     chosen = diverse(features(fronts), clusters, each, seed, wanted)[0] if features else range(len(scenes))
     put = make_asks(scenes, templates, six, image_size, seed, [i for i in chosen for _ in range(asks)])
-    pairs, replies, table, faults = judged_pairs(put, teacher, judge, rounds, seed=seed)
-    pairs = _not_trivial(pairs, share, seed, table)
-    words = _reworded(pairs, rewriter or ScriptedRewriter(seed), table)
-    rows = Lazily(lambda pair: vqa_row(*pair), list(zip(pairs, words, strict=True)))
+    made, replies, table, faults = judged_pairs(put, teacher, judge, rounds, pairs, seed)
+    made = _not_trivial(made, share, seed, table)
+    words = _reworded(made, rewriter or ScriptedRewriter(seed), table)
+    rows = Lazily(lambda pair: vqa_row(*pair), list(zip(made, words, strict=True)))
     return rows, Counts(len(scenes), len(chosen), replies, table, faults)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd

@@ -433,7 +433,7 @@ def _step(experts, known, optimizer, which, asked, weights=Weights()):
     log = _add_up(optimizer, log)
     return log | dict(norm=descend(optimizer, 1.0, log))
 
-# %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
     """How likely a moment is drawn, by its speed word.
 
@@ -449,6 +449,12 @@ def chances(words: Sequence[int], balance: float) -> np.ndarray:
     return p / p.sum()
 
 
+def _passes(count, need, seed):
+    "Numbers of rows, pass after pass, each once in a pass."
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need] if count else ()
+
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.0) -> float:
     """The learning rate of an update, as a share of the highest one.
 
@@ -480,6 +486,7 @@ def imitate(
     schedule: str = "cosine",
     warmup: float = 30.0,
     weights: Weights = Weights(),
+    passes: bool = False,
 ) -> tuple[Experts, list[dict[str, float]]]:
     """Train both experts and their decoders; on several GPUs if torchrun or the cluster has started several processes.
 
@@ -494,6 +501,7 @@ def imitate(
         balance: of `chances`: how much more often moments with rare speed words are drawn
         schedule: of `rate_at`
         warmup: of `rate_at`
+        passes: plans and questions come each once in a pass over them; else they are drawn, by `balance`
 
     Returns:
         tuple: the experts, and for each update its loss by part
@@ -519,15 +527,20 @@ def imitate(
         Path(out).mkdir(parents=True, exist_ok=True)
         cut_metrics(out, first)
     experts.train()
-    drawn = chances(known.speeds.tolist(), balance)
+    drawn, few = chances(known.speeds.tolist(), balance), max(batch // 4, 1)
+    if passes:
+        orders = [_passes(len(a), steps * k, [54, seed]) for a, k in ((known.plans, batch), (known.asked, few))]
     begin = time.perf_counter()
     for step in tqdm(range(first, steps), "imitation", initial=first, total=steps, mininterval=5, disable=not writes):
         rng = np.random.default_rng([54, seed, step])
         torch.manual_seed(int(rng.integers(2**31)))
         for part in optimizer.param_groups:
             part["lr"] = part["most"] * rate_at(step, steps, schedule, warmup)
-        which = rng.choice(len(known.plans), size=batch, p=drawn)
-        asked = rng.integers(len(known.asked), size=max(batch // 4, 1)) if len(known.asked) else ()
+        if passes:
+            which, asked = (o[step * k : (step + 1) * k] for o, k in zip(orders, (batch, few), strict=True))
+        else:
+            which = rng.choice(len(known.plans), size=batch, p=drawn)
+            asked = rng.integers(len(known.asked), size=few) if len(known.asked) else ()
         log.append(_step(experts, known, optimizer, which.tolist(), list(asked), weights))
         if writes:
             begin, before = time.perf_counter(), begin

@@ -45,6 +45,7 @@ from ..scene.weights import seal
 from ..runs.record import NO_SEED, write_part
 from ..scene.files import RunError, write_json
 from ..runs.profiles import sft_options
+from ..training.settings import in_epochs
 from ..training.sft import train_sft
 from ..policy.model import Policy
 from ..runs.stages import Stages, check_pictures, leave_out, load, load_scenes, save_scenes, write_scenes
@@ -361,8 +362,10 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     try_some(learnt, profile)
     ways = profile.w_speed_way, profile.w_path_way
     weights = Weights(*ways, profile.w_latent, profile.w_bound, profile.w_collision)
-    settings = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
-    experts, log = imitate(experts, learnt, *settings, profile.sft_schedule, profile.sft_warmup, weights)
+    steps = profile.sft_steps or in_epochs(len(learnt.plans), profile.sft_epochs, profile.sft_batch)
+    settings = steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
+    rate, passes = (profile.sft_schedule, profile.sft_warmup), profile.sft_epochs > 0
+    experts, log = imitate(experts, learnt, *settings, *rate, weights, passes)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))

@@ -10,13 +10,13 @@ __all__ = ['IMITATED', 'REINFORCED', 'BEFORE', 'TRAINED', 'OPTIONAL', 'NEEDS', '
 import math
 import os
 import re
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from .words import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
 from ..rollout.drivers import present_idm, true_idm
-from ..runs.profiles import Amount, Profile, ProfileError, described, key
+from ..runs.profiles import Amount, Profile, ProfileError, described, key, steps
 from ..scene.town_routes import ROUTE_FAMILIES
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #30c4c512
@@ -157,7 +157,7 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #f882f59b
 LACKS = (  # keys of systems that write answers token by token, share out a whole model, or learn from single moments
-    *("new_tokens", "sft_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
+    *("new_tokens", "rl_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
     *("eval_temperature", "checkpointing", "picture_cache", "player", "players", "importance_cap", "sampling_bound"),
     *("sharding", "rl_schedule", "rl_warmup", "epsilon", "epsilon_high"),  # PPO has `clip` and one rate
     *("train_aside", "train_late"),  # beside the drive: `wrong`
@@ -169,8 +169,10 @@ LONGEST = 120  # decisions of a drive, about: two a second for a minute
 
 def _read(p, train, why) -> list[Amount]:
     "What imitation reads of recorded moments, beside the paper's samples."
-    n, drawn = p.scenes_of(train), p.sft_steps * p.sft_batch
-    rows = n + (n // p.look if p.look else 0)  # a plan each, and some with a question
+    n = p.scenes_of(train)
+    questions = n // p.look if p.look else 0  # a plan each, and some with a question
+    rows, each = n + questions, p.sft_batch + (max(p.sft_batch // 4, 1) if questions else 0)
+    drawn = steps(replace(p, train_scenes=n))["sft_updates"] * each
     told = "plans and questions; of the paper's planning and Chat-B2D pairs (method summary)"
     return [
         Amount("train_scenes", p.train_scenes, train, whole=train or 0, why=why),
@@ -262,6 +264,10 @@ class MindDriveProfile(Profile):
         "Pictures in a question."
         return len(self.inputs.seen)
 
+    def samples(self) -> int:
+        "Plans to imitate: of recorded moments one each; 0: as many as the expert's drives give."
+        return self.train_scenes if self.simulators != NONE else 0
+
     def questions(self) -> int:
         "Decisions of a drive, at most."
         return LONGEST
@@ -307,6 +313,8 @@ class MindDriveProfile(Profile):
             problems.append(f"twice: {wrong[0]!r} is not one of {', '.join(ROUTE_FAMILIES)}")
         if self.source != "toy" and (self.twice != NONE or self.expert != "future"):
             problems.append(f"expert, twice: they are of the kit's routes, and the source is {self.source}")
+        if self.sft_epochs and self.balance:
+            problems.append("balance: in passes each moment comes once; set it to 0, or give sft_steps")
         if self.algorithm == "grpo" and self.num_iterations > 1 and self.clip == 0:
             problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
         if self.group > self.rl_scenes * self.rollouts and self.algorithm == "grpo":

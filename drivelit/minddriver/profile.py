@@ -8,7 +8,7 @@ __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'GRAPH',
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380002
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from typing import ClassVar
 
 from .decisions import DT, POINTS, Horizon
@@ -91,6 +91,11 @@ class MindDriverProfile(Profile):
     w_image: float = key(0.33, "weight of the picture when both are learnt at once (table 7)", low=0)
     w_plan: float = key(0.67, "weight of the plan when both are learnt at once", low=0)
 
+    @classmethod
+    def keys(cls) -> dict[str, Field]:
+        "The keys by name; the two stages of reinforcement are as long as rl_steps and rl_steps_plan say."
+        return {k: f for k, f in super().keys().items() if k != "rl_epochs"}
+
     @property
     def inputs(self) -> Inputs:
         "What the policy is shown."
@@ -158,6 +163,8 @@ class MindDriverProfile(Profile):
             problems.append("w_text, w_dream, w_answer: all are 0, so nothing is learnt")
         if self.pdms and self.step != DT:
             problems.append(f"step: PDMS simulates poses every {DT} s; set pdms = no for points every {self.step:g} s")
+        if not self.rl_steps or not self.rl_steps_plan:
+            problems.append("rl_steps, rl_steps_plan: 0 would leave a stage of reinforcement without an update")
         if self.w_image + self.w_plan <= 0:
             problems.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
         if "dream" in FORMS[self.form] and not self.seconds > 0:

@@ -304,18 +304,18 @@ def start_of(stage: str, warm: bool) -> str | None:
     return before.get(stage)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ad18700f
-def rows_of(stage: str, out: Path, seed: int, repeats: int = 1) -> Rows:
+def rows_of(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> Rows:
     """The rows that a supervised stage learns from.
 
     Args:
         stage: a key of MIX
-        repeats: how often the rows of several turns stand there
+        profile: its `multi_repeats` says how often the rows of several turns stand there
 
     Returns:
-        the data sets of MIX[stage] one after another
+        the data sets of the stage one after another
     """
-    names = [f for f in MIX[stage] for _ in range(repeats if f == "data_multi/multi" else 1)]
-    return read_rows(*(STAGES.folder(out, f.split("/")[0], seed) / (f.split("/")[1] + ".parquet") for f in names))
+    files = (f.split("/") for f in profile.mix(stage))
+    return read_rows(*(STAGES.folder(out, of, seed) / f"{name}.parquet" for of, name in files))
 
 
 def fresh(profile: MTDriveProfile, seed: int) -> Policy:
@@ -446,7 +446,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     policy = load(trained(out, before, seed), profile, seed) if before else fresh(profile, seed)
     result = train_sft(
         policy,
-        rows_of(stage, out, seed, profile.multi_repeats),
+        rows_of(stage, out, profile, seed),
         STAGES.folder(out, stage, seed),
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt

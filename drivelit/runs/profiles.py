@@ -22,7 +22,7 @@ from typing import Any, ClassVar, get_origin
 
 from ..policy.text import nearest
 from ..scene.extras import import_large
-from ..training.settings import EpisodeSettings, Settings, TuningSettings, described
+from ..training.settings import EpisodeSettings, Settings, TuningSettings, described, in_epochs
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #63534fbf
 class ProfileError(ValueError):
@@ -145,6 +145,14 @@ class Derived:
         "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
         return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
 
+    def groups(self) -> tuple[int, ...]:
+        "Episodes of a scene in the stages of reinforcement; a system says its own."
+        return (self.group,)
+
+    def rollout_batches(self, times: int = 1) -> int:
+        "Rollout batches of a stage of reinforcement that is so many times as long as the profile says."
+        return times * self.rl_steps or in_epochs(self.rl_scenes, times * self.rl_epochs, self.batch()[0])
+
     def in_a_pass(self, kind: str) -> int:
         "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
         tuned, played = self.sft_batch // max(self.sft_gpus, 1), self.rl_mini_batch * self.group // max(self.rl_gpus, 1)
@@ -243,7 +251,8 @@ class Profile(Derived):
     sft_distance: float = same(TuningSettings, "distance", low=0)
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", low=0)
     rl_scenes: int = key(400, "scenes to reinforce on", low=1)
-    rl_steps: int = key(30, "rollout batches", low=0)
+    rl_epochs: float = key(0.0, "passes over the scenes that there are to reinforce on; 0: by rl_steps", low=0)
+    rl_steps: int = key(30, "rollout batches; 0: by rl_epochs", low=0)
     rl_batch: int = key(8, "scenes in a rollout batch, each played `group` times", low=1)
     rl_mini_batch: int = key(8, "scenes in an update", low=1)
     group: int = same(EpisodeSettings, "num_generations", low=2)
@@ -652,11 +661,19 @@ def conflicts(profile: Profile) -> list[str]:
         out.append("sft_epochs: needs the numbers of samples (data_...)")
     if not p.sft_epochs and not p.sft_steps:
         out.append("sft_epochs, sft_steps: both are 0, so nothing is tuned")
+    if "rl_epochs" in p.keys() and bool(p.rl_epochs) == bool(p.rl_steps):
+        out.append("rl_epochs, rl_steps: one of them must be 0, and only one")
     for k, n in dict(sft_gpus=p.sft_gpus, rl_gpus=p.rl_gpus).items():
         if n > gpus_per_node() and n % gpus_per_node():
             out.append(f"{k}: {n} are no whole machines of {gpus_per_node()} GPUs (DRIVELIT_PER_NODE)")
     if p.sft_gpus and p.sft_batch % p.sft_gpus:
         out.append(f"sft_batch: {p.sft_batch} cannot be shared out to {p.sft_gpus} GPUs")
+    for group in p.groups():
+        if p.rl_gpus and p.rl_mini_batch * group % p.rl_gpus:
+            out.append(
+                f"rl_gpus: the {p.rl_mini_batch * group} episodes of an update (rl_mini_batch {p.rl_mini_batch}, "
+                f"groups of {group}) cannot be shared out to {p.rl_gpus} GPUs"
+            )
     for kind in ("sft", "rl"):
         known, warmup = f"{kind}_schedule" in p.keys(), getattr(p, f"{kind}_warmup")
         if known and getattr(p, f"{kind}_schedule") == "constant" and warmup:
@@ -694,17 +711,18 @@ def steps(profile: Profile) -> dict[str, float]:
     """Updates, episodes and epochs that follow from a profile.
 
     Returns:
-        dict of counts: sft_updates, sft_samples, rl_episodes, rl_updates, rl_epochs
+        dict of counts: sft_updates, sft_samples, rl_steps, rl_episodes, rl_updates, rl_epochs
     """
-    p = profile
-    sft = p.sft_steps or math.ceil(p.samples() * p.sft_epochs / p.sft_batch)
+    p, rollouts = profile, profile.rollout_batches()
+    sft = p.sft_steps or in_epochs(p.samples(), p.sft_epochs, p.sft_batch)
     scenes, episodes, updates = p.batch()
     return dict(
         sft_updates=sft,
         sft_samples=sft * p.sft_batch,
-        rl_episodes=p.rl_steps * episodes,
-        rl_updates=p.rl_steps * updates,
-        rl_epochs=p.rl_steps * scenes / p.rl_scenes,
+        rl_steps=rollouts,
+        rl_episodes=rollouts * episodes,
+        rl_updates=rollouts * updates,
+        rl_epochs=rollouts * scenes / p.rl_scenes,
     )
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #ddd414b8
@@ -726,21 +744,25 @@ def named(cls: type, kind: str) -> dict[str, str]:
     return {k: name for k in cls.keys() if (name := k.removeprefix(f"{kind}_")) in known}
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #f501ee38
-def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: int | None = None) -> dict[str, Any]:
+def sft_options(
+    profile: Profile, share: float = 1.0, rate: float = 1.0, steps: int | None = None, epochs: float | None = None
+) -> dict[str, Any]:
     """The arguments of `train_sft` that a profile fixes.
 
     Args:
         share: of `sft_steps` that this stage takes; with `sft_epochs` the data decide
         rate: times `sft_lr`
-        steps: updates of this stage instead of the profile's
+        steps: updates of this stage instead of the profile's; or
+        epochs: passes over its rows
 
     Returns:
         dict of keyword arguments
     """
-    # rounding a small share must not leave a stage without any update
-    steps = steps or (max(1, round(profile.sft_steps * share)) if profile.sft_steps else 0)
+    if not steps and not epochs:
+        # rounding a small share must not leave a stage without any update
+        steps = max(1, round(profile.sft_steps * share)) if profile.sft_steps else 0
     same_name = {name: getattr(profile, k) for k, name in named(type(profile), "sft").items() if name != "steps"}
-    length = dict(steps=steps) if steps else dict(epochs=profile.sft_epochs)
+    length = dict(steps=steps) if steps else dict(epochs=epochs or profile.sft_epochs)
     return (
         same_name
         | length
@@ -753,13 +775,18 @@ def sft_options(profile: Profile, share: float = 1.0, rate: float = 1.0, steps: 
     )
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #3d977bc1
-def rl_options(profile: Profile) -> dict[str, Any]:
+def rl_options(profile: Profile, times: int = 1) -> dict[str, Any]:
     """The arguments of `train_rl` that a profile fixes.
+
+    Args:
+        times: the stage is so many times as long as the profile says
 
     Returns:
         dict of keyword arguments
     """
-    return {name: getattr(profile, k) for k, name in named(type(profile), "rl").items()} | dict(
+    same_name = {name: getattr(profile, k) for k, name in named(type(profile), "rl").items()}
+    return same_name | dict(
+        {name: times * same_name[name] for name in ("steps", "epochs") if same_name.get(name)},
         beta=profile.kl,
         epsilon_high=profile.epsilon_high or None,  # TRL: as epsilon
         # a rollout batch costs several times what a supervised update costs, so it is kept five times as often

@@ -47,7 +47,7 @@ from drivelit.training.checkpoints import (
     told_if_full,
 )
 from ..policy.text import nearest
-from .settings import TuningSettings, described
+from .settings import TuningSettings, described, in_epochs
 from .sharding import fsdp_settings, full_weights, is_sharded
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2
@@ -163,25 +163,34 @@ class EncodedRows(Sequence):
 
 # %% ../../nbs/40_training/10_sft.ipynb #52226639
 def batches(lengths: Sequence[int], batch: int, steps: int, seed: int = 0, pool: int = 16) -> np.ndarray:
-    """Shuffled batches of rows of like length; each row comes once an epoch.
+    """Shuffled batches of rows of like length; an epoch has each row once, and then the next one begins.
 
     Args:
         lengths: tokens of each row, (N,); an estimate will do
         batch: rows in a batch
         steps: batches wanted
-        pool: so many batches are sorted together
+        pool: so many batches are sorted together, at most; all of one epoch
 
     Returns:
-        (steps, batch) row numbers
+        (steps, batch) row numbers; where `batch` does not divide N, a batch has the last rows of an epoch and the
+        first of the next
     """
     rng, out, lengths = np.random.default_rng(seed), [], np.asarray(lengths)
     left = np.array([], int)
     while len(out) < steps:
-        while len(left) < batch * pool:  # the end of one epoch and the begin of the next may share a pool
-            left = np.concatenate([left, rng.permutation(len(lengths))])
-        some, left = left[: batch * pool], left[batch * pool :]
-        some = some[np.argsort(lengths[some], kind="stable")].reshape(-1, batch)
-        out += list(some[rng.permutation(len(some))])
+        epoch = rng.permutation(len(lengths))
+        if len(left):
+            need = batch - len(left)
+            left, epoch = np.concatenate([left, epoch[:need]]), epoch[need:]
+            if len(left) < batch:  # fewer rows than a batch takes
+                continue
+            out.append(left)
+        whole = len(epoch) // batch * batch
+        for first in range(0, whole, batch * pool):
+            some = epoch[first : min(first + batch * pool, whole)]
+            some = some[np.argsort(lengths[some], kind="stable")].reshape(-1, batch)
+            out += list(some[rng.permutation(len(some))])
+        left = epoch[whole:]
     return np.array(out[:steps])
 
 # %% ../../nbs/40_training/10_sft.ipynb #a2408675
@@ -774,7 +783,7 @@ def train_sft(
         rows: `Rows`, or any sequence of {"messages", "images"}: asked for a row when its batch comes
         out: folder for checkpoints, metrics.jsonl and metrics.png
         steps: updates; or
-        epochs: passes over the rows
+        epochs: passes over the rows; the last update is filled up from one more
         batch: rows in an update, over all devices
         resume: go on from the newest whole checkpoint in `out`
         peft_config: a LoraConfig: train adapters only
@@ -797,7 +806,7 @@ def train_sft(
     parts = check_spans(spans, weights)
     if not steps and not epochs:
         raise ValueError("how long? Give steps= or epochs=")
-    steps = steps or int(np.ceil(len(rows) * epochs / batch))
+    steps = steps or in_epochs(len(rows), epochs, batch)
     settings = dict(use_cpu=policy.device.type == "cpu", eos_token=policy.tokenizer.eos_token) | settings
     args = sft_config(out, steps=steps, batch=batch, **settings)
     estimates = estimate_lengths(policy, rows) if lengths is None else np.asarray(lengths)

@@ -47,7 +47,7 @@ from .grpo import ADVANTAGES, k3, spread_to_tokens
 from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
-from .settings import EpisodeSettings, described, setting
+from .settings import EpisodeSettings, described, in_epochs, setting
 from .sharding import full_weights, gathered, in_bf16, is_sharded, put_slice, slice_of
 from .throughput import prepared_once, streaming
 
@@ -426,7 +426,7 @@ def settle(args: TurnGRPOConfig, count: int) -> TurnGRPOConfig:
     updates = updates_of(args)
     if args.max_steps <= 0:
         scenes = args.generation_batch_size // args.num_generations
-        args.max_steps = math.ceil(args.num_train_epochs * count / scenes) * updates
+        args.max_steps = in_epochs(count, args.num_train_epochs, scenes) * updates
     if args.save_steps >= 1 and args.save_steps % updates:
         args.save_steps = math.ceil(args.save_steps / updates) * updates
         warnings.warn(f"save_steps is now {args.save_steps}: checkpoints fall between rollouts", stacklevel=3)
@@ -929,7 +929,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
 RENAMED = dict(
     learning_rate="lr",
     max_steps="steps",
-    num_train_epochs="steps",
+    num_train_epochs="epochs",
     per_device_train_batch_size="micro_batch",
     gradient_accumulation_steps="mini_batch",
     generation_batch_size="batch",
@@ -947,7 +947,8 @@ RENAMED = dict(
 def rl_config(
     out: str | Path,
     *,
-    steps: int,
+    steps: int = 0,
+    epochs: float = 0.0,
     batch: int,
     mini_batch: int | None = None,
     group: int = EpisodeSettings.num_generations,
@@ -964,7 +965,8 @@ def rl_config(
     """The settings of `train_rl` in TRL's words.
 
     Args:
-        steps: rollouts
+        steps: rollouts; or
+        epochs: passes over the scenes, which the trainer counts; the last rollout is filled up from one more
         batch: scenes in a rollout
         mini_batch: scenes in an update; default: all of them
         group: episodes of a scene
@@ -983,12 +985,17 @@ def rl_config(
 
     Raises:
         TypeError: an unknown setting
-        ValueError: mini_batch does not divide batch
+        ValueError: neither steps nor epochs, or both; mini_batch does not divide batch; episodes of an update that the
+            processes cannot share
     """
     world = int(os.environ.get("WORLD_SIZE", 1))
     mini_batch = mini_batch or batch
+    if bool(steps) == bool(epochs):
+        raise ValueError("how long? Give one of steps= (rollouts) and epochs= (passes over the scenes)")
     if batch % mini_batch:
         raise ValueError(f"mini_batch {mini_batch} does not divide batch {batch}")
+    if mini_batch * group % world:
+        raise ValueError(f"{mini_batch} scenes of {group} episodes cannot be shared out to {world} processes")
     rows = mini_batch * group // world
     micro = min(micro_batch or rows, rows)
     while rows % micro:
@@ -996,7 +1003,8 @@ def rl_config(
     updates = batch // mini_batch * num_iterations
     ours = dict(
         output_dir=str(out),
-        max_steps=steps * updates,
+        max_steps=steps * updates or -1,  # transformers: by epochs; `settle` counts them
+        num_train_epochs=epochs or 1.0,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
         generation_batch_size=batch * group,
@@ -1066,8 +1074,8 @@ def train_rl(
         reference: of the KL penalty, a policy of its own with the same tokens; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
         callbacks: further callbacks of the trainer
-        **settings: of rl_config (steps, batch, group, lr, ...) and of TurnGRPOConfig: ours (max_turns, player, ...) and
-            TRL's own
+        **settings: of rl_config (steps or epochs, batch, group, ...) and of TurnGRPOConfig: ours (max_turns, player,
+            ...) and TRL's own
 
     Returns:
         dict: updates; reward_first and reward_last, means of the first and the last tenth, None if none was logged
@@ -1083,8 +1091,10 @@ def train_rl(
     check_policy(policy, bf16, adapters=peft_config is not None)
     if args is not None and settings:
         raise TypeError(f"{sorted(settings)[0]!r} beside args=: write it into the TurnGRPOConfig")
-    if args is None and not {"steps", "batch"} <= set(settings):
-        raise TypeError("how long? Give steps= (rollouts) and batch= (scenes in each), or args= with a TurnGRPOConfig")
+    if args is None and not ({"steps", "epochs"} & set(settings) and "batch" in settings):
+        raise TypeError(
+            "how long? Give steps= (rollouts) or epochs=, and batch= (scenes in each), or args= with a TurnGRPOConfig"
+        )
     out = Path(out or args.output_dir)
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
     args.output_dir = str(out)
