@@ -263,6 +263,7 @@ class Profile(Derived):
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
     seeds: tuple[int, ...] = key((0,), "one run each", low=0)
     workers: int = key(2, "stages side by side, a process each; 0: all in one process", low=0)
+    row_workers: int = key(0, "processes that make rows of scenes; 0: that of the stage, -1: one for each core", low=-1)
     save_every: int = same(
         TuningSettings, "save_steps", "updates between checkpoints (rollout batches: a fifth of it)", low=1
     )
