@@ -26,7 +26,7 @@ from PIL import Image
 
 from ..policy.text import spoken_control
 from ..policy.video import read_video
-from ..scene.cameras import open_resized
+from ..scene.cameras import open_resized, pixel_sum
 from ..scene.core import Scene, SceneError, to_rgb
 from ..scene.files import whole_file, write_json
 
@@ -231,6 +231,8 @@ def source_of(image: Image.Image) -> str:
         return image.source
     if not (path := str(image.info.get("file", ""))):
         return ""
+    if image.mode == "RGB" and image.info.get("pixels") == pixel_sum(image):  # as it was opened: not once more
+        return os.path.abspath(path) if os.path.exists(path) else ""
     try:
         same = open_resized(path, image.size).tobytes() == to_rgb(image).tobytes()
     except SceneError:

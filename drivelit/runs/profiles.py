@@ -229,6 +229,7 @@ class Profile(Derived):
     sft_schedule: str = same(TuningSettings, "lr_scheduler_type", choices=SCHEDULES)
     sft_warmup: float = same(TuningSettings, "warmup_steps", low=0)
     sft_distance: float = same(TuningSettings, "distance", low=0)
+    sft_dataloader_num_workers: int = key(0, "processes beside each GPU's that open and cut pictures; 0: none", low=0)
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", low=0)
     rl_scenes: int = key(400, "scenes to reinforce on", low=1)
     rl_steps: int = key(30, "rollout batches", low=0)

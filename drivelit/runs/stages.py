@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # only for annotations: the main process of a run needs no to
     from drivelit.policy.model import Policy
 
 # %% ../../nbs/42_runs/30_stages.ipynb #f07cc0e3
-FREE = ("seeds", "workers", "row_workers", "origin")  # what may change when a run goes on
+FREE = ("seeds", "workers", "row_workers", "sft_dataloader_num_workers", "origin")  # what may change when a run goes on
 
 
 def start(out: str | Path, profile: Profile) -> Path:
