@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -68,7 +67,7 @@ def test_the_jobs_of_a_run_follow_each_other(slurm):
 
 def test_behind_a_job_that_failed_none_runs(slurm):
     profile = load_profile("mtdrive", "smoke", sft_gpus=2)
-    missing = Path(slurm / "no run")
-    text = launch(profile, dict(out=str(missing)), dict(scenes="", sft_single="sft"))[-1]
+    text = launch(profile, dict(out=str(slurm / "run")), dict(scenes="", sft_single="sft"))[-1]
+    text = text.replace(" scenes --seed", " scenery --seed")
     assert submitted(slurm, text) == ([("1", "", "1"), ("2", "1", "2")], ["1", "1"])
-    assert "holds no run" in (slurm / "1.out").read_text() and not (slurm / "2.out").exists()
+    assert "no stage 'scenery'" in (slurm / "1.out").read_text() and not (slurm / "2.out").exists()
