@@ -19,9 +19,10 @@ from torch.utils.data import Subset
 from .evaluation import drivers, evaluate, part_of, task_for
 from .profile import GRAPH, P3Profile, REINFORCED, TUNED
 from .rewards import SCHEMES, truth_of
-from .rows import ImageRows, kit_fixed, kit_text, make_rows, save_rows
+from .rows import ImageRows, kit_fixed, kit_text, part_rows, save_rows
 from .task import P3Task, StageTrainer
 from .teacher import annotate, open_teacher
+from ..data.parts import Parts
 from ..data.rows import read_rows
 from ..data.shards import draw
 from ..data.served import Journal
@@ -92,10 +93,12 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
             teacher = open_teacher(profile.teacher, profile.inputs, journal)
             kept, told = annotate(scenes, teacher, profile.inputs, profile.rounds, 16 if served else 1)
         count.update({f"thoughts, {k}": n for k, n in told.items()})
-    rows = make_rows(scenes, kept, profile.inputs, profile.modes, count)
-    path = save_rows(
-        here / "p3.parquet", rows, count, f"python -m drivelit run autodrive_p3.{profile.name} --stages data"
-    )
+    thoughts = {k.number: k.thoughts for k in kept}
+    beside = [thoughts.get(number) for number in range(len(scenes))]
+    how = f"python -m drivelit run autodrive_p3.{profile.name} --stages data"
+    with Parts(here, profile.row_workers) as parts:
+        make = partial(part_rows, profile.inputs, profile.modes)
+        path = save_rows(here / "p3.parquet", parts.rows("p3", make, scenes, beside, count=count), count, how)
     return dict(rows=len(read_rows(path)), counts=dict(count))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #a831abc6

@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from torch.utils.data import Subset
 
+from ..data.parts import Parts
 from ..data.rows import Rows, read_rows, write_rows
 from ..data.served import Journal, connect
 from . import formats, motion, questions, refine, thoughts, vqa_data, vqa_pairs
@@ -546,8 +546,9 @@ def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         test, _ = vqa_data.vqa_rows(heldout, *who, features=None, image_size=size, seed=1)
     wanted = min(profile.data_vqa or len(rows), len(rows))
     tell_if_few("vqa, pairs", wanted, profile.data_vqa)
-    write_rows(test, here / "test.parquet")
-    path = write_rows(islice(rows, wanted), here / "train.parquet")
+    with Parts(here, profile.row_workers) as parts:
+        write_rows(vqa_data.rows_in_parts(parts, "test", test, len(test)), here / "test.parquet")
+        path = write_rows(vqa_data.rows_in_parts(parts, "train", rows, wanted), here / "train.parquet")
     (here / "card.md").write_text(vqa_data.vqa_card(path, counts, "stage vqa"))
     return dict(train=wanted, test=len(test), chosen=counts.chosen)
 

@@ -5,21 +5,25 @@
 # %% auto #0
 __all__ = ['SCORES', 'PERFECT', 'judge_prompt', 'parse_scores', 'verdict', 'ScriptedJudge', 'ChatJudge', 'trivial',
            'parse_question', 'ScriptedRewriter', 'ChatRewriter', 'judged_pairs', 'vqa_row', 'Lazily', 'Counts',
-           'vqa_rows', 'vqa_card', 'right_answer', 'of_each_category', 'vqa_accuracy', 'vqa_usual']
+           'vqa_rows', 'part_rows', 'rows_in_parts', 'vqa_card', 'right_answer', 'of_each_category', 'vqa_accuracy',
+           'vqa_usual']
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #a45ecf39
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..data.parts import Parts
 from ..data.rows import card, chat, make_row, says
 from ..data.served import Refusal, replies
+from ..data.shards import subset
 from .task import image_parts
 from .questions import VIEWS, Ask, Facts, Pair, question_text, recognise, same_answer
 from drivelit.driveagent.vqa_pairs import (
@@ -502,6 +506,44 @@ def vqa_rows(
     words = _reworded(made, rewriter or ScriptedRewriter(seed), table)
     rows = Lazily(lambda pair: vqa_row(*pair), list(zip(made, words, strict=True)))
     return rows, Counts(len(scenes), len(chosen), replies, table, faults)
+
+
+def part_rows(scenes: Iterable[Scene], told: Iterable[tuple]) -> Iterator[dict]:
+    """The rows of some pairs, for `drivelit.data.parts`.
+
+    Args:
+        scenes: of each pair
+        told: of each pair its scene's number, the fields of its Ask and of itself, and the final wording
+
+    Returns:
+        iterator of rows, as `vqa_row` makes them
+    """
+    last, ask = None, None
+    for scene, (*shown, question, answer, attempt, words) in zip(scenes, told, strict=True):
+        if shown != last:  # pairs about the same pictures follow each other, and the pictures are made once
+            last, ask = shown, Ask([scene], 0, *shown[1:])
+        yield vqa_row(Pair(ask, question, answer, attempt), words)
+
+
+def rows_in_parts(parts: Parts, name: str, rows: Lazily, count: int) -> Iterator[dict]:
+    """The first rows of `vqa_rows`, made by several processes.
+
+    Args:
+        parts: the processes; without any the rows are made here
+        name: of the parts
+        rows: of `vqa_rows`
+        count: rows wanted
+
+    Returns:
+        iterator of rows
+    """
+    if not parts.workers or not len(rows):
+        return islice(rows, count)
+    pairs = rows.of[:count]
+    scenes = subset(pairs[0][0].ask.scenes, [p.ask.number for p, _ in pairs])
+    shown = lambda a: (a.number, a.views, a.origin, a.size)
+    told = [(*shown(p.ask), p.question, p.answer, p.attempt, words) for p, words in pairs]
+    return parts.rows(name, part_rows, scenes, told)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd
 def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
+from ..data.parts import Parts
 from ..data.rows import read_rows
 from ..metrics.closed_loop import composed, efficiency, success
 from drivelit.minddrive.evaluation import (
@@ -36,7 +37,7 @@ from .experts import Bundle, Experts, load_experts, save_experts, start_policy
 from .imitation import Lessons, Weights, chances, group, imitate, lessons
 from .online import reinforce, routes_of, where
 from .profile import BEFORE, EXPERTS, GRAPH, IMITATED, MindDriveProfile, NONE, OPTIONAL, REINFORCED
-from .rows import make_rows, save_rows
+from .rows import part_rows, save_rows
 from .words import SPEEDS
 from ..scene.core import Scene
 from ..scene.routes import Route
@@ -205,8 +206,10 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
         ("heldout", some, 0.0, 0, Counter()),
     ):
         counts[split] = count = Counter()
-        rows = _words_of(make_rows(scenes, profile.inputs, wrong, look, driver, count, chat), counter)
-        save_rows(here / f"{split}.parquet", rows, count, command)
+        make = partial(part_rows, dict(inputs=profile.inputs, wrong=wrong, look=look, driver=driver, chat=chat))
+        with Parts(here, profile.row_workers) as parts:
+            rows = _words_of(parts.rows(split, make, scenes, range(len(scenes)), count=count), counter)
+            save_rows(here / f"{split}.parquet", rows, count, command)
         if split == "train" and not count["plan rows"]:
             told = "; ".join(f"{n:,} x {why}" for why, n in count.most_common())
             raise RunError(f"source: {profile.source}: no moment of train is left to learn from: {told}")

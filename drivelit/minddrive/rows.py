@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOOK', 'NAMES', 'FAR', 'HALF', 'CLEAR', 'NEAR', 'PIECE', 'NOWHERE', 'BACK', 'look_out', 'edges', 'others', 'driven',
-           'recorded', 'chat_rounds', 'chat_file', 'make_rows', 'save_rows', 'Plan', 'read_plan']
+           'recorded', 'chat_rounds', 'chat_file', 'make_rows', 'part_rows', 'save_rows', 'Plan', 'read_plan']
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #940ffe31
 import json
@@ -279,6 +279,7 @@ def make_rows(
     driver: Driver = true_idm,
     count: Counter | None = None,
     chat: str | Path | None = None,
+    numbers: Iterable[int] | None = None,
 ) -> Iterator[dict]:
     """Rows of imitation from an expert's drives, one drive at a time; or from recorded moments.
 
@@ -289,6 +290,7 @@ def make_rows(
         driver: the expert
         count: what was left out is counted here, by its reason
         chat: folder of Chat-B2D's questions of recorded moments; None: what to look out for is asked
+        numbers: of the scenes, where these are a part of all; default: from 0
 
     Returns:
         iterator of rows, as `write_rows` takes them
@@ -297,7 +299,7 @@ def make_rows(
         ValueError: a file of Chat-B2D that cannot be read
     """
     count = Counter() if count is None else count
-    for k, scene in enumerate(scenes):
+    for k, scene in enumerate(scenes) if numbers is None else zip(numbers, scenes, strict=True):
         imitated = _imitated(scene, inputs, driver, wrong if k % 2 else 0.0, k, count)
         for i, m in enumerate(imitated, k if len(imitated) == 1 else 0):  # of recorded moments every so many, too
             m, rounds = (m, []) if chat is None else _annotated(m, scene, chat, count)
@@ -306,6 +308,21 @@ def make_rows(
             if look and i % look == 0 and (rounds or chat is None):
                 yield _chat_row(m, inputs, rounds) if rounds else _look_row(m, inputs)
                 count["chat rows" if rounds else "look rows"] += 1
+
+
+def part_rows(how: dict, scenes: Iterable[Scene], numbers: Iterable[int], count: Counter) -> Iterator[dict]:
+    """`make_rows` of a part of the scenes, for `drivelit.data.parts`.
+
+    Args:
+        how: the other arguments of `make_rows`
+        scenes: of the part
+        numbers: theirs among all scenes
+        count: as for `make_rows`
+
+    Returns:
+        iterator of rows
+    """
+    return make_rows(scenes, numbers=numbers, count=count, **how)
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #f1a2b3c4
 def save_rows(path: str | Path, rows: Iterable[dict], count: Counter | None = None, how: str = "") -> Path:

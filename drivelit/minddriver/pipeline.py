@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from ..data.parts import Parts
 from ..data.rows import Rows, card, read_rows, says, write_rows
 from ..data.served import Journal
 from ..data.shards import by_id, draw, ids_of, subset
@@ -190,7 +191,9 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     scenes = load_scenes(out, "train")
     scenes = draw(scenes, profile.data_rows or len(scenes))
     cuts = cuts_of(scenes, profile)
-    write_rows(make_rows(scenes, None, codec, profile.inputs, "none", cuts=cuts, count=left), here / "drives.parquet")
+    drives = partial(make_rows, kept=None, codec=None, inputs=profile.inputs, form="none", cuts=cuts)
+    with Parts(here, profile.row_workers) as parts:
+        write_rows(parts.rows("drives", drives, scenes, count=left), here / "drives.parquet")
     with_rows = set(read_rows(here / "drives.parquet").column("scene_id"))
     tell_if_few("data, drives", len(with_rows), profile.data_rows)
     scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in with_rows])

@@ -286,6 +286,9 @@ class PreparedScenes:
             raise ValueError(f"perception: {perception!r} is not 'oracle' or 'kinematic'")
         self.perception, self.keep, self.scenes = perception, keep, OrderedDict()
 
+    def __reduce__(self):
+        return PreparedScenes, (self.perception, self.keep)  # another process begins without what is kept here
+
     def __call__(self, scene: Scene) -> PDMScene:
         """The scene, prepared.
 

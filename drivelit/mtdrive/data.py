@@ -10,18 +10,22 @@ __all__ = ['KINDS', 'TOGETHER', 'ROLE', 'ANSWER', 'POINT', 'QUESTIONS', 'ENOUGH'
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #b77bfc5c
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 
 import numpy as np
 
+from ..data.parts import Parts
 from ..data.rows import card, make_row, says, write_rows
+from ..data.shards import subset
 from ..metrics.kinematics import constant_velocity
 from ..metrics.pdm import PDMResult, PDMScene, score
 from .agent import Feedback, box_at, find_issues, object_text, pose_text
 from .formats import format_trajectory, parse_trajectory
 from .task import MTDriveTask
 from ..policy.text import ParseError
+from ..runs.plays import SEED_STEP
 from ..scene.core import Scene, SceneError
 from ..scene.town import scenes as toy_scenes
 
@@ -370,6 +374,8 @@ def pdm_understanding(
     count: int | None = None,
     task: MTDriveTask | None = None,
     seed: int = 0,
+    parts: Parts | None = None,
+    in_part: int | None = None,
 ) -> Iterator[dict]:
     """Questions about the metrics with positive and negative answers (appendix A.2).
 
@@ -379,18 +385,46 @@ def pdm_understanding(
         count: rows; default: all that are balanced
         task: default: the paper's
         seed: of the plans' neighbours and of what is drawn
+        parts: the processes that score and make rows; default: this one
+        in_part: scenes that share one generator of random numbers; default: all
 
     Returns:
         iterator of rows, as many Yes as No for each metric
     """
-    task, rng, pools = task or MTDriveTask(), np.random.default_rng(seed), {}
-    lots, most = np.random.default_rng([seed, 1]), None if count is None else max(MANY, _quota(count))
-    plans = map(constant_velocity, scenes) if predictions is None else predictions
-    for number, (scene, plan) in enumerate(zip(scenes, plans, strict=True)):
-        for q in _questions(scene, plan, task, rng):
-            pools.setdefault((q[0], q[3]), Reservoir(most, lots)).add((number, q))
-    for number, q in _balanced({k: v.kept for k, v in pools.items()}, count, rng):
-        scene = scenes[number]
+    task, parts, size = task or MTDriveTask(), parts or Parts(), in_part or max(len(scenes), 1)
+    pools, lots, rng = {}, np.random.default_rng([seed, 1]), np.random.default_rng(seed)
+    most = None if count is None else max(MANY, _quota(count))
+    plans = None if predictions is None else [*predictions]
+    begins = range(0, len(scenes), size)
+    jobs = ((*_cut(scenes, plans, k, size), np.random.default_rng(seed + SEED_STEP * (k // size))) for k in begins)
+    for begin, (asked, then) in zip(begins, parts.each(partial(_part_questions, task), jobs), strict=True):
+        rng = rng if begin else then  # goes on where the first part has left it
+        for number, of_scene in enumerate(asked, begin):
+            for q in of_scene:
+                pools.setdefault((q[0], q[3]), Reservoir(most, lots)).add((number, q))
+    picked = _balanced({k: v.kept for k, v in pools.items()}, count, rng)
+    numbers, questions = [n for n, _ in picked], [q for _, q in picked]
+    some = subset(scenes, numbers) if parts.workers else map(scenes.__getitem__, numbers)
+    yield from parts.rows("understanding", partial(_question_rows, task), some, questions)
+
+
+def _cut(scenes, plans, begin, size):
+    "The scenes of a part, and their predictions."
+    if len(scenes) > size:
+        scenes = subset(scenes, range(begin, min(begin + size, len(scenes))))
+    return scenes, None if plans is None else plans[begin : begin + size]
+
+
+def _part_questions(task, job):
+    "For each scene of a part what can be asked about it, and the random numbers as they are then."
+    scenes, plans, rng = job
+    plans = map(constant_velocity, scenes) if plans is None else plans
+    return [_questions(s, p, task, rng) for s, p in zip(scenes, plans, strict=True)], rng
+
+
+def _question_rows(task, scenes, questions):
+    "A row for each scene and question."
+    for scene, q in zip(scenes, questions, strict=True):
         messages = [_asked(task, scene, q), says("assistant", q[3])]
         yield make_row("understanding", scene, messages, metric=q[0], answer=q[3], source="scorer")
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
+from ..data.parts import IN_PART, Parts
 from ..data.rows import Rows, card, read_rows, write_rows
 from ..data.shards import draw, subset
 from . import data as mtdata
@@ -166,8 +167,9 @@ def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     train = load_scenes(out, "train")
     train = draw(train, profile.data_single or len(train))
-    rows = mtdata.single_turn(train, task_for(profile))
-    return dict(single=save_data(rows, out, "data_single", seed, "single", profile.data_single))
+    with Parts(STAGES.folder(out, "data_single"), profile.row_workers) as parts:
+        rows = parts.rows("single", partial(mtdata.single_turn, task=task_for(profile)), train)
+        return dict(single=save_data(rows, out, "data_single", seed, "single", profile.data_single))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #871ef25a
 def order_of(count: int, wanted: int, seed: int) -> list[int]:
@@ -222,19 +224,19 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     first_plans = at_turn(play(policy, train, profile, seed=seed, max_turns=1, task=task, of=plans_of), 0)
     order = order_of(len(train), profile.data_two_turn, seed)
     chosen = subset(train, order)
-    rows = in_turn(
-        [mtdata.two_turn(chosen, [first_plans[k] for k in order], task), mtdata.two_turn(chosen, None, task)],
-        profile.data_two_turn,
-    )
+    two = partial(mtdata.two_turn, task=task)
     # Every scene gives several questions, so a third of the scenes is enough for as many rows as there are scenes.
     some = slice(None) if profile.data_understanding else slice(None, None, 3)
-    asked = mtdata.pdm_understanding(
-        train[some], first_plans[some], profile.data_understanding or len(train), task, seed
-    )
-    return dict(
-        two=save_data(rows, out, "data_two", seed, "two", profile.data_two_turn),
-        understanding=save_data(asked, out, "data_two", seed, "understanding", profile.data_understanding),
-    )
+    asked_of = train[some], first_plans[some], profile.data_understanding or len(train)
+    with Parts(STAGES.folder(out, "data_two", seed), profile.row_workers) as parts:
+        by_model = parts.rows("model", two, chosen, [first_plans[k] for k in order])
+        rows = in_turn([by_model, parts.rows("constant_velocity", two, chosen)], profile.data_two_turn)
+        in_part = IN_PART if profile.sft_gpus + profile.rl_gpus else None  # as for plays: on a CPU all are one part
+        asked = mtdata.pdm_understanding(*asked_of, task, seed, parts, in_part)
+        return dict(
+            two=save_data(rows, out, "data_two", seed, "two", profile.data_two_turn),
+            understanding=save_data(asked, out, "data_two", seed, "understanding", profile.data_understanding),
+        )
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f34a7604
 def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -257,11 +259,12 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     samples = [[first[k] for k in answered], drive(hard, 1, 3), drive(hard, 2, 3)]
     order = order_of(len(hard), profile.data_multi_turn, seed)
     drawn, drawn_plans = subset(hard, order), [[s[k] for k in order] for s in samples]
-    three = mtdata.three_turn(drawn, at_turn(drawn_plans[0], 0), at_turn(drawn_plans[0], 1), task)
-    rows = in_turn(
-        [three, mtdata.mock_multi_turn(drawn, zip(*drawn_plans, strict=True), task)], profile.data_multi_turn
-    )
-    return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
+    three, mock = (partial(make, task=task) for make in (mtdata.three_turn, mtdata.mock_multi_turn))
+    flawed = [at_turn(drawn_plans[0], turn) for turn in (0, 1)]
+    with Parts(STAGES.folder(out, "data_multi", seed), profile.row_workers) as parts:
+        mocked = parts.rows("mock", mock, drawn, [*zip(*drawn_plans, strict=True)])
+        rows = in_turn([parts.rows("three", three, drawn, *flawed), mocked], profile.data_multi_turn)
+        return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
 def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:

@@ -10,6 +10,7 @@ __all__ = ['NOISE', 'FREE', 'DONE', 'CODE', 'END', 'image_text', 'parse_image', 
 import copy
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -462,12 +463,14 @@ def spans_by_tag(policy: Policy, names: dict[str, str], rest: str = "text") -> C
     opens = {vocabulary[f"<{t}>"]: name for t, name in names.items()}
     closes = {vocabulary[f"</{t}>"] for t in names}
 
-    def spans(ids):
-        now, out = rest, []
-        for token in ids:
-            now = opens.get(token, now)
-            out.append(now)
-            now = rest if token in closes else now
-        return out
+    return partial(_spans, opens, closes, rest)
 
-    return spans
+
+def _spans(opens, closes, rest, ids):
+    "The name of each token's span; a function of the module, so that other processes have it, too."
+    now, out = rest, []
+    for token in ids:
+        now = opens.get(token, now)
+        out.append(now)
+        now = rest if token in closes else now
+    return out

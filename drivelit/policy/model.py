@@ -540,8 +540,16 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        "Where the weights are."
-        return next(self.model.parameters()).device
+        "Where the weights are; of a `reader` the CPU."
+        return torch.device("cpu") if self.model is None else next(self.model.parameters()).device
+
+    def reader(self) -> "Policy":
+        """The policy without its model.
+
+        Returns:
+            Policy that encodes and collates on the CPU, and can be sent to another process
+        """
+        return Policy(None, self.processor, self.note)
 
     def image_tokens(self, image: Any) -> int:
         "How many tokens the model reads an image or a video as; as `encode` returns it."

@@ -8,6 +8,7 @@ __all__ = ['stage_gpus', 'given_again', 'run_folder', 'serve_commands', 'launch'
 # %% ../../nbs/42_runs/04_launch.ipynb #68164c1b
 import math
 import shlex
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,26 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
     nodes = math.ceil(gpus / gpus_per_node())
     meet = f' --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id {profile.system}-{stage}-{seed}'
     start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={each}" if gpus else "python"
-    start = f"srun --nodes={max(nodes, 1)} --ntasks={max(nodes, 1)} {start}" if slurm else start
+    start = f"srun --nodes={nodes} --ntasks={nodes} {start}" if slurm and nodes > 1 else start
     arguments = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
     command = f"{start} -m drivelit stage {arguments} {shlex.join(given_again(profile))}".rstrip()
     return f"for SEED in {' '.join(map(str, profile.seeds))}; do {command}; done" if several else command
+
+
+def _jobs(profile, folder, gpus):
+    "A chain of SLURM's jobs, as one text: stages that follow each other and ask for the same machines are one job."
+    asked = lambda stage: (math.ceil(gpus[stage] / gpus_per_node()) or 1, min(gpus[stage] or 1, gpus_per_node()))
+    chain = []
+    for (nodes, each), some in groupby(gpus, asked):
+        stages = list(some)
+        wait = " --dependency=afterok:${JOB%%;*} --kill-on-invalid-dep=yes" if chain else ""
+        name = f"--job-name={profile.system}-{stages[0]}"
+        machines = f"--nodes={nodes} --ntasks-per-node=1 --gpus-per-node={each} --exclusive"
+        head = ['export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if nodes > 1 else []
+        lines = [_stage_command(profile, folder, stage, gpus[stage], slurm=True) for stage in stages]
+        begin = f"JOB=$(sbatch --parsable{wait} {name} {machines} <<'END'"
+        chain.append("\n".join([begin, "#!/bin/bash -e", *head, *lines, "END", ")"]))
+    return " &&\n".join(chain)
 
 # %% ../../nbs/42_runs/04_launch.ipynb #dadbe66d
 def run_folder(profile: Profile, parameters: dict[str, Any] | None = None) -> str:
@@ -91,8 +108,8 @@ def launch(
     profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None
 ) -> list[str]:
     """How the run is started: by its notebook, or by the command if keys were given that no notebook takes, on a Ray
-    cluster if the profile names several GPUs; without Ray stage by stage with torchrun, on several machines as one job
-    of SLURM.
+    cluster if the profile names several GPUs; without Ray stage by stage with torchrun, on several machines as a chain
+    of SLURM's jobs, each of the machines that its stages use.
 
     Args:
         parameters: of papermill, by name
@@ -118,9 +135,6 @@ def launch(
         out = [f"{shlex.join(start)} --out {folder} {shlex.join([*more, *again])}"]
     gpus = {stage: stage_gpus(p, kind) for stage, kind in (kinds or {}).items()} if p.sft_gpus + p.rl_gpus else {}
     out += [_stage_command(p, folder, stage, n) for stage, n in gpus.items()]
-    if (nodes := math.ceil(max(gpus.values(), default=0) / gpus_per_node())) > 1:
-        asked = f"--nodes={nodes} --ntasks-per-node=1 --gpus-per-node={gpus_per_node()} --exclusive"
-        head = 'export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        jobs = [_stage_command(p, folder, stage, n, slurm=True) for stage, n in gpus.items()]
-        out.append("\n".join([f"sbatch {asked} <<'END'", "#!/bin/bash -e", head, *jobs, "END"]))
+    if max(gpus.values(), default=0) > gpus_per_node():
+        out.append(_jobs(p, folder, gpus))
     return out

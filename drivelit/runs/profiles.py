@@ -249,6 +249,7 @@ class Profile(Derived):
     sft_schedule: str = same(TuningSettings, "lr_scheduler_type", choices=SCHEDULES)
     sft_warmup: float = same(TuningSettings, "warmup_steps", low=0)
     sft_distance: float = same(TuningSettings, "distance", low=0)
+    sft_dataloader_num_workers: int = key(0, "processes beside each GPU's that open and cut pictures; 0: none", low=0)
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", low=0)
     rl_scenes: int = key(400, "scenes to reinforce on", low=1)
     rl_epochs: float = key(0.0, "passes over the scenes that there are to reinforce on; 0: by rl_steps", low=0)
@@ -284,6 +285,7 @@ class Profile(Derived):
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
     seeds: tuple[int, ...] = key((0,), "one run each", low=0)
     workers: int = key(2, "stages side by side, a process each; 0: all in one process", low=0)
+    row_workers: int = key(0, "processes that make rows of scenes; 0: that of the stage, -1: one for each core", low=-1)
     save_every: int = same(
         TuningSettings, "save_steps", "updates between checkpoints (rollout batches: a fifth of it)", low=1
     )

@@ -34,7 +34,7 @@ from ..data.aside import some_aside
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
-from ..scene.clock import account, timed
+from ..scene.clock import account
 from ..scene.cameras import check_image
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # only for annotations: the main process of a run needs no to
     from drivelit.policy.model import Policy
 
 # %% ../../nbs/42_runs/30_stages.ipynb #f07cc0e3
-FREE = ("seeds", "workers", "origin")  # what may change when a run goes on
+FREE = ("seeds", "workers", "row_workers", "sft_dataloader_num_workers", "origin")  # what may change when a run goes on
 
 
 def start(out: str | Path, profile: Profile) -> Path:

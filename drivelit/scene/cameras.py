@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'open_image', 'open_resized', 'get_image', 'check_image', 'check_view', 'next_image',
-           'get_depth']
+           'project', 'outline', 'open_image', 'open_resized', 'pixel_sum', 'get_image', 'check_image', 'check_view',
+           'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -379,6 +380,25 @@ def open_resized(path: str | Path, size: tuple[int, int]) -> Image.Image:
     image = open_image(path)
     return image.resize(size, Image.BICUBIC) if image.size != size else image
 
+
+def _shown(path, size):
+    "A recorded picture with a note of its pixels: who keeps its file's name sees whether somebody has painted on it."
+    image = open_resized(path, size)
+    image.info["pixels"] = pixel_sum(image)
+    return image
+
+
+def pixel_sum(image: Image.Image) -> int:
+    """A sum over the size and the pixels of a picture.
+
+    Args:
+        image: PIL image, RGB
+
+    Returns:
+        CRC-32
+    """
+    return zlib.crc32(image.tobytes(), zlib.crc32(f"{image.size}".encode()))
+
 # %% ../../nbs/00_scene/30_cameras.ipynb #getimage1
 def get_image(
     scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] | None = None, time: float = 0.0
@@ -400,7 +420,7 @@ def get_image(
     if path is None:
         return _paint(scene, cam, size, time, ego)
     with reading(f"scene {scene.id}: {camera}"):
-        return open_resized(path, size)
+        return _shown(path, size)
 
 
 def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0, opens: bool = False) -> None:
@@ -506,7 +526,7 @@ def next_image(
     cam = scene.camera(camera)
     size = tuple(size or (cam.width, cam.height))
     if scene.source != "toy" or cam.files:
-        return open_resized(_file_at(scene, cam, _ahead(cam), time), size)
+        return _shown(_file_at(scene, cam, _ahead(cam), time), size)
     t, p = np.r_[0.0, scene.expert.times], np.concatenate([[[0.0, 0.0, 0.0]], scene.expert.poses])
     ego = np.array([np.interp(time, t, v) for v in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))])
     return _paint(scene, cam, size, time, ego)

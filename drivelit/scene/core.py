@@ -862,6 +862,9 @@ class Recent:
     def __init__(self, make: Callable, most: int) -> None:
         self.make, self.most, self.known = make, max(most, 1), OrderedDict()
 
+    def __reduce__(self):
+        return Recent, (self.make, self.most)  # another process begins without what is kept here
+
     def __call__(self, scene: "Scene", *args: Any) -> Any:
         """What the function says of a scene.
 

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -29,6 +29,7 @@ import torch
 import trl.trainer.utils
 from datasets import Dataset
 from peft import PeftConfig
+from PIL import Image
 from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
@@ -38,6 +39,7 @@ from ..data.rows import Rows, chat
 from ..policy.model import Policy, load_policy
 from ..policy.numerals import Numerals
 from ..policy.text import harmless, spoken_control
+from ..scene.processes import fork_server
 from drivelit.training.checkpoints import (
     SafeCheckpoints,
     plot_metrics,
@@ -104,6 +106,25 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
     return ids, labels, shown
 
 # %% ../../nbs/40_training/10_sft.ipynb #7f755672
+class _Outline(Image.Image):
+    "A picture of which only the size is known: enough to count its tokens."
+
+    def __init__(self, size):
+        super().__init__()
+        self._mode, self._size = "RGB", tuple(size)
+
+    def convert(self, *_, **__):
+        return self
+
+    def resize(self, size, *_, **__):
+        return _Outline(size)
+
+
+def _outlined(row):
+    "A row whose pictures are not opened."
+    return row | dict(images=[_Outline(i.size) for i in row.get("images") or []]) if isinstance(row, dict) else row
+
+
 class EncodedRows(Sequence):
     """Rows as ids and labels, each encoded when it is asked for; the last few stay.
 
@@ -154,7 +175,7 @@ class EncodedRows(Sequence):
 
     def _encode(self, i):
         try:
-            ids, labels, _ = encode_row(self.policy, self.rows[i], self.last_turn_only)
+            ids, labels, _ = encode_row(self.policy, _outlined(self.rows[i]), self.last_turn_only)
         except ValueError as e:
             raise ValueError(f"row {i}: {e}") from e
         if len(ids) > self.max_length:
@@ -349,21 +370,23 @@ def collator(
         function from a list of {"labels": row number} to a batch: input_ids, labels, ... (B, T), on the CPU
     """
 
-    def collate(chosen):
-        ids, labels, images = [], [], []
-        for n in (c["labels"] for c in chosen):
-            row_ids, row_labels = encoded[n]
-            ids.append(row_ids)
-            labels.append(row_labels)
-            images.append(policy.media(chat(rows[n])))
-        batch = policy.collate(ids, images, pad="right")
-        padded = torch.full_like(batch["input_ids"], IGNORE)
-        for i, label in enumerate(labels):
-            padded[i, : len(label)] = torch.tensor(label)
-        numbers = dict(spans=spans.numbers(ids, padded.shape[1])) if spans else {}
-        return {k: v.cpu() for k, v in batch.items()} | dict(labels=padded) | numbers
+    return partial(_collate, policy.reader(), rows, encoded, spans)
 
-    return collate
+
+def _collate(policy, rows, encoded, spans, chosen):
+    "A batch; in this process or in a worker of the data loader."
+    ids, labels, images = [], [], []
+    for n in (c["labels"] for c in chosen):
+        row_ids, row_labels = encoded[n]
+        ids.append(row_ids)
+        labels.append(row_labels)
+        images.append(policy.media(chat(rows[n])))
+    batch = policy.collate(ids, images, pad="right")
+    padded = torch.full_like(batch["input_ids"], IGNORE)
+    for i, label in enumerate(labels):
+        padded[i, : len(label)] = torch.tensor(label)
+    numbers = dict(spans=spans.numbers(ids, padded.shape[1])) if spans else {}
+    return batch | dict(labels=padded) | numbers
 
 # %% ../../nbs/40_training/10_sft.ipynb #f9d69199
 def try_longest(encoded: Sequence[tuple[list[int], list[int]]], estimates: np.ndarray, count: int = 16) -> None:
@@ -753,6 +776,10 @@ def sft_config(
         warmup_steps=warmup,
         lr_scheduler_type=schedule,
         dataset_kwargs=dict(skip_prepare_dataset=True),
+        # a fork would copy the trainer's threads and its GPU
+        dataloader_multiprocessing_context=fork_server().get_start_method()
+        if trl.get("dataloader_num_workers")
+        else None,
         disable_tqdm=not sys.stderr.isatty(),
         **memory_settings(checkpointing, sharding),
     )
@@ -810,7 +837,8 @@ def train_sft(
     settings = dict(use_cpu=policy.device.type == "cpu", eos_token=policy.tokenizer.eos_token) | settings
     args = sft_config(out, steps=steps, batch=batch, **settings)
     estimates = estimate_lengths(policy, rows) if lengths is None else np.asarray(lengths)
-    encoded = EncodedRows(policy, rows, args.last_turn_only, args.max_length) if encoded is None else encoded
+    if encoded is None:
+        encoded = EncodedRows(policy.reader(), rows, args.last_turn_only, args.max_length)
     try_longest(encoded, estimates)
     order = batches(estimates, batch, steps, args.seed).ravel()
     start = resume_point(out, args.world_size) if resume else None
