@@ -69,5 +69,5 @@ def test_behind_a_job_that_failed_none_runs(slurm):
     profile = load_profile("mtdrive", "smoke", sft_gpus=2)
     text = launch(profile, dict(out=str(slurm / "run")), dict(scenes="", sft_single="sft"))[-1]
     text = text.replace(" scenes --seed", " scenery --seed")
-    assert submitted(slurm, text) == ([("1", "", "1"), ("2", "1", "2")], ["1", "1"])
+    assert submitted(slurm, text) == ([("1", "", "1"), ("2", "1", "2")], ["2", "1"])
     assert "no stage 'scenery'" in (slurm / "1.out").read_text() and not (slurm / "2.out").exists()
