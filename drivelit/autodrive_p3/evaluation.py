@@ -371,7 +371,7 @@ def seconds_of(
         dict: mode -> seconds of each scene
     """
     policy.model.eval()
-    engine, seconds = TransformersEngine(policy, 1), {mode: [] for mode in tasks}
+    engine, seconds = TransformersEngine(policy, 1, profile.kept_bytes), {mode: [] for mode in tasks}
     for scene in scenes:
         for mode, task in tasks.items():
             conversation = Conversation(task.prompt(scene))
@@ -631,7 +631,7 @@ def planner(
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
         return [chain_of(e, task.inputs, mode).planning for e in episodes]
 
-    return by_policy(policy, Unjudged(task), read, seed, engine, profile.together, **options)
+    return by_policy(policy, Unjudged(task), read, seed, engine, profile.together, profile.kept_bytes, **options)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #8b7e69cf
 def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None = None) -> dict[str, Any] | None:

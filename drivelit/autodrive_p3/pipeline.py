@@ -174,7 +174,11 @@ def make(stage: str, out: str | Path, profile: P3Profile, seed: int) -> tuple[An
     """
     before = REINFORCED[stage].get("before", "sft")
     policy = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True)
-    return TransformersEngine(policy, profile.together), policy, task_for(profile, **rl_arm(stage, profile)[0])
+    return (
+        TransformersEngine(policy, profile.together, profile.kept_bytes),
+        policy,
+        task_for(profile, **rl_arm(stage, profile)[0]),
+    )
 
 
 def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def latency(
     Returns:
         dict: mode -> seconds an answer, one at a time
     """
-    engine, out = TransformersEngine(policy, profile.together), {}  # the clock is for one process
+    engine, out = TransformersEngine(policy, profile.together, profile.kept_bytes), {}  # the clock is for one process
     some = list(scenes[: profile.clock_scenes])
     for m in modes:
         task, begin = task_for(profile, variant, m), time.perf_counter()

@@ -491,4 +491,5 @@ def planner(
                 answers[i] = from_lidar(way)
         return answers
 
-    return by_policy(policy, task, read, seed, engine, profile.together, temperature=temperature, **limits)
+    limits |= dict(together=profile.together, memory=profile.kept_bytes, temperature=temperature)
+    return by_policy(policy, task, read, seed, engine, **limits)

@@ -652,7 +652,7 @@ def make(
     """
     policy = base(out, profile, seed)
     task = task_for(profile, variant, mode, read_weights(out), with_tool_reward=tool_reward)
-    return TransformersEngine(policy, profile.together), policy, task
+    return TransformersEngine(policy, profile.together, profile.kept_bytes), policy, task
 
 
 def reinforce(

@@ -159,6 +159,7 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
 LACKS = (  # keys of systems that write answers token by token, share out a whole model, or learn from single moments
     *("new_tokens", "rl_epochs", "rl_batch", "rl_mini_batch", "reference_every", "std", "temperature", "eval_play"),
     *("eval_temperature", "checkpointing", "picture_cache", "player", "players", "importance_cap", "sampling_bound"),
+    "kv_memory",
     *("sharding", "rl_schedule", "rl_warmup", "epsilon", "epsilon_high"),  # PPO has `clip` and one rate
     *("train_aside", "train_late"),  # beside the drive: `wrong`
 )

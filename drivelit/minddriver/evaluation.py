@@ -190,18 +190,19 @@ def drivers(
     return results
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
-def engine_for(policy: Policy, codec: Any, together: int = 256) -> TransformersEngine:
+def engine_for(policy: Policy, codec: Any, together: int = 256, memory: float | None = None) -> TransformersEngine:
     """Who answers: the policy under the rule of the dream.
 
     Args:
         policy: knows the codes
         codec: has `n` and `codes`
         together: conversations that it continues at a time
+        memory: as the engine takes it
 
     Returns:
         TransformersEngine
     """
-    return TransformersEngine(policy, together, rule=DreamRule(policy, codec.n, codec.codes))
+    return TransformersEngine(policy, together, memory, DreamRule(policy, codec.n, codec.codes))
 
 
 def engine_of(policy: Policy, profile: MindDriverProfile, codec: Any) -> Any:
@@ -558,7 +559,12 @@ def planner(
         return [poses_of(a, task.horizon.step) if isinstance(a, np.ndarray) else a for a in answers]
 
     return by_policy(
-        policy, Unjudged(task), read, seed, engine or engine_for(policy, codec, profile.together), **options
+        policy,
+        Unjudged(task),
+        read,
+        seed,
+        engine or engine_for(policy, codec, profile.together, profile.kept_bytes),
+        **options,
     )
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #2585a4ad

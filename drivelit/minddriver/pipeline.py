@@ -530,7 +530,7 @@ def make(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> 
     policy, codec = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True), codec_of(profile)
     asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **asked)
-    return engine_for(policy, codec, profile.together), policy, task
+    return engine_for(policy, codec, profile.together, profile.kept_bytes), policy, task
 
 
 def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:

@@ -331,7 +331,7 @@ def planner(
         return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in parsed]
 
     asked = task if turns > 1 else Unjudged(task)
-    return by_policy(policy, asked, read, seed, engine, profile.together, **options)
+    return by_policy(policy, asked, read, seed, engine, profile.together, profile.kept_bytes, **options)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #6b88ef9b
 def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, samples: str | None = None) -> dict | None:

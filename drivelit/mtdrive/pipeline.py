@@ -488,7 +488,7 @@ def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tup
         engine, policy, task
     """
     policy = load(trained(out, "sft_multi", seed), profile, seed)
-    return TransformersEngine(policy, profile.together), policy, task_for(profile)
+    return TransformersEngine(policy, profile.together, profile.kept_bytes), policy, task_for(profile)
 
 
 def reinforced(

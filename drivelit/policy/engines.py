@@ -11,7 +11,6 @@ __all__ = ['MOST_BYTES', 'REFUSALS', 'STOPS', 'Conversation', 'Completion', 'Eng
 import base64
 import io
 import json
-import operator
 import socket
 import threading
 import time
@@ -24,7 +23,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -223,65 +224,88 @@ class _Read:
         return sum(v.nbytes for pair in self.layers for v in pair)
 
 
+def _key(ids, images):
+    "What was read: the same ids under other pictures are another reading. Pictures are compared by identity."
+    return tuple(ids), tuple(map(id, images))
+
+
 def _kept(read, conversation):
     "How many tokens of a conversation were read before, and what of it is kept; (0, None) if nothing is."
-    for n in sorted({len(ids) for ids in read if len(ids) < len(conversation.ids)}, reverse=True):
-        reading = read.get(tuple(conversation.ids[:n]))
-        images = conversation.images[: len(reading.images)] if reading else []
-        if reading and len(images) == len(reading.images) and all(map(operator.is_, images, reading.images)):
+    ids, images = conversation.ids, conversation.images
+    for n, m in sorted({(len(i), len(shown)) for i, shown in read if len(i) < len(ids)}, reverse=True):
+        if reading := read.get(_key(ids[:n], images[:m])):
             return n, reading
     return 0, None
 
+# %% ../../nbs/20_policy/20_engines.ipynb #6f1b20d7
+def _together(parts, order):
+    "One batch of parts (cache, mask, logits, last): padded on the left to one length, the rows in this order."
+    if len(parts) == 1:
+        return parts[0]
+    caches, masks, logits, last = zip(*parts, strict=True)
+    width, row = max(m.shape[1] for m in masks), torch.tensor(order, device=last[0].device).argsort()
+    join = lambda rows: torch.cat([*rows])[row]
+    long = lambda keys: pad(keys, (0, 0, width - keys.shape[2], 0))
+    cache = Cache(layer_class_to_replicate=_Layer)
+    for n in range(len(caches[0].layers)):
+        layers = [c.layers[n] for c in caches]
+        cache.update(join(long(v.keys) for v in layers), join(long(v.values) for v in layers), n)
+        for c in caches:
+            c.layers[n] = None  # so that a batch lies there twice for one layer only
+    return cache, join(pad(m, (width - m.shape[1], 0)) for m in masks), join(logits), join(last)
+
 # %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
 class _Rows:
-    "Conversations that are being continued, one token at a time; `read`: what is kept of earlier turns."
+    "Conversations that are being continued, one token at a time; `kept`: of each, what `_kept` gives."
 
-    def __init__(self, policy, conversations, read=()):
+    def __init__(self, policy, conversations, kept=()):
         self.policy, self.conversations = policy, conversations
         self.who = list(range(len(conversations)))  # row -> conversation
         self.alive = list(self.who)  # row -> conversation; None: it has ended
         self.ids, self.logprobs = [[] for _ in conversations], [[] for _ in conversations]
-        self.cache = Cache(layer_class_to_replicate=_Layer)
-        kept = [_kept(read, c) for c in conversations] if read else []
-        position = self._go_on(kept) if kept and all(n for n, _ in kept) else self._begin()
-        # An image's tokens share positions, so the next one is not the number of tokens before it. What is continued
-        # ends with text, and the seconds of a video before it may be further on than that.
-        self.last = position[:, :, -1].amax(0)
+        on = [n for n, (_, reading) in enumerate(kept) if reading]
+        anew = [n for n in self.who if n not in on]
+        parts = [self._begin([conversations[n] for n in anew])] if anew else []
+        parts += [self._go_on([conversations[n] for n in on], [kept[n] for n in on])] if on else []
+        self.cache, self.mask, self.logits, self.last = _together(parts, [*anew, *on])
         self.start, self.position = self.mask.shape[1], self.last[None, :, None].expand(3, -1, -1)
 
-    def _begin(self):
+    def _begin(self, conversations):
         "Read the prompts. The rollouts of a group start from the same one: each different one is read once."
-        # pictures are compared by identity: to compare pixels would cost more than to read the prompt
-        keys = [(tuple(c.ids), tuple(map(id, c.images))) for c in self.conversations]
+        # to compare pictures by their pixels would cost more than to read the prompt
+        keys = [_key(c.ids, c.images) for c in conversations]
         unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
-        once = [self.conversations[keys.index(k)] for k in unique]
+        once = [conversations[keys.index(k)] for k in unique]
         batch = self.policy.collate([c.ids for c in once], [c.images for c in once], pad="left")
-        position = self._read(batch, batch["attention_mask"], positions(self.policy.model, batch))
+        cache, position = Cache(layer_class_to_replicate=_Layer), positions(self.policy.model, batch)
         row = torch.tensor([unique[k] for k in keys], device=position.device)
+        found = self._read(cache, batch, batch["attention_mask"], position)
         if len(once) < len(keys):
-            self.cache.batch_select_indices(row)
-        self.logits, self.mask = self.logits[row], self.mask[row]
-        return position[:, row]
+            cache.batch_select_indices(row)
+        return cache, *(v[row] for v in found)
 
-    def _go_on(self, kept):
+    def _go_on(self, conversations, kept):
         "Read what is new behind the kept keys and values."
-        new = [c.ids[n:] for c, (n, _) in zip(self.conversations, kept, strict=True)]
-        shown = [c.images[len(f.images) :] for c, (_, f) in zip(self.conversations, kept, strict=True)]
+        new = [c.ids[n:] for c, (n, _) in zip(conversations, kept, strict=True)]
+        shown = [c.images[len(f.images) :] for c, (_, f) in zip(conversations, kept, strict=True)]
         batch, readings = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
         # kept keys of unequal length are padded on the left, so that new tokens of all rows line up
         stack = lambda rows: pad_sequence(rows, batch_first=True, padding_side="left")
+        cache = Cache(layer_class_to_replicate=_Layer)
         for n in range(len(readings[0].layers)):
-            self.cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)
+            cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)
         before = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in readings])
         last = torch.tensor([f.last for f in readings], device=self.policy.device)
         position = positions(self.policy.model, batch) + last[:, None] + 1
-        return self._read(batch, torch.cat([before, batch["attention_mask"]], 1), position)
+        return cache, *self._read(cache, batch, torch.cat([before, batch["attention_mask"]], 1), position)
 
-    def _read(self, batch, mask, position):
-        options = dict(past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        batch = batch | dict(attention_mask=mask, position_ids=position)
-        self.mask, self.logits = mask, self.policy.model(**batch, **options).logits[:, -1]
-        return position
+    def _read(self, cache, batch, mask, position):
+        "One forward pass: the mask of all that the cache holds, the last tokens' logits, and their positions (N,)."
+        options = dict(past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits = self.policy.model(**batch | dict(attention_mask=mask, position_ids=position), **options).logits[:, -1]
+        # An image's tokens share positions, so the next one is not the number of tokens before it. What is continued
+        # ends with text, and the seconds of a video before it may be further on than that.
+        return mask, logits, position[:, :, -1].amax(0)
 
     def say(self, token, logp, eos, over=lambda n: False):
         "Note the drawn tokens (N,); whether anyone goes on. `over`: has conversation n reached one of its stops?"
@@ -293,7 +317,7 @@ class _Rows:
         self.alive = [None if n is None or t == eos or over(n) else n for n, t in drawn]
         return any(n is not None for n in self.alive)
 
-    def leave(self, token, read=None, room=0):
+    def leave(self, token, read=None, room=lambda: 0):
         "Take ended rows out of the batch, once a quarter of it has ended; the tokens of those that stay."
         if sum(n is None for n in self.alive) * 4 < len(self.alive):
             return token
@@ -305,19 +329,21 @@ class _Rows:
         return token[keep]
 
     def keep(self, read, room, rows=None):
-        "Note in `read` what rows have read, as long as all of it takes no more bytes than there is room."
-        used = sum(r.bytes() for r in (read or {}).values())
+        "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
+        if (left := room()) <= 0:
+            return
         for i in range(len(self.who)) if rows is None else rows:
             c, answer = self.conversations[self.who[i]], self.ids[self.who[i]]
             n = min(len(answer), self.mask.shape[1] - self.start)  # a last token was not read if no token followed it
             columns = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
             of = lambda v: v[i].index_select(1, columns).transpose(0, 1)  # noqa: B023  used in this round only
             size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(columns)
-            if used + size > room:
-                return
+            key = _key([*c.ids, *answer[:n]], c.images)
+            if key in read or size > left:
+                continue
             layers = [(of(layer.keys), of(layer.values)) for layer in self.cache.layers]
-            read[(*c.ids, *answer[:n])] = _Read(list(c.images), layers, int(self.last[i]) + n)
-            used += size
+            read[key] = _Read(list(c.images), layers, int(self.last[i]) + n)
+            left -= size
 
     def read(self, token):
         "One forward pass over the tokens just drawn."
@@ -361,6 +387,24 @@ def cut_behind(tokenizer: Any, completion: Completion, stops: Sequence[str]) -> 
     n = min(n, most)
     logprobs = completion.logprobs and completion.logprobs[:n]
     return replace(completion, text=completion.text[:end], ids=ids[:n], logprobs=logprobs, stop="stop")
+
+# %% ../../nbs/20_policy/20_engines.ipynb #d27c95f0
+def _over(engine, ids, stops):
+    "Has the last of these tokens ended one of the stops? The text of a token is looked up once."
+    if not stops:
+        return False
+    if ids[-1] not in engine._texts:
+        engine._texts[ids[-1]] = engine.policy.tokenizer.decode(ids[-1:])
+    if not any(s[-1] in engine._texts[ids[-1]] for s in stops):
+        return False
+    return end_of(engine.policy.tokenizer.decode(ids[-max(map(len, stops)) :]), stops) >= 0
+
+
+def _completion(engine, conversation, ids, logprobs):
+    done = ids[-1] == engine.eos
+    text = engine.policy.tokenizer.decode(ids[:-1] if done else ids)
+    completion = Completion(text, ids, logprobs, "eos" if done else "length")
+    return cut_behind(engine.policy.tokenizer, completion, conversation.stops)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #91af687f
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number -> to count its bits as
@@ -410,23 +454,44 @@ def fill_ids(policy: Policy, n: int, conversation: Conversation, on_error: str =
     conversation.ids, conversation.images = e.input_ids + begun, e.images
     return None
 
+# %% ../../nbs/20_policy/20_engines.ipynb #b81c4e26
+_SHARE = 0.5  # of the free memory, for keys and values between turns
+
+
+def _free(device):
+    "Bytes that are free where a model lies."
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def _room(engine, waiting):
+    "Bytes that an engine may keep beside what it keeps already and what waits for its batch."
+    held = sum(r.bytes() for r in {id(r): r for r in (*engine._read.values(), *waiting)}.values())
+    if engine.memory is not None:
+        return engine.memory - held
+    return _SHARE / engine.sharing * (_free(engine.policy.device) + held) - held
+
 # %% ../../nbs/20_policy/20_engines.ipynb #5a38171e
 class TransformersEngine:
     """Completions from the policy in this process.
 
     Args:
         batch_size: conversations at a time
-        memory: bytes for the keys and values of the conversations of one call; the next call reads on from there
+        memory: bytes for the keys and values of the conversations of a call; the next call reads on from there. None:
+            half of what is free on the device beside them
         rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are
             those among the words that it allows
 
     Attributes:
         own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's
+        sharing: processes whose engines share the free memory of the device
     """
 
-    own_seeds = False
+    own_seeds, sharing = False, 1
 
-    def __init__(self, policy: Policy, batch_size: int = 256, memory: float = 1e9, rule: Any = None) -> None:
+    def __init__(self, policy: Policy, batch_size: int = 256, memory: float | None = None, rule: Any = None) -> None:
         self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
         self._read, self._weights, self._texts = {}, None, {}
         self.eos = policy.tokenizer.eos_token_id
@@ -467,12 +532,14 @@ class TransformersEngine:
         todo = [n for n, error in enumerate(out) if error is None]
         was_training, sampling = self.policy.model.training, (temperature, top_p, generator)
         self.policy.model.eval()
-        read, self._read = self._still_right(), {}
+        kept, self._read = self._known([conversations[n] for n in todo]), {}
+        room = lambda: _room(self, [r for _, r in kept if r])
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
-                completions = self._batch([conversations[n] for n in some], max_new_tokens, read, sampling)
-                for n, completion in zip(some, completions, strict=True):
+                # what a batch goes on from is let go once it is in the batch's own cache
+                rows = _Rows(self.policy, [conversations[n] for n in some], [kept.pop(0) for _ in some])
+                for n, completion in zip(some, self._batch(rows, max_new_tokens, room, sampling), strict=True):
                     out[n] = completion
         finally:
             self.policy.model.train(was_training)
@@ -485,8 +552,19 @@ class TransformersEngine:
             self._read, self._weights = {}, now
         return self._read
 
-    def _batch(self, conversations, max_new_tokens, read, sampling):
-        rows = _Rows(self.policy, conversations, read)
+    def _known(self, conversations):
+        "Of each conversation what is kept; the rest of what was kept is not used again."
+        read = self._still_right()
+        return [_kept(read, c) for c in conversations]
+
+    def forget(self) -> None:
+        "Let go of what is kept: the next call begins anew, and others can have the memory."
+        self._read = {}
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the allocator, which would keep it for this process
+
+    def _batch(self, rows, max_new_tokens, room, sampling):
+        conversations = rows.conversations
         states = [self.rule.begin(c.ids) for c in conversations] if self.rule else []
         numbers = _own_numbers(conversations, max_new_tokens) if self.own_seeds else None
         for k in range(max_new_tokens):
@@ -496,29 +574,13 @@ class TransformersEngine:
             token, logp = draw(logits, *sampling, self.never, None if numbers is None else numbers[rows.who, k])
             for n, t in zip(rows.who, token.tolist(), strict=True) if self.rule else ():
                 states[n] = self.rule.step(states[n], t)
-            over = lambda n: self._over(rows.ids[n], conversations[n].stops)
+            over = lambda n: _over(self, rows.ids[n], conversations[n].stops)
             if not rows.say(token, logp, self.eos, over) or k + 1 == max_new_tokens:
                 break
-            rows.read(rows.leave(token, self._read, self.memory))
-        rows.keep(self._read, self.memory)
+            rows.read(rows.leave(token, self._read, room))
+        rows.keep(self._read, room)
         answers = zip(conversations, rows.ids, rows.logprobs, strict=True)
-        return [self._completion(c, ids, logprobs) for c, ids, logprobs in answers]
-
-    def _over(self, ids, stops):
-        "Has the last of these tokens ended one of the stops? The text of a token is looked up once."
-        if not stops:
-            return False
-        if ids[-1] not in self._texts:
-            self._texts[ids[-1]] = self.policy.tokenizer.decode(ids[-1:])
-        if not any(s[-1] in self._texts[ids[-1]] for s in stops):
-            return False
-        return end_of(self.policy.tokenizer.decode(ids[-max(map(len, stops)) :]), stops) >= 0
-
-    def _completion(self, conversation, ids, logprobs):
-        done = ids[-1] == self.eos
-        text = self.policy.tokenizer.decode(ids[:-1] if done else ids)
-        completion = Completion(text, ids, logprobs, "eos" if done else "length")
-        return cut_behind(self.policy.tokenizer, completion, conversation.stops)
+        return [_completion(self, c, ids, logprobs) for c, ids, logprobs in answers]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #95e23f40
 class _Watch:

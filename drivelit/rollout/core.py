@@ -512,6 +512,9 @@ def rollout(
         except EngineError as e:
             over = {i: episode for i, episode in enumerate(episodes) if i not in table.open}
             raise RolloutError(e, over, {i: episodes[i].scene_id for i in table.open}) from e
+        finally:
+            if hasattr(engine, "forget"):  # what it keeps between turns is of these episodes
+                engine.forget()
     return episodes
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #15eceba2

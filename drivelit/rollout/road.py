@@ -49,7 +49,14 @@ Read = Callable[[Sequence[Scene], Sequence[Episode]], list[np.ndarray | ParseErr
 
 
 def by_policy(
-    policy: Policy, task: Task, read: Read, seed: int = 0, engine: Any = None, together: int = 32, **options: Any
+    policy: Policy,
+    task: Task,
+    read: Read,
+    seed: int = 0,
+    engine: Any = None,
+    together: int = 32,
+    memory: float | None = None,
+    **options: Any,
 ) -> Planner:
     """A policy as a planner.
 
@@ -60,12 +67,13 @@ def by_policy(
         seed: of sampled words; those of a decision depend on who else still drives
         engine: who answers; default: the policy
         together: conversations in a batch of the default engine
+        memory: of the default engine, as it takes it
         options: max_turns, max_new_tokens, max_tokens, temperature, top_p: as `rollout` takes them
 
     Returns:
         Planner
     """
-    engine = engine or TransformersEngine(policy, together)
+    engine = engine or TransformersEngine(policy, together, memory)
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
         moments = [w.scene for w in worlds]

@@ -150,7 +150,7 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
 
     Args:
         policy: writes; without adapters, where servers play
-        profile: its `player` and `together`
+        profile: its `player`, `together` and `kv_memory`
         rule: what may be said where
 
     Returns:
@@ -163,7 +163,7 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     from drivelit.policy.vllm import VLLMEngine
 
     if profile.player == "here":
-        return TransformersEngine(policy, profile.together, rule=rule)
+        return TransformersEngine(policy, profile.together, profile.kept_bytes, rule)
     place = _PLACE.get()
     folder = place.folder.parent / "served" if place else Path(tempfile.mkdtemp()) / "served"
     servers = [url.strip() for url in profile.player.split(",")]

@@ -273,6 +273,7 @@ class Profile(Derived):
     micro_batch: int = key(0, "samples in one forward pass on one device; 0: a device's part of an update", low=0)
     checkpointing: bool = key(False, "recompute activations in the backward pass")
     together: int = same(EpisodeSettings, "together", low=1)
+    kv_memory: float = same(EpisodeSettings, "kv_memory", low=0)
     picture_cache: float = same(EpisodeSettings, "picture_cache", low=0)
     player: str = same(EpisodeSettings, "player")
     players: int = same(EpisodeSettings, "players", low=0)
@@ -300,6 +301,11 @@ class Profile(Derived):
     def play_temperature(self) -> float:
         "The temperature of sampled evaluation."
         return self.temperature if self.eval_temperature < 0 else self.eval_temperature
+
+    @property
+    def kept_bytes(self) -> float | None:
+        "Bytes of keys and values that an engine keeps between turns; None: by free memory."
+        return 1e9 * self.kv_memory or None
 
     @property
     def plays(self) -> dict[str, float]:

@@ -96,6 +96,7 @@ class EpisodeSettings(Settings):
     max_new_tokens: int = setting(128, "tokens in an answer, at most")
     max_tokens: int = setting(11_500, "tokens in an episode, at most")
     together: int = setting(256, "conversations that a process continues at a time")
+    kv_memory: float = setting(0.0, "GB of keys and values that a process keeps between turns; 0: by free memory")
     picture_cache: float = setting(4.0, "GB of prepared pictures that a process keeps in a rollout batch")
     player: str = setting("here", "who plays: 'here', or addresses of vLLM servers with commas")
     players: int = setting(0, "processes that play beside each process of reinforcement (IPSS); 0: it plays itself")

@@ -486,6 +486,7 @@ def at_play(
     *,
     bf16: bool = False,
     threads: int = 0,
+    sharing: int = 1,
     peft_config: PeftConfig | None = None,
     player: str = "here",
     folder: str = "",
@@ -496,6 +497,7 @@ def at_play(
         make: of a pipeline: () -> engine, policy, task as they are when training begins
         bf16: the trainer computes under bf16 autocast: what that rounds is kept in bf16 alone
         threads: of torch in this process; 0: its own choice
+        sharing: processes on this process's device: the players of a trainer, and the trainer
         peft_config: adapters that the trainer has put onto its policy
         player: "here": the policy of this process; or addresses of servers with commas
         folder: for the engine of servers, which the trainer alone writes to
@@ -514,7 +516,7 @@ def at_play(
     low = in_bf16(policy.model) if bf16 else set()
     for weight in (p for p in policy.model.parameters() if id(p) in low):
         weight.data = weight.data.to(torch.bfloat16)
-    engine.own_seeds = True
+    engine.own_seeds, engine.sharing = True, sharing
     return engine, policy, task
 
 
@@ -539,7 +541,7 @@ def streaming(kind: type, players: int, make: Callable | None, **how: Any) -> It
         return
     if make is None:
         raise TypeError("players: give make=, a function that can be imported by name: () -> engine, policy, task")
-    play = partial(play_rollout, partial(at_play, make, threads=torch.get_num_threads(), **how))
+    play = partial(play_rollout, partial(at_play, make, threads=torch.get_num_threads(), sharing=players + 1, **how))
     with Players(play, players) as crew:
         yield type(f"Streams{kind.__name__}", (StreamsEpisodes, kind), dict(players=crew))
 

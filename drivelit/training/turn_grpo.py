@@ -891,7 +891,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         args.beta = self.beta = beta
         policy.model = self.model  # with its new adapters
         self.policy, self.task, self.scenes, self.advantage_fn = policy, task, scenes, advantage_fn
-        self.engine, self.said = engine or TransformersEngine(policy, args.together), None
+        self.engine, self.said = engine or TransformersEngine(policy, args.together, 1e9 * args.kv_memory or None), None
         self.limits = {name: getattr(args, name) for name in ("max_turns", "max_new_tokens", "max_tokens")}
         self.reference = OwnReference(reference, self.accelerator.device) if reference and beta else None
         if beta and not reference and not self.is_fsdp_enabled:
