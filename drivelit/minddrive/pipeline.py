@@ -344,7 +344,8 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     ways = profile.w_speed_way, profile.w_path_way
     weights = Weights(*ways, profile.w_latent, profile.w_bound, profile.w_collision)
     settings = profile.sft_steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
-    experts, log = imitate(experts, learnt, *settings, profile.sft_schedule, profile.sft_warmup, weights)
+    how = profile.sft_schedule, profile.sft_warmup, weights, profile.save_minutes
+    experts, log = imitate(experts, learnt, *settings, *how)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
