@@ -2,22 +2,30 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from PIL import Image
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from drivelit.data.rows import Picture, make_row, read_rows, says, write_rows
 from drivelit.data.shards import Shards, read_index
 from drivelit.policy.model import load_policy
+from drivelit.runs.preview import checkpoint_bytes
+from drivelit.runs.profiles import load_profile
 from drivelit.scene.core import to_json
 from drivelit.scene.town import scenes
-from drivelit.training.checkpoints import last_checkpoint
+from drivelit.training.checkpoints import last_checkpoint, read_metrics
 from drivelit.training.sft import train_sft
+from drivelit.training.sharding import checkpoint_weights
 
 TOWN = ("toy", "-")
 HOW = ("--n", "40", "--in-shard", "5", "--no-references")
@@ -175,7 +183,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
 
 
 OTHER_NUMBER = """
-import json, multiprocessing, os, shutil, sys, time
+import json, multiprocessing, os, shutil, signal, sys, time
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -183,8 +191,10 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from peft import LoraConfig
 from PIL import Image
 from transformers import TrainerCallback
 
@@ -197,14 +207,16 @@ from drivelit.policy.model import load_policy
 from drivelit.rollout.core import Step, Task
 from drivelit.scene.town_routes import routes
 from drivelit.training import sft, turn_grpo
-from drivelit.training.checkpoints import read_metrics
-from drivelit.training.sharding import fsdp_settings, is_sharded
+from drivelit.scene import weights
+from drivelit.training.checkpoints import SafeCheckpoints, read_metrics
+from drivelit.training.sharding import checkpoint_weights, is_sharded
 
 torch.set_num_threads(1)
 here, picture, usual = Path(sys.argv[1]), Image.new("RGB", (56, 28), "grey"), sft.trl_config
 says = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
 ask = lambda text: [{"role": "user", "content": [{"type": "image"}, *says("", text)["content"]]}]
-KINDS = dict(sharded={}, bf16=dict(bf16=True), rl={}, held={}, experts={})
+KINDS = dict(sft={}, adapters={}, bf16=dict(bf16=True), rl={}, held={}, experts={})
+MINUTES = {0: (0, 20, 40, 70, 80, 90), 1: (0, 1000, 2000, 3000, 4000, 5000)}  # seconds of each process's own clock
 
 
 def config(*args):
@@ -290,16 +302,18 @@ def run(kind, out, stop):
             return None
     policy = load_policy(here / "start", dtype="bfloat16" if kind == "bf16" else "float32")
     how = KINDS[kind] | dict(sharding=True, callbacks=[Stop()] if stop else [], steps=4, save_steps=2, lr=1e-3)
-    settings = partial(fsdp_settings, sharded_checkpoints=kind == "sharded")
+    if kind == "adapters":
+        how["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    if out.name == "minutes":
+        how["save_minutes"] = 1.0
     try:
-        with patch.object(sft, "fsdp_settings", settings):
-            if kind in ("rl", "held"):
-                tied = dict(reference=elsewhere()) if kind == "held" else dict(reference_every=1)
-                how |= dict(engine=Scripted(policy), batch=2, group=4, beta=0.04) | tied
-                turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", max_turns=1, **how)
-            else:
-                rows = [dict(messages=[*ask(""), says("assistant", f"{k}.{k}{k}")], images=[picture]) for k in range(8)]
-                sft.train_sft(policy, rows, out / kind, batch=4, logging_steps=1, **how)
+        if kind in ("rl", "held"):
+            tied = dict(reference=elsewhere()) if kind == "held" else dict(reference_every=1)
+            how |= dict(engine=Scripted(policy), batch=2, group=4, beta=0.04) | tied
+            turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", max_turns=1, **how)
+        else:
+            rows = [dict(messages=[*ask(""), says("assistant", f"{k}.{k}{k}")], images=[picture]) for k in range(8)]
+            sft.train_sft(policy, rows, out / kind, batch=4, logging_steps=1, **how)
     except Killed:
         pass
 
@@ -316,18 +330,67 @@ def full_disk(rank):
     torch.save = write
 
 
+def full_shards(rank):
+    "The same for the slices of one process."
+    usual = dcp.FileSystemWriter.write_data
+
+    def write(self, *args):
+        if rank and "checkpoint-4" in str(self.path):
+            raise OSError(28, "No space left on device")
+        return usual(self, *args)
+
+    dcp.FileSystemWriter.write_data = write
+
+
+def killed_writing(rank):
+    "One process is killed when the other has written its slices of the last checkpoint."
+    usual = dcp.FileSystemWriter.write_data
+
+    def write(self, *args):
+        while rank and "checkpoint-4" in str(self.path):
+            if (Path(self.path) / "__0_0.distcp").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.01)
+        return usual(self, *args)
+
+    dcp.FileSystemWriter.write_data = write
+
+
+def readers(rank):
+    "Notes which files of checkpoints a process has hashed."
+    usual, read = weights.sha256, []
+
+    def sha256(path):
+        read.append("/".join(path.parts[path.parts.index("checkpoint-2"):]) if "checkpoint-2" in path.parts else "")
+        return usual(path)
+
+    weights.sha256 = sha256
+    return read
+
+
+FAULTS = {"full disk": full_disk, "full shards": full_shards, "killed writing": killed_writing}
+
+
 def member(out, stop, rank, world, meet):
     os.environ |= dict(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE=f"{world}", LOCAL_WORLD_SIZE=f"{world}")
     torch.distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
-    if out.name == "full disk":
-        full_disk(rank)
+    if out.name in FAULTS:
+        FAULTS[out.name](rank)
         try:
-            run("sharded", out, False)
+            run("sft", out, False)
         except Exception as e:
             (out / f"{rank}.txt").write_text(str(e))
+            if out.name == "full shards":  # both are told
+                torch.distributed.barrier()
             os._exit(1)  # as a process that has stopped: nobody else hears of it
-    for kind in KINDS:
+    if out.name == "minutes":
+        ticks = iter(MINUTES[rank])
+        sft.SafeCheckpoints = partial(SafeCheckpoints, clock=lambda: next(ticks, MINUTES[rank][-1]))
+    read = readers(rank)
+    for kind in ["sft"] if out.name in ("minutes", "damaged") else KINDS:
         run(kind, out, stop)
+        if kind == "sft" and stop and world == 2:
+            (out / f"read-{rank}.json").write_text(json.dumps(read))
     torch.distributed.barrier()
     os._exit(0)  # a fork ends at once: libraries whose threads it has not got are not asked to tidy up
 
@@ -357,13 +420,23 @@ assert processes(1, "1 to 2", True) == [0]
 for kind in KINDS:
     assert [p.name for p in (here / "2 to 1" / kind).glob("checkpoint-*")] == ["checkpoint-2"]
     folders = {p.name for p in (here / "2 to 1" / kind / "checkpoint-2").iterdir() if p.is_dir()}
-    assert folders == ({"optimizer_0", "pytorch_model_fsdp_0"} if kind == "sharded" else set()), folders
-weights = torch.load(here / "2 to 1" / "bf16" / "checkpoint-2" / "pytorch_model_fsdp.bin")
-assert {w.dtype for w in weights.values()} == {torch.float32}  # the masters
+    shards = {"optimizer_0", "pytorch_model_fsdp_0"} | ({"reference_0"} if kind == "rl" else set())
+    assert folders == (set() if kind == "experts" else shards), folders
+masters = checkpoint_weights(here / "2 to 1" / "bf16" / "checkpoint-2")
+assert {w.dtype for w in masters.values()} == {torch.float32}
+shutil.copytree(here / "2 to 1", here / "2 to 2")
 assert processes(1, "2 to 1") == [0]
 assert processes(2, "1 to 2") == [0, 0]
+assert processes(2, "2 to 2") == [0, 0]
+shutil.copytree(here / "2" / "sft", here / "damaged" / "sft")
+part = here / "damaged" / "sft" / "checkpoint-4" / "optimizer_0" / "__1_0.distcp"
+part.write_bytes(part.read_bytes()[:-100])
+assert processes(2, "damaged") == [0, 0]
+assert processes(2, "minutes") == [0, 0]
 assert processes(2, "full disk")[1] == 1
-found = {out: {kind: read_metrics(here / out / kind) for kind in KINDS} for out in ("2", "2 to 1", "1 to 2")}
+assert processes(2, "full shards") == [1, 1]
+assert processes(2, "killed writing")[1] == -signal.SIGKILL
+found = {out: {k: read_metrics(here / out / k) for k in KINDS} for out in ("2", "2 to 1", "1 to 2", "2 to 2")}
 (here / "found.json").write_text(json.dumps(found))
 """
 
@@ -403,9 +476,102 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
                 assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=close), (kind, how, rows, whole)
 
 
+def test_the_same_number_of_processes_goes_on_bit_for_bit(groups):
+    "Killed behind a checkpoint in shards, or its newest one cut short: losses and weights of the unbroken run."
+    without = lambda rows: [{k: v for k, v in r.items() if k not in ("step_time", "epoch", "num_tokens")} for r in rows]
+    for how, kinds in {"2 to 2": ("sft", "adapters", "bf16", "rl", "held"), "damaged": ("sft",)}.items():
+        for kind in kinds:
+            ours, whole = (groups / k / kind for k in (how, "2"))
+            assert without(read_metrics(ours)) == without(read_metrics(whole)), (how, kind)
+            [file] = [p.name for p in (whole / "final").glob("*.safetensors")]
+            ours, theirs = (load_file(k / "final" / file) for k in (ours, whole))
+            assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours), (how, kind)
+
+
+def test_a_checkpoint_in_shards_holds_the_weights(groups):
+    "Read by one process without a group: those of the policy that the run has left, which is whole."
+    policy = load_policy(groups / "2" / "sft" / "final")
+    kept, final = checkpoint_weights(groups / "2" / "sft" / "checkpoint-4"), policy.model.state_dict()
+    assert kept.keys() == final.keys() and all(torch.equal(kept[k], final[k]) for k in kept)
+    assert not [p for p in (groups / "2" / "sft" / "final").rglob("*") if p.is_dir() or p.suffix == ".distcp"]
+
+
+def test_each_process_hashes_its_own_files(groups):
+    own = "(optimizer_0|pytorch_model_fsdp_0)/__{}_0[.]distcp|rng_state_{}[.]pth"
+    read = [json.loads((groups / "2 to 1" / f"read-{k}.json").read_text()) for k in (0, 1)]
+    read = [[name.removeprefix("checkpoint-2/") for name in names if name] for names in read]
+    assert len(read[1]) == 3 and all(re.fullmatch(own.replace("{}", "1"), name) for name in read[1]), read
+    assert not set(read[0]) & set(read[1])
+    assert sum(bool(re.fullmatch(own.replace("{}", "0"), name)) for name in read[0]) == 3
+    mark = json.loads((groups / "2" / "sft" / "checkpoint-2" / "complete").read_text())
+    assert sorted(mark) == sorted(read[0] + read[1])
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip"])
+@pytest.mark.parametrize("part", ["optimizer_0/__1_0.distcp", "pytorch_model_fsdp_0/__0_0.distcp"])
+def test_a_checkpoint_with_a_damaged_shard_is_not_used(groups, part, harm, tmp_path):
+    shutil.copytree(groups / "2" / "sft", tmp_path / "run")
+    assert last_checkpoint(tmp_path / "run").name == "checkpoint-4"
+    file = tmp_path / "run" / "checkpoint-4" / part
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data if harm == "flip" else data[:-1])
+    why = "has other bytes" if harm == "flip" else f"has {len(data) - 1} bytes"
+    with pytest.warns(UserWarning, match=f"checkpoint-4 is damaged and not used: {part} {why}"):
+        assert last_checkpoint(tmp_path / "run").name == "checkpoint-2"
+
+
+def test_a_checkpoint_that_one_process_did_not_finish_is_not_used(groups, recwarn):
+    out = groups / "killed writing" / "sft"
+    assert (out / "checkpoint-4" / "pytorch_model_fsdp_0" / "__0_0.distcp").exists()
+    assert not (out / "checkpoint-4" / "complete").exists()
+    assert last_checkpoint(out).name == "checkpoint-2" and not recwarn.list
+
+
+def test_checkpoints_by_minutes_are_those_of_the_first_process(groups):
+    "Its clock passes a minute in the third update; the other's is an hour ahead. Every two updates would be 2 and 4."
+    assert sorted(p.name for p in (groups / "minutes" / "sft").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+    assert read_metrics(groups / "minutes" / "sft")[-1]["step"] == 4
+
+
+def test_shards_and_whole_weights_are_not_mixed_up(groups, tmp_path):
+    "A run without shards is not begun anew, nor half read."
+    shutil.copytree(groups / "2" / "sft", tmp_path / "run")
+    rows = [dict(messages=[says("user", "?"), says("assistant", f"{k}")], images=[]) for k in range(8)]
+    with pytest.raises(ValueError, match="checkpoint-4 is in shards, and this run does not share its weights out: "):
+        train_sft(load_policy("toy", size="tiny"), rows, tmp_path / "run", steps=6, batch=4)
+
+
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_the_plan_knows_the_bytes_of_a_checkpoint_in_shards(groups, kind):
+    "Its tensors to one in a thousand; and of its files each has a frame, which is large for the toy's small slices."
+    profile = load_profile("mtdrive", "smoke", sharding=True, kl=0.04, reference_every=int(kind == "rl"))
+    told = checkpoint_bytes(profile, kind, load_policy(groups / "2" / "sft" / "final").model.config)
+    for part, name in dict(weights="pytorch_model_fsdp_0", adam="optimizer_0", reference="reference_0").items():
+        folder = groups / "2" / kind / "checkpoint-4" / name
+        assert folder.exists() == bool(told[part])
+        if told[part]:
+            items = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.values()
+            tensors = [t for t in items if hasattr(t, "size")]
+            assert sum(4 * t.size.numel() for t in tensors) == pytest.approx(told[part], rel=1e-3), part
+            files = sum(p.stat().st_size for p in folder.iterdir())
+            assert told[part] < files < told[part] + 2_500 * len(items) * 2, part  # two processes
+
+
+def test_the_plan_knows_the_bytes_of_a_whole_checkpoint(tmp_path):
+    policy = load_policy("toy", size="tiny")
+    rows = list(rows_with_pictures(4))
+    train_sft(policy, rows, tmp_path, steps=1, batch=4)
+    told = checkpoint_bytes(load_profile("mtdrive", "smoke"), "sft", policy.model.config)
+    for part, name in dict(weights="model.safetensors", adam="optimizer.pt").items():
+        assert (tmp_path / "checkpoint-1" / name).stat().st_size == pytest.approx(told[part], rel=0.03), part
+
+
 def test_a_full_disk_of_one_process_is_a_sentence(groups):
-    "The checkpoint has no mark, the one before it is whole."
-    said = (groups / "full disk" / "1.txt").read_text()
-    assert "checkpoint-4 cannot be written by process 1 ([Errno 28] No space left on device; " in said
-    assert said.endswith("the same command goes on from checkpoint-2"), said
-    assert last_checkpoint(groups / "full disk" / "sharded").name == "checkpoint-2"
+    "The checkpoint has no mark, the one before it is whole. What all write together, all are told."
+    for fault, told in {"full disk": (1,), "full shards": (0, 1)}.items():
+        for rank in told:
+            said = (groups / fault / f"{rank}.txt").read_text()
+            assert "checkpoint-4 cannot be written by process 1 ([Errno 28] No space left on device; " in said
+            assert said.endswith("the same command goes on from checkpoint-2"), said
+        assert last_checkpoint(groups / fault / "sft").name == "checkpoint-2"

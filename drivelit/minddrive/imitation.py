@@ -32,6 +32,7 @@ from ..policy.engines import positions
 from ..policy.model import Encoded
 from ..scene.weights import seal
 from drivelit.training.checkpoints import (
+    KEEP,
     add_metrics,
     checkpoints,
     cut_metrics,
@@ -472,7 +473,7 @@ def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.
     falls = dict(cosine=0.5 * (1 + np.cos(np.pi * share)), linear=1 - share, constant=1.0)
     return float(min(1.0, (step + 1) / max(rising, 1)) * falls[schedule])
 
-
+# %% ../../nbs/54_minddrive/35_imitation.ipynb #17a00004
 def imitate(
     experts: Experts,
     known: Lessons,
@@ -487,6 +488,8 @@ def imitate(
     warmup: float = 30.0,
     weights: Weights = Weights(),
     passes: bool = False,
+    save_minutes: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Experts, list[dict[str, float]]]:
     """Train both experts and their decoders; on several GPUs if torchrun or the cluster has started several processes.
 
@@ -502,6 +505,8 @@ def imitate(
         schedule: of `rate_at`
         warmup: of `rate_at`
         passes: plans and questions come each once in a pass over them; else they are drawn, by `balance`
+        save_minutes: between two checkpoints, in place of `save_every`; 0: by `save_every`
+        clock: seconds, for `save_minutes`
 
     Returns:
         tuple: the experts, and for each update its loss by part
@@ -530,7 +535,7 @@ def imitate(
     drawn, few = chances(known.speeds.tolist(), balance), max(batch // 4, 1)
     if passes:
         orders = [_passes(len(a), steps * k, [54, seed]) for a, k in ((known.plans, batch), (known.asked, few))]
-    begin = time.perf_counter()
+    begin, saved = time.perf_counter(), clock()
     for step in tqdm(range(first, steps), "imitation", initial=first, total=steps, mininterval=5, disable=not writes):
         rng = np.random.default_rng([54, seed, step])
         torch.manual_seed(int(rng.integers(2**31)))
@@ -545,8 +550,10 @@ def imitate(
         if writes:
             begin, before = time.perf_counter(), begin
             add_metrics(out, dict(step=step + 1, step_time=begin - before) | log[-1])
-            if (step + 1) % save_every == 0 or step + 1 == steps:
-                save_point(out, step + 1, experts, optimizer, keep=2, log=log)
+            due = clock() - saved >= 60 * save_minutes if save_minutes else (step + 1) % save_every == 0
+            if due or step + 1 == steps:
+                save_point(out, step + 1, experts, optimizer, keep=KEEP, log=log)
+                saved = clock()
     if writes:
         told = [k for k in ("bound", "collision") if log and k in log[-1]]
         plot_metrics(out, ("words", "questions", "speed_way", "path_way", *told, "norm"))

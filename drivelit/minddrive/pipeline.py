@@ -368,7 +368,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     steps = profile.sft_steps or in_epochs(len(learnt.plans), profile.sft_epochs, profile.sft_batch)
     settings = steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
     rate, passes = (profile.sft_schedule, profile.sft_warmup), profile.sft_epochs > 0
-    experts, log = imitate(experts, learnt, *settings, *rate, weights, passes)
+    experts, log = imitate(experts, learnt, *settings, *rate, weights, passes, profile.save_minutes)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))

@@ -183,6 +183,18 @@ class Derived:
         counted = steps(self)
         return counted["rl_episodes"] / max(counted["rl_updates"], 1) if kind == "rl" else self.sft_batch
 
+    def saved(self, kind: str) -> tuple[int, float, int]:
+        """The checkpoints of an 'sft' or 'rl' stage; a system says its own.
+
+        Args:
+            kind: "sft" or "rl"
+
+        Returns:
+            how many stay; minutes between two, 0: updates count; updates between two
+        """
+        updates = self.save_every if kind == "sft" else max(1, self.save_every // 5) * self.batch()[2]
+        return 2, self.save_minutes, updates
+
     def reference_apart(self) -> bool:
         "A stage of reinforcement has a policy of its own as the reference, whole on each device."
         return False
@@ -287,6 +299,9 @@ class Profile(Derived):
     seeds: tuple[int, ...] = key((0,), "one run each", low=0)
     workers: int = key(2, "stages side by side, a process each; 0: all in one process", low=0)
     row_workers: int = key(0, "processes that make rows of scenes; 0: that of the stage, -1: one for each core", low=-1)
+    save_minutes: float = same(
+        TuningSettings, "save_minutes", "minutes between checkpoints, in place of save_every; 0: by save_every", low=0
+    )
     save_every: int = same(
         TuningSettings, "save_steps", "updates between checkpoints (rollout batches: a fifth of it)", low=1
     )

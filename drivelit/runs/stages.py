@@ -34,7 +34,7 @@ from ..data.aside import some_aside
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
-from ..scene.clock import account
+from ..scene.clock import account, timed
 from ..scene.cameras import check_image
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large

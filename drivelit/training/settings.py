@@ -47,6 +47,7 @@ class Settings:
     seed: int = setting(0, "of the run")
     bf16: bool = setting(False, "fp32 master weights under bf16 autocast")
     adam_beta2: float = setting(0.98, "of Adam")
+    save_minutes: float = setting(0.0, "minutes between checkpoints, in place of save_steps; 0: by save_steps")
     remove_unused_columns: bool = setting(False, "TRL's; the collators are ours")
     dataloader_pin_memory: bool = setting(False, "transformers'")
 

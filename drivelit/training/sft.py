@@ -50,7 +50,7 @@ from drivelit.training.checkpoints import (
 )
 from ..policy.text import nearest
 from .settings import TuningSettings, described, in_epochs
-from .sharding import fsdp_settings, full_weights, is_sharded
+from .sharding import fsdp_settings, full_weights, has_shards, is_sharded
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2
 IGNORE = -100
@@ -483,6 +483,12 @@ class SafeTrainer:
             return super().train(*args, **kwargs)
 
     def _load_from_checkpoint(self, folder, model=None):
+        if has_shards(folder) != self.is_fsdp_enabled:
+            kind, run = ("in shards", "does not share") if has_shards(folder) else ("whole", "shares")
+            raise ValueError(
+                f"{folder} is {kind}, and this run {run} its weights out: go on as the run began (`sharding`, and "
+                "torchrun or a cluster, which start its processes), or begin in another folder"
+            )
         # Qwen2.5-VL is saved under other names than its modules have (`visual.*` for `model.visual.*`). The stock
         # loading skips names that it does not know without a word: the run would go on from the weights it was given.
         model = model or self.model

@@ -48,7 +48,8 @@ from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
 from .settings import EpisodeSettings, described, in_epochs, setting
-from .sharding import full_weights, gathered, in_bf16, is_sharded, put_slice, slice_of
+from .sharding import full_weights, gathered, in_bf16, is_sharded, load_shards
+from .sharding import save_shards, slice_of
 from .throughput import prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
@@ -172,7 +173,7 @@ class Reference:
             what the policy with its fp32 master weights does
     """
 
-    FILE = "reference.safetensors"
+    FILE, SHARDS = "reference.safetensors", "reference_0"  # in a checkpoint: whole, or in shards
 
     def __init__(self, model: torch.nn.Module, bf16: bool = False):
         self.model, self.refreshed, self.shared = model, False, is_sharded(model)
@@ -212,15 +213,15 @@ class Reference:
         self.refreshed = True
 
     def save(self, folder: str | Path) -> None:
-        """Into a checkpoint, if it is no longer the policy that the run was given; all processes call it, one writes.
+        """Into a checkpoint, if it is no longer the policy that the run was given; all processes call it.
 
         Args:
             folder: checkpoint
         """
-        if self.refreshed:
-            weights = {k: v.full_tensor() if self.shared else v for k, v in self.weights.items()}
-            if first_process():
-                save_file({k: v.cpu().contiguous() for k, v in weights.items()}, Path(folder) / self.FILE)
+        if self.refreshed and self.shared:
+            save_shards(self.weights, Path(folder) / self.SHARDS)
+        elif self.refreshed and first_process():
+            save_file({k: v.cpu().contiguous() for k, v in self.weights.items()}, Path(folder) / self.FILE)
 
     def load(self, folder: str | Path) -> None:
         """From a checkpoint, if it holds one.
@@ -231,11 +232,14 @@ class Reference:
         Raises:
             WeightsError: tensors that are missing, unexpected, of another shape or not finite; names them
         """
-        if (file := Path(folder) / self.FILE).exists():
+        if (shards := Path(folder) / self.SHARDS).exists():
+            load_shards(self.weights, shards)
+            self.refreshed = True
+        elif (file := Path(folder) / self.FILE).exists():
             kept = load_tensors(file)
             check_tensors(file, self.weights, kept)
             for name, v in kept.items():
-                put_slice(self.weights[name], v)
+                self.weights[name].copy_(v)
             self.refreshed = True
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #1509b3da
@@ -1112,7 +1116,7 @@ def train_rl(
             engine=engine,
             reference=reference,
             peft_config=peft_config,
-            callbacks=[SafeCheckpoints(out, start), *callbacks],
+            callbacks=[SafeCheckpoints(out, start, between=updates_of(args)), *callbacks],
         )
         trainer.remove_callback(PrinterCallback)  # the file has it all
         trainer.train(resume_from_checkpoint=str(start) if start else None)
