@@ -471,7 +471,8 @@ class TransformersEngine:
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
-                completions = self._batch([conversations[n] for n in some], max_new_tokens, read, sampling)
+                with self.policy.autocast():
+                    completions = self._batch([conversations[n] for n in some], max_new_tokens, read, sampling)
                 for n, completion in zip(some, completions, strict=True):
                     out[n] = completion
         finally:
