@@ -43,7 +43,7 @@ LEARNT = (*DATA, "train_rl", "json", "Subset", "draw", "subset", "tell_if_few", 
 STAGES = [
     *(("mtdrive", s, "play", DATA) for s in ("data_two", "data_multi", "data_rl")),
     ("mtdrive", "sft_multi", "evaluate", TUNED),
-    *(("mtdrive", s, "evaluate", LEARNT) for s in ("mtgrpo_cross", "size_half")),
+    *(("mtdrive", s, "evaluate", LEARNT) for s in ("mtgrpo_cross", "size_double")),
     ("autodrive_p3", "sft", "evaluate", (*TUNED, "ImageRows")),
     ("autodrive_p3", "rl", "evaluate", LEARNT),
     ("minddriver", "sft", "examine", (*TUNED, "begin", "spans_by_tag")),
@@ -52,7 +52,7 @@ STAGES = [
     ("driveagent", "ams", "evaluate", (*LEARNT, "chosen_scenes")),
     ("driveagent", "front", "evaluate", (*TUNED, *LEARNT, "base", "chosen_scenes")),
     ("driveagent", "motion", "play", (*DATA, "chosen_scenes", "labelled")),
-    ("driveagent", "attention", "play", (*DATA, "chosen_scenes", "read_need", "read_weights")),
+    ("driveagent", "attention", "play", (*DATA, "chosen_scenes", "read_need", "read_weights", "attention_tasks")),
 ]
 
 
@@ -61,15 +61,24 @@ def begun(pipeline, stage, plays, without, profile, out):
     seen, new = [], lambda *_: load("toy", profile)
     with ExitStack() as stack:
         for name in {n for n in without if hasattr(pipeline, n)}:
-            own = dict(side_effect=new) if name in ("begin", "base") else dict(return_value=MagicMock(__len__=lambda _: 1))
+            own = (
+                dict(side_effect=new)
+                if name in ("begin", "base")
+                else dict(return_value=MagicMock(__len__=lambda _: 1))
+            )
+            own |= dict(attention_tasks=dict(return_value=dict(text=None))).get(name, {})
             stack.enter_context(patch.object(pipeline, name, MagicMock(**own)))
         stack.enter_context(patch.object(type(pipeline.STAGES), "trained", lambda *_: "toy"))
         if hasattr(pipeline, "trained"):
             stack.enter_context(patch.object(pipeline, "trained", lambda *_: "toy"))
         stack.enter_context(patch.object(pipeline, plays, partial(stopped, seen)))
         (out / stage).mkdir(parents=True)
-        (out / "data_rl").mkdir(exist_ok=True)
-        (out / "data_rl" / "sizes.json").touch()
+        for name in ("sft", "fcm", "rl"):  # steps of a variant
+            (out / "seed-0" / stage / name).mkdir(parents=True)
+        for name in ("data_rl/sizes.json", "data_rl/chosen.json", "data/explore.json"):
+            for path in (out / name, out / "seed-0" / name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
         with pytest.raises(Played):
             pipeline.FUNCTIONS[stage](out, profile, 0)
     return seen
@@ -225,8 +234,9 @@ def test_memory_is_handed_over_where_play_and_update_alternate(tmp_path):
     own = dict(steps=1, batch=2, group=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
     trainer = TurnGRPOTrainer(policy, Paid(), ["one", "two"], rl_config(tmp_path, beta=0.0, **own), lambda r, g: r)
     give = lambda device: events.append(device.type)
-    with patch.object(turn_grpo, "give_back_memory", give), patch.object(
-        trainer, "rollout", lambda *_, **__: events.append("play") or []
+    with (
+        patch.object(turn_grpo, "give_back_memory", give),
+        patch.object(trainer, "rollout", lambda *_, **__: events.append("play") or []),
     ):
         trainer.play(SCENES)
     assert events == ["cpu", "play", "cpu"]

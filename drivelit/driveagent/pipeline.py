@@ -54,7 +54,16 @@ from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import only_plays, player_for, save_served
 from ..runs.record import NO_SEED, write_part
-from ..runs.stages import Stages, device_of, leave_out, load, load_scenes, load_to_play, tell_if_few, write_scenes
+from drivelit.runs.stages import (
+    Stages,
+    device_of,
+    leave_out,
+    load,
+    load_scenes,
+    load_to_play,
+    tell_if_few,
+    write_scenes,
+)
 from ..scene.files import RunError, write_json
 from ..training.turn_grpo import train_rl
 from typing import Any

@@ -38,7 +38,16 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
 from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
-from ..runs.stages import Stages, leave_out, load, load_scenes, load_to_play, tell_if_few, write_choice, write_scenes
+from drivelit.runs.stages import (
+    Stages,
+    leave_out,
+    load,
+    load_scenes,
+    load_to_play,
+    tell_if_few,
+    write_choice,
+    write_scenes,
+)
 from ..scene.files import write_json
 from ..training.turn_grpo import train_rl
 

@@ -555,7 +555,7 @@ class _Publishes:
         return hasattr(self.policy.model, "peft_config")
 
     def _write(self, folder, weights):
-        "A folder that vLLM reads: whole weights in the servers' numbers, or adapters. Servers do not look at each number."
+        "A folder that vLLM reads: whole weights in the servers' numbers, or adapters. Servers do not look at numbers."
         refuse_tensors(folder, not_finite=not_finite(self.policy.model.state_dict() if weights is None else weights))
         if not self._adapted():
             write_weights(self.policy.model, folder, self.dtype, weights)

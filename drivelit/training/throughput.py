@@ -505,7 +505,7 @@ def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
 
 
 def _mapped(path, seal):
-    "The tensors of a file of `hand_out`, in pages that all readers of a machine share; it must be the one that is meant."
+    "The tensors of a file of `hand_out`, in pages that all readers of a machine share, if it is the right one."
     kept = load_tensors(path)
     if seal:
         with safe_open(path, "pt") as f:
