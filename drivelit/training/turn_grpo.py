@@ -92,9 +92,9 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
         advantages: (B, J), NaN where an episode had no turn j
 
     Returns:
-        dict: inputs, what `model(**inputs)` takes, pixels on the CPU until they are needed; over all W ids: turn
-        (B, W), -1 where the policy does not speak, own (B, W), where it does; over the T last ids: completion_ids, completion_mask, tool_mask (its own words)
-        and advantages (B, T); prompt_ids and prompt_mask (B, W - T)
+        dict: inputs, what `model(**inputs)` takes, its pixels on the CPU until they are needed; over all W ids:
+        turn (B, W), -1 where the policy does not speak, own (B, W), where it does; over the T last ids: completion_ids,
+        completion_mask, tool_mask (its own words) and advantages (B, T); prompt_ids and prompt_mask (B, W - T)
     """
     inputs = policy.collate([e.ids for e in episodes], [e.images for e in episodes], pad="right", media=False)
     inputs |= policy.pixels([i for e in episodes for i in e.images])
