@@ -523,20 +523,25 @@ def _save_processor(processor, folder):
         text = json.dumps(values | dict(video_processor_type="Qwen2VLVideoProcessor"), indent=2) + "\n"
         (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")
 
+# %% ../../nbs/20_policy/10_model.ipynb #pl4y0006
+class _Computes:
+    "In which precision a policy answers; `bf16`: its model is run under bf16 autocast, as in a trainer with bf16."
+
+    bf16 = False
+
+    def autocast(self) -> AbstractContextManager:
+        "While it is open, the model computes as the policy says: in bf16, or in whatever is on around it."
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
-class Policy:
+class Policy(_Computes):
     """A model with its processor: conversations in, tensors out.
 
     Args:
         model: Qwen2_5_VLForConditionalGeneration, perhaps with adapters
         processor: ImageTextProcessor or the stock one
         note: what `load_policy` had to decide, in words
-
-    Attributes:
-        bf16: whoever answers for it runs its model under bf16 autocast, as the trainer does
     """
-
-    bf16 = False
 
     def __init__(self, model: Any, processor: Any, note: str = "") -> None:
         self.model, self.processor, self.note = model, processor, note
@@ -548,10 +553,6 @@ class Policy:
     def device(self) -> torch.device:
         "Where the weights are."
         return next(self.model.parameters()).device
-
-    def autocast(self) -> AbstractContextManager:
-        "While it is open, the model computes as the policy says: in bf16, or in whatever is on around it."
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def image_tokens(self, image: Any) -> int:
         "How many tokens the model reads an image or a video as; as `encode` returns it."

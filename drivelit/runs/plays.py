@@ -167,7 +167,7 @@ def only_plays(policy: "Policy", profile: Profile) -> "Policy":
     give_back_memory(policy.device)
     return policy
 
-
+# %% ../../nbs/42_runs/20_plays.ipynb #pl4ypl01
 def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     """Who answers for a policy.
 

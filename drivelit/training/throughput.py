@@ -446,7 +446,7 @@ def mark_of(weights: torch.nn.Module | Mapping[str, torch.Tensor], numbers: int 
         digest.update(name.encode() + some.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 
-
+# %% ../../nbs/40_training/32_throughput.ipynb #pl4yth06
 def _trained(model):
     "The weights that are trained by their names in a checkpoint, which do not tell that recomputed layers are wrapped."
     return {n.replace("_checkpoint_wrapped_module.", ""): p for n, p in model.named_parameters() if p.requires_grad}
@@ -503,7 +503,7 @@ def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
     wait_for_all()
     return seal
 
-
+# %% ../../nbs/40_training/32_throughput.ipynb #pl4yth07
 def _mapped(path, seal):
     "The tensors of a file of `hand_out`, in pages that all readers of a machine share, if it is the right one."
     kept = load_tensors(path)
