@@ -113,7 +113,8 @@ class Everywhere(TurnGRPOTrainer):
 
     def log_probabilities(self, model, batch):
         ids, width = batch["inputs"]["input_ids"], batch["completion_ids"].shape[1]
-        logits = model(**batch["inputs"], use_cache=False).logits[:, :-1]
+        inputs = {k: v.to(ids.device) for k, v in batch["inputs"].items()}
+        logits = model(**inputs, use_cache=False).logits[:, :-1]
         found = chosen(logits.flatten(0, 1), ids[:, 1:].flatten())
         return tuple(v.view(len(ids), -1)[:, -width:] * batch["tool_mask"] for v in found)
 

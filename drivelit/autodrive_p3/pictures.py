@@ -26,7 +26,7 @@ from ..scene.plot import plot_scene
 from ..scene.town import make_scene
 from ..policy.model import Policy
 from ..runs.report import spread
-from ..runs.stages import load, load_scenes
+from ..runs.stages import load_scenes, load_to_play
 
 # %% ../../nbs/52_autodrive_p3/66_pictures.ipynb #c5a5ffc5
 MARKS = dict(stop="stop", straight="↑", left="←", right="→")
@@ -149,5 +149,5 @@ def plot_run(
         ValueError: none of the arms is done
     """
     stage = STAGES.first_done(out, shown_arms, seed)
-    policy = load(STAGES.trained(out, stage, seed), profile, seed)
+    policy = load_to_play(STAGES.trained(out, stage, seed), profile, seed)
     return plot_policy(policy, load_scenes(out, "heldout")[:tries], profile, ROWS[stage])

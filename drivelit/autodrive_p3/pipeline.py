@@ -30,9 +30,10 @@ from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
-from ..runs.plays import save_served
+from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
-from ..runs.stages import Stages, check_pictures, leave_out, load, load_scenes, tell_if_few, write_scenes
+from ..runs.stages import Stages, check_pictures, leave_out, load, load_scenes, load_to_play, tell_if_few
+from ..runs.stages import write_scenes
 from ..scene.core import Scene
 from ..training.turn_grpo import train_rl
 
@@ -140,7 +141,7 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
     rows, here = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
     rows = rows if profile.inputs.video else ImageRows(rows)
     result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, here, seed=seed, **sft_options(profile))
-    result |= evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result
 
@@ -163,22 +164,22 @@ def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, An
     )
 
 
-def make(stage: str, out: str | Path, profile: P3Profile, seed: int) -> tuple[Any, Policy, P3Task]:
+def make(
+    stage: str, out: str | Path, profile: P3Profile, seed: int, beside: bool = False
+) -> tuple[Any, Policy, P3Task]:
     """What plays when a stage of reinforcement begins: here, and in each process of `players`.
 
     Args:
         stage: key of REINFORCED
+        beside: in a player's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
-    before = REINFORCED[stage].get("before", "sft")
-    policy = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True)
-    return (
-        TransformersEngine(policy, profile.together, profile.kept_bytes),
-        policy,
-        task_for(profile, **rl_arm(stage, profile)[0]),
-    )
+    start = STAGES.trained(out, REINFORCED[stage].get("before", "sft"), seed), profile, seed
+    policy = freeze_vision(load_to_play(*start, asks=profile.player != "here") if beside else load(*start), True)
+    engine = TransformersEngine(policy, profile.together, profile.kept_bytes)
+    return engine, policy, task_for(profile, **rl_arm(stage, profile)[0])
 
 
 def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
@@ -199,11 +200,11 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
         STAGES.folder(out, stage, seed),
         seed=seed,
         engine=engine,
-        make=partial(make, stage, out, profile, seed),
+        make=partial(make, stage, out, profile, seed, beside=True),
         max_turns=1,
         **rl_options(profile) | rl_arm(stage, profile)[1],
     )
-    result |= evaluate(policy, load_scenes(out, "heldout"), profile, seed)
+    result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result
 

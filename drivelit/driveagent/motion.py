@@ -104,7 +104,8 @@ def visual_tokens(policy: Policy, images: Sequence[Image.Image], batch: int = 32
     try:
         for k in range(0, len(images), batch):
             pixels = policy.pixels([encoded(i) for i in images[k : k + batch]])
-            out = policy.model.get_image_features(**{name: v.to(policy.device) for name, v in pixels.items()})
+            with policy.autocast():
+                out = policy.model.get_image_features(**{name: v.to(policy.device) for name, v in pixels.items()})
             rows += [tokens.float().mean(0).cpu().numpy() for tokens in out.pooler_output]
     finally:
         policy.model.train(was_training)

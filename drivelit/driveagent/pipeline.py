@@ -51,7 +51,7 @@ from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
-from ..runs.plays import player_for, save_served
+from ..runs.plays import only_plays, player_for, save_served
 from ..runs.record import NO_SEED, write_part
 from drivelit.runs.stages import (
     Stages,
@@ -60,6 +60,7 @@ from drivelit.runs.stages import (
     leave_out,
     load,
     load_scenes,
+    load_to_play,
     tell_if_few,
     write_scenes,
 )
@@ -285,7 +286,7 @@ def necessity(scenes: Sequence[Scene], profile: DriveAgentProfile, journal: Jour
     """
     size, policy = tuple(profile.image_size), None
     if "@" in profile.reader_small + profile.reader_large:
-        policy = load(profile.model, profile)  # the question's tokens; it does not answer
+        policy = load_to_play(profile.model, profile, asks=True)  # the question's tokens; it does not answer
     limits = dict(max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=0.0)
     play_by = lambda engine: PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
     named = dict(policy=policy, journal=journal, at_once=AT_ONCE)
@@ -565,14 +566,18 @@ def trained(out: str | Path, stage: str, seed: int) -> Path:
     return STAGES.folder(out, stage, seed) / "final"
 
 
-def base(out: str | Path, profile: Profile, seed: int) -> Policy:
+def base(out: str | Path, profile: Profile, seed: int, beside: bool = False) -> Policy:
     """The model that training starts from; a toy's tokenizer knows the words of this run.
+
+    Args:
+        beside: in a player's process, beside the trainer
 
     Returns:
         the model that training starts from
     """
     words = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
-    return load(profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"]))
+    start = profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"])
+    return load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
 
 
 def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -607,7 +612,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     result = train_sft(
         policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps, epochs=profile.align_epochs)
     )
-    engine = player_for(policy, profile)
+    engine = player_for(only_plays(policy, profile), profile)
     after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
     return result | baseline | after
 
@@ -650,7 +655,7 @@ def make(
     Returns:
         engine, policy, task; the policy has the tokens of the run, and gets all of its weights from the trainer
     """
-    policy = base(out, profile, seed)
+    policy = base(out, profile, seed, beside=True)
     task = task_for(profile, variant, mode, read_weights(out), with_tool_reward=tool_reward)
     return TransformersEngine(policy, profile.together, profile.kept_bytes), policy, task
 
@@ -702,7 +707,7 @@ def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         what `evaluate` returns, without grey pictures
     """
     policy = tune(out, profile, seed, "full", STAGES.folder(out, "sft", seed), profile.align_first)
-    return evaluate(policy, out, profile, seed, unseen=False)
+    return evaluate(only_plays(policy, profile), out, profile, seed, unseen=False)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #28eeb823
 def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -718,7 +723,7 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
     forced = stage.startswith("fcm")
     mode = "partition" if forced else "adaptive"
     result = reinforce(policy, out, profile, seed, "full", mode, STAGES.folder(out, stage, seed), not forced)
-    return result | evaluate(policy, out, profile, seed, unseen=stage == "ams")
+    return result | evaluate(only_plays(policy, profile), out, profile, seed, unseen=stage == "ams")
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #e5efa079
 def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -756,7 +761,7 @@ def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dic
         result = steps[k][1](policy)
         policy = result if k == 0 else policy
         (here / steps[k][0] / "done").touch()
-    policy = policy or load(here / "rl" / "final", profile, seed)
+    policy = only_plays(policy, profile) if policy else load_to_play(here / "rl" / "final", profile, seed)
     return evaluate(policy, out, profile, seed, variant)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #ab62ff24
@@ -775,7 +780,7 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     Returns:
         dict: heads: name -> rows of the metrics; scenes and of_scenes: how many of how many were used, by split
     """
-    policy, size = load(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
+    policy, size = load_to_play(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
     whole = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
     splits = {k: v[: profile.motion_scenes or None] for k, v in whole.items()}
     play_name, heat = next(iter(profile.plays.items()))
@@ -808,7 +813,7 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
     Returns:
         dict: "text", "told", "roi" -> numbers of `summary` in the play that tables compare
     """
-    policy, (_, heat) = load(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
+    policy, (_, heat) = load_to_play(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
     need, weights, results = read_need(out), read_weights(out), {}
     for name, task in attention_tasks(profile).items():

@@ -39,6 +39,7 @@ from ..scene.routes import Route, read_routes
 from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics
 from ..training.ppo import gae, normalised, ppo_loss
 from ..training.sft import keep_memory
+from ..training.throughput import give_back_memory
 from ..scene.files import RunError, hold, sha256, whole_file, write_json, write_text
 from ..scene.processes import begin_worker, fork_server
 from ..runs.stages import device_of, read_scenes, save_scenes
@@ -655,6 +656,7 @@ def _play_and_improve(experts, optimizer, out, scenes, profile, number, seed, bu
     "One round; what it is told as. A line of metrics for each update, and one for the round, at its last update."
     begin, done = time.monotonic(), sum(row["updates"] for row in log)
     cut_metrics(out, done)
+    give_back_memory(experts.policy.device)  # of the last update, for the collectors on this GPU
     drives, counted = collect_round(out, scenes, profile, number, seed, budget)
     row = dict(round=number) | _row(drives, counted, time.monotonic() - begin)
     torch.manual_seed(seed * 10_000 + number)

@@ -30,7 +30,7 @@ from ..scene.plot import plot_scene
 from ..scene.town import scenes as town_scenes
 from ..policy.model import Policy
 from ..runs.report import fit_extent, spread
-from ..runs.stages import load, load_scenes
+from ..runs.stages import load_scenes, load_to_play
 
 # %% ../../nbs/53_minddriver/66_pictures.ipynb #9903c77b
 def _draw_plan(scene, plan, ax, horizon):
@@ -171,5 +171,5 @@ def plot_run(
         ValueError: none of the arms is done
     """
     stage = STAGES.first_done(out, arms, seed)
-    policy = load(STAGES.trained(out, stage, seed), profile, seed)
+    policy = load_to_play(STAGES.trained(out, stage, seed), profile, seed)
     return plot_policy(policy, load_scenes(out, "heldout")[:tries], profile, stage, ROWS[stage], count)

@@ -44,7 +44,7 @@ from ..training.checkpoints import pack_weights, read_metrics, save_final
 from ..scene.files import RunError
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
-from ..runs.plays import save_served
+from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
 from drivelit.runs.stages import (
     Stages,
@@ -53,6 +53,7 @@ from drivelit.runs.stages import (
     leave_out,
     load,
     load_scenes,
+    load_to_play,
     run_profile,
     tell_if_few,
     write_scenes,
@@ -477,7 +478,7 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         weights=profile.span_weights,
         **sft_options(profile),
     )
-    result |= examine(policy, stage, out, profile, seed)
+    result |= examine(only_plays(policy, profile), stage, out, profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result
 
@@ -517,17 +518,22 @@ def settle(policy: Policy, folder: Path) -> Policy:
     return policy
 
 
-def make(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> tuple[Any, Policy, MindDriverTask]:
+def make(
+    stage: str, out: str | Path, profile: MindDriverProfile, seed: int, beside: bool = False
+) -> tuple[Any, Policy, MindDriverTask]:
     """What plays when a stage of reinforcement begins: here, and in each process of `players`.
 
     Args:
         stage: key of REINFORCED
+        beside: in a player's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
     before, learnt = REINFORCED[stage]
-    policy, codec = freeze_vision(load(STAGES.trained(out, before, seed), profile, seed), True), codec_of(profile)
+    start = STAGES.trained(out, before, seed), profile, seed
+    policy = freeze_vision(load_to_play(*start, asks=profile.player != "here") if beside else load(*start), True)
+    codec = codec_of(profile)
     asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **asked)
     return engine_for(policy, codec, profile.together, profile.kept_bytes), policy, task
@@ -557,14 +563,14 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         "sequence",
         seed=seed,
         engine=engine,
-        make=partial(make, stage, out, profile, seed),
+        make=partial(make, stage, out, profile, seed, beside=True),
         max_turns=1,
         trainer=SequenceRatioTrainer if profile.ratio == "answer" else None,
-        reference=tuned and load(STAGES.trained(out, tuned, seed), profile, seed),
+        reference=tuned and load_to_play(STAGES.trained(out, tuned, seed), profile, seed),
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
-    result |= examine(settle(policy, here), stage, out, profile, seed)
+    result |= examine(only_plays(settle(policy, here), profile), stage, out, profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result
 

@@ -32,7 +32,7 @@ from ..scene.core import Scene
 from ..scene.plot import AGENT_COLORS, box_corners, ego_corners, plot_scene
 from ..scene.town import make_scene
 from ..runs.report import fit_extent
-from ..runs.stages import load, load_scenes
+from ..runs.stages import load_scenes, load_to_play
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #a671f49c
 WORDS = dict(NC="hits", TTC="too close to")
@@ -282,7 +282,7 @@ def plot_episode(
     if stage is None:
         raise ValueError(f"{out}: none of the stages {', '.join(arms)} is done for seed {seed}")
     scenes = load_scenes(out, "heldout")[:tries]
-    policy = load(trained(out, stage, seed), profile)
+    policy = load_to_play(trained(out, stage, seed), profile)
     episodes = play(policy, scenes, profile, seed=seed + 5, temperature=profile.play_temperature)
     k = int(np.argmax([gain(e) for e in episodes]))
     situation = f"{scenes[k].family.replace('_', ' ')}, {scenes[k].meta.get('intent', '')}".strip(", ")

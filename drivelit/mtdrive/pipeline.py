@@ -37,7 +37,7 @@ from ..scene.core import Scene
 from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
-from ..runs.plays import save_served
+from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
 from drivelit.runs.stages import (
     Stages,
@@ -45,6 +45,7 @@ from drivelit.runs.stages import (
     leave_out,
     load,
     load_scenes,
+    load_to_play,
     tell_if_few,
     write_choice,
     write_scenes,
@@ -220,7 +221,7 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: two, understanding (rows)
     """
     train, task = load_scenes(out, "train"), task_for(profile)
-    policy = load(trained(out, "sft_single", seed), profile)
+    policy = load_to_play(trained(out, "sft_single", seed), profile)
     first_plans = at_turn(play(policy, train, profile, seed=seed, max_turns=1, task=task, of=plans_of), 0)
     order = order_of(len(train), profile.data_two_turn, seed)
     chosen = subset(train, order)
@@ -249,7 +250,7 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: multi (rows)
     """
     train, task = load_scenes(out, "train"), task_for(profile)
-    policy = load(trained(out, "sft_pdm", seed), profile)
+    policy = load_to_play(trained(out, "sft_pdm", seed), profile)
     drive = lambda scenes, k, most: play(
         policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
     )
@@ -277,7 +278,7 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         dict: category -> scenes found; chosen (count)
     """
     train = load_scenes(out, "train")
-    policy = load(trained(out, "sft_multi", seed), profile)
+    policy = load_to_play(trained(out, "sft_multi", seed), profile)
     told = lambda e: (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
     outcomes = play(policy, train, profile, seed=seed + 77, max_turns=1, of=told)  # not the draws of the bootstrapping
     empty, first = zip(*outcomes, strict=True)
@@ -411,7 +412,7 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     if not chosen_before:
         scenes, candidates = load_scenes(out, "choice"), []
         for k in range(1, count + 1):
-            policy = load(candidate(here, k, count), profile, seed)
+            policy = load_to_play(candidate(here, k, count), profile, seed)
             asked = dict(turns=turns_of(stage, profile), perceptions=("oracle",))
             last = evaluate(policy, scenes, profile, seed, **asked)["oracle"][play_name]["turns"][-1]
             candidates.append(dict(pdms=last["pdms"], unreadable=last["unreadable"]))
@@ -455,9 +456,10 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         last_turn_only=True,  # the flawed plans are read and not learnt
         **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if before else 1.0),
     )
+    policy = only_plays(policy, profile)
     if profile.sft_candidates > 1:
         result |= choose(stage, out, profile, seed)
-        policy = load(trained(out, stage, seed), profile, seed)
+        policy = load_to_play(trained(out, stage, seed), profile, seed)
     return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
@@ -478,16 +480,20 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
 
 
-def make(stage: str, out: str | Path, profile: MTDriveProfile, seed: int) -> tuple[Any, Policy, MTDriveTask]:
+def make(
+    stage: str, out: str | Path, profile: MTDriveProfile, seed: int, beside: bool = False
+) -> tuple[Any, Policy, MTDriveTask]:
     """What plays when a stage of reinforcement begins: here, and in each process of `players`.
 
     Args:
         stage: one of RL_ARMS or SIZES, which all begin with the same
+        beside: in a player's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
-    policy = load(trained(out, "sft_multi", seed), profile, seed)
+    start = trained(out, "sft_multi", seed), profile, seed
+    policy = load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
     return TransformersEngine(policy, profile.together, profile.kept_bytes), policy, task_for(profile)
 
 
@@ -513,11 +519,11 @@ def reinforced(
         advantage,
         seed=seed,
         engine=engine,
-        make=partial(make, stage, out, profile, seed),
+        make=partial(make, stage, out, profile, seed, beside=True),
         max_turns=profile.turns,
         **rl_options(profile),
     )
-    return policy, result
+    return only_plays(policy, profile), result
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #10f8a833
 def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:

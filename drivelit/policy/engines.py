@@ -539,7 +539,9 @@ class TransformersEngine:
                 some = todo[i : i + self.batch_size]
                 # what a batch goes on from is let go once it is in the batch's own cache
                 rows = _Rows(self.policy, [conversations[n] for n in some], [kept.pop(0) for _ in some])
-                for n, completion in zip(some, self._batch(rows, max_new_tokens, room, sampling), strict=True):
+                with self.policy.autocast():
+                    completions = self._batch(rows, max_new_tokens, room, sampling)
+                for n, completion in zip(some, completions, strict=True):
                     out[n] = completion
         finally:
             self.policy.model.train(was_training)

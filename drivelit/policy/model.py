@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'plain_text', 'number_pieces', 'train_tokenizer',
            'word_tokenizer', 'ImageTextProcessor', 'toy_config', 'Encoded', 'model_card', 'Policy', 'new_policy',
-           'add_lines', 'base_folder', 'trained_folder', 'load_policy']
+           'add_lines', 'base_folder', 'trained_folder', 'load_policy', 'in_bf16', 'play_in_bf16']
 
 # %% ../../nbs/20_policy/10_model.ipynb #a948619f
 import importlib.util
 import json
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -522,8 +523,18 @@ def _save_processor(processor, folder):
         text = json.dumps(values | dict(video_processor_type="Qwen2VLVideoProcessor"), indent=2) + "\n"
         (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")
 
+# %% ../../nbs/20_policy/10_model.ipynb #pl4y0006
+class _Computes:
+    "In which precision a policy answers; `bf16`: its model is run under bf16 autocast, as in a trainer with bf16."
+
+    bf16 = False
+
+    def autocast(self) -> AbstractContextManager:
+        "While it is open, the model computes as the policy says: in bf16, or in whatever is on around it."
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
-class Policy:
+class Policy(_Computes):
     """A model with its processor: conversations in, tensors out.
 
     Args:
@@ -766,8 +777,8 @@ def _processor(folder, pixels):
     return ImageTextProcessor(images, AutoTokenizer.from_pretrained(folder)), note
 
 
-def _checkpoint(name, dtype, pixels, attention):
-    "A whole model from a folder or the hub."
+def _checkpoint(name, dtype, pixels, attention, device="cpu"):
+    "A whole model from a folder or the hub; of the meta device its shape alone, for which no weights are read."
     folder = Path(name)
     on_hub = not folder.exists() and not folder.is_absolute() and len(folder.parts) == 2  # Qwen/Qwen2.5-VL-7B-Instruct
     if not on_hub and not (folder / "config.json").exists():
@@ -775,8 +786,11 @@ def _checkpoint(name, dtype, pixels, attention):
     kind = AutoConfig.from_pretrained(folder).model_type if on_hub else _json(folder / "config.json").get("model_type")
     if kind != "qwen2_5_vl":
         raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
-    # first: it compares the folder with its mark, so that what is read next is what was written
-    model = load_pretrained(Qwen2_5_VLForConditionalGeneration, folder, dtype=dtype or "auto", **attention)
+    if str(device) == "meta":
+        with torch.device("meta"):
+            model = Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder))
+    else:  # first: it compares the folder with its mark, so that what is read next is what was written
+        model = load_pretrained(Qwen2_5_VLForConditionalGeneration, folder, dtype=dtype or "auto", **attention)
     processor, note = _processor(folder, pixels)
     if not getattr(model.config, "drivelit_base", None):
         model.config.drivelit_base = str(name) if on_hub else folder.name
@@ -912,7 +926,7 @@ def load_policy(
         base: for adapters: a Policy, or a folder instead of the one that they name
         dtype: "auto", "float32", "bfloat16", "float16" or a torch.dtype; default: float32 for toy, base and what
             the package has trained, "auto" (as stored) for a checkpoint
-        device: "cpu", "cuda", "cuda:1", ...
+        device: "cpu", "cuda", "cuda:1", ...; "meta": no weights, for a policy that only asks servers
         attn_implementation: "sdpa", "eager", "flash_attention_2"
         min_pixels: of a checkpoint's images: smaller ones are enlarged
         max_pixels: of a checkpoint's images: larger ones are reduced
@@ -936,7 +950,9 @@ def load_policy(
     if (folder / "adapter_config.json").exists():
         options = dict(seed=seed, size=size, image_size=image_size, text=text, fixed=fixed, dtype=dtype, device=device)
         options |= dict(attn_implementation=attn_implementation, min_pixels=min_pixels, max_pixels=max_pixels)
-        return _adapters(folder, base, **options)
+        policy = _adapters(folder, base, **options | dict(device="cpu" if device.type == "meta" else device))
+        policy.model.to(device)
+        return policy
     attention = dict(attn_implementation=attn_implementation) if attn_implementation else {}
     if base_folder(name_or_path):
         policy = _base(name_or_path, dtype, image_size, attention)
@@ -945,6 +961,34 @@ def load_policy(
     pixels = {k: v for k, v in dict(min_pixels=min_pixels, max_pixels=max_pixels).items() if v}
     if trained := trained_folder(name_or_path):
         name_or_path, dtype = trained, torch.float32 if dtype in (None, "auto") else dtype
-    policy = _checkpoint(name_or_path, dtype, pixels, attention)
+    policy = _checkpoint(name_or_path, dtype, pixels, attention, device)
     policy.model.to(device)
+    return policy
+
+# %% ../../nbs/20_policy/10_model.ipynb #pl4y0002
+def in_bf16(model: torch.nn.Module) -> set[int]:
+    """The weights that autocast rounds to bf16 wherever they are used: those of linear layers that embed nothing.
+
+    Args:
+        model: any
+
+    Returns:
+        their ids
+    """
+    of = lambda kind: {id(m.weight) for m in model.modules() if isinstance(m, kind)}
+    return of(torch.nn.Linear) - of(torch.nn.Embedding)
+
+
+def play_in_bf16(policy: Policy) -> Policy:
+    """From now on a policy only plays, under bf16 autocast: what that rounds is kept rounded, the rest as it is.
+
+    Args:
+        policy: changed in place, a weight at a time
+
+    Returns:
+        the policy
+    """
+    low, policy.bf16 = in_bf16(policy.model), True
+    for p in (p for p in policy.model.parameters() if id(p) in low):
+        p.data, p.grad = p.data.to(torch.bfloat16), None
     return policy

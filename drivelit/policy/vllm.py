@@ -39,6 +39,7 @@ from drivelit.policy.engines import (
     fill_ids,
     server_client,
 )
+from ..scene.weights import not_finite, refuse_tensors
 from .model import SPECIAL, Policy
 from .text import harmless
 from .video import Video
@@ -487,7 +488,8 @@ class _Publishes:
 
         Raises:
             EngineError: a server did not take them; it is left paused, and the next `publish` goes on from there
-            ValueError: adapters that vLLM cannot read, or a folder that is not the engine's own
+            ValueError: adapters that vLLM cannot read, weights with a NaN or an infinity, or a folder that is not the
+                engine's own
         """
         name = f"{name}-{secrets.token_hex(4)}"
         self._own_folder()
@@ -553,7 +555,8 @@ class _Publishes:
         return hasattr(self.policy.model, "peft_config")
 
     def _write(self, folder, weights):
-        "A folder that vLLM reads: whole weights in the servers' numbers, or adapters."
+        "A folder that vLLM reads: whole weights in the servers' numbers, or adapters. Servers do not look at numbers."
+        refuse_tensors(folder, not_finite=not_finite(self.policy.model.state_dict() if weights is None else weights))
         if not self._adapted():
             write_weights(self.policy.model, folder, self.dtype, weights)
             return
@@ -601,7 +604,8 @@ def scored(
     was_training = policy.model.training
     policy.model.eval()
     # the logits before each word of the answer
-    logits = policy.model(**batch, logits_to_keep=len(said.ids) + 1).logits[0, :-1].float()
+    with policy.autocast():
+        logits = policy.model(**batch, logits_to_keep=len(said.ids) + 1).logits[0, :-1].float()
     policy.model.train(was_training)
     logits[:, list(never)] = -torch.inf
     if rule:

@@ -33,7 +33,7 @@ from ..rollout.road import Planner
 from ..rollout.world import World
 from ..scene.files import RunError
 from ..runs.profiles import find_system
-from ..runs.stages import load, run_profile
+from ..runs.stages import load_to_play, run_profile
 
 # %% ../../nbs/60_road/00_wheel.ipynb #04a2988a
 POINTS = dict(mtdrive=8, driveagent=6, autodrive_p3=8, minddriver=6, minddrive=6)  # poses of a plan
@@ -41,27 +41,27 @@ POINTS = dict(mtdrive=8, driveagent=6, autodrive_p3=8, minddriver=6, minddrive=6
 
 def _mtdrive(out, stage, seed, pictures, temperature, engine, turns=0):
     profile = run_profile(out)
-    policy = load(trained(out, stage, seed), profile, seed)
+    policy = load_to_play(trained(out, stage, seed), profile, seed)
     images = "grey" if pictures == "grey" else "auto"
     return mtdrive.planner(policy, profile, turns or profile.turns, images, temperature, seed, engine)
 
 
 def _driveagent(out, stage, seed, pictures, temperature, engine, mode="adaptive"):
     profile = run_profile(out)
-    policy = load(AGENT_STAGES.trained(out, stage, seed), profile, seed)
+    policy = load_to_play(AGENT_STAGES.trained(out, stage, seed), profile, seed)
     head = motion.load_head(AGENT_STAGES.folder(out, "motion", seed) / "head")
     return motion.planner(policy, head, profile, mode, temperature, seed, engine, pictures)
 
 
 def _autodrive_p3(out, stage, seed, pictures, temperature, engine, mode=""):
     profile = run_profile(out)
-    policy = load(P3_STAGES.trained(out, stage, seed), profile, seed)
+    policy = load_to_play(P3_STAGES.trained(out, stage, seed), profile, seed)
     return p3.planner(policy, profile, mode, pictures, temperature, seed, engine)
 
 
 def _minddriver(out, stage, seed, pictures, temperature, engine):
     profile = run_profile(out)
-    policy = load(DREAM_STAGES.trained(out, stage, seed), profile, seed)
+    policy = load_to_play(DREAM_STAGES.trained(out, stage, seed), profile, seed)
     asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     return minddriver.planner(policy, profile, codec_of(profile), pictures, temperature, seed, engine, **asked)
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FREE', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'start', 'run_profile', 'tell_if_few', 'read_folder',
            'make_scenes', 'open_shards', 'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes', 'leave_out',
-           'check_pictures', 'write_choice', 'check_gpu', 'device_of', 'load', 'StageGraph', 'work_logged', 'Stages',
-           'step_seconds', 'Measured', 'read_measured', 'hours']
+           'check_pictures', 'write_choice', 'check_gpu', 'device_of', 'load', 'load_to_play', 'StageGraph',
+           'work_logged', 'Stages', 'step_seconds', 'Measured', 'read_measured', 'hours']
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0502a1f8
 import contextlib
@@ -465,7 +465,7 @@ def load(
     text: tuple[str, ...] | None = None,
     fixed: tuple[str, ...] | None = None,
 ) -> "Policy":
-    """A policy where this process trains, its weights in fp32.
+    """A policy that is trained, where this process computes, its weights in fp32.
 
     Args:
         name_or_path: what `load_policy` takes
@@ -479,20 +479,54 @@ def load(
     Raises:
         RunError: the folder of an earlier stage is not there
     """
+    policy = _opened(name_or_path, profile, seed, text, fixed, dtype="float32", device=device_of(profile))
+    policy.bf16 = profile.precision == "bf16"
+    return policy
+
+
+def load_to_play(
+    name_or_path: str | Path,
+    profile: Profile,
+    seed: int = 0,
+    text: tuple[str, ...] | None = None,
+    fixed: tuple[str, ...] | None = None,
+    asks: bool = False,
+) -> "Policy":
+    """A policy that is not trained here: with `precision = bf16` it computes as the trainer does when it plays, and
+    what autocast rounds is rounded before it is put onto the device.
+
+    Args:
+        name_or_path: as for `load`
+        seed: of a toy's weights
+        text: as for `load`
+        fixed: as for `load`
+        asks: it only asks servers, which are given their weights by another process: none are read here
+
+    Returns:
+        Policy
+
+    Raises:
+        RunError: the folder of an earlier stage is not there
+    """
+    if asks:
+        return _opened(name_or_path, profile, seed, text, fixed, device="meta")
+    if profile.precision != "bf16":
+        return load(name_or_path, profile, seed, text, fixed)
+    from drivelit.policy.model import play_in_bf16
+
+    policy = play_in_bf16(_opened(name_or_path, profile, seed, text, fixed, dtype="float32"))
+    policy.model.to(device_of(profile))
+    return policy
+
+
+def _opened(name_or_path, profile, seed, text, fixed, **how):
+    "What `load_policy` opens for a profile, or a sentence."
     from drivelit.policy.model import load_policy
 
     if isinstance(name_or_path, Path) and not name_or_path.exists():
         raise RunError(f"{name_or_path}: no policy there; the stage that trains it has not run to its end")
-    return load_policy(
-        str(name_or_path),
-        seed=seed,
-        image_size=tuple(profile.image_size),
-        device=device_of(profile),
-        dtype="float32",
-        text=text,
-        fixed=fixed,
-        attn_implementation=profile.attn_implementation,
-    )
+    how |= dict(text=text, fixed=fixed, attn_implementation=profile.attn_implementation)
+    return load_policy(str(name_or_path), seed=seed, image_size=tuple(profile.image_size), **how)
 
 # %% ../../nbs/42_runs/30_stages.ipynb #15032d37
 def _last_line(path, tail=65_536):

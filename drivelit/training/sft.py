@@ -30,7 +30,7 @@ import trl.trainer.utils
 from datasets import Dataset
 from peft import PeftConfig
 from PIL import Image
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, SFTConfig, SFTTrainer
@@ -530,6 +530,19 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
 
     def _get_train_sampler(self, *_):
         return SequentialSampler(self.train_dataset)  # their order was drawn before the run began
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The batches, on the CPU until it is their turn: those of an update are collected before the first is used.
+
+        Returns:
+            DataLoader
+        """
+        here = self.accelerator
+        usual, here.device_placement = here.device_placement, False
+        try:
+            return super().get_train_dataloader()
+        finally:
+            here.device_placement = usual
 
     def compute_loss(
         self, model: torch.nn.Module, inputs: dict, *args: object, **kwargs: object

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ALIGNED', 'SHELF', 'TensorCache', 'prepared_once', 'StoreError', 'Parcel', 'put', 'get', 'PlayerError', 'Players',
-           'Given', 'mark_of', 'hand_out', 'take', 'at_play', 'streaming', 'play_rollout', 'rollout_elsewhere',
-           'StreamsEpisodes']
+           'give_back_memory', 'Given', 'mark_of', 'place_of', 'hand_out', 'take', 'at_play', 'streaming',
+           'play_rollout', 'rollout_elsewhere', 'StreamsEpisodes']
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1886cb33
 import fcntl
@@ -20,7 +20,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -29,20 +29,22 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftConfig, get_peft_model
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ..data.rows import Picture, picture_name
-from ..policy.model import Policy
+from ..policy.model import Policy, in_bf16, play_in_bf16
 from ..policy.vllm import VLLMEngine
 from ..rollout.core import Episode, RolloutError, rollout
 from ..scene.core import to_rgb
 from ..scene.files import whole_file
 from ..scene.processes import begin_worker, fork_server
-from ..scene.weights import WeightsError, check_tensors, load_tensors
+from ..scene.weights import WeightsError, check_tensors, load_tensors, not_finite, refuse_tensors
 from .checkpoints import first_process, wait_for_all
-from .sharding import full_weights, in_bf16, is_sharded
+from .sharding import full_weights, is_sharded, slice_of
 
 # %% ../../nbs/40_training/32_throughput.ipynb #b3cecfc8
 class TensorCache:
@@ -363,7 +365,7 @@ class Players:
             PlayerError: after everything else: jobs that raised, or whose process died
         """
         jobs = list(jobs)
-        for left in Path(self.shelf.name).iterdir():  # pictures of the last step
+        for left in (p for p in Path(self.shelf.name).iterdir() if p.is_file()):  # pictures of the last step
             left.unlink()
         self._start()
         todo, busy, lost = deque(enumerate(jobs)), {}, {}
@@ -398,6 +400,16 @@ class Players:
         if lost:
             raise PlayerError(lost, len(jobs))
 
+# %% ../../nbs/40_training/32_throughput.ipynb #pl4yth01
+def give_back_memory(device: torch.device) -> None:
+    """Memory of a GPU that nothing uses any more goes back to the GPU, for other processes and other sizes of blocks.
+
+    Args:
+        device: without a GPU there is nothing to do
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
 # %% ../../nbs/40_training/32_throughput.ipynb #c4c9b8fa
 class Given(NamedTuple):
     """With which weights a job is played.
@@ -407,53 +419,102 @@ class Given(NamedTuple):
         follow: name under which servers have them; "": no servers play
         mark: `mark_of` all weights; "": nothing is compared
         bf16: under bf16 autocast, as in the trainer
+        seal: of `hand_out`, which the file must have; "": nothing is compared
     """
 
     weights: str = ""
     follow: str = ""
     mark: str = ""
     bf16: bool = False
+    seal: str = ""
 
 
-def mark_of(model: torch.nn.Module, numbers: int = 16) -> str:
+def mark_of(weights: torch.nn.Module | Mapping[str, torch.Tensor], numbers: int = 16) -> str:
     """A digest of weights, as bf16 sees them.
 
     Args:
-        model: not sharded
+        weights: of a model that is not sharded, or by name
         numbers: of each weight that are read, about
 
     Returns:
         16 hexadecimal digits
     """
     digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
+    for name, weight in weights.named_parameters() if isinstance(weights, torch.nn.Module) else weights.items():
         flat = weight.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // numbers)].to("cpu", torch.bfloat16)
         digest.update(name.encode() + some.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 
+# %% ../../nbs/40_training/32_throughput.ipynb #pl4yth06
+def _trained(model):
+    "The weights that are trained by their names in a checkpoint, which do not tell that recomputed layers are wrapped."
+    return {n.replace("_checkpoint_wrapped_module.", ""): p for n, p in model.named_parameters() if p.requires_grad}
 
-def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> None:
+
+def place_of(model: torch.nn.Module, shared: str | Path | None, run: Path) -> Path:
+    """Where weights for players lie: in the memory that all processes of this machine share, if it has room for them.
+
+    Args:
+        model: whose trained weights they are
+        shared: folder in the memory of this machine; None: there is none
+        run: folder that all machines see
+
+    Returns:
+        one of the two folders
+    """
+    machines = int(os.environ.get("WORLD_SIZE", 1)) > int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    need = sum(p.numel() * p.element_size() for p in _trained(model).values())
+    alone = shared is not None and not machines and shutil.disk_usage(shared).free > 1.1 * need
+    return Path(shared) / "weights" if alone else run
+
+
+def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
     """Write the weights that are trained, for players; every process must call it, the first one writes.
+
+    The numbers are looked at here, once, where they are: each process looks at those that it holds.
 
     Args:
         model: sharded or not
         path: .safetensors, in a folder of its own: what lies there from earlier rollouts is removed
         bf16: what autocast rounds is written in bf16
+
+    Returns:
+        the seal in the file's header, another one each time; in other processes than the first ""
+
+    Raises:
+        WeightsError: a weight with a NaN or an infinity; in all processes
     """
-    # recomputed layers are wrapped, which their names in a checkpoint do not tell
-    trained = {n.replace("_checkpoint_wrapped_module.", ""): p for n, p in model.named_parameters() if p.requires_grad}
-    whole = full_weights(model)  # of shards; all processes take part
+    trained, shared = _trained(model), is_sharded(model)
+    wrong = not_finite({n: slice_of(p.detach()) for n, p in trained.items()}) if shared or first_process() else []
+    wrong = gather_object(wrong) if torch.distributed.is_initialized() else wrong
+    refuse_tensors(path, not_finite=dict.fromkeys(wrong))
+    whole, seal = full_weights(model), ""  # of shards; all processes take part
     if first_process():
-        low = in_bf16(model) if bf16 else set()
+        low, seal = in_bf16(model) if bf16 else set(), uuid4().hex
         kind = lambda p: torch.bfloat16 if id(p) in low else p.dtype
         of = lambda n, p: (p.detach() if whole is None else whole[n]).to("cpu", kind(p)).contiguous()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob("*.safetensors"):  # nobody plays now: each file is room for the next one
+            old.unlink()
+        tensors = {n: of(n, p) for n, p in trained.items()}
         with whole_file(path, sync=False) as new:
-            save_file({n: of(n, p) for n, p in trained.items()}, new)
-        for old in path.parent.glob("*.safetensors"):
-            if old != path:
-                old.unlink()
+            save_file(tensors, new, dict(seal=seal, mark=mark_of(dict(sorted(tensors.items())))))
     wait_for_all()
+    return seal
+
+# %% ../../nbs/40_training/32_throughput.ipynb #pl4yth07
+def _mapped(path, seal):
+    "The tensors of a file of `hand_out`, in pages that all readers of a machine share, if it is the right one."
+    kept = load_tensors(path)
+    if seal:
+        with safe_open(path, "pt") as f:
+            told = f.metadata() or {}
+        if told.get("seal") != seal:
+            raise WeightsError(f"{path}: these are weights of another rollout than the one that is played")
+        if told["mark"] != mark_of(dict(sorted(kept.items()))):
+            raise WeightsError(f"{path}: these are other numbers than the trainer has written")
+    return kept
 
 
 def take(at: Any, given: Given) -> None:
@@ -464,15 +525,17 @@ def take(at: Any, given: Given) -> None:
         given: the weights
 
     Raises:
-        WeightsError: the file is missing or of another model, or the player has other frozen weights
+        WeightsError: the file is missing, damaged, of another rollout or of another model, or the player has other
+            frozen weights
     """
     if given.follow and given.follow != at.has:
         at.engine.follow(given.follow)
         at.has = given.follow
     if not given.weights or (given.weights, given.mark) == at.has:
         return
-    kept, mine = load_tensors(given.weights), dict(at.policy.model.named_parameters())
-    check_tensors(given.weights, {n: mine[n] for n in kept if n in mine}, kept)
+    kept, mine = _mapped(given.weights, given.seal), dict(at.policy.model.named_parameters())
+    # under a seal the trainer has looked at each number
+    check_tensors(given.weights, {n: mine[n] for n in kept if n in mine}, kept, scan=not given.seal)
     with torch.no_grad():
         for name, weight in kept.items():
             mine[name].copy_(weight)
@@ -513,9 +576,8 @@ def at_play(
     if player != "here":
         servers = [url.strip() for url in player.split(",")]
         return VLLMEngine(policy, servers, folder, rule=getattr(engine, "rule", None)), policy, task
-    low = in_bf16(policy.model) if bf16 else set()
-    for weight in (p for p in policy.model.parameters() if id(p) in low):
-        weight.data = weight.data.to(torch.bfloat16)
+    if bf16:
+        play_in_bf16(policy)
     engine.own_seeds, engine.sharing = True, sharing
     return engine, policy, task
 
@@ -565,12 +627,14 @@ def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
     how = {k: v for k, v in job[1].items() if k != "given"}
     take(at, given)
     try:
-        with torch.autocast(at.policy.device.type, torch.bfloat16, enabled=given.bf16):
+        with torch.autocast(at.policy.device.type, torch.bfloat16) if given.bf16 else nullcontext():
             whole = lambda first, group: hand_over(dict(enumerate(group, first)))
             rollout(at.engine, at.policy, at.task, scenes, **how, on_group=whole)
     except RolloutError as e:
         hand_over(e.over)
         raise
+    finally:
+        give_back_memory(at.policy.device)
 
 
 def rollout_elsewhere(
@@ -641,9 +705,16 @@ class StreamsEpisodes:
                 self.given = Given(follow=self.engine.model if adapted else self.engine.version)
                 yield
             return
-        path = Path(self.args.output_dir) / "players" / f"rollout-{self.state.global_step}.safetensors"
-        hand_out(self.model, path, self.args.bf16)
-        self.given = Given(str(path), mark="" if is_sharded(self.model) else mark_of(self.model), bf16=self.args.bf16)
+        shelf = getattr(self.players, "shelf", None)
+        place = place_of(self.model, shelf and shelf.name, Path(self.args.output_dir) / "players")
+        told = [str(place / f"rollout-{self.state.global_step}.safetensors")]
+        if torch.distributed.is_initialized():
+            broadcast_object_list(told)
+        seal = [hand_out(self.model, Path(told[0]), self.args.bf16)]
+        if torch.distributed.is_initialized():
+            broadcast_object_list(seal)
+        mark = "" if is_sharded(self.model) else mark_of(self.model)
+        self.given = Given(*told, mark=mark, bf16=self.args.bf16, seal=seal[0])
         yield
 
     def rollout(self, scenes: list, **how: Any) -> list[Episode]:

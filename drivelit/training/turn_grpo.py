@@ -31,7 +31,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ..policy.engines import Conversation, EngineError, TransformersEngine
-from ..policy.model import Policy
+from ..policy.model import Policy, in_bf16
 from ..policy.vllm import VLLMEngine, far_apart
 from ..rollout.core import Episode, RolloutError, Task, rollout
 from ..scene.weights import check_tensors, load_tensors
@@ -48,9 +48,9 @@ from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
 from .settings import EpisodeSettings, described, in_epochs, setting
-from .sharding import full_weights, gathered, in_bf16, is_sharded, load_shards
+from .sharding import full_weights, gathered, is_sharded, load_shards
 from .sharding import save_shards, slice_of
-from .throughput import prepared_once, streaming
+from .throughput import give_back_memory, prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
@@ -93,11 +93,12 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
         advantages: (B, J), NaN where an episode had no turn j
 
     Returns:
-        dict: inputs, what `model(**inputs)` takes; over all W ids: turn (B, W), -1 where the policy does not speak,
-        own (B, W), where it does; over the T last ids: completion_ids, completion_mask, tool_mask (its own words)
-        and advantages (B, T); prompt_ids and prompt_mask (B, W - T)
+        dict: inputs, what `model(**inputs)` takes, its pixels on the CPU until they are needed; over all W ids:
+        turn (B, W), -1 where the policy does not speak, own (B, W), where it does; over the T last ids: completion_ids,
+        completion_mask, tool_mask (its own words) and advantages (B, T); prompt_ids and prompt_mask (B, W - T)
     """
-    inputs = policy.collate([e.ids for e in episodes], [e.images for e in episodes], pad="right")
+    inputs = policy.collate([e.ids for e in episodes], [e.images for e in episodes], pad="right", media=False)
+    inputs |= policy.pixels([i for e in episodes for i in e.images])
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     turn = torch.full_like(ids, -1)
     for i, e in enumerate(episodes):
@@ -613,10 +614,12 @@ class PlaysEpisodes:
         sampling = dict(temperature=self.args.temperature, seed=seed)
         finished, self._known = dict(known=self._known) if self._known else {}, {}
         was_training = self.model.training
+        give_back_memory(self.accelerator.device)  # of the last update, for whoever plays on this GPU
         # the words are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
             episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **finished)
         self.model.train(was_training)
+        give_back_memory(self.accelerator.device)  # of keys and values
         return episodes
 
     def rollout(self, scenes: list, **how: object) -> list[Episode]:
@@ -710,8 +713,9 @@ class LearnsWords:
         """
         own = batch["own"]
         before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
+        inputs = {k: v.to(own.device) for k, v in batch["inputs"].items()}  # pixels of this micro-batch alone
         with self.accelerator.autocast():
-            logits = model(**batch["inputs"], logits_to_keep=before, use_cache=False).logits
+            logits = model(**inputs, logits_to_keep=before, use_cache=False).logits
         logits = self.constrain(logits.view(-1, logits.shape[-1]).float() / self.temperature, batch)
         logp_and_entropy = chosen(logits, batch["inputs"]["input_ids"][own], self._entropy_bonus_enabled)
         width = batch["completion_ids"].shape[1]
