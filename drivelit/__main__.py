@@ -24,7 +24,7 @@ from . import __version__
 from .scene.files import RunError
 from .scene.processes import follow_parent, set_aside
 from .runs.launch import launch, serve_commands
-from .runs.memory import memory, model_config
+from .runs.memory import check_memory, stages_memory
 from .runs.parameters import checked_cluster
 from .runs.preview import data_amounts, notes, of_what_is_there, preview
 from .runs.profiles import ProfileError, checked, find_system, load_profile, profile_names, steps, systems
@@ -145,8 +145,7 @@ def _systems(as_json):
 
 def _planned(profile, parameters, kinds, hours=()):
     "The page of `preview` as data."
-    plays, config = ["play"] if profile.player == "here" else [], model_config(profile.model)
-    gb = {s: memory(profile, s, config) for s in ("sft", "rl", *plays, "evaluation")}
+    gb = stages_memory(profile)
     return dict(
         system=profile.system,
         profile=profile.name,
@@ -168,14 +167,15 @@ def _planned(profile, parameters, kinds, hours=()):
 @click.option("--measured", callback=_not_empty, metavar="PATH", help="a run, its metrics.jsonl, or a JSON of seconds")
 @_json
 def _plan(profile, out, pairs, measured, as_json):
-    "Everything that is known about a run before it starts."
+    "Everything that is known about a run before it starts; an error at the end, if it does not fit into the GPUs."
     profile = profile_of(profile, pairs)
     arguments = profile, dict(out=out) if out else None, find_system(profile.system).planned
     if measured:
         from drivelit.runs.stages import hours, read_measured
 
         arguments = *arguments, hours(of_what_is_there(profile), arguments[2], read_measured(measured))
-    print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments))
+    print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments), flush=True)
+    check_memory(profile)
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d32
 def _check_set(profile):

@@ -55,6 +55,13 @@ def test_the_papers_run_is_planned(system, tmp_path, monkeypatch, capsys):
     assert f"[{system}.paper]" in said
 
 
+def test_a_plan_that_does_not_fit_ends_with_an_error(monkeypatch, capsys):
+    given = dict(profile="paper", plan=True, model="Qwen/Qwen2.5-VL-7B-Instruct")
+    names, stopped = in_this_process("minddriver", monkeypatch, **given)
+    assert isinstance(stopped, ProfileError) and "does not fit into gpu_memory = 96" in str(stopped)
+    assert "memory play" in capsys.readouterr().out  # the page is there
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_unknown_parameter_is_refused(system, monkeypatch):
     names, stopped = in_this_process(system, monkeypatch, profile="smoke", plan=True, seedz=3)

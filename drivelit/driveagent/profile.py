@@ -100,6 +100,10 @@ class DriveAgentProfile(Profile):
         "The first one and one for each call; six for the passive policy with six views."
         return max(6, 1 + self.calls)
 
+    def other_models(self) -> list[str]:
+        "Depth and detector, where they are no server's and not the toy town's."
+        return [m for m in (self.depth, self.detector) if m != "exact" and "://" not in m]
+
     def samples(self) -> int:
         "Thoughts to tune on; 0: as many as the scenes give."
         return self.data_thoughts

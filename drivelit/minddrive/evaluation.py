@@ -209,7 +209,7 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
     mine = [(i, name) for i, name in enumerate(names) if i % max(profile.collectors, 1) == k]
     by_id = {r.id: r for r in routes_of(profile, "heldout")}
     if who in PLAYS and experts is None:
-        experts = load_experts(weights, **where(profile)).eval()
+        experts = load_experts(weights, **where(profile, k)).eval()
     look = profile.inputs if who in PLAYS and who != "grey" else replace(profile.inputs, pictures="grey")
     error = "as their files said"
     with simulator(profile, k, "leaderboard", look) as world:

@@ -174,20 +174,29 @@ def still_here(k: int = 0, world: Any = None) -> None:
         faulthandler.dump_traceback_later(_watch[1], exit=True, file=_watch[0])
 
 
-def where(profile: MindDriveProfile) -> dict[str, str]:
+def where(profile: MindDriveProfile, collector: int | None = None) -> dict[str, str]:
     """Where this process computes, and in which precision.
 
     Args:
-        profile: precision, and whether there is a GPU
+        profile: precision, whether there is a GPU, and collector_gpus
+        collector: number of the collector, which is spread over `collector_gpus`; None: this is none
 
     Returns:
         dict: device, dtype and attention kernel, as `load_experts` takes them; adapters and heads are in fp32 in both
             precisions
+
+    Raises:
+        RunError: this process sees fewer GPUs than `collector_gpus`
     """
-    options = dict(attn_implementation=profile.attn_implementation)
-    return options | dict(device=device_of(profile), dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
+    options, device = dict(attn_implementation=profile.attn_implementation), device_of(profile)
+    n = profile.collector_gpus
+    if n and collector is not None and device != "cpu":
+        if (seen := torch.cuda.device_count()) < n:
+            raise RunError(f"collector_gpus: {n}, and this process sees {seen}; give it more, or set collector_gpus")
+        device = f"cuda:{collector % n}"
+    return options | dict(device=device, dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
 
-
+# %% ../../nbs/54_minddrive/40_online.ipynb #5c0a7e82
 def collect(
     experts: Experts,
     scenes: Sequence[Scene | Route],
@@ -357,7 +366,7 @@ def _scenes(out, profile):
 def _share(out, profile, number, seed, k, budget=0):
     "Collect the share of collector k, and write it."
     scenes = _scenes(out, profile)
-    experts = load_experts(Path(out) / f"checkpoint-{number}", **where(profile)).eval()
+    experts = load_experts(Path(out) / f"checkpoint-{number}", **where(profile, k)).eval()
     n = max(profile.collectors, 1)
     draw = int(np.random.default_rng([56, seed, number, k]).integers(2**31))
     mine, path, told = scenes[k::n], _place(out, number, k), _told(out, profile, number, seed, k, budget)

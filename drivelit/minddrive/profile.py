@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from .words import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
 from ..rollout.drivers import present_idm, true_idm
-from ..runs.profiles import Amount, Profile, ProfileError, described, key, steps
+from ..runs.profiles import Amount, Profile, ProfileError, described, gpus_per_node, key, steps
 from ..scene.town_routes import ROUTE_FAMILIES
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #30c4c512
@@ -171,9 +171,8 @@ LONGEST = 120  # decisions of a drive, about: two a second for a minute
 def _read(p, train, why) -> list[Amount]:
     "What imitation reads of recorded moments, beside the paper's samples."
     n = p.scenes_of(train)
-    questions = n // p.look if p.look else 0  # a plan each, and some with a question
-    rows, each = n + questions, p.sft_batch + (max(p.sft_batch // 4, 1) if questions else 0)
-    drawn = steps(replace(p, train_scenes=n))["sft_updates"] * each
+    rows = n + (n // p.look if p.look else 0)  # a plan each, and some with a question
+    drawn = steps(replace(p, train_scenes=n))["sft_updates"] * p.update_size("sft")
     told = "plans and questions; of the paper's planning and Chat-B2D pairs (method summary)"
     return [
         Amount("train_scenes", p.train_scenes, train, whole=train or 0, why=why),
@@ -220,6 +219,7 @@ class MindDriveProfile(Profile):
     rl_steps: int = key(1, "rounds of collecting and updating", low=0)
     rollouts: int = key(2, "drives of a route in a round", low=1)
     collectors: int = key(24, "processes that drive side by side; 0: this one", low=0)
+    collector_gpus: int = key(0, "GPUs of one machine that they are spread over; 0: that of the update", low=0)
     tries: int = key(3, "how often a collector that died is started, at most", low=1)
     silence: int = key(900, "seconds without a decision after which a collector is ended; 0: never", low=0)
     algorithm: str = key("ppo", "'grpo' starts its groups from one state", choices=("ppo", "grpo"))
@@ -286,6 +286,20 @@ class MindDriveProfile(Profile):
         "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
         return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
 
+    def update_size(self, kind: str) -> float:
+        "An update of imitation reads a quarter as many questions as plans, if there are any."
+        asked = max(self.sft_batch // 4, 1) if kind == "sft" and self.look else 0
+        return super().update_size(kind) + asked
+
+    def beside(self, stage: str) -> int:
+        "Collectors on a device, each with a policy of its own; they have ended before an update."
+        drives = stage == "play" or (stage == "evaluation" and self.simulators != NONE)
+        return -(-max(self.collectors, 1) // max(self.collector_gpus, 1)) if drives else 0
+
+    def cards(self, kind: str) -> int:
+        "The process that reinforces has those of its collectors."
+        return max(self.collector_gpus, 1) if kind == "rl" else 1
+
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "Stage `warm` has a number of its own."
         return dict(sft=self.warm_steps) if stage == "warm" else super().updates(stage, kind)
@@ -314,6 +328,9 @@ class MindDriveProfile(Profile):
         for few, many in (("rl_scenes", "train_scenes"), ("collectors", "rl_scenes"), ("eval_rounds", "eval_scenes")):
             if (a := getattr(self, few)) > (b := getattr(self, many)):
                 problems.append(f"{few}: {a} are more than the {b} routes of {many}")
+        if self.collector_gpus > gpus_per_node():
+            most = f"more than a machine has, {gpus_per_node()} (DRIVELIT_PER_NODE)"
+            problems.append(f"collector_gpus: {self.collector_gpus} are {most}")
         if wrong := [f for f in self.more() if f not in ROUTE_FAMILIES]:
             problems.append(f"twice: {wrong[0]!r} is not one of {', '.join(ROUTE_FAMILIES)}")
         if self.source != "toy" and (self.twice != NONE or self.expert != "future"):

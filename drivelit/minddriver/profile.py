@@ -128,6 +128,10 @@ class MindDriverProfile(Profile):
         "Pictures in a question."
         return len(VIEWS[self.views]) + self.history
 
+    def other_models(self) -> list[str]:
+        "The codec and the judge of dreams, where they are not the small ones of this package."
+        return [m for m in (self.codec, self.encoder) if m != "base"]
+
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
         return self.data_rows

@@ -150,10 +150,14 @@ def check_room(profile: Profile, there: dict[str, float]) -> bool:
     Raises:
         RunError: it is too small
     """
-    wanted, gpus, cpus = max(profile.sft_gpus, profile.rl_gpus), int(there.get("GPU", 0)), int(there.get("CPU", 0))
+    wanted = max(n * profile.cards(k) for k, n in dict(sft=profile.sft_gpus, rl=profile.rl_gpus).items())
+    gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0))
     kind, room = ("GPU", gpus) if gpus and wanted else ("CPU", cpus)
-    if max(wanted, 1) > room:
-        raise RunError(f"the profile {profile.name} needs {max(wanted, 1)} workers, the cluster has {room} {kind}s")
+    workers = max(profile.sft_gpus, profile.rl_gpus, 1)
+    need = max(wanted, 1) if kind == "GPU" else workers
+    if need > room:
+        of = "workers" if need == workers else "GPUs"
+        raise RunError(f"the profile {profile.name} needs {need} {of}, the cluster has {room} {kind}s")
     return kind == "GPU"
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #4cd75ffd
@@ -192,10 +196,10 @@ def _stage(given):
     work_logged(stages, *job) if lead else stages.work(*job)
 
 
-def _train(given, workers, gpu, environment):
+def _train(given, workers, cards, environment):
     "A stage on several workers; returns when it has run to its end."
     name = f"{given['stage']}-{given['seed']}-{time.time_ns()}"
-    need = dict(GPU=1, CPU=1) if gpu else dict(CPU=1)
+    gpu, need = cards > 0, dict(CPU=1) | (dict(GPU=cards) if cards else {})
     ray_torch.TorchTrainer(
         _stage,
         train_loop_config=given,
@@ -283,9 +287,10 @@ def run_on_cluster(
         if stages.is_done(out, stage, seed):
             return stages.result(out, stage, seed)
         given = dict(package=stages.package, out=str(out), stage=stage, seed=seed, folder=os.getcwd(), later=hidden)
-        several = stage_gpus(profile, stages.kinds.get(stage, ""))
+        several = stage_gpus(profile, kind := stages.kinds.get(stage, ""))
+        cards = gpu * profile.cards(kind)
         try:
-            _train(given, several, gpu, environment) if several else _task(given, gpu, environment)
+            _train(given, several, cards, environment) if several else _task(given, gpu, environment)
         except Exception as e:  # whatever Ray makes of an error in a worker, or of a lost machine
             inner, log = _inner(e), stages.folder(out, stage, seed) / "log.txt"
             text = f"stage {stage}, seed {seed} stopped; its log: {log}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..policy.text import nearest
+from .memory import check_memory
 from .profiles import KINDS, Profile, ProfileError, convert, find_system, load_profile
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #23dc6f44
@@ -164,14 +165,22 @@ def skipped(lines: list[str]) -> list[str]:
     return []
 
 
-def stop_here() -> None:
+def stop_here(profile: Profile | None = None) -> None:
     """Skip all later cells of this notebook, without an error; the kernel must be restarted to run them.
+
+    Args:
+        profile: of a run that was shown; None: nothing was planned
 
     Returns:
         None
+
+    Raises:
+        ProfileError: the run does not fit into its GPUs
     """
     from IPython import get_ipython
 
+    if profile:
+        check_memory(profile)
     shell = get_ipython()
     if shell is None:  # a plain Python program ends the usual way
         raise SystemExit(0)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .launch import launch, serve_commands
-from .memory import HUB, adapter_weights, count_weights, memory, model_config, prepared_pictures, remedy
+from .memory import HUB, adapter_weights, count_weights, misfits, model_config, other_weights
+from .memory import prepared_pictures, stages_memory
 from drivelit.runs.profiles import (
     SETTINGS,
     Amount,
@@ -211,17 +212,13 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         )
     if p.players:
         out.append(
-            f"players: {p.players} processes beside each of reinforcement play its episodes with "
-            + ("the servers" if p.player != "here" else "a copy of the policy each, which `play` counts")
+            f"players: {p.players} beside each process of reinforcement, each a process that plays its episodes with "
+            + ("the servers" if p.player != "here" else "a copy of the policy, which `rl` and `play` count")
         )
     out += missing_packages(p) + p.servers()[1]
-    for stage, parts in gb.items():
-        if p.gpu_memory and sum(parts.values()) > p.gpu_memory:
-            out.append(
-                f"{stage}: about {sum(parts.values()):.0f} GB on every GPU does not fit into "
-                f"gpu_memory = {p.gpu_memory:g}; {remedy(p, stage)}"
-            )
-    return out
+    if lost := [name for name in p.other_models() if other_weights(name) is None]:
+        out.append(f"memory: how large {', '.join(lost)} is, is not known here; it counts nothing")
+    return out + misfits(p, gb)
 
 # %% ../../nbs/42_runs/06_preview.ipynb #ddb3cf0e
 def _told(need, p):
@@ -265,15 +262,13 @@ def preview(
     unmeasured = f"unknown; `python -m drivelit plan {p.system}.{p.name} --measured RUN` has them from measured steps"
     page += [f"  hours: {line}" for line in list(hours) or [unmeasured]]
     page += [f"  data: {a}" for a in wants if not a.short]
-    config = model_config(p.model)
-    plays = ["play"] if p.player == "here" else []
-    gb = {s: memory(p, s, config) for s in ("sft", "rl", *plays, "evaluation")}
+    gb = stages_memory(p)
     for stage, parts in gb.items():
         page.append(
             f"  memory {stage}: about {sum(parts.values()):.2f} GB a device = "
             + " + ".join(f"{k} {v:.2f}" for k, v in parts.items() if v)
         )
-    page += [f"  checkpoints {line}" for line in checkpoint_costs(p, config, kinds or {})]
+    page += [f"  checkpoints {line}" for line in checkpoint_costs(p, model_config(p.model), kinds or {})]
     if "picture_cache" in p.keys():
         page.append(f"  memory of prepared pictures, rl: {_told(prepared_pictures(p), p)}")
     page += ["", *(f"  $ {c}" for c in [*serve_commands(p, parameters), *launch(p, parameters, kinds)])]

@@ -180,8 +180,22 @@ class Derived:
 
     def update_size(self, kind: str) -> float:
         "Samples of supervised tuning in an update, or episodes of reinforcement that one is made of."
+        if kind == "sft":
+            return self.sft_batch
         counted = steps(self)
-        return counted["rl_episodes"] / max(counted["rl_updates"], 1) if kind == "rl" else self.sft_batch
+        return counted["rl_episodes"] / max(counted["rl_updates"], 1)
+
+    def beside(self, stage: str) -> int:
+        "Processes on each device beside the one of a stage ('sft', 'rl', 'play', 'evaluation'); a system says its own."
+        return self.players if stage in ("rl", "play") else 0
+
+    def cards(self, kind: str) -> int:
+        "GPUs of each process of an 'sft' or 'rl' stage; a system says its own."
+        return 1
+
+    def other_models(self) -> list[str]:
+        "Names or folders of the models that stand on a device beside a policy that plays; a system says its own."
+        return []
 
     def saved(self, kind: str) -> tuple[int, float, int]:
         """The checkpoints of an 'sft' or 'rl' stage; a system says its own.
@@ -741,7 +755,7 @@ def steps(profile: Profile) -> dict[str, float]:
     scenes, episodes, updates = p.batch()
     return dict(
         sft_updates=sft,
-        sft_samples=sft * p.sft_batch,
+        sft_samples=sft * p.update_size("sft"),
         rl_steps=rollouts,
         rl_episodes=rollouts * episodes,
         rl_updates=rollouts * updates,

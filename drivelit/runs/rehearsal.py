@@ -23,7 +23,7 @@ from typing import Any
 
 from ..data.rows import read_rows
 from .launch import stage_gpus
-from .memory import memory, model_config
+from .memory import stages_memory
 from .preview import data_amounts, notes
 from .profiles import ADDRESS, Profile, find_system, load_profile
 from .stages import start
@@ -294,10 +294,8 @@ def obstacles(profile: Profile, stages: dict[str, dict], out: str | Path) -> lis
     Returns:
         list of sentences
     """
-    p, config = profile, model_config(profile.model)
-    plays = ["play"] if p.player == "here" else []
-    told = [str(a) for a in data_amounts(p) if a.short]
-    told += notes(p, {s: memory(p, s, config) for s in ("sft", "rl", *plays, "evaluation")})
+    p = profile
+    told = [str(a) for a in data_amounts(p) if a.short] + notes(p, stages_memory(p))
     for key, value in ((k, getattr(p, k)) for k in p.keys()):
         for url in re.findall(r"https?://[^\s,]+", value) if isinstance(value, str) else ():
             if not _answers(url):

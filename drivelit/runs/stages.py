@@ -42,6 +42,7 @@ from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole_file, write_json
 from ..scene.processes import begin_worker, fork_server, set_aside
 from ..policy.text import nearest
+from .memory import check_memory
 from .profiles import Profile, find_system, missing_packages
 from .plays import keep_parts_in
 
@@ -60,11 +61,13 @@ def start(out: str | Path, profile: Profile) -> Path:
         the folder
 
     Raises:
+        ProfileError: a new run does not fit into its GPUs
         RunError: the folder belongs to another run; names the first key that differs. Or nothing can be written
             there
     """
     path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
     if not path.exists():
+        check_memory(profile)
         write_json(path, now)
         return Path(out)
     was = _read_run(path)
