@@ -544,11 +544,7 @@ class Policy:
         return torch.device("cpu") if self.model is None else next(self.model.parameters()).device
 
     def reader(self) -> "Policy":
-        """The policy without its model.
-
-        Returns:
-            Policy that encodes and collates on the CPU, and can be sent to another process
-        """
+        "Without its model: it encodes and collates on the CPU, and can be sent to another process."
         return Policy(None, self.processor, self.note)
 
     def image_tokens(self, image: Any) -> int:
