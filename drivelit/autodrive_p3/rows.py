@@ -65,6 +65,7 @@ def make_rows(
             meta = dict(mode=mode, objects=len(objects), plan=", ".join(plan))
             yield make_row("p3", scene, [asked, says("assistant", answer)], **meta)
 
+
 def part_rows(
     inputs: Inputs, modes: Sequence[str], scenes: Sequence[Scene], thoughts: Sequence[dict | None], count: Counter
 ) -> Iterator[dict]:

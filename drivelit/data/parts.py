@@ -103,7 +103,9 @@ class Parts:
                 more(1)
                 yield result
         except BrokenProcessPool:
-            text = "a process that makes rows was killed (out of memory?); the same command goes on, with row_workers = 1"
+            text = (
+                "a process that makes rows was killed (out of memory?); the same command goes on, with row_workers = 1"
+            )
             raise RunError(f"{self.folder}: {text}") from None
         finally:
             for future in waiting:  # nobody wants the rest
@@ -136,7 +138,10 @@ class Parts:
             yield from make(scenes, *beside, **({} if count is None else dict(count=count)))
             return
         self._names.add(name)
-        cut = lambda k: (subset(scenes, range(k, min(k + IN_PART, len(scenes)))), *([*b[k : k + IN_PART]] for b in beside))
+        cut = lambda k: (
+            subset(scenes, range(k, min(k + IN_PART, len(scenes)))),
+            *([*b[k : k + IN_PART]] for b in beside),
+        )
         begins = range(0, len(scenes), IN_PART)
         jobs = ((self.folder / f"{name}.{n:06d}.part", *cut(k)) for n, k in enumerate(begins))
         for path in self.each(partial(_make_part, make, count is not None), jobs):

@@ -309,6 +309,7 @@ def make_rows(
                 yield _chat_row(m, inputs, rounds) if rounds else _look_row(m, inputs)
                 count["chat rows" if rounds else "look rows"] += 1
 
+
 def part_rows(how: dict, scenes: Iterable[Scene], numbers: Iterable[int], count: Counter) -> Iterator[dict]:
     """`make_rows` of a part of the scenes, for `drivelit.data.parts`.
 
