@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'plain_text', 'number_pieces', 'train_tokenizer',
-           'word_tokenizer', 'ImageTextProcessor', 'toy_config', 'Encoded', 'model_card', 'Policy', 'new_policy',
-           'add_lines', 'base_folder', 'trained_folder', 'load_policy', 'in_bf16', 'play_in_bf16']
+           'word_tokenizer', 'ImageTextProcessor', 'toy_config', 'Encoded', 'model_card', 'Policy', 'reader_of',
+           'new_policy', 'add_lines', 'base_folder', 'trained_folder', 'load_policy', 'in_bf16', 'play_in_bf16']
 
 # %% ../../nbs/20_policy/10_model.ipynb #a948619f
 import importlib.util
@@ -551,16 +551,8 @@ class Policy(_Computes):
 
     @property
     def device(self) -> torch.device:
-        "Where the weights are; of a `reader` the CPU."
+        "Where the weights are; without a model the CPU."
         return torch.device("cpu") if self.model is None else next(self.model.parameters()).device
-
-    def reader(self) -> "Policy":
-        """The policy without its model.
-
-        Returns:
-            Policy that encodes and collates on the CPU, and can be sent to another process
-        """
-        return Policy(None, self.processor, self.note)
 
     def image_tokens(self, image: Any) -> int:
         "How many tokens the model reads an image or a video as; as `encode` returns it."
@@ -651,6 +643,15 @@ class Policy(_Computes):
         _save_processor(self.processor, Path(folder))
         (Path(folder) / "README.md").write_text(model_card(self, card), encoding="utf-8")  # in place of a stock card
         return Path(folder)
+
+# %% ../../nbs/20_policy/10_model.ipynb #a8d7d7b1
+def reader_of(policy: Policy) -> Policy:
+    """A policy without its model.
+
+    Returns:
+        Policy that encodes and collates on the CPU, and can be sent to another process
+    """
+    return Policy(None, policy.processor, policy.note)
 
 # %% ../../nbs/20_policy/10_model.ipynb #b968097a
 def _dtype(name):

@@ -36,7 +36,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from ..data.rows import Rows, chat
-from ..policy.model import Policy, load_policy
+from ..policy.model import Policy, load_policy, reader_of
 from ..policy.numerals import Numerals
 from ..policy.text import harmless, spoken_control
 from ..scene.processes import fork_server
@@ -370,7 +370,7 @@ def collator(
         function from a list of {"labels": row number} to a batch: input_ids, labels, ... (B, T), on the CPU
     """
 
-    return partial(_collate, policy.reader(), rows, encoded, spans)
+    return partial(_collate, reader_of(policy), rows, encoded, spans)
 
 
 def _collate(policy, rows, encoded, spans, chosen):
@@ -857,7 +857,7 @@ def train_sft(
     args = sft_config(out, steps=steps, batch=batch, **settings)
     estimates = estimate_lengths(policy, rows) if lengths is None else np.asarray(lengths)
     if encoded is None:
-        encoded = EncodedRows(policy.reader(), rows, args.last_turn_only, args.max_length)
+        encoded = EncodedRows(reader_of(policy), rows, args.last_turn_only, args.max_length)
     try_longest(encoded, estimates)
     order = batches(estimates, batch, steps, args.seed).ravel()
     start = resume_point(out, args.world_size) if resume else None
