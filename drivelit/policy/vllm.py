@@ -556,7 +556,8 @@ class _Publishes:
 
     def _write(self, folder, weights):
         "A folder that vLLM reads: whole weights in the servers' numbers, or adapters. Servers do not look at numbers."
-        refuse_tensors(folder, not_finite=not_finite(self.policy.model.state_dict() if weights is None else weights))
+        numbers = dict(self.policy.model.named_parameters()) if weights is None else weights
+        refuse_tensors(folder, not_finite=not_finite(numbers))
         if not self._adapted():
             write_weights(self.policy.model, folder, self.dtype, weights)
             return
