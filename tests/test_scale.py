@@ -192,8 +192,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType
 from peft import LoraConfig
 from PIL import Image
 from transformers import TrainerCallback
@@ -212,22 +210,11 @@ from drivelit.training.checkpoints import SafeCheckpoints, read_metrics
 from drivelit.training.sharding import checkpoint_weights, is_sharded
 
 torch.set_num_threads(1)
-here, picture, usual = Path(sys.argv[1]), Image.new("RGB", (56, 28), "grey"), sft.trl_config
+here, picture = Path(sys.argv[1]), Image.new("RGB", (56, 28), "grey")
 says = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
 ask = lambda text: [{"role": "user", "content": [{"type": "image"}, *says("", text)["content"]]}]
 KINDS = dict(sft={}, adapters={}, bf16=dict(bf16=True), rl={}, held={}, experts={})
 MINUTES = {0: (0, 20, 40, 70, 80, 90), 1: (0, 1000, 2000, 3000, 4000, 5000)}  # seconds of each process's own clock
-
-
-def config(*args):
-    made = usual(*args)
-    if made.fsdp:
-        made.device  # opens the group of processes; Accelerate shards on cards alone
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    return made
-
-
-sft.trl_config = turn_grpo.trl_config = config
 
 
 class Killed(Exception): ...

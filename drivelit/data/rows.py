@@ -27,6 +27,7 @@ from PIL import Image
 from ..policy.text import spoken_control
 from ..policy.video import read_video
 from ..scene.cameras import open_resized, pixel_sum
+from ..scene.clock import timed
 from ..scene.core import Scene, SceneError, to_rgb
 from ..scene.files import whole_file, write_json
 
@@ -376,7 +377,8 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
         pictures.note()
         return {REFUSED: str(len(refused))}
 
-    _write(left, path, in_group, pictures, note)
+    with timed("rows"):
+        _write(left, path, in_group, pictures, note)
     if refused:
         warnings.warn(
             f"{path}: {len(refused)} rows left out, a control word in an answer, as in {refused[0]}", stacklevel=2

@@ -9,7 +9,6 @@ __all__ = ['gpus_here', 'rehearsed', 'Watch', 'one_line', 'made_by', 'whole_hour
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import socket

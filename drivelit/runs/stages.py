@@ -281,18 +281,19 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     if cache and cache.exists():
         shutil.copytree(cache, here, dirs_exist_ok=True)
         return {split: load_scenes(out, split) for split in ("train", "heldout")}
-    by_split = make_scenes(profile)
-    for split, scenes in by_split.items():
-        if isinstance(scenes, Shards):
-            note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
-            write_json(here / f"{split}.json", note)
-            continue
-        save_scenes(scenes, here / f"{split}.npz")
-        if references:
-            ready = [prepare(s) for s in scenes]
-            add_references(ready)
-            plans = np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3)
-            np.savez(here / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
+    with timed("scenes"):
+        by_split = make_scenes(profile)
+        for split, scenes in by_split.items():
+            if isinstance(scenes, Shards):
+                note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
+                write_json(here / f"{split}.json", note)
+                continue
+            save_scenes(scenes, here / f"{split}.npz")
+            if references:
+                ready = [prepare(s) for s in scenes]
+                add_references(ready)
+                plans = np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3)
+                np.savez(here / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
     if cache:
         new = cache.with_name(f"{cache.name}.{os.getpid()}.new")
         shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith(".npz")])

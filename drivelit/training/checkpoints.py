@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..policy.model import Policy
+from ..scene.clock import tally
 from ..scene.files import sha256, whole_folder, write_json, write_text
 from ..scene.weights import CARD, MARK, damage, files_of, fingerprints, seal
 
@@ -303,7 +304,7 @@ class SafeCheckpoints(TrainerCallback):
         clock: Callable[[], float] = time.monotonic,
     ):
         self.out, self.keep, self.mark = Path(out), keep, (time.perf_counter(), 0)
-        self.between, self.clock, self.saved = between, clock, clock()
+        self.between, self.clock, self.saved, self.stepped = between, clock, clock(), time.perf_counter()
         self.out.mkdir(parents=True, exist_ok=True)
         if first_process():
             self._cut_back(int(start.name.split("-")[1]) if start else 0)
@@ -323,6 +324,7 @@ class SafeCheckpoints(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         "By minutes: ask for a checkpoint if they are over in the first process, or if this update is the last."
+        self.stepped = time.perf_counter()
         if not args.save_minutes:
             return
         due = torch.tensor(int(self.clock() - self.saved >= 60 * args.save_minutes), device=args.device)
@@ -354,6 +356,7 @@ class SafeCheckpoints(TrainerCallback):
         with told_if_full(here):
             seal_together(here)
         self.saved = self.clock()
+        tally("checkpoint", times=1, seconds=time.perf_counter() - self.stepped)
         if not state.is_world_process_zero:
             return
         (here / CARD).unlink(missing_ok=True)  # a stock card that knows nothing of this policy, nor the mark of it

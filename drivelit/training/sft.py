@@ -49,8 +49,9 @@ from drivelit.training.checkpoints import (
     told_if_full,
 )
 from ..policy.text import nearest
+from ..scene.clock import tally
 from .settings import TuningSettings, described, in_epochs
-from .sharding import fsdp_settings, full_weights, has_shards, is_sharded
+from .sharding import fsdp_settings, full_weights, has_shards, is_sharded, shard_on_cpus
 
 # %% ../../nbs/40_training/10_sft.ipynb #a753c4d2
 IGNORE = -100
@@ -103,6 +104,7 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
         learn = not last_turn_only or k + 1 == len(messages)
         labels += [IGNORE] * len(prompt.input_ids) + (answer_ids if learn else [IGNORE] * len(answer_ids))
         ids, shown, asked = ids + prompt.input_ids + answer_ids, shown + prompt.images, []
+    tally("encoded", rows=1, tokens=len(ids), pictures=len(shown))
     return ids, labels, shown
 
 # %% ../../nbs/40_training/10_sft.ipynb #7f755672
@@ -659,7 +661,9 @@ def trl_config(
         if name not in names:
             right = nearest(name, sorted(names | set(inspect.signature(function).parameters)))
             raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(right, right)!r}")
-    return kind(**(ours | trl))
+    made = kind(**(ours | trl))
+    shard_on_cpus(made)
+    return made
 
 
 def memory_settings(checkpointing: bool, sharding: bool) -> dict:

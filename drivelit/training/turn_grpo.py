@@ -47,6 +47,7 @@ from .grpo import ADVANTAGES, k3, spread_to_tokens
 from ..policy.text import nearest
 from .sft import LOW, SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..data.episodes import read_episodes, write_episodes
+from ..scene.clock import tally, timed
 from .settings import EpisodeSettings, described, in_epochs, setting
 from .sharding import full_weights, gathered, is_sharded, load_shards
 from .sharding import save_shards, slice_of
@@ -667,6 +668,8 @@ class PlaysEpisodes:
     def _log_played(self, episodes, rewards):
         "The means over all processes, once it is sure that the task has rewarded every episode."
         check_rewards(self.task, episodes, rewards)
+        for e in episodes:
+            tally("played", rows=1, tokens=len(e.ids), pictures=len(e.images))
         played = self._from_all([played_row(e, r) for e, r in zip(episodes, rewards, strict=True)])
         for key, value in turn_log(played).items():
             self._metrics["train"][key].append(value)
@@ -791,7 +794,8 @@ class PlaysElsewhere:
         weights = full_weights(self.model)  # of shards; all processes take part
         name = [None]
         if self.accelerator.is_main_process:
-            name = [self.engine.publish(f"rollout-{self.state.global_step}", weights)]
+            with timed("publish", times=1):
+                name = [self.engine.publish(f"rollout-{self.state.global_step}", weights)]
             if self.args.sampling_bound and not is_sharded(self.model):  # else `log_difference` is the first to see it
                 with self.accelerator.autocast():
                     self.engine.check([Conversation(self.task.prompt(self.scenes[0]))], self.args.sampling_bound)
