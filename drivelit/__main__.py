@@ -211,30 +211,6 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
     print(json.dumps(dict(out=str(out), files=files)) if as_json else f"{out}: {', '.join(files)}")
 
 
-@_commands.command("rehearse")
-@_profile
-@_out
-@_set
-@click.option("--devices", type=_AT_LEAST_1, help="processes that train side by side  [default: GPUs here, or 2]")
-@click.option("--stages", callback=_not_empty, help="only these and what they need, with commas")
-@click.option("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
-@_json
-def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
-    "Every stage small, with your model and data: what the whole run will take, and what would stop it."
-    profile, cluster = profile_of(profile, pairs), checked_cluster(cluster)
-    from drivelit.runs.cluster import on_cluster  # torch only when something is run
-    from drivelit.runs.rehearsal import page, rehearse
-
-    _check_set(profile)
-    out = out or f"runs/{profile.system}-{profile.name}-rehearsal"
-    tell = lambda line: print(line, file=sys.stderr, flush=True)
-    only = stages.split(",") if stages else None
-    result = rehearse(profile, out, devices, only, on_cluster(cluster), tell)
-    print(json.dumps(result) if as_json else page(result))
-    if wrong := [s for s, row in result["stages"].items() if row["state"] != "ran"]:
-        raise RunError(f"{out}: {len(wrong)} stages have not run to their end, the first is {wrong[0]}")
-
-
 @_commands.command("prepare")
 @click.argument("source")
 @click.argument("root", callback=_not_empty)
@@ -288,6 +264,30 @@ def _until_there(path, seconds=120):
     end = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.1)
+
+# %% ../nbs/42_runs/60_command.ipynb #0942ad11
+@_commands.command("rehearse")
+@_profile
+@_out
+@_set
+@click.option("--devices", type=_AT_LEAST_1, help="processes that train side by side  [default: GPUs here, or 2]")
+@click.option("--stages", callback=_not_empty, help="only these and what they need, with commas")
+@click.option("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
+@_json
+def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
+    "Every stage small, with your model and data: what the whole run will take, and what would stop it."
+    profile, cluster = profile_of(profile, pairs), checked_cluster(cluster)
+    from drivelit.runs.cluster import on_cluster  # torch only when something is run
+    from drivelit.runs.rehearsal import page, rehearse
+
+    _check_set(profile)
+    out = out or f"runs/{profile.system}-{profile.name}-rehearsal"
+    tell = lambda line: print(line, file=sys.stderr, flush=True)
+    only = stages.split(",") if stages else None
+    result = rehearse(profile, out, devices, only, on_cluster(cluster), tell)
+    print(json.dumps(result) if as_json else page(result))
+    if wrong := [s for s, row in result["stages"].items() if row["state"] != "ran"]:
+        raise RunError(f"{out}: {len(wrong)} stages have not run to their end, the first is {wrong[0]}")
 
 # %% ../nbs/42_runs/60_command.ipynb #e798771e
 _run_folder = click.argument("run", metavar="RUN", callback=_not_empty)

@@ -131,6 +131,20 @@ def _wrong_about_simulators(p) -> list[str]:
     return problems
 
 
+def _wrong_about_grpo(p) -> list[str]:
+    "What is wrong with groups of drives that start from one state."
+    problems = []
+    if p.algorithm == "grpo" and p.num_iterations > 1 and p.clip == 0:
+        problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
+    if p.group > p.rl_scenes * p.rollouts and p.algorithm == "grpo":
+        problems.append(
+            f"group: {p.group} drives from one state are more than the {p.rl_scenes} x {p.rollouts} drives of a round"
+        )
+    if p.algorithm == "grpo":
+        problems.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
+    return problems
+
+
 def _carla_servers(p) -> tuple[list[str], list[str]]:
     "How the simulators are started, and what this machine lacks."
     if p.simulators == NONE:
@@ -337,16 +351,7 @@ class MindDriveProfile(Profile):
             problems.append(f"expert, twice: they are of the kit's routes, and the source is {self.source}")
         if self.sft_epochs and self.balance:
             problems.append("balance: in passes each moment comes once; set it to 0, or give sft_steps")
-        if self.algorithm == "grpo" and self.num_iterations > 1 and self.clip == 0:
-            problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
-        if self.group > self.rl_scenes * self.rollouts and self.algorithm == "grpo":
-            problems.append(
-                f"group: {self.group} drives from one state are more than the {self.rl_scenes} x "
-                f"{self.rollouts} drives of a round"
-            )
-        if self.algorithm == "grpo":
-            problems.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
-        return problems
+        return problems + _wrong_about_grpo(self)
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #e26a491d
 described(MindDriveProfile);

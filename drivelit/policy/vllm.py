@@ -544,10 +544,7 @@ class _Publishes:
         Args:
             name: what `publish` has returned there
         """
-        if self._adapted():
-            self.model = name
-        else:
-            self.version = name
+        setattr(self, "model" if self._adapted() else "version", name)
         self.failed = ""
         self._forget()
 

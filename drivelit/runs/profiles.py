@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMAGES', 'ATTENTION', 'SCHEDULES', 'REPORTS', 'WORDS', 'KINDS', 'SETTINGS', 'PER_NODE', 'ADDRESS', 'ProfileError',
-           'key', 'same', 'Amount', 'Derived', 'Profile', 'convert', 'typed', 'checked', 'read_sections',
+           'key', 'same', 'Amount', 'Devices', 'Derived', 'Profile', 'convert', 'typed', 'checked', 'read_sections',
            'profile_names', 'System', 'systems', 'find_system', 'load_profile', 'gpus_per_node', 'image_tokens',
            'is_small', 'conflicts', 'missing_packages', 'steps', 'named', 'sft_options', 'rl_options']
 
@@ -113,8 +113,44 @@ class Amount:
         papers = f", {self.wanted / self.paper:.1%} of the paper's {self.paper:,}" if self.paper else ""
         return f"{text}{share}{papers}" + (f": {self.why}" if self.why else "")
 
+# %% ../../nbs/42_runs/00_profiles.ipynb #728190e7
+class Devices:
+    "What stands on the devices of a run, and on its disk, beside the model that trains."
+
+    def beside(self, stage: str) -> int:
+        "Processes on each device beside the one of a stage ('sft', 'rl', 'play', 'evaluation'); a system says its own."
+        return self.players if stage in ("rl", "play") else 0
+
+    def cards(self, kind: str) -> int:
+        "GPUs of each process of an 'sft' or 'rl' stage; a system says its own."
+        return 1
+
+    def other_models(self) -> list[str]:
+        "Names or folders of the models that stand on a device beside a policy that plays; a system says its own."
+        return []
+
+    def saved(self, kind: str) -> tuple[int, float, int]:
+        """The checkpoints of an 'sft' or 'rl' stage; a system says its own.
+
+        Args:
+            kind: "sft" or "rl"
+
+        Returns:
+            how many stay; minutes between two, 0: updates count; updates between two
+        """
+        updates = self.save_every if kind == "sft" else max(1, self.save_every // 5) * self.batch()[2]
+        return 2, self.save_minutes, updates
+
+    def reference_apart(self) -> bool:
+        "A stage of reinforcement has a policy of its own as the reference, whole on each device."
+        return False
+
+    def servers(self) -> tuple[list[str], list[str]]:
+        "Command lines that start what a system's own keys name, and what this machine lacks for these keys."
+        return [], []
+
 # %% ../../nbs/42_runs/00_profiles.ipynb #84a3db5d
-class Derived:
+class Derived(Devices):
     "What a profile's keys lead to; a system says where it is otherwise."
 
     def answers(self) -> int:
@@ -185,34 +221,6 @@ class Derived:
         counted = steps(self)
         return counted["rl_episodes"] / max(counted["rl_updates"], 1)
 
-    def beside(self, stage: str) -> int:
-        "Processes on each device beside the one of a stage ('sft', 'rl', 'play', 'evaluation'); a system says its own."
-        return self.players if stage in ("rl", "play") else 0
-
-    def cards(self, kind: str) -> int:
-        "GPUs of each process of an 'sft' or 'rl' stage; a system says its own."
-        return 1
-
-    def other_models(self) -> list[str]:
-        "Names or folders of the models that stand on a device beside a policy that plays; a system says its own."
-        return []
-
-    def saved(self, kind: str) -> tuple[int, float, int]:
-        """The checkpoints of an 'sft' or 'rl' stage; a system says its own.
-
-        Args:
-            kind: "sft" or "rl"
-
-        Returns:
-            how many stay; minutes between two, 0: updates count; updates between two
-        """
-        updates = self.save_every if kind == "sft" else max(1, self.save_every // 5) * self.batch()[2]
-        return 2, self.save_minutes, updates
-
-    def reference_apart(self) -> bool:
-        "A stage of reinforcement has a policy of its own as the reference, whole on each device."
-        return False
-
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
         """What the keys want of the data, and what there is; a system adds its own.
 
@@ -234,10 +242,6 @@ class Derived:
     def problems(self) -> list[str]:
         "What is wrong with a system's own keys taken together."
         return []
-
-    def servers(self) -> tuple[list[str], list[str]]:
-        "Command lines that start what a system's own keys name, and what this machine lacks for these keys."
-        return [], []
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #ed16324f
 @dataclass(frozen=True)

@@ -245,8 +245,7 @@ def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: di
     Args:
         profile: of the whole run
         small: `rehearsed` of it
-        stage: its name
-        kind: "sft", "rl", "play" or ""
+        kind: "sft", "rl", "play" or "", the stage's
         row: of `rehearse`
 
     Returns:
