@@ -76,8 +76,8 @@ def trained(policy, args):
 
 
 def test_processes_on_a_card_share_what_is_free(tiny, monkeypatch):
-    make = made(load_profile("mtdrive", "paper"), tiny, monkeypatch)
-    profile, asked = load_profile("mtdrive", "paper"), []
+    profile, asked = load_profile("mtdrive", "paper", players=2), []
+    make = made(profile, tiny, monkeypatch)
     monkeypatch.setattr(Players, "__init__", lambda self, play, workers: asked.append((play, workers)))
     monkeypatch.setattr(Players, "__enter__", lambda self: self)
     monkeypatch.setattr(Players, "__exit__", lambda self, *_: None)

@@ -538,8 +538,8 @@ class TransformersEngine:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
                 # what a batch goes on from is let go once it is in the batch's own cache
-                rows = _Rows(self.policy, [conversations[n] for n in some], [kept.pop(0) for _ in some])
                 with self.policy.autocast():
+                    rows = _Rows(self.policy, [conversations[n] for n in some], [kept.pop(0) for _ in some])
                     completions = self._batch(rows, max_new_tokens, room, sampling)
                 for n, completion in zip(some, completions, strict=True):
                     out[n] = completion
