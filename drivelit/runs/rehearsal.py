@@ -211,7 +211,7 @@ def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
         dict: seconds, account, rows, left_out, bytes (of checkpoints, weights, rows and all); wrong: a sentence, or ""
     """
     done, folder = json.loads((Path(folder) / "done.json").read_text()), Path(folder)
-    account, rows = done.get("account", {}), _rows(folder)
+    account, rows = json.loads((folder / "account.json").read_text()), _rows(folder)
     counted = {"rows": rows} | {f"{k} rows": account.get(k, {}) for k in ("encoded", "played")}
     blind = [k for k, v in counted.items() if v and not v.get("pictures")]
     steps = [p for p in folder.glob("checkpoint-*") if p.is_dir()]

@@ -731,8 +731,9 @@ class Stages(StageGraph):
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
                     raise RunError(f"stage {stage}, seed {seed}: {e}") from e
-            result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result | dict(account=spent)
+            result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
             if lead:
+                write_json(here / "account.json", spent)
                 write_json(here / "done.json", result)
         return result
 
