@@ -3,7 +3,7 @@
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
-#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time
+#   DRIVELIT_WORKERS      notebooks (2) or files of tests (3: they wait) at a time    DRIVELIT_THREADS   of one process (1)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
@@ -11,7 +11,7 @@ case $what in all | quick) ;; *) echo "ci/test.sh: $what? It takes the word quic
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh || exit 1
 venv=${DRIVELIT_VENV:-.venv}
 [ -z "${DRIVELIT_NO_SETUP:-}" ] && PATH="$(cd "$venv" && pwd)/bin:$PATH"
-export PATH OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+export PATH OMP_NUM_THREADS=${DRIVELIT_THREADS:-1} TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 unset MPLBACKEND PYTHONDONTWRITEBYTECODE  # without byte code every kernel compiles the package anew
 summary=() failures=0 start=$SECONDS
 
