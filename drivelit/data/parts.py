@@ -20,6 +20,7 @@ from typing import Any
 
 from .rows import part_note, read_rows, write_part
 from .shards import ids_of, subset
+from ..scene.clock import account, tally, timed
 from ..scene.core import Scene
 from ..scene.files import RunError
 from ..scene.processes import begin_worker, fork_server
@@ -41,6 +42,13 @@ def _told(*values):
     "A hash of ids, plans and other plain values."
     text = json.dumps(values, default=lambda v: v.tolist(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _with_account(work, job):
+    "The result of a job in another process, and the account of it."
+    with account() as spent, timed("row_parts"):
+        result = work(job)
+    return result, spent
 
 
 def _make_part(make, counted, job):
@@ -95,11 +103,13 @@ class Parts:
             at_begin = dict(initializer=begin_worker, initargs=(os.getpid(), dict(os.environ)))
             self._pool = ProcessPoolExecutor(self.workers, mp_context=fork_server(), **at_begin)
         jobs, waiting = iter(jobs), deque()
-        more = lambda n: waiting.extend(self._pool.submit(work, job) for job in islice(jobs, n))
+        more = lambda n: waiting.extend(self._pool.submit(_with_account, work, job) for job in islice(jobs, n))
         try:
             more(2 * self.workers)
             while waiting:
-                result = waiting.popleft().result()
+                result, spent = waiting.popleft().result()
+                for what, had in spent.items():
+                    tally(what, **{k: v for k, v in had.items() if not k.endswith(("_least", "_most"))})
                 more(1)
                 yield result
         except BrokenProcessPool:

@@ -39,6 +39,7 @@ from .online import reinforce, routes_of, where
 from .profile import BEFORE, EXPERTS, GRAPH, IMITATED, MindDriveProfile, NONE, OPTIONAL, REINFORCED
 from .rows import part_rows, save_rows
 from .words import SPEEDS
+from ..scene.clock import timed
 from ..scene.core import Scene
 from ..scene.routes import Route
 from ..scene.town_routes import PART, ROUTE_FAMILIES, routes
@@ -253,10 +254,11 @@ def driven(
 
     def make() -> dict:
         asked = (play,), profile.actions == "both", profile.together
-        if profile.simulators == NONE:
-            result = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
-        else:
-            result = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
+        with timed("plays", scenes=len(scenes)):
+            if profile.simulators == NONE:
+                result = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
+            else:
+                result = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
         return dict(_checkpoint=dict(records=result.pop("records"))) | result
 
     result = _kept(path, make)

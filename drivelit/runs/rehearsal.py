@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.parts import cores
 from ..data.rows import read_rows
 from .launch import stage_gpus
-from .memory import stages_memory
-from .preview import data_amounts, notes
-from .profiles import ADDRESS, Profile, find_system, load_profile
+from .memory import misfits, stages_memory
+from .preview import checkpoint_bytes, data_amounts
+from .profiles import ADDRESS, Profile, find_system, load_profile, missing_packages
 from .stages import start
 from ..scene.files import RunError, write_json
 
@@ -58,7 +59,15 @@ def _batches(p, sft, rl):
         return out
     scenes, together = range(1, p.rl_mini_batch + 1), p.in_a_pass("rl") * max(rl, 1)
     mini = next((n for n in scenes if n * p.group % together == 0), p.rl_mini_batch)
-    return out | dict(rl_mini_batch=mini, rl_batch=mini * min(2, p.rl_batch // p.rl_mini_batch))
+    rollout = min(2, p.rl_batch // p.rl_mini_batch)
+    of_two = dict(rl_steps=2 * rollout * getattr(p, "num_iterations", 1)) if "rl_steps" in p.keys() else {}
+    return out | dict(rl_mini_batch=mini, rl_batch=mini * rollout) | of_two
+
+
+def _readers(p):
+    "Processes beside each device's that open pictures: as many as this machine has cores for."
+    each = max(1, cores() // max(p["sft_gpus"], 1))
+    return dict(sft_dataloader_num_workers=min(p["sft_dataloader_num_workers"], each))
 
 
 def rehearsed(profile: Profile, devices: int | None = None) -> Profile:
@@ -75,6 +84,7 @@ def rehearsed(profile: Profile, devices: int | None = None) -> Profile:
     most = (gpus_here() or 2) if devices is None else devices
     gpus = {k: min(getattr(p, k), most) for k in ("sft_gpus", "rl_gpus")}
     changed = _fewer(p) | _batches(p, *gpus.values()) | gpus | dict(gpu_memory=0.0)
+    changed |= _readers(gpus | dict(sft_dataloader_num_workers=p.sft_dataloader_num_workers))
     least = changed.get("rl_batch", 1)
     changed["rl_scenes"] = max(changed["rl_scenes"], least)
     changed["train_scenes"] = max(changed["train_scenes"], changed["rl_scenes"])
@@ -200,6 +210,18 @@ def _rows(folder):
     return dict(rows=rows, pictures=pictures) if rows else {}
 
 
+def _account(folder):
+    "The accounts of all processes of a stage, added up."
+    total = {}
+    for path in sorted(Path(folder).glob("account*.json")):
+        for what, had in json.loads(path.read_text()).items():
+            sums = total.setdefault(what, {})
+            for k, v in had.items():
+                join = min if k.endswith("_least") else max if k.endswith("_most") else lambda a, b: a + b
+                sums[k] = join(sums[k], v) if k in sums else v
+    return total
+
+
 def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
     """What a stage has left in its folder.
 
@@ -211,7 +233,7 @@ def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
         dict: seconds, account, rows, left_out, bytes (of checkpoints, weights, rows and all); wrong: a sentence, or ""
     """
     done, folder = json.loads((Path(folder) / "done.json").read_text()), Path(folder)
-    account, rows = json.loads((folder / "account.json").read_text()), _rows(folder)
+    account, rows = _account(folder), _rows(folder)
     counted = {"rows": rows} | {f"{k} rows": account.get(k, {}) for k in ("encoded", "played")}
     blind = [k for k, v in counted.items() if v and not v.get("pictures")]
     steps = [p for p in folder.glob("checkpoint-*") if p.is_dir()]
@@ -239,6 +261,20 @@ def _update_seconds(folder):
     return sum(late) / len(late) if late else None
 
 
+def _makers(profile):
+    "Processes that make rows in the whole run; as many cores are counted on as this machine has."
+    return max(1, cores() if profile.row_workers < 0 else profile.row_workers)
+
+
+def _counted_by(profile, stage):
+    "The key that says of how many scenes a stage makes rows: its own name, data_ before it, or the beginning."
+    keys = [k for k in profile.FEW if k.startswith("data_")]
+    stages = find_system(profile.system).stages.needs
+    own = [k for k in keys if k in (stage, f"data_{stage}")]
+    others = {k for k in keys for s in stages if k in (s, f"data_{s}")}
+    return ([*own, *(k for k in keys if k.startswith(f"{stage}_") and k not in others)] or ["train_scenes"])[0]
+
+
 def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: dict[str, Any]) -> dict[str, float]:
     """The hours of a stage of the whole run, from those of its rehearsal.
 
@@ -253,7 +289,8 @@ def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: di
     """
     devices = lambda p: max(stage_gpus(p, kind), 1)
     account, seconds = row["account"], dict(updates=0.0, plays=0.0, rows=0.0)
-    spent = {k: account.get(k, {}).get("seconds", 0.0) for k in ("plays", "rows", "scenes")}
+    spent = {k: account.get(k, {}).get("seconds", 0.0) for k in ("plays", "row_parts", "rows", "scenes")}
+    made, makers = (spent["row_parts"], _makers(profile)) if spent["row_parts"] else (spent["rows"], 1)
     here = row["update_seconds"] * row["updates"] if row["update_seconds"] else 0.0
     if row["update_seconds"]:
         size = lambda p: p.update_size(kind) / devices(p)
@@ -261,9 +298,12 @@ def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: di
         seconds["updates"] = count * row["update_seconds"] * size(profile) / size(small)
     names = ("eval_scenes",) if kind in ("sft", "rl") else ("train_scenes",)
     scenes = lambda p: sum(getattr(p, k) for k in names)
-    seconds["plays"] = spent["plays"] * scenes(profile) / scenes(small) * devices(small) / devices(profile)
-    seconds["rows"] = (spent["rows"] + spent["scenes"]) * profile.train_scenes / small.train_scenes
-    seconds["once"] = max(0.0, row["seconds"] - here - sum(spent.values()))
+    seconds["plays"] = spent["plays"] * scenes(profile) / scenes(small) / devices(profile)
+    count = _counted_by(profile, stage)
+    seconds["rows"] = made / makers * getattr(profile, count) / max(getattr(small, count), 1)
+    seconds["rows"] += spent["scenes"] * profile.train_scenes / small.train_scenes
+    known = here + spent["plays"] / devices(small) + max(made, spent["rows"]) + spent["scenes"]
+    seconds["once"] = max(0.0, row["seconds"] - known)
     hours = {k: v / 3600 for k, v in seconds.items()}
     total = sum(hours.values())
     return hours | dict(hours=total, gpu_hours=total * stage_gpus(profile, kind))
@@ -293,7 +333,8 @@ def obstacles(profile: Profile, stages: dict[str, dict], out: str | Path) -> lis
         list of sentences
     """
     p = profile
-    told = [str(a) for a in data_amounts(p) if a.short] + notes(p, stages_memory(p))
+    told = [str(a) for a in data_amounts(p) if a.short] + misfits(p, stages_memory(p))
+    told += missing_packages(p) + p.servers()[1]
     for key, value in ((k, getattr(p, k)) for k in p.keys()):
         for url in re.findall(r"https?://[^\s,]+", value) if isinstance(value, str) else ():
             if not _answers(url):
@@ -346,12 +387,19 @@ def _disk(profile, small, row):
     return 2 * size["checkpoint"] + size["weights"] + (size["rows"] + rest) * grows
 
 
+def _planned(small, kind):
+    "What `plan` says of a stage of the rehearsal: GB on a card, bytes of a checkpoint."
+    gb = sum(stages_memory(small).get(kind, {}).values())
+    return dict(gb=gb, checkpoint=sum(checkpoint_bytes(small, kind).values()) if kind in ("sft", "rl") else 0)
+
+
 def _row(profile, small, out, stages, stage, elsewhere):
     "Run a stage and describe it."
     kind, seed = stages.kinds.get(stage, ""), small.seeds[0]
     begin = time.monotonic()
     said, seen = _walk(small, out, stages, stage, kind, elsewhere)
     row = dict(kind=kind, processes=max(stage_gpus(small, kind), 1), wall=round(time.monotonic() - begin, 1), seen=seen)
+    row["planned"] = _planned(small, kind)
     if said:
         return row | dict(state="failed", line=one_line(said))
     row |= made_by(stages.folder(out, stage, seed), profile.images == "required")
@@ -405,6 +453,7 @@ def rehearse(
         result = dict(
             profile=f"{profile.system}.{profile.name}",
             rehearsed={k: getattr(small, k) for k in small.keys() if getattr(small, k) != getattr(profile, k)},
+            tokens=profile.tokens,
             stages=rows,
             obstacles=obstacles(profile, rows, out),
             stated=profile.STATED if profile.name == "paper" else {},
@@ -415,15 +464,17 @@ def rehearse(
     return result
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #ad912606
-def _measured(row):
-    "What a stage had: pictures, tokens, left out, memory."
+def _measured(row, limit):
+    "What a stage had: pictures, tokens, left out, memory; what was planned stands behind it."
     account, parts = row["account"], []
     if row["rows"]:
-        parts.append(f"{row['rows']['rows']:,} rows with {row['rows']['pictures'] / row['rows']['rows']:.1f} pictures")
+        n, seconds = row["rows"]["rows"], account.get("row_parts", account.get("rows", {})).get("seconds", 0)
+        parts.append(f"{n:,} rows with {row['rows']['pictures'] / n:.1f} pictures, {seconds / n:.2g} s a row")
     for name, what in (("encoded", "encoded"), ("played", "episodes")):
         if had := account.get(name):
             parts.append(
-                f"{what}: {had['pictures'] / had['rows']:.1f} pictures, {had['tokens_most']:,.0f} tokens at most"
+                f"{what}: {had['pictures'] / had['rows']:.1f} pictures, {had['tokens_most']:,.0f} tokens at most, "
+                f"the limit is {limit:,}"
             )
     parts += [f"left out of {split}: {n} x {why}" for split, of in row["left_out"].items() for why, n in of.items()]
     if row["update_seconds"]:
@@ -432,10 +483,13 @@ def _measured(row):
         if had := account.get(name):
             parts.append(f"{had['seconds'] / had['times']:.2g} s a {name}")
     if row["bytes"]["checkpoint"]:
-        parts.append(f"{row['bytes']['checkpoint'] / 1e9:.3g} GB a checkpoint")
+        planned = f"{row['planned']['checkpoint'] / 1e9:.3g} GB planned"
+        parts.append(f"{row['bytes']['checkpoint'] / 1e9:.3g} GB a checkpoint, {planned}")
     if row["seen"]:
         host, card = (max(s[k] for s in row["seen"]) for k in ("host_gb", "device_gb"))
-        parts.append(f"{host:.1f} GB in the largest process" + (f", {card:.1f} GB on a card" if card else ""))
+        planned = f", {row['planned']['gb']:.1f} GB planned" if row["planned"]["gb"] else ""
+        on_card = f", {card:.1f} GB on a card{planned}" if card else ""
+        parts.append(f"{host:.1f} GB in the largest process, its libraries with it{on_card}")
     return parts
 
 
@@ -456,7 +510,7 @@ def page(result: dict[str, Any]) -> str:
             f"  {stage}: {row['state']}" + (f": {row['line']}" if row["line"] else f" in {row['wall']:.0f} s"),
         ]
         if "account" in row:
-            lines += [f"    {part}" for part in _measured(row)]
+            lines += [f"    {part}" for part in _measured(row, result["tokens"])]
             h = row["whole"]
             parts = ", ".join(f"{k} {h[k]:.3g}" for k in ("updates", "plays", "rows", "once") if h[k] >= 0.01)
             lines.append(f"    the whole run: {h['hours']:.3g} hours" + (f" ({parts})" if parts else ""))

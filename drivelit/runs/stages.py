@@ -732,8 +732,8 @@ class Stages(StageGraph):
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
                     raise RunError(f"stage {stage}, seed {seed}: {e}") from e
             result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
+            write_json(here / ("account.json" if lead else f"account-{os.environ['RANK']}.json"), spent)
             if lead:
-                write_json(here / "account.json", spent)
                 write_json(here / "done.json", result)
         return result
 

@@ -50,7 +50,7 @@ from ..data.episodes import read_episodes, write_episodes
 from ..scene.clock import tally, timed
 from .settings import EpisodeSettings, described, in_epochs, setting
 from .sharding import full_weights, gathered, is_sharded, load_shards
-from .sharding import save_shards, slice_of
+from .sharding import reshard, save_shards, slice_of
 from .throughput import give_back_memory, prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
@@ -189,6 +189,7 @@ class Reference:
     @contextmanager
     def in_place(self) -> Iterator[torch.nn.Module]:
         "While it is open, the model is the reference. Whole tensors change places; slices, held by FSDP, are copied."
+        reshard(self.model)
         trained = self._trained()
         current = [slice_of(p).detach().clone() if self.shared else p.data for _, p in trained]
         was_training = self.model.training
@@ -198,6 +199,7 @@ class Reference:
             self.model.eval()
             yield self.model
         finally:
+            reshard(self.model)  # else the next pass would read some of the reference's weights
             for (_, p), data in zip(trained, current, strict=True):
                 self._put(p, data)
             self.model.train(was_training)
@@ -210,6 +212,7 @@ class Reference:
 
     def refresh(self) -> None:
         "From now on the current policy is the reference (MTDrive algorithm 1, line 4)."
+        reshard(self.model)
         for name, p in self._trained():
             self.weights[name].copy_(p.detach())
         self.refreshed = True
