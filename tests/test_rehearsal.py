@@ -22,9 +22,9 @@ whole = pytest.mark.skipif(os.environ.get("DRIVELIT_REHEARSE") != "all", reason=
 
 MODELS = {"mtdrive.paper": "7b"}  # all others have the small one
 MAKERS = dict(
-    navsim=(make_navsim, dict(train="--tokens=navtrain.yaml", heldout="--tokens=navtest.yaml")),
-    nuscenes=(make_nuscenes, dict(train="--split=train", heldout="--split=val")),
-    bench2drive=(make_bench2drive, dict(train="", heldout="")),
+    navsim=(make_navsim, dict(train=("trainval", "navtrain.yaml"), heldout=("test", "navtest.yaml"))),
+    nuscenes=(make_nuscenes, dict(train=("train",), heldout=("val",))),
+    bench2drive=(make_bench2drive, dict(train=(), heldout=())),
 )
 
 
@@ -58,8 +58,8 @@ def scenes_of(root, kind, name):
     for split, which in splits.items():
         if (folder / split).exists():
             continue
-        which = [which.replace("=", f"={data}/") if "yaml" in which else which] if which else []
-        code, said = drivelit("prepare", kind, data, folder / split, "--for", name, "--workers", 0, *which)
+        of = [*(("--split", which[0]) if which else ()), *(("--tokens", data / which[1]) if which[1:] else ())]
+        code, said = drivelit("prepare", kind, data, folder / split, "--for", name, "--workers", 0, *of)
         assert code == 0, said[-2000:]
     return folder
 
@@ -72,3 +72,25 @@ def rehearse(root, name, kind, stages=(), **keys):
     only = ["--stages", ",".join(stages)] if stages else []
     code, page = drivelit("rehearse", name, "--out", out, *sets, *only)
     return code, json.loads((out / "rehearsal.json").read_text()), page
+
+
+def test_tuning_and_reinforcement_in_two_processes(root):
+    "AutoDrive-P3 on NAVSIM: weights are shared out, players play, and what was planned is what was measured."
+    name = "autodrive_p3.navsim"
+    code, told, page = rehearse(root, name, "navsim", ["rl"], teacher="scripted", new_tokens=24)
+    rows = told["stages"]
+    assert {k: r["state"] for k, r in rows.items()} == dict.fromkeys(("scenes", "data", "sft", "rl"), "ran"), page
+    assert code == 0, page
+    for stage in ("sft", "rl"):
+        row = rows[stage]
+        assert {s["rank"] for s in row["seen"]} >= {"0", "1"}
+        assert row["bytes"]["checkpoint"] == pytest.approx(row["planned"]["checkpoint"], rel=0.02)
+        assert row["update_seconds"] > 0 and row["whole"]["updates"] > 0 and row["whole"]["plays"] > 0
+    encoded, played = rows["sft"]["account"]["encoded"], rows["rl"]["account"]["played"]
+    assert encoded["pictures"] == encoded["rows"] == 2 * 4  # two updates of two passes on two devices
+    assert (
+        played["pictures"] == played["rows"] == 2 * 2 * 8 + 8
+    )  # two rollouts, two scenes, groups of eight; and the exam
+    assert max(encoded["tokens_most"], played["tokens_most"]) < 3600
+    assert any("train_scenes: 103,288 are wanted, and there are at most" in t for t in told["obstacles"])
+    assert any(line.startswith("  stages: 4 ran") for line in page.splitlines())

@@ -59,9 +59,7 @@ def _batches(p, sft, rl):
         return out
     scenes, together = range(1, p.rl_mini_batch + 1), p.in_a_pass("rl") * max(rl, 1)
     mini = next((n for n in scenes if n * p.group % together == 0), p.rl_mini_batch)
-    rollout = min(2, p.rl_batch // p.rl_mini_batch)
-    of_two = dict(rl_steps=2 * rollout * getattr(p, "num_iterations", 1)) if "rl_steps" in p.keys() else {}
-    return out | dict(rl_mini_batch=mini, rl_batch=mini * rollout) | of_two
+    return out | dict(rl_mini_batch=mini, rl_batch=mini * min(2, p.rl_batch // p.rl_mini_batch))
 
 
 def _readers(p):
