@@ -7,6 +7,7 @@ __all__ = ['DIRECTIONS', 'SPEEDS', 'WORDS', 'POINTS', 'DT', 'PLAN', 'TOWN', 'Hor
            'decision_of', 'measured_of', 'shares']
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a10003
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -196,10 +197,8 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
         horizon: that it was measured over
 
     Returns:
-        borders between the action words, in m/s² and degrees
-
-    Raises:
-        ValueError: no drive slows down, speeds up, turns left or turns right
+        borders between the action words, in m/s² and degrees; where nobody slows down, speeds up, turns left or turns
+        right, those are the toy town's, and a warning says so
     """
     measured, fixed = np.asarray(measured, float).reshape(-1, 6), Cuts()
     moving = measured[(measured[:, :2] > fixed.still).any(1)]
@@ -210,9 +209,13 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
         left=turn[turn > fixed.straight],
         right=-turn[turn < -fixed.straight],
     )
+    towns = dict(slow=(TOWN.brakes, TOWN.slows), fast=(TOWN.gains, TOWN.rushes), left=TOWN.left, right=TOWN.right)
     if empty := [k for k, v in groups.items() if not len(v)]:
-        raise ValueError(f"measured: no trajectory for {empty[0]!r}, so it has no percentiles")
-    slow, fast, left, right = (tuple(float(x) for x in np.percentile(v, [30, 60])) for v in groups.values())
+        text = f"{len(measured)} trajectories, none for {', '.join(empty)}: these borders stay the toy town's"
+        warnings.warn(text, stacklevel=2)
+    slow, fast, left, right = (
+        tuple(float(x) for x in np.percentile(v, [30, 60])) if len(v) else towns[k] for k, v in groups.items()
+    )
     return Cuts(*slow, *fast, left, right, horizon=horizon)
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a1000f
