@@ -1,7 +1,7 @@
 """The papers' own runs at everything but their size: model folders of the released layout, made-up logs, two processes.
 
 One profile is rehearsed always; all seven, by command and by papermill, with DRIVELIT_REHEARSE=all:
-    DRIVELIT_REHEARSE=all python -m pytest tests/test_rehearsal.py
+    bash ci/rehearse.sh
 """
 
 import json
@@ -10,12 +10,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+import papermill
 import pytest
+import test_cluster
 
+from drivelit.policy.model import load_policy
+from drivelit.runs.cluster import on_cluster
+from drivelit.runs.profiles import load_profile
+from drivelit.runs.rehearsal import page as page_of
+from drivelit.runs.rehearsal import rehearse as rehearsal
 from drivelit.testing.bench2drive import make_bench2drive
 from drivelit.testing.navsim import make_navsim
 from drivelit.testing.nuscenes import make_nuscenes
 from drivelit.testing.qwen import make_qwen
+from drivelit.testing.vllm import StubVLLM
 
 ROOT = Path(__file__).parents[1]
 whole = pytest.mark.skipif(os.environ.get("DRIVELIT_REHEARSE") != "all", reason="DRIVELIT_REHEARSE is not all")
@@ -26,6 +35,9 @@ MAKERS = dict(
     nuscenes=(make_nuscenes, dict(train=("train",), heldout=("val",))),
     bench2drive=(make_bench2drive, dict(train=(), heldout=())),
 )
+
+
+nodes = test_cluster.nodes  # a cluster of Ray
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +76,14 @@ def scenes_of(root, kind, name):
     return folder
 
 
-def rehearse(root, name, kind, stages=(), **keys):
+def rehearse(root, name, kind, stages=(), how="", **keys):
     "Rehearse a profile by command: what rehearsal.json says, and the page."
-    size, out = MODELS.get(name, "3b"), root / f"out-{name}"
+    size, out = MODELS.get(name, "3b"), root / f"out-{name}-{how}"
     keys = dict(model=model_folder(root, size), source=scenes_of(root, kind, name)) | keys
     sets = [w for k, v in keys.items() for w in ("--set", f"{k}={v}")]
     only = ["--stages", ",".join(stages)] if stages else []
     code, page = drivelit("rehearse", name, "--out", out, *sets, *only)
+    assert (out / "rehearsal.json").exists(), page
     return code, json.loads((out / "rehearsal.json").read_text()), page
 
 
@@ -94,3 +107,88 @@ def test_tuning_and_reinforcement_in_two_processes(root):
     assert max(encoded["tokens_most"], played["tokens_most"]) < 3600
     assert any("train_scenes: 103,288 are wanted, and there are at most" in t for t in told["obstacles"])
     assert any(line.startswith("  stages: 4 ran") for line in page.splitlines())
+
+
+PLAIN = dict(depth="exact", detector="exact", judge="scripted", reader_small="scripted", reader_large="scripted")
+PLAIN |= dict(reviewer="none", cluster_by="thumbnails")
+DREAMS = dict(codec="base", encoder="base", inception="none", judge="scripted")
+WHOLE = {
+    "driveagent.paper": ("nuscenes", PLAIN),
+    "autodrive_p3.paper": ("nuscenes", {}),
+    "autodrive_p3.navsim": ("navsim", {}),
+    "minddriver.paper": ("nuscenes", DREAMS),
+    "minddriver.bench2drive": ("bench2drive", DREAMS),
+}
+
+
+def all_ran(told, page):
+    "No stage has failed, and no stage that shows pictures was without one."
+    assert {r["state"] for r in told["stages"].values()} == {"ran"}, page
+    for row in told["stages"].values():
+        for name in ("encoded", "played"):
+            assert name not in row["account"] or row["account"][name]["pictures"] >= row["account"][name]["rows"]
+    trained = [r for r in told["stages"].values() if r["kind"] in ("sft", "rl") and r["bytes"]["checkpoint"]]
+    assert trained
+    for row in trained:
+        assert row["bytes"]["checkpoint"] == pytest.approx(row["planned"]["checkpoint"], rel=0.03)
+
+
+@whole
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_stage_of_a_profile(root, name):
+    kind, keys = WHOLE[name]
+    code, told, page = rehearse(root, name, kind, teacher="scripted", **keys)
+    all_ran(told, page)
+    assert code == 0, page
+
+
+@whole
+def test_servers_play(root):
+    "The weights of every rollout go to a server, and its words come back."
+    folder = model_folder(root, "3b")
+    with StubVLLM(load_policy(folder), name=str(folder), longest=8192) as server:
+        keys = dict(teacher="scripted", new_tokens=24, player=server.root, players=0, frames_as="images")
+        code, told, page = rehearse(root, "autodrive_p3.navsim", "navsim", ["rl"], "served", **keys)
+        all_ran(told, page)
+    assert code == 0 and [path for path, _ in server.heard].count("/collective_rpc") >= 2, page
+
+
+def by_papermill(root, notebook, name, kind, **given):
+    "Rehearse a profile by its run notebook: what rehearsal.json says, and what the notebook printed."
+    system, profile = name.split(".")
+    out, done = root / f"out-{name}-papermill", root / f"{name}.ipynb"
+    given |= dict(profile=profile, out=str(out), source=str(scenes_of(root, kind, name)), rehearse=True)
+    given |= dict(model=str(model_folder(root, MODELS.get(name, "3b"))))
+    path = next((ROOT / "nbs").glob(f"5*_{system}/{notebook}"))
+    papermill.execute_notebook(path, done, given, kernel_name="python3", cwd=path.parent, progress_bar=False)
+    cells = nbformat.read(done, 4).cells
+    page = "".join(o.get("text", "") for c in cells if c.cell_type == "code" for o in c.outputs)
+    return json.loads((out / "rehearsal.json").read_text()), page
+
+
+@whole
+def test_every_stage_by_papermill(root):
+    told, page = by_papermill(root, "30_run.ipynb", "mtdrive.paper", "navsim")
+    all_ran(told, page)
+    assert "the paper: " in page and "hours" in page
+
+
+@whole
+def test_a_teacher_that_is_away(root):
+    "The stages that need no teacher run, the page names his address, and what waits for him is not reached."
+    told, page = by_papermill(root, "70_run.ipynb", "autodrive_p3.navsim", "navsim")
+    states = {k: r["state"] for k, r in told["stages"].items()}
+    assert (states.pop("scenes"), states.pop("data")) == ("ran", "failed") and set(states.values()) == {"not reached"}
+    assert "localhost:8000" in told["stages"]["data"]["line"]
+    assert "teacher: nobody answers at http://localhost:8000/v1" in told["obstacles"], page
+
+
+@whole
+def test_on_two_machines_of_a_cluster(root, nodes):
+    test_cluster.machines(nodes, 2)
+    keys = dict(teacher="scripted", new_tokens=24)
+    name, out = "autodrive_p3.navsim", root / "out-cluster"
+    keys |= dict(model=str(model_folder(root, "3b")), source=str(scenes_of(root, "navsim", name)))
+    profile = load_profile(*name.split("."), **keys)
+    told = rehearsal(profile, out, devices=2, only=["rl"], elsewhere=on_cluster(nodes.address))
+    all_ran(told, page_of(told))

@@ -311,7 +311,8 @@ def run(kind, out, stop):
         if kind in ("rl", "held", "served"):
             tied = dict(reference_every=1) if kind == "rl" else dict(reference=elsewhere())
             engine = Served(policy) if kind == "served" else Scripted(policy)
-            how |= dict(engine=engine, batch=2, group=4, beta=0.04, micro_batch=2, sampling_bound=0.0) | tied
+            some = dict(micro_batch=2, sampling_bound=0.0) if kind == "served" else {}
+            how |= dict(engine=engine, batch=2, group=4, beta=0.04) | tied | some
             turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", max_turns=1, **how)
         else:
             rows = [dict(messages=[*ask(""), says("assistant", f"{k}.{k}{k}")], images=[picture]) for k in range(8)]

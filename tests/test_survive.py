@@ -200,7 +200,7 @@ train(sys.argv[1], Path(sys.argv[2]), callbacks=[Waits(int(sys.argv[3]))])
 
 
 def start(what, out, until=0):
-    env = os.environ | dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    env = os.environ | dict(HF_HUB_OFFLINE="1")  # as many threads as here, for they round otherwise
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, what, str(out), str(until)],
         env=env,

@@ -407,7 +407,7 @@ def _row(profile, small, out, stages, stage, elsewhere):
     row["whole"], row["whole_bytes"] = whole_hours(profile, small, stage, kind, row), _disk(profile, small, row)
     return row
 
-
+# %% ../../nbs/42_runs/65_rehearsal.ipynb #5e0a71c3
 def rehearse(
     profile: Profile,
     out: str | Path,

@@ -797,7 +797,7 @@ def sft_config(
         gradient_accumulation_steps=batch // (micro * world),
         learning_rate=lr,
         warmup_steps=warmup,
-        logging_steps=max(1, min(10, steps // 10)),  # a short run has a curve, too
+        logging_steps=10 if steps >= 20 else 1,  # a short run has a curve, too
         lr_scheduler_type=schedule,
         dataset_kwargs=dict(skip_prepare_dataset=True),
         # a fork would copy the trainer's threads and its GPU

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Set up, then every rehearsal: the seven profiles of the papers' size, a server, a cluster, papermill.   bash ci/rehearse.sh [NAME]
+#   NAME: only the tests whose names have it
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh
+venv=${DRIVELIT_VENV:-.venv}
+[ -n "${DRIVELIT_NO_SETUP:-}" ] || PATH="$(cd "$venv" && pwd)/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE  # every stage is a process of its own
+export PATH OMP_NUM_THREADS=1 DRIVELIT_REHEARSE=all
+exec python -m pytest -v --durations=0 tests/test_rehearsal.py -k "${1:-test}"
