@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
+import test_carla
 import test_cluster
 
 from drivelit.policy.model import load_policy
@@ -35,7 +36,7 @@ MAKERS = dict(
     nuscenes=(make_nuscenes, dict(train=("train",), heldout=("val",))),
     bench2drive=(make_bench2drive, dict(train=(), heldout=())),
 )
-
+MADE = {"driveagent.paper": dict(drives_each=10, moments=8, history=3, future=16)}  # eight seconds of future
 
 nodes = test_cluster.nodes  # a cluster of Ray
 
@@ -64,9 +65,9 @@ def model_folder(root, size):
 def scenes_of(root, kind, name):
     "A run's source, prepared from made-up logs with the window that the profile needs."
     make, splits = MAKERS[kind]
-    data, folder = root / kind, root / f"{kind}-{name}"
+    data, folder = root / (f"made-{name}" if name in MADE else kind), root / f"{kind}-{name}"
     if not data.exists():
-        make(data)
+        make(data, **MADE.get(name, {}))
     for split, which in splits.items():
         if (folder / split).exists():
             continue
@@ -76,13 +77,13 @@ def scenes_of(root, kind, name):
     return folder
 
 
-def rehearse(root, name, kind, stages=(), how="", **keys):
+def rehearse(root, name, kind, stages=(), how="", env=None, **keys):
     "Rehearse a profile by command: what rehearsal.json says, and the page."
     size, out = MODELS.get(name, "3b"), root / f"out-{name}-{how}"
     keys = dict(model=model_folder(root, size), source=scenes_of(root, kind, name)) | keys
     sets = [w for k, v in keys.items() for w in ("--set", f"{k}={v}")]
     only = ["--stages", ",".join(stages)] if stages else []
-    code, page = drivelit("rehearse", name, "--out", out, *sets, *only)
+    code, page = drivelit("rehearse", name, "--out", out, *sets, *only, **(env or {}))
     assert (out / "rehearsal.json").exists(), page
     return code, json.loads((out / "rehearsal.json").read_text()), page
 
@@ -101,9 +102,8 @@ def test_tuning_and_reinforcement_in_two_processes(root):
         assert row["update_seconds"] > 0 and row["whole"]["updates"] > 0 and row["whole"]["plays"] > 0
     encoded, played = rows["sft"]["account"]["encoded"], rows["rl"]["account"]["played"]
     assert encoded["pictures"] == encoded["rows"] == 2 * 4  # two updates of two passes on two devices
-    assert (
-        played["pictures"] == played["rows"] == 2 * 2 * 8 + 8
-    )  # two rollouts, two scenes, groups of eight; and the exam
+    # two rollouts of two scenes in groups of eight; and the exam
+    assert played["pictures"] == played["rows"] == 2 * 2 * 8 + 8
     assert max(encoded["tokens_most"], played["tokens_most"]) < 3600
     assert any("train_scenes: 103,288 are wanted, and there are at most" in t for t in told["obstacles"])
     assert any(line.startswith("  stages: 4 ran") for line in page.splitlines())
@@ -140,6 +140,24 @@ def test_every_stage_of_a_profile(root, name):
     code, told, page = rehearse(root, name, kind, teacher="scripted", **keys)
     all_ran(told, page)
     assert code == 0, page
+
+
+@whole
+def test_drives_in_simulators(root):
+    "MindDrive: experts of recorded moments, and drives of two collectors in stubs of CARLA."
+    client, routes = root / "client", root / "routes"
+    for folder in (client, routes):
+        folder.mkdir()
+    (client / "carla.py").write_text(test_carla.CLIENT)
+    for split, numbers in dict(train=(1, 2), heldout=(3, 4)).items():
+        text = "".join(test_carla.WAY.format(k, 26 + k) for k in numbers)
+        (routes / f"{split}.xml").write_text(f"<routes>{text}</routes>")
+    env = dict(PYTHONPATH=os.pathsep.join([str(client), str(ROOT)]), HERE=str(client))
+    servers = ",".join(f"here:{2000 + k}" for k in range(24))
+    keys = dict(simulators=servers, routes=routes, chat="none", scenario="none")
+    code, told, page = rehearse(root, "minddrive.paper", "bench2drive", env=env, **keys)
+    assert {r["state"] for r in told["stages"].values()} == {"ran"} and code == 0, page
+    assert told["stages"]["rl"]["whole"]["plays"] > 0 and told["stages"]["rl"]["whole"]["updates"] > 0
 
 
 @whole

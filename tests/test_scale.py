@@ -458,11 +458,10 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
     "Killed on two and gone on with one, and the other way round: the losses are those of a run that nobody disturbed."
     found = json.loads((groups / "found.json").read_text())
     for kind, whole in found.pop("2").items():
-        key, near, close = (
-            ("loss", 0.03, 1e-2)
-            if kind == "bf16"
-            else ("kl" if kind in ("rl", "held", "served") else "loss", 2e-5, 2e-5)
-        )
+        key = "kl" if kind in ("rl", "held", "served") else "loss"
+        near, close = (2e-5, 2e-5) if kind != "served" else (1e-4, 1e-3)  # other micro-batches, and Adam on top
+        if kind == "bf16":  # eight bits: 0.03 at a loss of 7
+            near, close = 0.03, 1e-2
         if kind == "experts":  # every part of the loss
             for how in found:
                 assert [r["step"] for r in found[how][kind]] == [1, 2, 3, 4]

@@ -124,6 +124,10 @@ class MindDriverProfile(Profile):
         "Supervised tuning trains all weights, reinforcement adapters of the language model if they have a rank."
         return (self.lora_rank, False) if kind == "rl" else (0, not self.freeze_vision)
 
+    def shards(self, kind: str) -> bool:
+        "FSDP2 cannot share out the trained rows of a table that is the head, too; adapters are small."
+        return self.sharding and not (kind == "rl" and self.lora_rank)
+
     def pictures(self) -> int:
         "Pictures in a question."
         return len(VIEWS[self.views]) + self.history

@@ -228,7 +228,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     each = 2 if p.precision == "bf16" else 4
     trained = adapter_weights(config, rank) if rank else n if sees else n - eyes
     frozen = n if rank else n - trained
-    shares = gpus if p.sharding else 1
+    shares = gpus if p.shards("sft" if stage == "sft" else "rl") else 1
     state = stage != "evaluation"
     # four patches of 14 x 14 pixels are merged into one token
     n_pass = p.in_a_pass("sft" if stage == "sft" else "rl")

@@ -119,7 +119,7 @@ WRITE, HASH = 1.0, 1.2  # GB/s of a process: to the disk, assumed; SHA-256, meas
 
 def _together(p, kind):
     "Processes that write a checkpoint."
-    return max(p.sft_gpus if kind == "sft" else p.rl_gpus, 1) if p.sharding else 1
+    return max(p.sft_gpus if kind == "sft" else p.rl_gpus, 1) if p.shards(kind) else 1
 
 
 def checkpoint_bytes(profile: Profile, stage: str, config: Any = None) -> dict[str, float]:

@@ -177,6 +177,10 @@ class Derived(Devices):
         "What an 'sft' or 'rl' stage trains: rank of its adapters, 0: all weights; whether the vision encoder learns."
         return 0, True
 
+    def shards(self, kind: str) -> bool:
+        "Whether the weights of an 'sft' or 'rl' stage are shared out; a system says where they cannot be."
+        return self.sharding
+
     def batch(self) -> tuple[int, int, int]:
         "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
         return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
@@ -829,6 +833,7 @@ def rl_options(profile: Profile, times: int = 1) -> dict[str, Any]:
     return same_name | dict(
         {name: times * same_name[name] for name in ("steps", "epochs") if same_name.get(name)},
         beta=profile.kl,
+        sharding=profile.shards("rl"),
         epsilon_high=profile.epsilon_high or None,  # TRL: as epsilon
         # a rollout batch costs several times what a supervised update costs, so it is kept five times as often
         save_steps=max(1, profile.save_every // 5),
