@@ -22,6 +22,7 @@ from drivelit.runs.profiles import load_profile
 from drivelit.runs.rehearsal import page as page_of
 from drivelit.runs.rehearsal import rehearse as rehearsal
 from drivelit.testing.bench2drive import make_bench2drive
+from drivelit.testing.drives import FAMILIES
 from drivelit.testing.navsim import make_navsim
 from drivelit.testing.nuscenes import make_nuscenes
 from drivelit.testing.qwen import make_qwen
@@ -65,12 +66,15 @@ def model_folder(root, size):
 def scenes_of(root, kind, name):
     "A run's source, prepared from made-up logs with the window that the profile needs."
     make, splits = MAKERS[kind]
-    data, folder = root / (f"made-{name}" if name in MADE else kind), root / f"{kind}-{name}"
-    if not data.exists():
-        make(data, **MADE.get(name, {}))
+    folder = root / f"{kind}-{name}"
     for split, which in splits.items():
         if (folder / split).exists():
             continue
+        data = root / (f"made-{name}" if name in MADE else kind if which else f"{kind}-{split}")
+        if not data.exists():
+            # clips have no splits: others are driven for the second one
+            more = {} if which else dict(families=FAMILIES[:2] if split == "train" else FAMILIES[2:4])
+            make(data, **MADE.get(name, {}), **more)
         of = [*(("--split", which[0]) if which else ()), *(("--tokens", data / which[1]) if which[1:] else ())]
         code, said = drivelit("prepare", kind, data, folder / split, "--for", name, "--workers", 0, *of)
         assert code == 0, said[-2000:]

@@ -459,7 +459,8 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
     found = json.loads((groups / "found.json").read_text())
     for kind, whole in found.pop("2").items():
         key = "kl" if kind in ("rl", "held", "served") else "loss"
-        near, close = (2e-5, 2e-5) if kind != "served" else (1e-4, 1e-3)  # other micro-batches, and Adam on top
+        # what is logged is the mean of micro-batches, which other processes cut otherwise; the gradient is the same
+        near, close = (2e-5 if kind != "served" else 2e-3), 2e-5
         if kind == "bf16":  # eight bits: 0.03 at a loss of 7
             near, close = 0.03, 1e-2
         if kind == "experts":  # every part of the loss
