@@ -231,7 +231,7 @@ def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
         dict: seconds, account, rows, left_out, bytes (of checkpoints, weights, rows and all); wrong: a sentence, or ""
     """
     done, folder = json.loads((Path(folder) / "done.json").read_text()), Path(folder)
-    account, rows = _account(folder), _rows(folder)
+    account, rows, left = _account(folder), _rows(folder), done.get("left_out", {})
     counted = {"rows": rows} | {f"{k} rows": account.get(k, {}) for k in ("encoded", "played")}
     blind = [k for k, v in counted.items() if v and not v.get("pictures")]
     steps = [p for p in folder.glob("checkpoint-*") if p.is_dir()]
@@ -239,7 +239,7 @@ def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
         seconds=done["seconds"],
         account=account,
         rows=rows,
-        left_out=done.get("left_out", {}),
+        left_out=left if isinstance(left, dict) else {},  # MindDrive lists drivers that are left out
         bytes=dict(
             checkpoint=max(map(_bytes, steps), default=0),
             weights=_bytes(folder, "final/**/*"),
