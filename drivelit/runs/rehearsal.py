@@ -252,8 +252,8 @@ def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #821652da
 def _update_seconds(folder):
     "Mean seconds of an update without the first ones, which warm up; None: no update is timed there."
-    path = Path(folder) / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    paths = sorted(Path(folder).rglob("metrics.jsonl"))  # MindDrive's lie with its rounds
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     times = [r["step_time"] for r in rows if "step_time" in r]
     late = times[len(times) // 2 :]
     return sum(late) / len(late) if late else None
