@@ -14,13 +14,8 @@ import nbformat
 import papermill
 import pytest
 import test_carla
-import test_cluster
 
 from drivelit.policy.model import load_policy
-from drivelit.runs.cluster import on_cluster
-from drivelit.runs.profiles import load_profile
-from drivelit.runs.rehearsal import page as page_of
-from drivelit.runs.rehearsal import rehearse as rehearsal
 from drivelit.testing.bench2drive import make_bench2drive
 from drivelit.testing.drives import FAMILIES
 from drivelit.testing.navsim import make_navsim
@@ -38,8 +33,6 @@ MAKERS = dict(
     bench2drive=(make_bench2drive, dict(train=(), heldout=())),
 )
 MADE = {"driveagent.paper": dict(drives_each=10, moments=8, history=3, future=16)}  # eight seconds of future
-
-nodes = test_cluster.nodes  # a cluster of Ray
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +119,15 @@ WHOLE = {
 
 
 def all_ran(told, page):
-    "No stage has failed, and no stage that shows pictures was without one."
+    "No stage has failed, none was without pictures, and checkpoints are as large as planned."
     assert {r["state"] for r in told["stages"].values()} == {"ran"}, page
     for row in told["stages"].values():
-        for name in ("encoded", "played"):
-            assert name not in row["account"] or row["account"][name]["pictures"] >= row["account"][name]["rows"]
-    trained = [r for r in told["stages"].values() if r["kind"] in ("sft", "rl") and r["bytes"]["checkpoint"]]
+        had = {k: row["account"][k] for k in ("encoded", "played") if k in row["account"]}
+        assert "encoded" not in had or had["encoded"]["pictures"] >= had["encoded"]["rows"]
+        # beside the policy some exams have a driver that sees nothing
+        assert "played" not in had or had["played"]["pictures"] >= 0.9 * had["played"]["rows"]
+    # adapters are smaller here than the table of words, which PEFT writes beside them
+    trained = [r for r in told["stages"].values() if r["bytes"]["checkpoint"] and r["planned"]["checkpoint"] > 1e7]
     assert trained
     for row in trained:
         assert row["bytes"]["checkpoint"] == pytest.approx(row["planned"]["checkpoint"], rel=0.03)
@@ -203,14 +199,3 @@ def test_a_teacher_that_is_away(root):
     assert (states.pop("scenes"), states.pop("data")) == ("ran", "failed") and set(states.values()) == {"not reached"}
     assert "localhost:8000" in told["stages"]["data"]["line"]
     assert "teacher: nobody answers at http://localhost:8000/v1" in told["obstacles"], page
-
-
-@whole
-def test_on_two_machines_of_a_cluster(root, nodes):
-    test_cluster.machines(nodes, 2)
-    keys = dict(teacher="scripted", new_tokens=24)
-    name, out = "autodrive_p3.navsim", root / "out-cluster"
-    keys |= dict(model=str(model_folder(root, "3b")), source=str(scenes_of(root, "navsim", name)))
-    profile = load_profile(*name.split("."), **keys)
-    told = rehearsal(profile, out, devices=2, only=["rl"], elsewhere=on_cluster(nodes.address))
-    all_ran(told, page_of(told))
