@@ -175,7 +175,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
     *("eval_temperature", "checkpointing", "picture_cache", "player", "players", "importance_cap", "sampling_bound"),
     "kv_memory",
     *("sharding", "rl_schedule", "rl_warmup", "epsilon", "epsilon_high"),  # PPO has `clip` and one rate
-    *("train_aside", "train_late"),  # beside the drive: `wrong`
+    *("train_aside", "train_late", "train_drives"),  # beside the drive: `wrong`
 )
 EXPERTS = dict(future=true_idm, present=present_idm)
 SAMPLES = 234_769  # of the paper's imitation: MindDrive, method summary

@@ -275,6 +275,7 @@ class Profile(Derived):
     train_aside: float = key(
         0.0, "share of the toy town's that begin later and beside the middle of the lane", low=0, high=1
     )
+    train_drives: float = key(0.0, "share of the toy town's that are moments of an expert's drives", low=0, high=1)
     eval_scenes: int = key(96, "held-out scenes", low=1)
     sft_epochs: float = key(0.0, "passes over the samples; 0: by sft_steps", low=0)
     sft_steps: int = key(400, "updates; 0: by sft_epochs", low=0)

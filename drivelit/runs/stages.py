@@ -31,6 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..data.aside import some_aside
+from ..data.moments import some_driven
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
@@ -167,8 +168,8 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
-        aside = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
-        return by_split | dict(train=aside)
+        train = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
+        return by_split | dict(train=some_driven(train, profile.train_drives, seeds["train"]))
     source = Path(os.path.expandvars(profile.source))
     if told := in_archive(source):
         raise RunError(f"source: {told}")
@@ -263,6 +264,7 @@ def _makers():
     files = [
         *(room / "scene").glob("*.py"),
         *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed", "pdm_parts")),
+        *(room / n for n in ("rollout/world.py", "rollout/drivers.py", "data/moments.py")),
     ]
     return sha256(*sorted(files))
 
@@ -278,7 +280,7 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    keys = ("tuning", "train_scenes", "train_aside", "train_late", "eval_scenes")
+    keys = ("tuning", "train_scenes", "train_aside", "train_late", "train_drives", "eval_scenes")
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if cache and cache.exists():
