@@ -13,6 +13,7 @@ venv=${DRIVELIT_VENV:-.venv}
 [ -z "${DRIVELIT_NO_SETUP:-}" ] && PATH="$(cd "$venv" && pwd)/bin:$PATH"
 export PATH OMP_NUM_THREADS=${DRIVELIT_THREADS:-1} TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 unset MPLBACKEND PYTHONDONTWRITEBYTECODE  # without byte code every kernel compiles the package anew
+[ "${DRIVELIT_THREADS:-1}" = 1 ] || export OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0  # threads that spin take the cores from each other
 summary=() failures=0 start=$SECONDS
 
 step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict

@@ -245,11 +245,13 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     from drivelit.scene.sources import SOURCES
 
     options = {k: v for k, v in options.items() if v is not None}
-    needs = window_of(source, section and profile_of(section)) if source in SOURCES else {}
+    profile = profile_of(section) if section else None
+    needs = window_of(source, profile) if source in SOURCES else {}
     if few := [k for k, least in needs.items() if section and options.get(k, least) < least]:
         raise RunError(f"{few[0]} = {options[few[0]]} is below the {needs[few[0]]:g} that {section} needs")
     options = needs | options
     settings = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
+    settings |= dict(navigator=profile.navigator, noise=profile.navigator_noise) if profile else {}
     shards = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **settings, **options)
     counts = dict(
         scenes=len(shards), shards=len(shards.shards), left_out=sum(len(s["left_out"]) for s in shards.shards)

@@ -631,7 +631,8 @@ def planner(
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
         return [chain_of(e, task.inputs, mode).planning for e in episodes]
 
-    return by_policy(policy, Unjudged(task), read, seed, engine, profile.together, profile.kept_bytes, **options)
+    options |= dict(together=profile.together, memory=profile.kept_bytes, hear=profile.hears)
+    return by_policy(policy, Unjudged(task), read, seed, engine, **options)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #8b7e69cf
 def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None = None) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from PIL import Image
 from .formats import STAGES, spans_of
 from .objects import ACTIONS, PICTURES, Picture, get_picture
 from ..policy.video import Video
+from ..rollout.navigator import target_text
 from ..scene.core import Scene
 
 # %% ../../nbs/52_autodrive_p3/10_prompt.ipynb #9af65996
@@ -91,7 +92,7 @@ def ego_text(scene: Scene) -> str:
     Returns:
         two or three lines; a state that the source does not know is "unknown"
     """
-    lines = [f"Command: {scene.command}."]
+    lines = [f"Command: {scene.command}{target_text(scene)}."]
     if scene.meta.get("ego_state") == "unknown":
         return f"{lines[0]}\nEgo state: unknown.\n"
     v, a = float(np.hypot(*scene.ego.velocity)), float(scene.ego.acceleration[0])

@@ -492,5 +492,5 @@ def planner(
                 answers[i] = from_lidar(way)
         return answers
 
-    limits |= dict(together=profile.together, memory=profile.kept_bytes, temperature=temperature)
+    limits |= dict(together=profile.together, memory=profile.kept_bytes, temperature=temperature, hear=profile.hears)
     return by_policy(policy, task, read, seed, engine, **limits)

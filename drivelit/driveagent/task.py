@@ -23,6 +23,7 @@ from ..metrics.meta_actions import SPEEDS, STEPS, TRAJECTORIES, credit, encode
 from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
 from ..rollout.core import Episode, Step, Task, TurnState
+from ..rollout.navigator import target_text
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 
@@ -264,7 +265,8 @@ class DriveAgentTask(Task):
     def prompt(self, scene: Scene) -> list[dict]:
         "The first message: one picture or six, the command, the speed in km/h, the rules."
         speed = None if scene.meta.get("ego_state") == "unknown" else float(np.hypot(*scene.ego.velocity))
-        text = prompt_text(scene.command, speed, self.tool_lines(), self.words, self.max_calls, SHOWN[self.view])
+        told = scene.command + target_text(scene)
+        text = prompt_text(told, speed, self.tool_lines(), self.words, self.max_calls, SHOWN[self.view])
         parts = [*image_parts(self._shown(scene), self.pictures), {"type": "text", "text": text + self.hint}]
         return [{"role": "user", "content": parts}]
 

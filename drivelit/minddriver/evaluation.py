@@ -564,6 +564,7 @@ def planner(
         read,
         seed,
         engine or engine_for(policy, codec, profile.together, profile.kept_bytes),
+        hear=profile.hears,
         **options,
     )
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from .decisions import DIRECTIONS, PLAN, SPEEDS, Horizon
 from .formats import SECTIONS, spans_of
+from ..rollout.navigator import target_text
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 
@@ -98,7 +99,7 @@ def state_text(scene: Scene, inputs: Inputs = PAPER) -> str:
     Returns:
         one or two lines; a state that the source does not know is "unknown"
     """
-    lines = [f"Command: [{COMMANDS[scene.command]}]\n"]
+    lines = [f"Command: [{COMMANDS[scene.command]}]{target_text(scene)}\n"]
     if inputs.ego_state:
         v, a = float(np.hypot(*scene.ego.velocity)), float(scene.ego.acceleration[0])
         known = scene.meta.get("ego_state") != "unknown"

@@ -330,7 +330,7 @@ def planner(
         parsed = [[parse_trajectory(t) for t in reversed(e.texts)] for e in episodes]
         return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in parsed]
 
-    asked = task if turns > 1 else Unjudged(task)
+    asked, options = task if turns > 1 else Unjudged(task), options | dict(hear=profile.hears)
     return by_policy(policy, asked, read, seed, engine, profile.together, profile.kept_bytes, **options)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #6b88ef9b

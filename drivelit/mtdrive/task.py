@@ -19,6 +19,7 @@ from .formats import format_score, parse_trajectory
 from ..policy.engines import Completion
 from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
+from ..rollout.navigator import target_text
 from ..scene.cameras import check_image, get_image
 from ..scene.core import Recent, Scene, SceneError
 
@@ -74,7 +75,7 @@ def prompt_text(scene: Scene, metric_descriptions: bool = False) -> str:
         "As an autonomous driving system, predict the vehicle's trajectory based on:\n"
         "1. Visual perception from front camera view\n"
         f"2. Historical motion context (last 4 timesteps):{motion}\n"
-        f"3. Active navigation command: [{scene.command}]\n"
+        f"3. Active navigation command: [{scene.command}{target_text(scene)}]\n"
         f"{METRIC_DESCRIPTIONS if metric_descriptions else ''}{REQUIREMENTS}"
     )
 

@@ -56,6 +56,7 @@ def by_policy(
     engine: Any = None,
     together: int = 32,
     memory: float | None = None,
+    hear: Callable[[Scene], Scene] = lambda scene: scene,
     **options: Any,
 ) -> Planner:
     """A policy as a planner.
@@ -68,6 +69,7 @@ def by_policy(
         engine: who answers; default: the policy
         together: conversations in a batch of the default engine
         memory: of the default engine, as it takes it
+        hear: what the navigator tells the policy: the moment -> as it is heard
         options: max_turns, max_new_tokens, max_tokens, temperature, top_p: as `rollout` takes them
 
     Returns:
@@ -76,7 +78,7 @@ def by_policy(
     engine = engine or TransformersEngine(policy, together, memory)
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
-        moments = [w.scene for w in worlds]
+        moments = [hear(w.scene) for w in worlds]
         episodes = rollout(engine, policy, task, moments, seed=seed_of(seed, decision, 0), **options)
         heard = [i for i, e in enumerate(episodes) if not e.failed]
         plans = [ParseError(f"refused: {e.failed}") for e in episodes]

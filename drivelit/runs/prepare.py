@@ -22,6 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..data.shards import INDEX, ShardError, Shards, write_shards
+from ..rollout.navigator import heard
 from ..scene.core import Scene, SceneError, from_json, skipping
 from ..scene.sources import ASPECTS, SOURCES, module, need, open_scenes, read_tokens
 from ..scene.town import MIX
@@ -69,6 +70,8 @@ def read_parts(
     names: Sequence[str],
     options: dict[str, Any],
     require: Sequence[str] = (),
+    navigator: str = "command",
+    noise: float = 0.0,
 ) -> Iterator[Scene]:
     """The scenes of some parts.
 
@@ -79,6 +82,7 @@ def read_parts(
         names: of `parts_of`
         options: of the reader's `scenes`
         require: what a scene must have, see `drivelit.scene.sources.need`
+        navigator: what scenes tell of the route, with noise in metres: as `heard` takes them
 
     Yields:
         Scene
@@ -94,7 +98,7 @@ def read_parts(
         scenes = open_scenes(source, root, on_error=on_error, **options, **only)
     for scene in scenes:
         with skipping(on_error):
-            yield need(scene, *require)
+            yield heard(need(scene, *require), navigator, noise)
 
 
 def _each(make, names, on_error):
@@ -153,6 +157,8 @@ def prepare(
     limit: int | None = None,
     require: Sequence[str] = ("expert", "map"),
     references: bool = True,
+    navigator: str = "command",
+    noise: float = 0.0,
     **options: Any,
 ) -> Shards:
     """Write the scenes of a source as shards, or go on with it; a shard that is there and whole is left as it is.
@@ -166,6 +172,7 @@ def prepare(
         limit: only so many parts, at least 1; None: all
         require: what a scene must have; others are left out and named
         references: keep PDM-Closed's plan of each scene beside it
+        navigator: what scenes tell of the route, with noise in metres: as `heard` takes them
         **options: of the reader's `scenes`, such as split, version, every; tokens, drives: a list, or the file of one,
             see `drivelit.scene.sources.read_tokens`; n and seed of the toy town
 
@@ -193,9 +200,11 @@ def prepare(
                 options[key] = read_tokens(options[key])
         names, size = parts_of(source, root, options)[:limit], in_shard or IN_SHARD.get(source, 1)
         common = dict(source=source, root=root, options=options, require=tuple(require))
+        common |= dict(navigator=navigator, noise=noise)
         blocks = [partial(read_parts, names=names[k : k + size], **common) for k in range(0, len(names), size)]
         told = {k: v if isinstance(v, (str, int, float)) else _short(v) for k, v in options.items()}
         about = dict(source=source, options=told, parts=_short(names), in_shard=size, require=list(require))
+        about |= dict(navigator=navigator, noise=noise) if navigator != "command" else {}
         with hold(folder, f"{folder}: the preparation"):
             for left in folder.glob("*.new"):  # of a process that was killed
                 left.unlink()

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
 from ..policy.text import nearest
+from ..rollout.navigator import NAVIGATORS, heard
+from ..scene.core import Scene
 from ..scene.extras import import_large
 from ..training.settings import EpisodeSettings, Settings, TuningSettings, described, in_epochs
 
@@ -276,6 +278,8 @@ class Profile(Derived):
         0.0, "share of the toy town's that begin later and beside the middle of the lane", low=0, high=1
     )
     train_drives: float = key(0.0, "share of the toy town's that are moments of an expert's drives", low=0, high=1)
+    navigator: str = key("command", "what a policy hears of its route: the command, or points too", choices=NAVIGATORS)
+    navigator_noise: float = key(0.0, "metres: deviation of the position that points are told from", low=0)
     eval_scenes: int = key(96, "held-out scenes", low=1)
     sft_epochs: float = key(0.0, "passes over the samples; 0: by sft_steps", low=0)
     sft_steps: int = key(400, "updates; 0: by sft_epochs", low=0)
@@ -344,6 +348,10 @@ class Profile(Derived):
     def kept_bytes(self) -> float | None:
         "Bytes of keys and values that an engine keeps between turns; None: by free memory."
         return 1e9 * self.kv_memory or None
+
+    def hears(self, scene: Scene) -> Scene:
+        "A scene as the navigator lets a policy hear it."
+        return heard(scene, self.navigator, self.navigator_noise)
 
     @property
     def plays(self) -> dict[str, float]:

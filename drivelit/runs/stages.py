@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from ..data.aside import some_aside
 from ..data.moments import some_driven
-from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, subset, unpack
+from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, read_index, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.clock import account, timed
@@ -169,7 +169,8 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
         train = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
-        return by_split | dict(train=some_driven(train, profile.train_drives, seeds["train"]))
+        by_split |= dict(train=some_driven(train, profile.train_drives, seeds["train"]))
+        return {k: [profile.hears(s) for s in scenes] for k, scenes in by_split.items()}
     source = Path(os.path.expandvars(profile.source))
     if told := in_archive(source):
         raise RunError(f"source: {told}")
@@ -183,7 +184,20 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         )
     for k, n in sizes.items():
         tell_if_few(f"source: {source / k}, scenes", len(by_split[k]), n)
-    return by_split
+    return {k: _heard(scenes, profile) for k, scenes in by_split.items()}
+
+
+def _heard(scenes, profile):
+    "Scenes with what the navigator tells; that of shards was written when they were prepared."
+    if not isinstance(scenes, Shards):
+        return [profile.hears(s) for s in scenes]
+    told = read_index(scenes.folder).get("about", {}).get("navigator", "command")
+    if told != profile.navigator:
+        raise RunError(
+            f"source: {scenes.folder}: prepared with navigator = {told}, and {profile.navigator} is wanted; "
+            f"prepare it --for {profile.system}.{profile.name}"
+        )
+    return scenes
 
 
 def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: bool = True) -> Shards:
@@ -280,7 +294,8 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    keys = ("tuning", "train_scenes", "train_aside", "train_late", "train_drives", "eval_scenes")
+    keys = ["tuning", "train_scenes", "train_aside", "train_late", "train_drives", "eval_scenes"]
+    keys += ["navigator", "navigator_noise"]
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if cache and cache.exists():
@@ -413,7 +428,7 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
     """
     here = Path(out) / "scenes"
     if profile.source == "toy":
-        made = toy_scenes(count, seed=CHOICE_SEED)
+        made = [profile.hears(s) for s in toy_scenes(count, seed=CHOICE_SEED)]
         save_scenes(made, here / "choice.npz")
         return made
     folder = Path(os.path.expandvars(profile.source)) / "train"
@@ -428,7 +443,7 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
         note = dict(folder=str(folder.absolute()), run=whole.run, numbers=numbers)
         write_json(here / "choice.json", note, indent=None)
         return subset(whole, numbers)
-    made = [from_json(files[k]) for k in numbers]
+    made = [profile.hears(from_json(files[k])) for k in numbers]
     save_scenes(made, here / "choice.npz")
     return made
 
