@@ -484,7 +484,11 @@ def chances(words: Sequence[int], balance: float) -> np.ndarray:
 def _passes(count, need, seed):
     "Numbers of rows, pass after pass, each once in a pass."
     rng = np.random.default_rng(seed)
-    return np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need] if count and need else ()
+    return (
+        np.concatenate([rng.permutation(count) for _ in range(-(-need // max(count, 1)))])[:need]
+        if count and need
+        else ()
+    )
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.0, least: float = 0.0) -> float:
