@@ -92,9 +92,6 @@ OPENED = dict(
 def hold_of(out: str | Path) -> float:
     """How long a decision of a run's policy holds.
 
-    Args:
-        out: folder of the run
-
     Returns:
         float: seconds; 0.5 where a system has no key `decision_seconds`
     """
