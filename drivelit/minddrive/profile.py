@@ -216,9 +216,60 @@ def _of_a_round(p) -> str:
     told = f"{p.questions():,} in a drive of a minute, one every {p.decision_seconds:g} s, {p.batch()[1]} drives"
     return f"{told}; their pictures, {gigabytes:.0f} GB, and what the vision encoder makes of them are in main memory"
 
+# %% ../../nbs/54_minddrive/15_profile.ipynb #10b5aa09
+class _Counts:
+    "What the keys of MindDrive lead to, in numbers; a profile comes behind it."
+
+    def saved(self, kind: str) -> tuple[int, float, int]:
+        "As of all systems; of the rounds of reinforcement every one leaves a checkpoint, and all stay."
+        return (self.rl_steps + 1, 0.0, self.batch()[2]) if kind == "rl" else super().saved(kind)
+
+    def pictures(self) -> int:
+        "Pictures in a question."
+        return len(self.inputs.seen)
+
+    def samples(self) -> int:
+        "Plans to imitate: of recorded moments one each; 0: as many as the expert's drives give."
+        return self.train_scenes if self.simulators != NONE else 0
+
+    def questions(self) -> int:
+        "Decisions of a drive, at most."
+        return round(LONGEST / self.decision_seconds)
+
+    def batch(self) -> tuple[int, int, int]:
+        "Routes and drives of a round, and the updates over it, at most."
+        drives = self.rl_scenes * self.rollouts
+        return self.rl_scenes, drives, -(-drives * self.questions() // self.decisions) * self.num_iterations
+
+    def in_a_pass(self, kind: str) -> int:
+        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
+        return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
+
+    def tunings(self) -> int:
+        "Stages of imitation, each of as many updates."
+        return 3 if self.sft_order == "stages" else 1
+
+    def update_size(self, kind: str) -> float:
+        "An update of imitation reads a quarter as many questions as plans, if there are any; stages of one have none."
+        asked = max(self.sft_batch // 4, 1) if kind == "sft" and self.look else 0
+        return super().update_size(kind) + asked / (self.tunings() if kind == "sft" else 1)
+
+    def beside(self, stage: str) -> int:
+        "Collectors on a device, each with a policy of its own; they have ended before an update."
+        drives = stage == "play" or (stage == "evaluation" and self.simulators != NONE)
+        return -(-max(self.collectors, 1) // max(self.collector_gpus, 1)) if drives else 0
+
+    def cards(self, kind: str) -> int:
+        "The process that reinforces has those of its collectors."
+        return max(self.collector_gpus, 1) if kind == "rl" else 1
+
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        "Stage `warm` has a number of its own."
+        return dict(sft=self.warm_steps) if stage == "warm" else super().updates(stage, kind)
+
 # %% ../../nbs/54_minddrive/15_profile.ipynb #10b5aa08
 @dataclass(frozen=True)
-class MindDriveProfile(Profile):
+class MindDriveProfile(_Counts, Profile):
     """The numbers of a MindDrive run, on top of those that all systems share."""
 
     system: ClassVar[str] = "minddrive"
@@ -316,53 +367,6 @@ class MindDriveProfile(Profile):
     def keys(cls) -> dict[str, Field]:
         "The keys by name, without those that nothing here reads."
         return {k: f for k, f in super().keys().items() if k not in LACKS}
-
-    def saved(self, kind: str) -> tuple[int, float, int]:
-        "As of all systems; of the rounds of reinforcement every one leaves a checkpoint, and all stay."
-        return (self.rl_steps + 1, 0.0, self.batch()[2]) if kind == "rl" else super().saved(kind)
-
-    def pictures(self) -> int:
-        "Pictures in a question."
-        return len(self.inputs.seen)
-
-    def samples(self) -> int:
-        "Plans to imitate: of recorded moments one each; 0: as many as the expert's drives give."
-        return self.train_scenes if self.simulators != NONE else 0
-
-    def questions(self) -> int:
-        "Decisions of a drive, at most."
-        return round(LONGEST / self.decision_seconds)
-
-    def batch(self) -> tuple[int, int, int]:
-        "Routes and drives of a round, and the updates over it, at most."
-        drives = self.rl_scenes * self.rollouts
-        return self.rl_scenes, drives, -(-drives * self.questions() // self.decisions) * self.num_iterations
-
-    def in_a_pass(self, kind: str) -> int:
-        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
-        return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
-
-    def tunings(self) -> int:
-        "Stages of imitation, each of as many updates."
-        return 3 if self.sft_order == "stages" else 1
-
-    def update_size(self, kind: str) -> float:
-        "An update of imitation reads a quarter as many questions as plans, if there are any; stages of one have none."
-        asked = max(self.sft_batch // 4, 1) if kind == "sft" and self.look else 0
-        return super().update_size(kind) + asked / (self.tunings() if kind == "sft" else 1)
-
-    def beside(self, stage: str) -> int:
-        "Collectors on a device, each with a policy of its own; they have ended before an update."
-        drives = stage == "play" or (stage == "evaluation" and self.simulators != NONE)
-        return -(-max(self.collectors, 1) // max(self.collector_gpus, 1)) if drives else 0
-
-    def cards(self, kind: str) -> int:
-        "The process that reinforces has those of its collectors."
-        return max(self.collector_gpus, 1) if kind == "rl" else 1
-
-    def updates(self, stage: str, kind: str) -> dict[str, int]:
-        "Stage `warm` has a number of its own."
-        return dict(sft=self.warm_steps) if stage == "warm" else super().updates(stage, kind)
 
     def more(self) -> tuple[str, ...]:
         "The families of `twice`."
