@@ -291,7 +291,7 @@ def imitate(out, stop):
         return done[-1]
 
     with patch.object(imitation, "_step", step):
-        imitation.imitate(experts, imitation.lessons(experts, rows), 4, 5, 1e-3, 0, out, 2, 0.5, weights=heavy)
+        imitation.imitate(experts, imitation.lessons(experts, rows), 4, 5, imitation.Descent(), 0, out, 2, 0.5, heavy)
 
 
 def run(kind, out, stop):

@@ -29,7 +29,7 @@ from drivelit.training.turn_grpo import TurnGRPOConfig, rl_config, train_rl
 
 SYSTEMS = list(systems())
 CHOICES = dict(sft_schedule="linear", attn_implementation="eager", report_to="tensorboard")
-REINFORCED = [s for s in SYSTEMS if "rl_schedule" in find_system(s).profile_class.keys()]  # by TRL's trainer
+REINFORCED = [s for s in SYSTEMS if "epsilon" in find_system(s).profile_class.keys()]  # by TRL's trainer
 
 
 def of_trl(options, function):

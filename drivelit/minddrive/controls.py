@@ -219,7 +219,7 @@ RENDERED = (1600, 900)  # pixels of a camera in CARLA, as Bench2Drive mounts the
 
 
 def new_carla(
-    host: str, port: int, inputs: Inputs, ends: str = "infraction", scenario: Callable | None = None
+    host: str, port: int, inputs: Inputs, ends: str = "infraction", scenario: Callable | None = None, hold: float = 0.5
 ) -> CarlaWorld:
     """A simulator that takes the plans of this system.
 
@@ -229,12 +229,13 @@ def new_carla(
         inputs: its views are mounted; grey pictures need none
         ends: "infraction" or "leaderboard", as `CarlaWorld` takes it
         scenario: puts others on a route, as `CarlaWorld` takes it
+        hold: seconds that a decision holds, as `CarlaWorld` takes it
 
     Returns:
         CarlaWorld; to be closed
     """
     cameras = VIEWS[inputs.views] if inputs.pictures == "own" else ()
-    options = dict(cameras=cameras, size=RENDERED, points=SPEED_POINTS, dt=0.5)
+    options = dict(cameras=cameras, size=RENDERED, points=SPEED_POINTS, dt=0.5, hold=hold)
     return CarlaWorld(host=host, port=port, ends=ends, scenario=scenario, **options)
 
 # %% ../../nbs/54_minddrive/08_controls.ipynb #b1c2d3e4

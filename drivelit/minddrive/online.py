@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from .controls import LOST, NO_START, Drive, by_experts, new_carla, play
 from .experts import Experts, Look, add_reference, add_value, load_experts, value
-from .imitation import descend, latest_point, save_point
+from .imitation import descend, latest_point, rate_at, save_point
 from .profile import NONE, SCENARIO, MindDriveProfile
 from .words import PATHS, Inputs
 from ..policy.model import Encoded
@@ -283,7 +283,7 @@ def simulator(
     """The world of collector k, closed in the end.
 
     Args:
-        profile: simulators, scenario
+        profile: simulators, scenario, decision_seconds
         k: number of the collector
         ends: "infraction": the first violation ends a drive; "leaderboard": it is counted
         inputs: what is shown; default: the profile's
@@ -304,7 +304,8 @@ def simulator(
     if "$" in (function_path := os.path.expandvars(profile.scenario)):
         raise RunError(f"scenario: {function_path} is not set in the environment; {SCENARIO}")
     scenario = None if function_path == NONE else pkgutil.resolve_name(function_path)
-    with closing(new_carla(*addresses[k], inputs or profile.inputs, ends, scenario)) as world:
+    hold = profile.decision_seconds
+    with closing(new_carla(*addresses[k], inputs or profile.inputs, ends, scenario, hold)) as world:
         yield world
 
 
@@ -337,9 +338,15 @@ def _told(out, profile, number, seed, k, budget=0):
     keys = ("views", "image_size", "rl_scenes", "rollouts", "collectors", "algorithm", "actions", "group", "simulators")
     files = sorted((Path(out) / f"checkpoint-{number}").glob("*.safetensors"))
     weights = sha256(*files)[:16]
-    return dict(round=number, seed=seed, collector=k, budget=budget, weights=weights) | {
-        name: list(v) if isinstance(v := getattr(profile, name), tuple) else v for name in (*keys, "scenario", "routes")
-    }
+    clock = {} if profile.decision_seconds == 0.5 else dict(decision_seconds=profile.decision_seconds)
+    return (
+        dict(round=number, seed=seed, collector=k, budget=budget, weights=weights)
+        | clock
+        | {
+            name: list(v) if isinstance(v := getattr(profile, name), tuple) else v
+            for name in (*keys, "scenario", "routes")
+        }
+    )
 
 
 def _routes(out, scenes):
@@ -497,11 +504,12 @@ def joint(speed: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
     return (speed[:, :, None] + path[:, None, :]).flatten(1)
 
 
-def group_advantages(drives: Sequence[Played]) -> list[np.ndarray]:
+def group_advantages(drives: Sequence[Played], std: str = "population") -> list[np.ndarray]:
     """What a drive earned beyond its group, for each of its decisions.
 
     Args:
         drives: with their groups
+        std: of a group: "population" or "sample"
 
     Returns:
         list of (T,) for each drive; NaN in groups that say nothing
@@ -511,7 +519,7 @@ def group_advantages(drives: Sequence[Played]) -> list[np.ndarray]:
     out = []
     for d, r in zip(drives, earned, strict=True):
         of_group = earned[group == d.group]
-        spread = of_group.std()
+        spread = of_group.std(ddof=int(std == "sample" and len(of_group) > 1))
         out.append(np.full(len(d.rewards), (r - of_group.mean()) / spread if spread > 0 else np.nan))
     return out
 
@@ -524,17 +532,19 @@ def optimizer_of(experts: Experts, profile: MindDriveProfile) -> torch.optim.Opt
 
     Args:
         experts: with a value
-        profile: rl_lr, algorithm
+        profile: rl_lr, adapter_rate, algorithm, value_learns, weight_decay
 
     Returns:
-        AdamW
+        AdamW; `most` is the highest learning rate of a group
     """
-    groups = [dict(params=experts.trained("decision"), lr=profile.rl_lr)]
+    low = profile.adapter_rate * profile.rl_lr
+    groups = [dict(params=experts.trained("decision"), lr=low)]
     if profile.algorithm == "ppo":
         head = list(experts.value_head.parameters())
-        groups += [dict(params=experts.trained("value")[: -len(head)], lr=profile.rl_lr)]
+        if profile.value_learns == "all":
+            groups += [dict(params=experts.trained("value")[: -len(head)], lr=low)]
         groups += [dict(params=head, lr=VALUE * profile.rl_lr)]
-    return torch.optim.AdamW(groups, weight_decay=0.0)
+    return torch.optim.AdamW([g | dict(most=g["lr"]) for g in groups], weight_decay=profile.weight_decay)
 
 
 def _prompts(experts, drives) -> list[Encoded]:
@@ -557,7 +567,7 @@ def _before(experts, prompts, looks, drives, profile):
     reference = [experts.words(prompts[c], "reference", looks[c]) for c in cut]
     reference = torch.cat([joint(a, b) if profile.actions == "both" else a for a, b in reference])
     if profile.algorithm == "grpo":
-        advantages = np.concatenate(group_advantages(drives))
+        advantages = np.concatenate(group_advantages(drives, profile.std))
         return reference, torch.tensor(advantages, dtype=torch.float32), torch.zeros(len(prompts)), {}
     expected = torch.cat([value(experts, prompts[c], looks[c]) for c in cut]).cpu().numpy()
     expected = np.split(expected, np.cumsum([len(d.rewards) for d in drives])[:-1])
@@ -599,6 +609,7 @@ def improve(
         RunError: a loss has exploded
         ValueError: the value expects what is no number
     """
+    experts.eval()  # what is compared with has no dropout
     prompts, rng = _prompts(experts, drives), np.random.default_rng([57, seed])
     looks = _looks(experts, prompts, profile)
     reference, advantages, returns, log = _before(experts, prompts, looks, drives, profile)
@@ -610,8 +621,12 @@ def improve(
     rules = dict(clip=profile.clip, value_weight=profile.value_weight if ppo else 0.0, beta=profile.kl)
     tells, logs = torch.isfinite(advantages).nonzero()[:, 0].numpy(), []
     experts.train()
-    for which in tqdm(_orders(tells, profile, rng), "update", mininterval=5, disable=tell is None):
-        push = normalised(advantages[which]) if ppo else advantages[which]
+    orders = _orders(tells, profile, rng)
+    for number, which in enumerate(tqdm(orders, "update", mininterval=5, disable=tell is None)):
+        push = normalised(advantages[which], profile.std, profile.normalised_in) if ppo else advantages[which]
+        share = rate_at(number, len(orders), profile.rl_schedule, profile.rl_warmup, profile.rate_floor)
+        for group in optimizer.param_groups:  # each round has the schedule anew
+            group["lr"] = share * group.setdefault("most", group["lr"])
         optimizer.zero_grad()
         told = Counter()
         for part in np.array_split(np.arange(len(which)), -(-len(which) // profile.micro_batch)):
@@ -654,7 +669,7 @@ def _first(start, out, profile):
     "The experts of round 0: as imitation left them, with a reference and a value."
     experts = load_experts(start, **where(profile))
     add_reference(experts)
-    add_value(experts)
+    add_value(experts, copied=profile.imitation == "action")
     save_point(out, 0, experts, optimizer_of(experts, profile), log=[])
 
 

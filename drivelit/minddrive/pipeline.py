@@ -34,7 +34,7 @@ from drivelit.minddrive.evaluation import (
     without_policy,
 )
 from .experts import Bundle, Experts, load_experts, save_experts, start_policy
-from .imitation import Lessons, Weights, chances, group, imitate, lessons
+from .imitation import Descent, Lessons, Weights, chances, group, imitate, lessons
 from .online import reinforce, routes_of, where
 from .profile import BEFORE, EXPERTS, GRAPH, IMITATED, MindDriveProfile, NONE, OPTIONAL, REINFORCED
 from .rows import part_rows, save_rows
@@ -362,15 +362,18 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     """
     profile, here = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
+    numbers += profile.lora_layers, profile.lora_dropout
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
     learnt = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
     try_some(learnt, profile)
-    ways = profile.w_speed_way, profile.w_path_way
-    weights = Weights(*ways, profile.w_latent, profile.w_bound, profile.w_collision)
+    ways, speaker = (profile.w_speed_way, profile.w_path_way), dict(both="decision").get(profile.imitation, "action")
+    kinds = profile.w_latent, profile.w_bound, profile.w_collision, profile.ways_loss, speaker
     steps = profile.sft_steps or in_epochs(len(learnt.plans), profile.sft_epochs, profile.sft_batch)
-    settings = steps, profile.sft_batch, profile.sft_lr, seed, here, profile.save_every, profile.balance
-    rate, passes = (profile.sft_schedule, profile.sft_warmup), profile.sft_epochs > 0
-    experts, log = imitate(experts, learnt, *settings, *rate, weights, passes, profile.save_minutes)
+    rate = profile.sft_schedule, profile.sft_warmup, profile.rate_floor
+    how = Descent(profile.sft_lr, profile.adapter_rate, profile.weight_decay, profile.max_norm, *rate)
+    settings = steps, profile.sft_batch, how, seed, here, profile.save_every, profile.balance, Weights(*ways, *kinds)
+    passes = dict(passes=profile.sft_epochs > 0, save_minutes=profile.save_minutes, order=profile.sft_order)
+    experts, log = imitate(experts, learnt, *settings, **passes)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))

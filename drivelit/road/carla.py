@@ -16,7 +16,7 @@ from typing import Any
 
 from ..metrics.closed_loop import composed, success
 from ..minddrive.profile import addresses_in
-from .wheel import take_wheel
+from .wheel import hold_of, take_wheel
 from ..rollout.carla import MOUNTS, CarlaWorld, NoSimulator, carla
 from ..rollout.road import Planner, drive_routes
 from ..scene.core import file_name
@@ -148,10 +148,13 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
     try:
         ((host, port),) = addresses_in(given.simulator)
         scenario = given.scenario and resolve_name(given.scenario)
-        planner, points = take_wheel(given.system, given.run, given.stage, given.seed, temperature=given.temperature)
+        clock = dict(hold=hold_of(given.run))
+        asked = dict(temperature=given.temperature) | clock
+        planner, points = take_wheel(given.system, given.run, given.stage, given.seed, **asked)
         routes = read_routes(given.routes)[k - 1 :: n]
         _claim(given.out, who)
-        told = summed(drive_in_carla(planner, points, routes, given.out, host, port, scenario=scenario, **options))
+        driven = drive_in_carla(planner, points, routes, given.out, host, port, scenario=scenario, **clock | options)
+        told = summed(driven)
     except (ValueError, ImportError, AttributeError, RunError, NoSimulator) as e:  # what was told is wrong
         parser.error(str(e))
     print(json.dumps(told))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['carla', 'HZ', 'CAR', 'MOUNTS', 'GAP', 'STEP', 'STRIDE', 'STILL', 'AGAIN', 'ASTRAY', 'BLOCKED', 'OFF', 'FIRST',
            'NoSimulator', 'connect', 'open_town', 'pose_of', 'transform_of', 'camera_of', 'pedals', 'wheel', 'trace',
-           'areas_of', 'Mark', 'Ride', 'after', 'seen_now', 'CarlaWorld']
+           'areas_of', 'Mark', 'Ride', 'after', 'between', 'seen_now', 'CarlaWorld']
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #2648ac20
 import heapq
@@ -30,6 +30,7 @@ from ..metrics import kinematics as kin
 from ..metrics.kinematics import AX, STEER, VEHICLE, VX
 from drivelit.rollout.world import (
     NEAR,
+    PAST,
     PEDALS,
     RECORDED,
     Stage,
@@ -429,9 +430,13 @@ class Ride:
         contacts: of collision events
         lights: on the way
         signs: on the way
-        files: steps -> camera -> file
+        files: steps, a half for a time between two -> camera -> file
         others: one dict each 0.1 s: id -> (kind, (length, width, height), pose of the middle, m/s, is it a vehicle)
         bumped: id -> when it was last touched, seconds
+        along: metres along the route at the last whole step of 0.1 s
+        half: the clock stands between two of these steps
+        halves: what was there at such times: (ego, others as in `others`), one each 0.1 s, if there is a decision then
+        found: what the scenario has reported since the last whole step
         lag: m/s that were asked for and have not come
         outside: metres off the lanes of the route
         still: seconds that the car has stood
@@ -450,9 +455,13 @@ class Ride:
     contacts: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
     lights: list[Mark] = field(default_factory=list)
     signs: list[Mark] = field(default_factory=list)
-    files: dict[int, dict[str, str]] = field(default_factory=dict)
+    files: dict[float, dict[str, str]] = field(default_factory=dict)
     others: list[dict] = field(default_factory=list)
     bumped: dict[int, float] = field(default_factory=dict)
+    along: float = 0.0
+    half: bool = False
+    halves: list[tuple[np.ndarray, dict]] = field(default_factory=list)
+    found: list[tuple[str, str]] = field(default_factory=list)
     lag: float = 0.0
     outside: float = 0.0
     still: float = 0.0
@@ -517,10 +526,10 @@ def _ego_row(ride: Ride, library: Any) -> np.ndarray:
     return row
 
 
-def _control(ride: Ride, library: Any, accel: float, rate: float, ego: np.ndarray) -> Any:
-    "Throttle, brake and wheel for the next 0.1 s."
+def _control(ride: Ride, library: Any, accel: float, rate: float, ego: np.ndarray, seconds: float) -> Any:
+    "Throttle, brake and wheel for so many seconds."
     throttle, brake = pedals(accel, ego[VX], ride.lag)
-    angle = np.clip(ego[STEER] + kin.DT * rate, -kin.MAX_STEER, kin.MAX_STEER)
+    angle = np.clip(ego[STEER] + seconds * rate, -kin.MAX_STEER, kin.MAX_STEER)
     steer = wheel(angle, ride.wheelbase, ride.most)
     return library.VehicleControl(throttle=throttle, steer=steer, brake=brake)
 
@@ -647,14 +656,15 @@ def after(
     Raises:
         RuntimeError: the simulator does not answer
     """
-    ego = _ego_row(ride, library)
+    ego, whole = _ego_row(ride, library), now.log[-1][0]
     s, side = (float(v) for v in stage.route.project(ego[:2]))
-    events = [*found, *_contacts(ride, now), *_passed(ride, now.along, s, ego[VX])]
+    events = [*found, *_contacts(ride, now), *_passed(ride, ride.along, s, ego[VX])]
     ride.others.append(_see(ride, library))
+    ride.half, ride.along = False, s
     ride.still = ride.still + kin.DT if ego[VX] < STILL else 0.0
     centre = from_frame(np.array([REAR, 0.0, 0.0]), ego[:3])
     if stage.lanes is not None and not shapely.contains_xy(stage.lanes, *centre[:2]):
-        ride.outside += float(np.hypot(*(ego[:2] - now.ego[:2])))
+        ride.outside += float(np.hypot(*(ego[:2] - whole[:2])))
     reason, last = _ends(ride, stage, now, s, side, stage.seconds)
     if first and ride.outside > OFF:
         events.append(
@@ -675,6 +685,26 @@ def after(
         reason=reason,
     )
 
+
+def between(ride: Ride, stage: Stage, now: WorldState, library: Any) -> WorldState:
+    """The state half a step of 0.1 s later: what is seen is new, and nothing is counted before the step is whole.
+
+    Args:
+        ride: on the server
+        stage: what stays the same
+        now: the state at the last whole step
+        library: the module `carla`
+
+    Returns:
+        WorldState: a new one, with the same steps and the same log
+
+    Raises:
+        RuntimeError: the simulator does not answer
+    """
+    ride.halves.append((_ego_row(ride, library), _see(ride, library)))
+    ride.half, ego = True, ride.halves[-1][0]
+    return replace(now, ego=ego, along=float(stage.route.project(ego[:2])[0]))
+
 # %% ../../nbs/30_rollout/25_carla.ipynb #e7f4d775
 def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -> Scene:
     """The present moment.
@@ -687,9 +717,13 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     Returns:
         Scene: without futures; pictures of up to five seconds ago, before the drive its first one
     """
+    others, none = ride.others, (np.zeros((0, 3)), np.zeros(0))
+    if ride.half:  # a clock of its own, which is half a step behind: its last entry is now
+        others = [seen for _, seen in ride.halves]
+        now = replace(now, steps=now.steps + 0.5, log=tuple((ego, *none) for ego, _ in ride.halves))
     scene, origin = moment(stage, now), now.ego[:3]
     # every half second, counted back from now
-    rows = ride.others[-51:][::-1][::5][::-1]
+    rows = others[-51:][::-1][::5][::-1]
     times = 0.5 * np.arange(1 - len(rows), 1)
     agents = []
     for key, (kind, dims, *_) in rows[-1].items() if rows else ():
@@ -712,7 +746,8 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     ]
     past = {step: f for step, f in ride.files.items() if now.steps - step <= 50}
     if 0 in past:  # before the drive the car has stood where it began, as its own past says
-        past |= {step: past[0] for step in range(-5, now.steps - 51, -5)}
+        first = now.steps % 5 or 5  # the last of these times that lies before the start
+        past |= {step: past[0] for step in np.arange(first - 5.0, now.steps - 51, -5) if step < 0}
     cameras = {
         name: camera_of(
             name, size, ride.middle, {round((step - now.steps) * kin.DT, 3): f[name] for step, f in past.items()}
@@ -810,7 +845,7 @@ class _Server(World):
             meta=meta,
         )
 
-    def _photograph(self, steps: int, frame: int) -> None:
+    def _photograph(self, steps: float, frame: int) -> None:
         "The pictures of this frame, into files."
         files = {}
         for name, box in self.ride.pictures.items():
@@ -818,10 +853,14 @@ class _Server(World):
             while image.frame < frame:
                 image = box.get(timeout=self.seconds)
             bgra = np.frombuffer(image.raw_data, np.uint8).reshape(image.height, image.width, 4)
-            files[name] = str(self.pictures / f"{self.token}-{self.drives:05d}-{steps:05d}-{name}.png")
+            files[name] = str(self.pictures / f"{self.token}-{self.drives:05d}-{int(10 * steps):06d}-{name}.png")
             Image.fromarray(np.ascontiguousarray(bgra[..., 2::-1])).save(files[name], compress_level=1)
         if files:
             self.ride.files[steps] = files
+        if self.temporary and self.hold == 1:  # at 20 Hz a drive would leave ten gigabytes; a moment shows five seconds
+            for old in [k for k in self.ride.files if 0 < k < steps - PAST]:
+                for file in self.ride.files.pop(old).values():
+                    Path(file).unlink()
 
     def _leave(self) -> None:
         "Take away what was made; a server that does not answer would cost time at every call: `_tidy` comes later."
@@ -837,6 +876,8 @@ class _Server(World):
 # %% ../../nbs/30_rollout/25_carla.ipynb #29828972
 class _Drives(_Server):
     "Constructor and reset of `CarlaWorld`."
+
+    tick = 1 / HZ
 
     def __init__(
         self,
@@ -854,6 +895,8 @@ class _Drives(_Server):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if self.hold > 1 and self.hold % 2:
+            raise ValueError(f"hold: {self.hold / HZ:g} s is neither one tick of {self.tick} s nor a multiple of 0.1 s")
         if ends not in ("infraction", "leaderboard"):
             raise ValueError(f"ends: {ends!r} is not one of ('infraction', 'leaderboard')")
         if unknown := [c for c in self.cameras if c not in MOUNTS]:
@@ -902,31 +945,41 @@ class _Drives(_Server):
     def _drive(self, now: WorldState, action: np.ndarray) -> tuple[WorldState, str]:
         ride, plan, begin = self.ride, self.actions == "plan", now.ego
         followed = reference(action, self.dt) if plan else None
+        ticks = min(round(HZ * kin.DT), self.hold)
+        seconds = ticks / HZ
         try:
-            for k in range(self.hold):
+            for k in range(self.hold // ticks):
                 local = np.r_[to_frame(now.ego[:3], begin[:3]), now.ego[3:]]
                 accel, rate = wanted(followed, k, local) if plan else (float(v) for v in action)
                 accel = float(np.clip(accel, *PEDALS))
-                ride.ego.apply_control(_control(ride, self.library, accel, rate, now.ego))
-                infractions = []
-                for _ in range(round(HZ * kin.DT)):
-                    infractions += _reported(ride)
+                ride.ego.apply_control(_control(ride, self.library, accel, rate, now.ego, seconds))
+                for _ in range(ticks):
+                    ride.found += _reported(ride)
                     frame = ride.world.tick(self.seconds)
-                before, now = now, after(ride, self.stage, now, infractions, self.ends == "infraction", self.library)
-                gained = (now.ego[VX] - before.ego[VX]) / kin.DT
-                ride.lag = float(np.clip(ride.lag + kin.DT * (accel - gained), -1.5, 1.5)) if now.ego[VX] > 0.1 else 0.0
+                before, now = now, self._after(now, ticks)
+                gained = (now.ego[VX] - before.ego[VX]) / seconds
+                ride.lag = (
+                    float(np.clip(ride.lag + seconds * (accel - gained), -1.5, 1.5)) if now.ego[VX] > 0.1 else 0.0
+                )
                 if now.reason:
                     break
-            self._photograph(now.steps, frame)
+            self._photograph(now.steps + 0.5 * ride.half, frame)
         except (RuntimeError, queue.Empty) as e:
             if ride.files:  # the last picture is the last that there is
-                ride.files[now.steps] = ride.files[max(ride.files)]
+                ride.files[now.steps + 0.5 * ride.half] = ride.files[max(ride.files)]
             why = str(e) or f"no picture within {self.seconds:g} s"
             error = (
                 f"the simulator at {self.host}:{self.port} stopped answering {now.time:.1f} s into the drive ({why})"
             )
             return (replace(now, reason="simulator_lost"), error) if not now.reason else (now, error)
         return now, ""
+
+    def _after(self, now: WorldState, ticks: int) -> WorldState:
+        "The state after a whole step, or after a tick that is the first half of one."
+        if ticks == 1 and not self.ride.half:
+            return between(self.ride, self.stage, now, self.library)
+        found, self.ride.found = self.ride.found, []
+        return after(self.ride, self.stage, now, found, self.ends == "infraction", self.library)
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #c9e12469
 class CarlaWorld(_Drives):
@@ -955,7 +1008,8 @@ class CarlaWorld(_Drives):
             leaderboard's words, such as ("scenario_timeouts", ...); if it raises, or reports another kind, the drive
             ends as `simulator_lost`, and `info["error"]` says why
         library: the module `carla`, or what stands for it
-        **how: of `World`: actions, points, dt, hold, cameras (of MOUNTS), size, render_mode
+        **how: of `World`: actions, points, dt, hold (0.05, a tick, or a multiple of 0.1 s), cameras (of MOUNTS), size,
+            render_mode
 
     Raises:
         ValueError: an unknown word or camera

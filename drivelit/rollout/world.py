@@ -700,6 +700,7 @@ class _Loop(gym.Env):
     "Constructor, reset and step of `World`."
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 2}
+    tick = kin.DT  # seconds of its shortest step
 
     def __init__(
         self,
@@ -723,9 +724,9 @@ class _Loop(gym.Env):
             raise ValueError(f"cameras: {cameras!r} is one name, expected several: ({cameras!r},)")
         if np.shape(size) != (2,) or min(size) < 1:
             raise ValueError(f"size: {size!r} is not (width, height) in pixels")
-        self.hold = round(hold / kin.DT) if np.isfinite(hold) else 0
-        if self.hold < 1 or abs(self.hold * kin.DT - hold) > 1e-6 or (actions == "plan" and hold > points * dt):
-            raise ValueError(f"hold: {hold} s is not a multiple of {kin.DT} s within a plan of {points * dt} s")
+        self.hold = round(hold / self.tick) if np.isfinite(hold) else 0
+        if self.hold < 1 or abs(self.hold * self.tick - hold) > 1e-6 or (actions == "plan" and hold > points * dt):
+            raise ValueError(f"hold: {hold} s is not a multiple of {self.tick} s within a plan of {points * dt} s")
         self.actions, self.dt, self.part = actions, dt, part
         self.cameras, self.size, self.render_mode = tuple(cameras), tuple(size), render_mode
         self.action_space, self.observation_space = _spaces(actions, points, self.cameras, self.size)

@@ -227,6 +227,10 @@ class Derived(Devices):
         counted = steps(self)
         return counted["rl_episodes"] / max(counted["rl_updates"], 1)
 
+    def tunings(self) -> int:
+        "Stages of supervised tuning that have so many updates each; a system says its own."
+        return 1
+
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
         """What the keys want of the data, and what there is; a system adds its own.
 
@@ -768,11 +772,11 @@ def steps(profile: Profile) -> dict[str, float]:
         dict of counts: sft_updates, sft_samples, rl_steps, rl_episodes, rl_updates, rl_epochs
     """
     p, rollouts = profile, profile.rollout_batches()
-    sft = p.sft_steps or in_epochs(p.samples(), p.sft_epochs, p.sft_batch)
+    sft = p.tunings() * (p.sft_steps or in_epochs(p.samples(), p.sft_epochs, p.sft_batch))
     scenes, episodes, updates = p.batch()
     return dict(
         sft_updates=sft,
-        sft_samples=sft * p.update_size("sft"),
+        sft_samples=round(sft * p.update_size("sft")),
         rl_steps=rollouts,
         rl_episodes=rollouts * episodes,
         rl_updates=rollouts * updates,

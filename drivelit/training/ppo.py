@@ -48,17 +48,22 @@ def gae(
     return advantages, [a + b for a, b in zip(advantages, values, strict=True)]
 
 # %% ../../nbs/40_training/33_ppo.ipynb #1715a780
-def normalised(advantages: torch.Tensor) -> torch.Tensor:
+def normalised(advantages: torch.Tensor, std: str = "population", together: int = 0) -> torch.Tensor:
     """Mean 0 and standard deviation 1 in this batch; zeros if all are equal.
 
     Args:
         advantages: (N,)
+        std: "population", or "sample" (MindDrive's code), which divides by N - 1
+        together: decisions that are normalised together, as each GPU does with its own; 0: all
 
     Returns:
         torch.Tensor: (N,)
     """
-    spread = advantages.std(unbiased=False)
-    return (advantages - advantages.mean()) / spread if spread > 1e-8 else torch.zeros_like(advantages)
+    out = []
+    for part in advantages.split(together or max(len(advantages), 1)):
+        spread = part.std(unbiased=std == "sample") if len(part) > 1 else part.new_zeros(())
+        out.append((part - part.mean()) / spread if spread > 1e-8 else torch.zeros_like(part))
+    return torch.cat(out)
 
 
 def ppo_loss(
