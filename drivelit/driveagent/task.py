@@ -207,6 +207,8 @@ class DriveAgentTask(Task):
         words: key of formats.WORDS
         image_size: (width, height) in pixels of every picture that is shown
         border: cost of the border of the edit distance; 1.0 in the released code
+        spare_turn: a call too many is told that none is left, and one more answer is heard; False: it ends the episode
+            (2.1: at the limit K)
 
     Raises:
         ValueError: for an unknown word, a mode without its tools, or tools that show pictures of another size
@@ -224,6 +226,7 @@ class DriveAgentTask(Task):
         words: str = "paper",
         image_size: tuple[int, int] = (168, 84),
         border: float = EDIT_COST,
+        spare_turn: bool = True,
     ) -> None:
         formats.opening("text", words)  # or an error
         if mode not in MODES:
@@ -240,7 +243,8 @@ class DriveAgentTask(Task):
         self.mode, self.with_tool_reward, self.max_calls = mode, with_tool_reward, max_calls
         self.view, self.pictures, self.words, self.image_size = view, pictures, words, tuple(image_size)
         self.weights = weights or (np.ones((len(SPEEDS), STEPS)), np.ones((len(TRAJECTORIES), STEPS)))
-        self.border, self.hint, self._kept = border, "", OrderedDict()  # hint: words behind the question
+        self.border, self.spare_turn = border, spare_turn
+        self.hint, self._kept = "", OrderedDict()  # hint: words behind the question
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -249,8 +253,8 @@ class DriveAgentTask(Task):
 
     @property
     def max_turns(self) -> int:
-        "The calls, the answer, and one more chance after a call too many."
-        return self.max_calls + 2
+        "The calls, the answer, and perhaps one more chance after a call too many."
+        return self.max_calls + 1 + self.spare_turn
 
     def tool_lines(self) -> list[str]:
         "A line of the prompt for each tool."

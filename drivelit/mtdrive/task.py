@@ -208,6 +208,7 @@ class MTDriveTask(Task):
         required: a scene without the front image is refused, also where a grey one takes its place
         keep: prepared scenes that are kept
         metric_descriptions: the prompt says what NC, DAC and TTC are (figure 2)
+        line_break: a line break stands between the image and the question (A.1, A.2)
 
     Raises:
         ValueError: `images` is another value
@@ -224,9 +225,11 @@ class MTDriveTask(Task):
         required: bool = False,
         keep: int = 512,
         metric_descriptions: bool = False,
+        line_break: bool = False,
     ):
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
         self.image, self.metric_descriptions = FrontImages(image_size, images, required), metric_descriptions
+        self.line_break = line_break
         # The reward's own scenes: a kinematic feedback agent may be wrong about the future, the reward never is.
         agents_scenes = getattr(self.agent, "prepared", None)
         self.prepared = (
@@ -245,10 +248,25 @@ class MTDriveTask(Task):
         Raises:
             SceneError: no image where one is demanded, or too short a history
         """
+        return [self.question(scene, prompt_text(scene, self.metric_descriptions))]
+
+    def question(self, scene: Scene, text: str) -> dict:
+        """A question about what the front camera sees.
+
+        Args:
+            scene: any
+            text: of the question
+
+        Returns:
+            user message: the front image (if there is one), then the text, perhaps on a new line
+
+        Raises:
+            SceneError: no image where one is demanded
+        """
         image = self.image(scene)
         shown = [] if image is None else [{"type": "image", "image": image}]
-        text = {"type": "text", "text": prompt_text(scene, self.metric_descriptions)}
-        return [{"role": "user", "content": [*shown, text]}]
+        between = "\n" if shown and self.line_break else ""
+        return {"role": "user", "content": [*shown, {"type": "text", "text": between + text}]}
 
     def step(self, state: TurnState, completion: Completion) -> Step:
         """One turn of one episode.
