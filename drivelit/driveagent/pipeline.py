@@ -474,7 +474,9 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
             lines |= thought_lines(read_rows(save_variant(here, scenes, accepted, profile, variant, counts[variant])))
     open_to = {i: t for i, t in labels.items() if kinds[i] == "explore" or not ambiguous}
     if not open_to:
-        raise RunError("explore_from: ambiguous: each scene is one for the text mode or one for the tools (A.4, step 1)")
+        raise RunError(
+            "explore_from: ambiguous: each scene is one for the text mode or one for the tools (A.4, step 1)"
+        )
     explore = draw_explore(open_to, used, profile.rl_scenes, {i: kinds[i] for i in open_to})
     tell_if_few("data, scenes to explore", len(explore), profile.rl_scenes)
     write_json(here / "explore.json", explore)

@@ -65,7 +65,9 @@ class DriveAgentProfile(Profile):
     )
     calls: int = key(3, "tool calls in an episode, at most", low=0)
     spare_turn: bool = key(True, "a call too many is told that none is left, and may be followed by an answer; no: end")
-    turns_by: str = key("heading", "a turn is that of the heading, or of the points (A.7.1)", choices=("heading", "points"))
+    turns_by: str = key(
+        "heading", "a turn is that of the heading, or of the points (A.7.1)", choices=("heading", "points")
+    )
     explore_from: str = key(
         "all", "to explore are scenes of each kind, or what A.4's step 1 leaves", choices=("all", "ambiguous")
     )
