@@ -440,7 +440,7 @@ def _questions(scene, plan, task, rng):
 
 def _asked(task, scene, q):
     "The question as a message with the front view."
-    return task.question(scene, question_text(*q[:3]))
+    return task.image.ask(scene, question_text(*q[:3]))
 
 
 def _quota(count):

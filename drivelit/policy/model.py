@@ -544,6 +544,13 @@ class _OwnPositions(Qwen2_5_VLModel):
         where = behind_films(where, mm_token_type_ids, mask)
         return where, (where.amax((0, 2)) + 1 - mask.sum(-1))[:, None]
 
+
+def _by_own_rule(model):
+    "The model, whatever it was loaded by, with these positions; adapters stand on one that has them."
+    if type(getattr(model, "model", None)) is Qwen2_5_VLModel:
+        model.model.__class__ = _OwnPositions
+    return model
+
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
 class Policy(_Computes):
     """A model with its processor: conversations in, tensors out.
@@ -555,9 +562,7 @@ class Policy(_Computes):
     """
 
     def __init__(self, model: Any, processor: Any, note: str = "") -> None:
-        if type(getattr(model, "model", None)) is Qwen2_5_VLModel:
-            model.model.__class__ = _OwnPositions
-        self.model, self.processor, self.note = model, processor, note
+        self.model, self.processor, self.note = _by_own_rule(model), processor, note
         self.tokenizer, self.kept = processor.tokenizer, None  # kept: a TensorCache, while one is open
         self.pads = {k: self.tokenizer.convert_tokens_to_ids(f"<|{k}_pad|>") for k in ("image", "video")}
         self.image_token_id = self.pads["image"]
