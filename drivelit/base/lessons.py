@@ -39,7 +39,7 @@ def numbers(text: str) -> list[float]:
     Returns:
         list of floats
     """
-    return [float(n) for n in re.findall(r"[+-]?\d+(?:\.\d+)?", text[:2000])]
+    return [float(n) for n in re.findall(r"[+-]?[0-9]+(?:\.[0-9]+)?", text[:2000])]
 
 # %% ../../nbs/45_base/10_lessons.ipynb #b0d1a861
 PLURAL = dict(person="people")
@@ -519,7 +519,7 @@ def is_right(kind: str, said: str, truth: str) -> bool:
     want, have = numbers(truth), numbers(said)
     if not want or said == truth:
         return said == truth
-    if len(have) != len(want) or re.sub(r"[\d.+-]", "", said) != re.sub(r"[\d.+-]", "", truth):
+    if len(have) != len(want) or re.sub(r"[0-9.+-]", "", said) != re.sub(r"[0-9.+-]", "", truth):
         return False
     if kind.endswith("box"):
         return overlap(have, want) >= 0.4

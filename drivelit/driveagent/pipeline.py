@@ -27,6 +27,7 @@ from ..data.rows import Rows, read_rows, write_rows
 from ..data.served import Journal, connect
 from . import formats, motion, questions, refine, thoughts, vqa_data, vqa_pairs
 from drivelit.driveagent.evaluation import (
+    Chosen,
     chosen_scenes,
     evaluate,
     middles,
@@ -65,7 +66,7 @@ from drivelit.runs.stages import (
     write_scenes,
 )
 from ..scene.files import RunError, write_json
-from ..training.turn_grpo import train_rl
+from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 from typing import Any
 from ..policy.model import Policy
 from ..runs.profiles import Profile
@@ -178,12 +179,18 @@ def _reviewed(scenes, profile, journal):
     return labels, counts
 
 
+def _by_points(scenes):
+    "Scene's id -> the label by the direction of the points (A.7.1), where it differs from that by the car's heading."
+    both = ((s, label_scene(s, turns_by="points")) for s in scenes)
+    return {s.id: a for s, a in both if a != label_scene(s)}
+
+
 def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: DriveAgentProfile) -> dict[str, Counter]:
-    """Draw scenes and have labels reviewed, as the profile says, and note both for `chosen_scenes`.
+    """Draw scenes, label them and have labels reviewed, as the profile says, and note it for `chosen_scenes`.
 
     Args:
         made: scenes by split
-        profile: its eval_draw, look_share and reviewer
+        profile: its eval_draw, look_share, turns_by and reviewer
 
     Returns:
         dict: split -> what became of the reviewer's answers
@@ -204,8 +211,11 @@ def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: Dr
                     kinds = "of the scenes with meta-actions none needs a look, or every one does"
                     raise RunError(f"look_share: {profile.look_share:g}: {split}: {kinds}")
                 which = [which[k] for k in looks]
+            if profile.turns_by == "points":
+                labels = _by_points(Subset(scenes, which))
             if profile.reviewer != "none":
-                labels, counts[split] = _reviewed(Subset(scenes, which), profile, journal)
+                new, counts[split] = _reviewed(Chosen(scenes, which, labels), profile, journal)
+                labels |= new
             if labels or len(which) < len(scenes):
                 write_json(here / f"{split}.chosen.json", dict(which=list(which), labels=labels))
     return counts
@@ -444,7 +454,8 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     with journal_of(here, profile) as journal:
         needs = necessity(some_of(scenes, labels), profile, journal)
         kinds = dict(zip(labels, needs.tolist(), strict=True))
-        held = hold_back(kinds, profile.rl_scenes)
+        ambiguous = profile.explore_from == "ambiguous"
+        held = set() if ambiguous else hold_back(kinds, profile.rl_scenes)
         chosen = [i for i in labels if kinds[i] != "explore" and i not in held]
         counts, lines, used = {}, set(), set()
         for variant in VARIANTS:
@@ -461,7 +472,12 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
             used |= {i for i, _ in accepted}
             tell_if_few(f"data, thoughts of {variant}", len(accepted), profile.data_thoughts)
             lines |= thought_lines(read_rows(save_variant(here, scenes, accepted, profile, variant, counts[variant])))
-    explore = draw_explore(labels, used, profile.rl_scenes, kinds)
+    open_to = {i: t for i, t in labels.items() if kinds[i] == "explore" or not ambiguous}
+    if not open_to:
+        raise RunError(
+            "explore_from: ambiguous: each scene is one for the text mode or one for the tools (A.4, step 1)"
+        )
+    explore = draw_explore(open_to, used, profile.rl_scenes, {i: kinds[i] for i in open_to})
     tell_if_few("data, scenes to explore", len(explore), profile.rl_scenes)
     write_json(here / "explore.json", explore)
     save_weights(here, labels)
@@ -696,6 +712,7 @@ def reinforce(
         seed=seed,
         make=partial(make, variant, mode, tool_reward, out, profile, seed),
         max_turns=task.max_turns,
+        trainer=SequenceRatioTrainer if profile.ratio == "answer" else None,
         **rl_options(profile, times),
     )
 

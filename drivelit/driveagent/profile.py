@@ -64,6 +64,14 @@ class DriveAgentProfile(Profile):
         align_steps=2,
     )
     calls: int = key(3, "tool calls in an episode, at most", low=0)
+    spare_turn: bool = key(True, "a call too many is told that none is left, and may be followed by an answer; no: end")
+    turns_by: str = key(
+        "heading", "a turn is that of the heading, or of the points (A.7.1)", choices=("heading", "points")
+    )
+    explore_from: str = key(
+        "all", "to explore are scenes of each kind, or what A.4's step 1 leaves", choices=("all", "ambiguous")
+    )
+    ratio: str = key("token", "of GRPO (2.3.2): for each token, or one for an answer", choices=("token", "answer"))
     data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the chosen scenes give", low=0)
     data_thoughts: int = key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0)
     vqa_asks: int = key(1, "times that a chosen scene is asked about, four pairs each", low=1)
@@ -93,8 +101,8 @@ class DriveAgentProfile(Profile):
     )
 
     def answers(self) -> int:
-        "The calls, the answer, and one more chance."
-        return self.calls + 2
+        "The calls, the answer, and perhaps one more chance."
+        return self.calls + 1 + self.spare_turn
 
     def pictures(self) -> int:
         "The first one and one for each call; six for the passive policy with six views."
@@ -122,6 +130,8 @@ class DriveAgentProfile(Profile):
         labelled = n if far is None else min(n, far)
         about = f"{PAIRS * self.vqa_asks} about each of {self.asked_about(n):,} scenes that differ"
         need, apart = "each has eight seconds of future", "of those, without the ones that a thought is about"
+        if self.explore_from == "ambiguous":
+            apart += "; the readers leave fewer, those that neither kind of thought is for"
         few, many, _ = super().amounts(train, heldout, why, far)
         return [
             *(few, many),

@@ -1044,9 +1044,9 @@ def template_pairs(
     return list(out.values())
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #69b86684
-_BOX = re.compile(r"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
+_BOX = re.compile(r"\[\s*([0-9]{1,5})\s*,\s*([0-9]{1,5})\s*,\s*([0-9]{1,5})\s*,\s*([0-9]{1,5})\s*\]")
 
-_METRES = re.compile(r"(\d{1,4}) m")
+_METRES = re.compile(r"([0-9]{1,4}) m")
 
 
 def overlap(a: Sequence[float], b: Sequence[float]) -> float:

@@ -208,6 +208,7 @@ class DriveAgentTask(Task):
         words: key of formats.WORDS
         image_size: (width, height) in pixels of every picture that is shown
         border: cost of the border of the edit distance; 1.0 in the released code
+        spare_turn: a call too many is answered in words, and one more turn follows; False: it ends the episode (2.1)
 
     Raises:
         ValueError: for an unknown word, a mode without its tools, or tools that show pictures of another size
@@ -225,14 +226,12 @@ class DriveAgentTask(Task):
         words: str = "paper",
         image_size: tuple[int, int] = (168, 84),
         border: float = EDIT_COST,
+        spare_turn: bool = True,
     ) -> None:
         formats.opening("text", words)  # or an error
-        if mode not in MODES:
-            raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}")
-        if view not in SHOWN:
-            raise ValueError(f"view: {view!r} is not 'front' or 'surround'")
-        if pictures not in PICTURES:
-            raise ValueError(f"pictures: {pictures!r} is not one of {', '.join(PICTURES)}")
+        for name, value, known in (("mode", mode, MODES), ("view", view, SHOWN), ("pictures", pictures, PICTURES)):
+            if value not in known:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
         self.toolkit = Toolkit(image_size=image_size) if toolkit is None else toolkit or None
         if not self.toolkit and mode != "text":
             raise ValueError(f"mode: {mode!r} needs tools; a passive agent has mode='text'")
@@ -241,7 +240,7 @@ class DriveAgentTask(Task):
         self.mode, self.with_tool_reward, self.max_calls = mode, with_tool_reward, max_calls
         self.view, self.pictures, self.words, self.image_size = view, pictures, words, tuple(image_size)
         self.weights = weights or (np.ones((len(SPEEDS), STEPS)), np.ones((len(TRAJECTORIES), STEPS)))
-        self.border, self.hint, self._kept = border, "", OrderedDict()  # hint: words behind the question
+        self.border, self.spare_turn, self.hint, self._kept = border, spare_turn, "", OrderedDict()  # hint: of prompts
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -250,8 +249,8 @@ class DriveAgentTask(Task):
 
     @property
     def max_turns(self) -> int:
-        "The calls, the answer, and one more chance after a call too many."
-        return self.max_calls + 2
+        "The calls, the answer, and perhaps one more chance after a call too many."
+        return self.max_calls + 1 + self.spare_turn
 
     def tool_lines(self) -> list[str]:
         "A line of the prompt for each tool."

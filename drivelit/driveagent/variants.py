@@ -70,6 +70,7 @@ def task_for(
         mode if spec["tools"] else "text",
         weights,
         max_calls=profile.calls,
+        spare_turn=profile.spare_turn,
         image_size=size,
         view=spec.get("view", "front"),
         **more,

@@ -229,6 +229,7 @@ def parse_question(text: object, old: str) -> str | ParseError:
     new = text.strip()
     if not new.endswith("?") or not new.isprintable() or len(new) > 300:
         return ParseError("not one line that ends with a question mark")
+    # \d is a digit of any script: one that has come in is another number, too
     if sorted(re.findall(r"\d+", new)) != sorted(re.findall(r"\d+", old)):
         return ParseError("other numbers")
     view = next(
@@ -572,7 +573,8 @@ def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:
     return card(path, "DriveAlign-VQA", how, ("category", "origin", "form", "views"), "\n".join(notes))
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7eccf0c8
-_BOX = re.compile(r"\[(-?\d{1,5}), (-?\d{1,5}), (-?\d{1,5}), (-?\d{1,5})\]")  # no more digits than a picture has
+_WHOLE = r"(-?[0-9]{1,5})"  # no more digits than a picture has
+_BOX = re.compile(rf"\[{_WHOLE}, {_WHOLE}, {_WHOLE}, {_WHOLE}\]")
 
 
 def right_answer(said: str, true: str, width: int = 168) -> bool:
@@ -589,7 +591,7 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
     a, b = _BOX.fullmatch(said.strip()), _BOX.fullmatch(true.strip())
     if a and b:
         return all(abs(int(x) - int(y)) <= width / 20 for x, y in zip(a.groups(), b.groups(), strict=True))
-    a, b = (re.fullmatch(r"(\d{1,4}) m", t.strip()) for t in (said, true))
+    a, b = (re.fullmatch(r"([0-9]{1,4}) m", t.strip()) for t in (said, true))
     if a and b:
         return abs(int(a[1]) - int(b[1])) <= int(b[1]) / 5
     return said.strip() == true.strip()

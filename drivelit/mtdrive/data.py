@@ -440,8 +440,7 @@ def _questions(scene, plan, task, rng):
 
 def _asked(task, scene, q):
     "The question as a message with the front view."
-    image = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
-    return {"role": "user", "content": [*image, {"type": "text", "text": question_text(*q[:3])}]}
+    return task.image.ask(scene, question_text(*q[:3]))
 
 
 def _quota(count):

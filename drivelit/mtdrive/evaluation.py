@@ -178,6 +178,7 @@ def task_for(
         # What is read from disk comes again an epoch later: to keep it would take gigabytes and save little.
         keep=4096 if profile.source == "toy" else 256,
         metric_descriptions=profile.metric_descriptions,
+        line_break=profile.line_break,
     )
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #dcdad658

@@ -75,6 +75,7 @@ class MTDriveProfile(Profile):
     feedback_points: str = key("first", "what feedback names of NC and TTC", choices=("first", "all"))
     turns: int = key(6, "plans in an episode, at most", low=1)
     metric_descriptions: bool = key(False, "the prompt says what NC, DAC and TTC are (figure 2)")
+    line_break: bool = key(False, "a line break between picture and question (A.1, A.2)")
     data_single: int = key(0, "single-turn samples; 0: as many as the scenes give", low=0)
     data_two_turn: int = key(0, "2-turn samples; 0: as many as the scenes give", low=0)
     data_multi_turn: int = key(0, "3-turn and mock multi-turn samples; 0: as many as the scenes give", low=0)

@@ -120,17 +120,24 @@ class FrontImages:
         when: "auto": if the scene has a front camera; "grey": then a grey one in its place; True: always; False: never
         required: a scene without the front image is refused, also where a grey one takes its place
         memory: bytes that pictures may take; 64 of them stay in any case
+        line_break: a line break stands between the image and a question about it (A.1, A.2)
 
     Raises:
         ValueError: `when` is another value
     """
 
     def __init__(
-        self, size: tuple[int, int] = (168, 84), when: bool | str = "auto", required: bool = False, memory: float = 2e8
+        self,
+        size: tuple[int, int] = (168, 84),
+        when: bool | str = "auto",
+        required: bool = False,
+        memory: float = 2e8,
+        line_break: bool = False,
     ):
         if when not in ("auto", "grey", True, False):
             raise ValueError(f"images: {when!r} is not 'auto', 'grey', True or False")
         self.size, self.when, self.required = tuple(size), when, required or when is True
+        self.line_break = line_break
         of = partial(get_image, camera="CAM_FRONT", size=self.size)
         self.painted = Recent(of, max(64, int(memory) // (3 * size[0] * size[1])))
         self.grey = Image.new("RGB", self.size, (128, 128, 128))
@@ -151,6 +158,23 @@ class FrontImages:
                 check_image(scene)
             return self.grey
         return self.painted(scene)
+
+    def ask(self, scene: Scene, text: str) -> dict:
+        """A question about what the front camera sees.
+
+        Args:
+            text: of the question
+
+        Returns:
+            user message: the front image (if there is one), then the text, perhaps on a new line
+
+        Raises:
+            SceneError: as when the scene's image is asked for
+        """
+        image = self(scene)
+        shown = [] if image is None else [{"type": "image", "image": image}]
+        between = "\n" if shown and self.line_break else ""
+        return {"role": "user", "content": [*shown, {"type": "text", "text": between + text}]}
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0764bcaa
 def readable_turn(
@@ -209,6 +233,7 @@ class MTDriveTask(Task):
         required: a scene without the front image is refused, also where a grey one takes its place
         keep: prepared scenes that are kept
         metric_descriptions: the prompt says what NC, DAC and TTC are (figure 2)
+        line_break: a line break stands between the image and the question (A.1, A.2)
 
     Raises:
         ValueError: `images` is another value
@@ -225,9 +250,11 @@ class MTDriveTask(Task):
         required: bool = False,
         keep: int = 512,
         metric_descriptions: bool = False,
+        line_break: bool = False,
     ):
         self.agent, self.max_turns, self.w_p, self.w_f = agent or PDMAgent(keep=keep), max_turns, w_p, w_f
-        self.image, self.metric_descriptions = FrontImages(image_size, images, required), metric_descriptions
+        self.image = FrontImages(image_size, images, required, line_break=line_break)
+        self.metric_descriptions = metric_descriptions
         # The reward's own scenes: a kinematic feedback agent may be wrong about the future, the reward never is.
         agents_scenes = getattr(self.agent, "prepared", None)
         self.prepared = (
@@ -246,10 +273,7 @@ class MTDriveTask(Task):
         Raises:
             SceneError: no image where one is demanded, or too short a history
         """
-        image = self.image(scene)
-        shown = [] if image is None else [{"type": "image", "image": image}]
-        text = {"type": "text", "text": prompt_text(scene, self.metric_descriptions)}
-        return [{"role": "user", "content": [*shown, text]}]
+        return [self.image.ask(scene, prompt_text(scene, self.metric_descriptions))]
 
     def step(self, state: TurnState, completion: Completion) -> Step:
         """One turn of one episode.

@@ -304,7 +304,7 @@ class _Rows:
         options = dict(past_key_values=cache, use_cache=True, logits_to_keep=1)
         logits = self.policy.model(**batch | dict(attention_mask=mask, position_ids=position), **options).logits[:, -1]
         # An image's tokens share positions, so the next one is not the number of tokens before it. What is continued
-        # ends with text, and the seconds of a video before it may be further on than that.
+        # ends with text, whose last token stands behind all before it.
         return mask, logits, position[:, :, -1].amax(0)
 
     def say(self, token, logp, eos, over=lambda n: False):

@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLModel,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
@@ -39,7 +40,7 @@ from transformers.utils import logging
 
 from ..scene.core import to_rgb
 from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors
-from .video import Video, moments, read_video, video_batch
+from .video import Video, behind_films, moments, read_video, video_batch
 
 # %% ../../nbs/20_policy/10_model.ipynb #qu1et002
 logging.disable_progress_bar()  # `transformers.utils.logging.enable_progress_bar()` brings them back
@@ -533,6 +534,23 @@ class _Computes:
         "While it is open, the model computes as the policy says: in bf16, or in whatever is on around it."
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
+# %% ../../nbs/20_policy/10_model.ipynb #bfilm005
+class _OwnPositions(Qwen2_5_VLModel):
+    "The same model with the positions that it was trained with: what stands behind a video begins behind all of it."
+
+    def get_rope_index(self, input_ids, mm_token_type_ids, *grids, attention_mask=None, **more):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        where, _ = super().get_rope_index(input_ids, mm_token_type_ids, *grids, attention_mask=attention_mask, **more)
+        where = behind_films(where, mm_token_type_ids, mask)
+        return where, (where.amax((0, 2)) + 1 - mask.sum(-1))[:, None]
+
+
+def _by_own_rule(model):
+    "The model, whatever it was loaded by, with these positions; adapters stand on one that has them."
+    if type(getattr(model, "model", None)) is Qwen2_5_VLModel:
+        model.model.__class__ = _OwnPositions
+    return model
+
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
 class Policy(_Computes):
     """A model with its processor: conversations in, tensors out.
@@ -544,7 +562,7 @@ class Policy(_Computes):
     """
 
     def __init__(self, model: Any, processor: Any, note: str = "") -> None:
-        self.model, self.processor, self.note = model, processor, note
+        self.model, self.processor, self.note = _by_own_rule(model), processor, note
         self.tokenizer, self.kept = processor.tokenizer, None  # kept: a TensorCache, while one is open
         self.pads = {k: self.tokenizer.convert_tokens_to_ids(f"<|{k}_pad|>") for k in ("image", "video")}
         self.image_token_id = self.pads["image"]

@@ -24,11 +24,11 @@ def value_of(token: str) -> tuple[str, float] | None:
         (name of the group, value), or None if it is no numeral; a signed integer is the middle of what it begins:
         "+12" is 12.5 and "-0" is -0.5
     """
-    if match := re.fullmatch(r"([+-])(\d+)", token):
+    if match := re.fullmatch(r"([+-])([0-9]+)", token):
         return "signed", (int(match[2]) + 0.5) * (1 if match[1] == "+" else -1)
-    if re.fullmatch(r"\d+", token):
+    if re.fullmatch(r"[0-9]+", token):
         return "whole", float(token)
-    if match := re.fullmatch(r"(\.\d+)(\D*)", token):
+    if match := re.fullmatch(r"(\.[0-9]+)(\D*)", token):
         return f"fraction, {len(match[1]) - 1} digits, {match[2]!r}", float(match[1])
     return None
 
@@ -97,7 +97,7 @@ class Median:
     def __init__(self, tokenizer: Any) -> None:
         self.numerals, texts = Numerals(tokenizer), [tokenizer.decode([i]) for i in range(len(tokenizer))]
         self.fractions = [g for g, n in enumerate(self.numerals.names) if n.startswith("fraction")]
-        self.digit = [t.isdigit() and len(t) == 1 for t in texts]
+        self.digit = [len(t) == 1 and t in "0123456789" for t in texts]
         self.point = [t == "." for t in texts]
 
     def begin(self, ids: Sequence[int]) -> int:

@@ -85,7 +85,7 @@ def spoken_control(messages: Sequence[dict]) -> str | None:
         if message["role"] == "assistant":
             content = message["content"]
             parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-            if words := [w for part in parts for w in control_words(part) if not w.strip("<|>").isdigit()]:
+            if words := [w for part in parts for w in control_words(part) if not re.fullmatch(r"<\|[0-9]+\|>", w)]:
                 return words[0]
     return None
 

@@ -246,7 +246,7 @@ def outlines(rows: Sequence[dict]) -> Iterator[dict]:
         yield dict(messages=messages, images=list(map(Size, widths, heights)), scene_id=scene)
 
 # %% ../../nbs/40_training/10_sft.ipynb #fc0bcbe2
-_PIECE = re.compile(r"<\|\d+\|>|[A-Za-z]+|\S")  # the code of a picture is one token
+_PIECE = re.compile(r"<\|[0-9]+\|>|[A-Za-z]+|\S")  # the code of a picture is one token
 
 
 def estimate_length(policy: Policy, row: dict) -> int:
