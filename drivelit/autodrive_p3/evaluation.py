@@ -20,6 +20,7 @@ import numpy as np
 from ..data.shards import ids_of, subset
 from drivelit.autodrive_p3.formats import (
     KEYS,
+    OTHER_FORM,
     STAGES,
     Boxes,
     Chain,
@@ -147,7 +148,7 @@ def chain_of(episode: Episode, inputs: Inputs, mode: str) -> Chain:
     Returns:
         each stage's answer, or the ParseError that stands in its place
     """
-    return parse_chain(episode.texts[0], inputs.frame.size, mode, inputs.points)
+    return parse_chain(episode.texts[0], inputs.frame.size, mode, inputs.points, inputs.format)
 
 
 def measures(episode: Episode, scene: Scene, inputs: Inputs) -> dict[str, Any]:
@@ -194,11 +195,14 @@ def summary(
 
     Raises:
         EngineError: all conversations were refused
+        ValueError: all answers have the other form: the numbers would be zeros of a wrong key
     """
     answered(episodes)
     measured = [measures(e, s, inputs) for e, s in zip(episodes, scenes, strict=True)]
     some = [i for i, m in enumerate(measured) if m]
     chains = [chain_of(episodes[i], inputs, mode) for i in some]
+    if all(c.reasons.get("order", "").startswith(OTHER_FORM) for c in chains):
+        raise ValueError(f"format: {inputs.format!r}: {len(chains)} of {len(chains)} answers: {chains[0].order.reason}")
     plans = [c.planning if isinstance(c.planning, np.ndarray) else None for c in chains]
     numbers = plan_numbers(subset(scenes, some), plans, pdms)
     for k, v in numbers.items():
@@ -268,7 +272,7 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     """
     count, pdms = task.inputs.points, task.pdms
     truths, usual = [truth_of(s, task.inputs) for s in scenes], most_frequent(known[:200], task.inputs)
-    write = lambda objects, plan: write_chain("fast", *objects, plan[:count])
+    write = lambda objects, plan: write_chain("fast", *objects, plan[:count], format=task.inputs.format)
     # (boxes, labels, actions) of an answer: an empty list, and the one box that earns the most
     nobody, often = ([], [], []), tuple([v] for v in usual) if usual else ([], [], [])
     # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
@@ -385,7 +389,12 @@ SWAPS = ("own", "true", "another scene's", "nothing")
 
 
 def opening_of(
-    chain: Chain, mode: str, boxes: Sequence, labels: Sequence[str], actions: Sequence[str] | None = None
+    chain: Chain,
+    mode: str,
+    boxes: Sequence,
+    labels: Sequence[str],
+    actions: Sequence[str] | None = None,
+    format: str = "paper",
 ) -> str:
     """The first words of an answer with other boxes in it, and perhaps other actions.
 
@@ -395,6 +404,7 @@ def opening_of(
         boxes: N of (x1, y1, x2, y2), pixels
         labels: N
         actions: N of ACTIONS: the prediction is given, too; None: it is the policy's
+        format: one of FORMATS
 
     Returns:
         text up to the end of the perception, or of the prediction
@@ -406,12 +416,14 @@ def opening_of(
     for stage, words in dict(perception=labels, prediction=actions).items():
         if words is None:
             continue
-        thought = chain.thoughts[stage] if "think" in spans_of(mode) else ""
+        spans = spans_of(mode, format)
+        thought = chain.thoughts[stage] if "think" in spans else ""
         if isinstance(thought, ParseError):
             raise ValueError(f"the thought of the {stage} cannot be read: {thought.reason}")
-        inside = (
-            f"<think>{thought}</think>" if thought else ""
-        ) + f"<answer>{write_boxes(stage, boxes, words)}</answer>"
+        answer = write_boxes(stage, boxes, words, format)
+        inside = (f"<think>{thought}</think>" if thought else "") + (
+            f"<answer>{answer}</answer>" if "answer" in spans else answer
+        )
         out.append(f"<{stage}>{inside}</{stage}>\n")
     return "".join(out)
 
@@ -438,7 +450,7 @@ def openings_of(
     pairs = [(i, chain_of(e, inputs, mode)) for i, e in enumerate(episodes) if not e.failed]
     # only where the policy's own first stage can be read can it be put back, or lent to another scene
     pairs = [(i, c) for i, c in pairs if isinstance(c.perception, Boxes)]
-    if "think" in spans_of(mode):
+    if "think" in spans_of(mode, inputs.format):
         pairs = [(i, c) for i, c in pairs if isinstance(c.thoughts["perception"], str)]
     own_lists = [(c.perception.boxes, c.perception.words) for _, c in pairs]
     seen = {
@@ -448,7 +460,8 @@ def openings_of(
         "nothing": lambda: [([], [])] * len(own_lists),
     }[how]()
     names = ids_of(scenes)
-    return {names[i]: opening_of(c, mode, *v) for (i, c), v in zip(pairs, seen, strict=True)}
+    opened = zip(pairs, seen, strict=True)
+    return {names[i]: opening_of(c, mode, *v, format=inputs.format) for (i, c), v in opened}
 
 
 def follows(chain: Chain) -> bool | None:
@@ -655,7 +668,7 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
     for name, moments in key_frames(samples).items():
         asked = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
         completions = engine.generate(asked, profile.new_tokens, temperature=0)
-        chains = [parse_chain(c.text, inputs.frame.size, mode, inputs.points) for c in completions]
+        chains = [parse_chain(c.text, inputs.frame.size, mode, inputs.points, inputs.format) for c in completions]
         results[name] = dict(
             n=len(moments),
             unreadable=float(np.mean([not isinstance(c.planning, np.ndarray) for c in chains])),

@@ -57,13 +57,13 @@ class Picture:
         return scale, np.array([left * scale[0], top * scale[1]])
 
 
-_SIDE, _ROWS = 416 / 1920, 28 / 1080
+_SIDE, _ROWS, _HOOD = 416 / 1920, 28 / 1080, 56 / 1080
 PICTURES = dict(  # what each source's videos are made of
     nuscenes=Picture(),
     navsim=Picture(
         (672, 168),
         ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT"),
-        ((_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS), (0.0, _ROWS, 1.0, 1 - _ROWS), (_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS)),
+        ((_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS), (0.0, 0.0, 1.0, 1 - _HOOD), (_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS)),
     ),
     toy=Picture((168, 84)),
 )

@@ -177,7 +177,8 @@ def make(
         engine, policy, task
     """
     start = STAGES.trained(out, REINFORCED[stage].get("before", "sft"), seed), profile, seed
-    policy = freeze_vision(load_to_play(*start, asks=profile.player != "here") if beside else load(*start), True)
+    policy = load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
+    policy = freeze_vision(policy, not profile.trains("rl")[1])
     engine = TransformersEngine(policy, profile.together, profile.kept_bytes)
     return engine, policy, task_for(profile, **rl_arm(stage, profile)[0])
 
@@ -191,6 +192,7 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
     Returns:
         dict: what `train_rl` and `evaluate` return
     """
+    profile = profile.of_stage(stage)
     (engine, policy, task), scenes = make(stage, out, profile, seed), load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]
     result = train_rl(

@@ -6,10 +6,10 @@
 __all__ = ['TUNED', 'REINFORCED', 'OPTIONAL', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'GRAPH', 'P3Profile']
 
 # %% ../../nbs/52_autodrive_p3/15_profile.ipynb #fca10f72
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from .formats import MODES
+from .formats import FORMATS, MODES
 from .objects import PICTURES
 from .prompt import Inputs
 from .rewards import PLANS, SCHEMES
@@ -22,10 +22,12 @@ REINFORCED = dict(  # stage -> what it changes; the rest is the profile's
     rl_plan=dict(scheme="planning"),  # the ablation: planning reward only
     rl_small=dict(small=True),  # the ablation: group 4
     rl_stages=dict(advantage="turn"),  # ours: each stage's words by their own stage's reward
-    rl_walk=dict(scheme="released", plan="walk"),
-    rl_run=dict(before="rl_walk", scheme="released", plan="run"),
+    rl_run=dict(before="sft", scheme="released", plan="run"),  # the released scripts: run, then walk
+    rl_run_then_walk=dict(before="rl_run", scheme="released", plan="walk"),
+    rl_walk=dict(scheme="released", plan="walk"),  # the model of the released table's ICLR row: walk, then run
+    rl_walk_then_run=dict(before="rl_walk", scheme="released", plan="run"),
 )
-OPTIONAL = ("rl_walk", "rl_run")
+OPTIONAL = ("rl_run", "rl_run_then_walk", "rl_walk", "rl_walk_then_run")
 NEEDS = dict(
     scenes=(),
     data=("scenes",),
@@ -54,16 +56,20 @@ class P3Profile(Profile):
     rounds: int = key(1, "how often a teacher is asked about a scene, at most", low=1)
     data_scenes: int = key(0, "scenes of supervised tuning, a row for each mode; 0: all", low=0)
     mode: str = key("both", "with thoughts, without, or both by one policy", choices=(*MODES, "both"))
+    format: str = key("paper", "words of the question, form of the answers and rules of their parser", choices=FORMATS)
     freeze_vision: bool = key(True, "the vision encoder is not trained")
+    rl_freeze_vision: bool = key(False, "nor in reinforcement, where supervised tuning trains it")
     scheme: str = key("paper", "weights of the four rewards", choices=tuple(SCHEMES))
     plan: str = key("mix", "what the plan is paid by", choices=PLANS)
+    run_epochs: float = key(0.0, "passes of a stage that is paid by 'run'; 0: as the other stages", low=0)
+    walk_epochs: float = key(0.0, "passes of a stage that is paid by 'walk'; 0: as the other stages", low=0)
     group_small: int = key(4, "rollouts of a scene in the ablation of the group", low=2)
     timed: int = key(8, "held-out scenes that are answered one at a time, for the seconds of an answer", low=1)
 
     @property
     def inputs(self) -> Inputs:
         "What the policy is shown and asked for."
-        return Inputs(self.picture, self.frames, self.points, video=self.frames_as == "video")
+        return Inputs(self.picture, self.frames, self.points, video=self.frames_as == "video", format=self.format)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -79,8 +85,17 @@ class P3Profile(Profile):
         return super().window()[0], 8 if self.pdms else self.points
 
     def trains(self, kind: str) -> tuple[int, bool]:
-        "All weights are trained, the vision encoder in supervised tuning only, and there if it is not frozen."
-        return 0, kind == "sft" and not self.freeze_vision
+        "All weights are trained, the vision encoder where it is not frozen."
+        return 0, not (self.freeze_vision or (kind == "rl" and self.rl_freeze_vision))
+
+    def of_stage(self, stage: str) -> "P3Profile":
+        "The profile as a stage of reinforcement has it: with its own number of passes, where a key says one."
+        passes = dict(run=self.run_epochs, walk=self.walk_epochs).get(REINFORCED.get(stage, {}).get("plan"), 0.0)
+        return replace(self, rl_epochs=passes, rl_steps=0) if passes else self
+
+    def updates(self, stage: str, kind: str) -> dict[str, int]:
+        "Run and walk may have passes of their own."
+        return Profile.updates(self.of_stage(stage), stage, kind)
 
     def pictures(self) -> int:
         "Pictures in a question, as many as its tokens are; two frames of a video are one."
@@ -109,6 +124,8 @@ class P3Profile(Profile):
             )
         if self.pdms and self.points != 8:
             problems.append(f"pdms: eight way-points are scored, and points is {self.points}")
+        if self.format == "released" and self.mode != "fast":
+            problems.append(f"format: the released form has no thoughts; set mode = fast, and not {self.mode}")
         if self.player != "here" and self.frames_as == "video":
             problems.append(f"frames_as: the server {self.player} is shown images; set frames_as = images")
         if not self.pdms and self.plan != "mix":

@@ -34,8 +34,10 @@ ROWS = dict(  # stage -> its name in the tables
     rl_plan="GRPO: the plan's reward only",
     rl_small="P3-GRPO, half the group",
     rl_stages="P3-GRPO, an advantage for each stage",
-    rl_walk="released code, walk",
-    rl_run="released code, then run",
+    rl_run="released code, run",
+    rl_run_then_walk="released code, run then walk",
+    rl_walk="released reward, walk",
+    rl_walk_then_run="released reward, walk then run",
 )
 _counts = lambda scenes: dict(train=scenes["train"], heldout=scenes["heldout"])
 collect = Collector(STAGES, TRAINED, part_of, _counts, ("data",))

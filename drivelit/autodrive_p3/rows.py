@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .formats import KEYS, STAGES, spans_of, write_chain
 from .objects import ACTIONS, LABELS, WHYS, KeyObject, sift
-from .prompt import Inputs, ego_text, policy_prompt, question
+from .prompt import Inputs, policy_prompt, question, seen_parts
 from .rewards import truth_of
 from .teacher import BEARS, DIRECTIONS, SPEEDS, Kept, labels_of, write_thoughts
 from ..data.rows import card, make_row, says, write_rows
@@ -44,11 +44,11 @@ def make_rows(
     """
     thoughts, count = {k.number: k.thoughts for k in kept}, Counter() if count is None else count
     for mode in modes:
-        spans_of(mode)  # an unknown one is refused before the first scene
+        spans_of(mode, inputs.format)  # an unknown one is refused before the first scene
     for number, scene in enumerate(scenes):
         try:
             truth, (objects, plan) = truth_of(scene, inputs), labels_of(scene, inputs)
-            *frames, _ = policy_prompt(scene, inputs, modes[0])[0]["content"]
+            frames = seen_parts(scene, inputs)
         except SceneError as e:
             count["left out: " + str(e).split(": ", 1)[-1][:100]] += 1
             continue
@@ -58,12 +58,12 @@ def make_rows(
         for mode in modes:
             if "think" in spans_of(mode) and number not in thoughts:
                 continue
-            answer = write_chain(mode, truth.boxes, truth.labels, truth.actions, truth.points, thoughts.get(number))
-            words = {"type": "text", "text": ego_text(scene) + question(inputs, mode)}
-            asked = {"role": "user", "content": [*frames, words]}
+            labels = truth.boxes, truth.labels, truth.actions, truth.points
+            answer = write_chain(mode, *labels, thoughts.get(number), inputs.format)
+            asked = policy_prompt(scene, inputs, mode, lambda *_, frames=frames: frames)
             count[f"rows, {mode}"] += 1
             meta = dict(mode=mode, objects=len(objects), plan=", ".join(plan))
-            yield make_row("p3", scene, [asked, says("assistant", answer)], **meta)
+            yield make_row("p3", scene, [*asked, says("assistant", answer)], **meta)
 
 
 def part_rows(
@@ -126,8 +126,20 @@ def kit_fixed(inputs: Inputs) -> tuple[str, ...]:
     Returns:
         texts, one token each
     """
-    point = lambda k: f'{{"label": "{0.5 * (k + 1):.1f}s", "x_y_radian": ['
     words = dict(perception=LABELS.values(), prediction=ACTIONS)
+    if inputs.format == "released":
+        return (
+            question(inputs, "fast"),
+            *(f"<{s}>```json\n[\n\t{{" for s in STAGES),
+            *(f"}}\n]\n```</{s}>" for s in STAGES),
+            '"bbox_2d": [',
+            "},\n\t{",
+            *(f'], "{KEYS[s]}": "{w}"' for s in KEYS for w in words[s]),
+            *(f'], "{KEYS[s]}": []' for s in KEYS),
+            '"x_y_radian": [',
+            *(f'], "label": "{0.5 * (k + 1):.1f}s"' for k in range(inputs.points)),
+        )
+    point = lambda k: f'{{"label": "{0.5 * (k + 1):.1f}s", "x_y_radian": ['
     return (
         question(inputs, "detailed"),
         question(inputs, "fast"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .formats import MODES, STAGES, Chain, parse_chain
+from .formats import MODES, STAGES, Chain, parse_chain, spans_of
 from .prompt import Inputs, policy_prompt, seen_parts
 from .rewards import SCHEMES, PLANS, Weights, by_stage, l2, parts_of, plan_reward, total, truth_of
 from ..metrics.pdm import score_scenes
@@ -40,7 +40,7 @@ class P3Task(Task):
         look: gets the frames' parts, as for `policy_prompt`; default: anew, and keeps those that were asked for last
 
     Raises:
-        ValueError: an unknown mode or plan, a plan that needs PDMS without it, or PDMS of other than eight way-points
+        ValueError: an unknown mode or plan, or a mode, a plan or PDMS that these inputs cannot have
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class P3Task(Task):
     ) -> None:
         if mode not in (*MODES, "both"):
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}, both")
+        _ = [spans_of(m, inputs.format) for m in (MODES if mode == "both" else (mode,))]  # the form may have one alone
         if plan not in PLANS or (plan != "mix" and not pdms):
             raise ValueError(f"plan: {plan!r} is not one of {', '.join(PLANS)}, or needs pdms")
         if pdms and inputs.points != 8:
@@ -115,11 +116,11 @@ class P3Task(Task):
         """
         some, size = [s.scene for s in states], self.inputs.frame.size
         read = zip(some, completions, strict=True)
-        chains = [parse_chain(c.text, size, self.mode_of(s), self.inputs.points) for s, c in read]
+        how = self.inputs.points, self.inputs.format
+        chains = [parse_chain(c.text, size, self.mode_of(s), *how) for s, c in read]
         readable = [i for i, c in enumerate(chains) if isinstance(c.planning, np.ndarray)] if self.pdms else []
-        results = (
-            score_scenes([some[i] for i in readable], [chains[i].planning[None] for i in readable]) if readable else []
-        )
+        plans = [chains[i].planning[None] for i in readable]
+        results = score_scenes([some[i] for i in readable], plans) if readable else []
         pdm = {i: {n: float(getattr(r, n)[0]) for n in PDM} for i, r in zip(readable, results, strict=True)}
         return [self._judge(c, s, pdm.get(i)) for i, (c, s) in enumerate(zip(chains, some, strict=True))]
 

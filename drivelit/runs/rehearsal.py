@@ -48,7 +48,8 @@ def _fewer(p):
     at_most = lambda k, v: min(v, getattr(p, k)) if getattr(p, k) or "steps" in k else v
     few = {k: at_most(k, v) for k, v in p.FEW.items() if k in p.keys()}
     epochs = [k for k in p.keys() if k.endswith("_epochs") and getattr(p, k)]
-    return few | dict.fromkeys(epochs, 0.0) | {k.replace("_epochs", "_steps"): 2 for k in epochs}
+    steps = [k.replace("_epochs", "_steps") for k in epochs]
+    return few | dict.fromkeys(epochs, 0.0) | {k: 2 for k in steps if k in p.keys()}
 
 
 def _batches(p, sft, rl):
