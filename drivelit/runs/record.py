@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..scene.files import RunError, whole_file, write_json
+from ..scene.files import RunError, sha256, whole_file, write_json
 from .report import COMPARED, Paired, cell, paired, paired_row, skill_cell
 
 # %% ../../nbs/42_runs/50_record.ipynb #54ff4103
@@ -140,7 +140,15 @@ def _frames(scenes, sets):
 def _write(table, path):
     "Whole or absent."
     with whole_file(path) as new:
-        table.to_parquet(new, compression="zstd", compression_level=19, index=False)
+        table.to_parquet(new, compression="zstd", compression_level=19, index=False, write_page_checksum=True)
+
+
+def _read(path):
+    "A table whose pages are as they were written."
+    try:
+        return pd.read_parquet(path, page_checksum_verification=True)
+    except Exception as e:  # a damaged file makes the reader raise a dozen kinds of errors
+        raise RunError(f"{path}: no record of a run ({str(e)[:100]})") from None
 
 
 def write_part(out: str | Path, name: str, *parts: Part) -> None:
@@ -337,9 +345,7 @@ def read_parts(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     files = [f for f in files if f.exists()]
     if not files:
         raise RunError(f"{out}: no stage has ended that measures something")
-    tables = [
-        _table([pd.read_parquet(str(f).replace(".scenes.", f".{k}.")) for f in files]) for k in ("scenes", "sets")
-    ]
+    tables = [_table([_read(str(f).replace(".scenes.", f".{k}.")) for f in files]) for k in ("scenes", "sets")]
     return Record(*tables, dict(profile=json.loads((out / "run.json").read_text())) | about)
 
 
@@ -386,14 +392,20 @@ def catch_up(
 
 # %% ../../nbs/42_runs/50_record.ipynb #33d8b5dd
 def save_record(record: Record, path: str | Path) -> None:
-    """Three files: rows of scenes, numbers of sets, and what is said of the run.
+    """Three files: rows of scenes, numbers of sets, and what is said of the run, with the digests of all three.
 
     Args:
         path: of the rows of scenes, .parquet; the others lie beside it, as .sets.parquet and .json
     """
     path = Path(path)
     _write(record.scenes, path), _write(record.sets, path.with_suffix(".sets.parquet"))
-    write_json(path.with_suffix(".json"), record.about)
+    write_json(path.with_suffix(".json"), record.about | dict(digests=_digests(path, record.about)))
+
+
+def _digests(path, about):
+    "SHA-256 of the three files of a record."
+    said = json.dumps(about, sort_keys=True)
+    return dict(scenes=sha256(path), sets=sha256(path.with_suffix(".sets.parquet")), about=sha256(said))
 
 
 def read_record(path: str | Path) -> Record:
@@ -406,17 +418,23 @@ def read_record(path: str | Path) -> Record:
         Record
 
     Raises:
-        RunError: not there, or not what a run writes
+        RunError: not there, not what a run writes, or changed since it was written
     """
     path = Path(path)
     try:
-        tables = [pd.read_parquet(p) for p in (path, path.with_suffix(".sets.parquet"))]
         about = json.loads(path.with_suffix(".json").read_text())
-        if missing := [k for t, keys in zip(tables, (KEYS, SET_KEYS), strict=True) for k in keys if k not in t]:
-            raise ValueError(f"no column {missing[0]}")
-        return Record(*tables, about)
-    except (OSError, ValueError) as e:
+        digests = about.pop("digests", None)
+        if digests is None:
+            raise ValueError("no digests: of an older version; the command of its run writes it anew")
+        changed = [k for k, v in _digests(path, about).items() if digests.get(k) != v]
+    except (OSError, ValueError, AttributeError, TypeError) as e:
         raise RunError(f"{path}: no record of a run ({str(e)[:100]})") from None
+    if changed:
+        raise RunError(f"{path}: no record of a run (its {changed[0]} have changed since they were written)")
+    tables = [_read(p) for p in (path, path.with_suffix(".sets.parquet"))]
+    if missing := [k for t, keys in zip(tables, (KEYS, SET_KEYS), strict=True) for k in keys if k not in t]:
+        raise RunError(f"{path}: no record of a run (no column {missing[0]})")
+    return Record(*tables, about)
 
 # %% ../../nbs/42_runs/50_record.ipynb #6c0d5758
 # They say where and how a run was made; they change no result by intent.
