@@ -698,7 +698,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Publishes):
         servers: their addresses, such as ["http://node1:8000", "http://node2:8000"]
         folder: for weights on the way to the servers, which read it under the same name
         version: of the weights that the servers must have; None: whatever all of them have
-        api_key: of the servers
+        api_key: of the servers; "": what DRIVELIT_PLAYER_KEY in the environment says, which no run writes down
         threads: conversations under way at the same time
         timeout: seconds for one conversation, all tries together
         patience: seconds for one server to take new weights
@@ -724,7 +724,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Publishes):
         servers: Sequence[str],
         folder: str | Path,
         version: str | None = None,
-        api_key: str = "none",
+        api_key: str = "",
         threads: int = 64,
         timeout: float = 600.0,
         patience: float = 600.0,
@@ -734,6 +734,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Publishes):
         dtype: str = "bfloat16",
     ) -> None:
         self.policy, self.folder, self.rule, self.dtype = policy, Path(folder).resolve(), rule, getattr(torch, dtype)
+        api_key = api_key or os.environ.get("DRIVELIT_PLAYER_KEY", "none")
         self.clients = {url.rstrip("/"): server_client(url.rstrip("/"), api_key, most) for url in servers}
         self.servers = list(self.clients)
         self.threads, self.timeout, self.patience, self.retries = threads, timeout, patience, retries
