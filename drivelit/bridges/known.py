@@ -42,7 +42,7 @@ import pandas as pd
 from .blocks import Row, blocks_of, options_of, rows_of, work
 from ..metrics import open_loop, pdm
 from drivelit.metrics.closed_loop import (
-    ABILITIES, RELEASES, ROUTES, abilities, composed, read_results, scenario_of, summary,
+    ABILITIES, RELEASES, ROUTES, abilities, by_route, composed, read_results, scenario_of, summary,
 )  # fmt: skip
 from ..metrics.kinematics import constant_velocity
 from ..policy.text import nearest
@@ -296,8 +296,9 @@ def _route_counts(name, types, version, whole):
 
 def _run_rows(name, records, version):
     "Rows of a run's records."
-    n, total = len(records), summary(records)
-    rows = _route_counts(name, [scenario_of(r) for r in records], version, n == ROUTES)
+    driven, total = [some[0] for some in by_route(records).values()], summary(records)
+    n = len(driven)
+    rows = _route_counts(name, [scenario_of(r) for r in driven], version, n == ROUTES)
     wrote = [r["scores"].get("score_composed") for r in records]
     there = (
         dict(published=float(np.mean(wrote)), source=f"{name}: what the leaderboard wrote") if None not in wrote else {}
@@ -306,7 +307,7 @@ def _run_rows(name, records, version):
     rows.append(make("driving score", ours=np.mean([composed(r) for r in records]), whole=True, **there))
     for k in ("driving score", "success rate %"):
         rows.append(make(f"{k}, of {ROUTES}", ours=total.loc[k, f"all {ROUTES}"]))
-    for a, row in abilities(records, release=version).iterrows():
+    for a, row in abilities(records, release=version).dropna().iterrows():
         rows.append(make(f"success rate %: {a}", ours=row["success rate %"], scenes=int(row["routes"])))
     return rows
 
@@ -428,7 +429,10 @@ def known(
             raise RunError(f"bench2drive: no option {other[0]!r}; it has version")
         if (version := version or RELEASES[0]) not in RELEASES:
             raise RunError(f"version {version!r} is not one of {', '.join(RELEASES)}")
-        found, lost = _routes(root, version)
+        try:
+            found, lost = _routes(root, version)
+        except ValueError as e:
+            raise RunError(f"{root}: {e}") from None
         scenes, rows = sum(r["scenes"] for r in found if r["number"] == "routes"), []
     else:
         rows, options = _scored(dataset, root, split, tokens, version, limit, workers)
