@@ -100,6 +100,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="for other programs
 # Commands of rooms above this one, by name: each is imported when it is asked for.
 ABOVE = dict(
     score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
+    known=("drivelit.bridges.known:_command", "Drivers that need no weights beside their published numbers."),
     plans=("drivelit.bridges.navsim:_command", "Write a policy's plans for a data set, or go on with it."),
     alpasim=("drivelit.bridges.alpasim:_command", "Serve a policy or a function to AlpaSim."),
     leaderboard=("drivelit.bridges.leaderboard:_command", "Let CARLA's official leaderboard drive a policy."),
