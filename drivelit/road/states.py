@@ -55,7 +55,7 @@ def states(
         n: routes
         most: states of a kind, drawn
         part: of the routes
-        seed: of the draw
+        seed: of which states of a kind are drawn
         driver: the expert; its plan is the scene's expert
 
     Returns:
@@ -114,7 +114,8 @@ def asked(planner: Planner, scenes: Sequence[Scene], together: int = 64) -> list
 NETWORK, FLOOR = "network on the base's eyes", "network without eyes"
 
 
-def network(policy: Policy, train: Sequence[Scene], scenes: Sequence[Scene], size: tuple[int, int], eyes: bool = True):
+def network(policy: Policy, train: Sequence[Scene], scenes: Sequence[Scene], size: tuple[int, int], eyes: bool = True
+) -> np.ndarray:
     """Plans of a small network that is fitted on training drives.
 
     Args:
