@@ -114,7 +114,8 @@ def asked(planner: Planner, scenes: Sequence[Scene], together: int = 64) -> list
 NETWORK, FLOOR = "network on the base's eyes", "network without eyes"
 
 
-def network(policy: Policy, train: Sequence[Scene], scenes: Sequence[Scene], size: tuple[int, int], eyes: bool = True
+def network(
+    policy: Policy, train: Sequence[Scene], scenes: Sequence[Scene], size: tuple[int, int], eyes: bool = True
 ) -> np.ndarray:
     """Plans of a small network that is fitted on training drives.
 
