@@ -184,10 +184,10 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
     left = np.stack([np.interp(places, np.arange(len(points)), points[:, k]) for k in range(3)], 1)
     return left, now_us + np.round(0.5e6 * np.arange(1, len(places) + 1))
 
-# %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880
+# %% ../../nbs/65_bridges/40_alpasim.ipynb #09e15de3
 MOST_PICTURE = 32_000_000  # bytes of one picture; a JPEG of 4K has two million
 
-
+# %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880
 class Answers:
     """Plans for the sessions of a simulator, whatever the planner does.
 

@@ -82,7 +82,8 @@ def read_parts(
         names: of `parts_of`
         options: of the reader's `scenes`
         require: what a scene must have, see `drivelit.scene.sources.need`
-        navigator: what scenes tell of the route, with noise in metres: as `heard` takes them
+        navigator: what scenes tell of the route, as `heard` takes it
+        noise: metres, of the points
 
     Yields:
         Scene
@@ -172,7 +173,8 @@ def prepare(
         limit: only so many parts, at least 1; None: all
         require: what a scene must have; others are left out and named
         references: keep PDM-Closed's plan of each scene beside it
-        navigator: what scenes tell of the route, with noise in metres: as `heard` takes them
+        navigator: what scenes tell of the route, as `heard` takes it
+        noise: metres, of the points
         **options: of the reader's `scenes`, such as split, version, every; tokens, drives: a list, or the file of one,
             see `drivelit.scene.sources.read_tokens`; n and seed of the toy town
 
