@@ -187,6 +187,17 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #09e15de3
 MOST_PICTURE = 32_000_000  # bytes of one picture; a JPEG of 4K has two million
 
+
+def _forget(files, before):
+    "Remove what is older."
+    for old in [t for t in files if t < before]:
+        Path(files.pop(old)).unlink(missing_ok=True)
+
+
+def _kind(image):
+    "The end of a picture's name."
+    return "png" if image[:4] == b"\x89PNG" else "jpg"
+
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880
 class Answers:
     """Plans for the sessions of a simulator, whatever the planner does.
@@ -247,15 +258,12 @@ class Answers:
         """
         track = self.tracks[session.uuid]
         if len(image) > MOST_PICTURE:
-            track.lost["picture too large"] += 1
-            return
-        kind = "png" if image[:4] == b"\x89PNG" else "jpg"
-        path = track.folder / f"{len(track.files)}-{camera.replace('/', '_')}-{time_us}.{kind}"
+            return track.lost.update(["picture too large"])
+        path = track.folder / f"{len(track.files)}-{camera.replace('/', '_')}-{time_us}.{_kind(image)}"
         path.write_bytes(image)
         files = track.files.setdefault(camera, {})
         files[time_us] = str(path)
-        for old in [t for t in files if t < time_us - 5_200_000]:
-            Path(files.pop(old)).unlink(missing_ok=True)
+        _forget(files, time_us - 5_200_000)
 
     def answer(self, session: Any, now_us: int) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         """The plan of a session now.
