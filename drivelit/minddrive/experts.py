@@ -29,13 +29,13 @@ from drivelit.minddrive.words import (
     SPEED_DT,
     SPEED_POINTS,
     SPEEDS,
-    TARGETS,
     TOKENS,
     kit_text,
     question,
 )
 from ..policy.engines import positions
 from ..policy.model import Encoded, Policy, load_policy, trained_folder
+from ..rollout.navigator import TARGETS
 from ..scene.weights import check_folder, check_tensors, load_tensors
 from ..scene.files import write_json
 

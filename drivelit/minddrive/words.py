@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPEEDS', 'PATHS', 'TOKENS', 'SPEED_POINTS', 'SPEED_DT', 'PATH_POINTS', 'PATH_STEP', 'BANDS', 'STILL', 'GENTLE',
-           'HARD', 'TURN', 'SHIFT', 'ROAD_OPTIONS', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'TARGETS', 'asked',
-           'speed_way', 'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown',
-           'state_of', 'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
+           'HARD', 'TURN', 'SHIFT', 'ROAD_OPTIONS', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'asked', 'speed_way',
+           'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown', 'state_of',
+           'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #2fa290c2
 import re
@@ -17,13 +17,13 @@ import numpy as np
 import shapely
 from PIL import Image
 
-from ..metrics.blind import along
 from ..metrics.kinematics import VX
 from ..policy.text import ParseError, harmless
 from ..rollout.drivers import Driver, aside, true_idm
+from ..rollout.navigator import targets_of
 from ..rollout.world import World
 from ..scene.cameras import get_image
-from ..scene.core import Scene, SceneError, to_frame
+from ..scene.core import Scene, to_frame
 from ..scene.roads import Path
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #d0882173
@@ -248,7 +248,6 @@ VIEWS = dict(
 )
 COMMANDS = {"TURN LEFT": "turn left", "GO STRAIGHT": "go on", "TURN RIGHT": "turn right"}
 QUESTION = "What actions should the car be taking?"
-TARGETS = (5.0, 10.0, 15.0, 20.0)  # metres ahead
 
 
 @dataclass(frozen=True)
@@ -312,12 +311,7 @@ def state_of(scene: Scene) -> np.ndarray:
     Raises:
         SceneError: no centre line, or a recorded scene without a route, whose centre line is the way that the car took
     """
-    if not scene.meta.get("route_known", True):
-        raise SceneError(f"scene {scene.id}: no route is recorded, and the way that the car took would tell the answer")
-    if len(scene.map.centerline) < 2:
-        raise SceneError(f"scene {scene.id}: no centre line")
-    ahead = along(scene.map.centerline, np.array(TARGETS))[:, :2]
-    return np.r_[float(scene.ego.velocity[0]), ahead.ravel()]
+    return np.r_[float(scene.ego.velocity[0]), targets_of(scene).ravel()]
 
 
 def state_text(scene: Scene) -> str:
