@@ -68,6 +68,7 @@ class MTDriveProfile(Profile):
     FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(
         data_single=2, data_two_turn=2, data_multi_turn=2, data_understanding=2, choice_scenes=1, sft_candidates=2
     )
+    STEP: ClassVar[tuple[int, str]] = (490, "MTDrive 3.4")
     STATED: ClassVar[dict[str, str]] = dict(
         sft_multi="about one day on 64 A800 (4.1)", mtgrpo_cross="about two days on 32 A800 (4.1); 490 s a step (3.4)"
     )

@@ -5,9 +5,11 @@
 # %% auto #0
 __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'plain_text', 'number_pieces', 'train_tokenizer',
            'word_tokenizer', 'ImageTextProcessor', 'toy_config', 'Encoded', 'model_card', 'Policy', 'reader_of',
-           'new_policy', 'add_lines', 'base_folder', 'trained_folder', 'load_policy', 'in_bf16', 'play_in_bf16']
+           'new_policy', 'add_lines', 'base_folder', 'trained_folder', 'load_policy', 'in_bf16', 'play_in_bf16',
+           'fingerprint']
 
 # %% ../../nbs/20_policy/10_model.ipynb #a948619f
+import hashlib
 import importlib.util
 import json
 import warnings
@@ -1011,3 +1013,24 @@ def play_in_bf16(policy: Policy) -> Policy:
     for p in (p for p in policy.model.parameters() if id(p) in low):
         p.data, p.grad = p.data.to(torch.bfloat16), None
     return policy
+
+# %% ../../nbs/20_policy/10_model.ipynb #0f1n58480522
+def fingerprint(policy: Policy, numbers: int = 64) -> str:
+    """A short digest of a policy's weights and of the precision that they are used in.
+
+    Args:
+        policy: the model and its processor
+        numbers: of each weight that are read one by one, at most
+
+    Returns:
+        16 hexadecimal digits; other weights, and bf16 instead of fp32, have another one
+    """
+    plays_low = getattr(policy, "bf16", False)
+    low, digest = in_bf16(policy.model) if plays_low else (), hashlib.sha256(b"bf16" if plays_low else b"")
+    for name, weight in policy.model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        kind, bits = (torch.bfloat16, torch.int16) if id(weight) in low else (torch.float32, torch.int32)  # as used
+        total = sum(part.to(kind).view(bits).sum(dtype=torch.int64).item() for part in flat.split(2**24))
+        some = flat[:: max(1, flat.numel() // numbers)].to(kind).to("cpu", torch.float32)
+        digest.update(f"{name} {tuple(weight.shape)} {total}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()[:16]

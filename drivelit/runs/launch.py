@@ -96,9 +96,14 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
     if p.player != "here":
         words = shlex.join(given_again(p))
         out.append(f"python -m drivelit run {p.system}.{p.name} --out {folder} --stages served {words}")
-    for url in p.player.split(",") if p.player != "here" else ():
-        host, port = ADDRESS.fullmatch(url.strip()).groups()
+    where = [ADDRESS.fullmatch(url.strip()).groups() for url in p.player.split(",") if p.player != "here"]
+    hosts, each = [host for host, _ in where], p.player_gpus
+    for k, (host, port) in enumerate(where):
         settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
+        if each > 1 or hosts.count(host) > 1:  # its own GPUs of its machine
+            first = each * hosts[:k].count(host)
+            settings = dict(CUDA_VISIBLE_DEVICES=",".join(map(str, range(first, first + each)))) | settings
+            settings |= dict(TENSOR_PARALLEL=each) if each > 1 else {}
         given = " ".join(f"{k}={v}" for k, v in settings.items())
         out.append(f"{given} bash ci/serve_vllm.sh {folder}/served/final {port}")
     return out + p.servers()[0]

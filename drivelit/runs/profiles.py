@@ -16,6 +16,7 @@ import inspect
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
@@ -267,6 +268,7 @@ class Profile(Derived):
 
     system: ClassVar[str] = ""  # a name in the table of systems
     FEW: ClassVar[dict[str, int]] = dict(train_scenes=2, eval_scenes=2, rl_scenes=2, rl_steps=2, sft_steps=2)
+    STEP: ClassVar[tuple[int, str]] = (0, "")  # seconds of a step of reinforcement in its paper, and where it says so
     STATED: ClassVar[dict[str, str]] = {}  # stage -> what its paper says that it takes
     name: str
     model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
@@ -319,6 +321,7 @@ class Profile(Derived):
     kv_memory: float = same(EpisodeSettings, "kv_memory", low=0)
     picture_cache: float = same(EpisodeSettings, "picture_cache", low=0)
     player: str = same(EpisodeSettings, "player")
+    player_gpus: int = key(1, "GPUs of each server that plays (tensor parallel)", low=1)
     players: int = same(EpisodeSettings, "players", low=0)
     importance_cap: float = same(EpisodeSettings, "importance_cap", low=0)
     sampling_bound: float = same(EpisodeSettings, "sampling_bound", low=0)
@@ -745,6 +748,13 @@ def conflicts(profile: Profile) -> list[str]:
         out.append("reference_every: without kl there is no reference to refresh")
     if p.player != "here" and (wrong := [u for u in p.player.split(",") if not ADDRESS.fullmatch(u.strip())]):
         out.append(f"player: {wrong[0].strip()!r} is neither 'here' nor an address such as http://node1:8000")
+    elif p.player != "here":
+        hosts = Counter(ADDRESS.fullmatch(u.strip()).group(1) for u in p.player.split(","))
+        host, most = hosts.most_common(1)[0]
+        if most * p.player_gpus > gpus_per_node():
+            out.append(
+                f"player: {most} servers of {p.player_gpus} GPUs each on {host}, and a machine has {gpus_per_node()}"
+            )
     if not p.seeds or len(set(p.seeds)) < len(p.seeds):
         out.append(f"seeds: {p.seeds} names a seed twice, or none")
     return out + p.problems()

@@ -40,7 +40,7 @@ from ..scene.cameras import check_image
 from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
-from ..scene.files import RunError, hold, in_archive, make_folder, sha256, whole_file, write_json
+from ..scene.files import RunError, hold, in_archive, make_folder, owner_of, sha256, whole_file, write_json
 from ..scene.processes import begin_worker, fork_server, set_aside
 from ..policy.text import nearest
 from .memory import check_memory
@@ -70,6 +70,8 @@ def start(out: str | Path, profile: Profile) -> Path:
     path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
     if not path.exists():
         check_memory(profile)
+        if profile.player != "here":
+            owner_of(out)  # servers belong to the run, not to one stage
         write_json(path, now)
         return Path(out)
     was = _read_run(path)
@@ -662,6 +664,18 @@ def _few_threads(profile):
         torch.set_num_threads(usual)
 
 
+@contextlib.contextmanager
+def _its_servers(profile, out):
+    "When a run is over, or is stopped, the servers that it has given weights are anybody's."
+    try:
+        yield
+    finally:
+        if profile.player != "here":
+            from drivelit.policy.vllm import release
+
+            release(profile.player.split(","), owner_of(out))
+
+
 def _reported(profile, here):
     "What a loop of the system's own writes into its metrics is reported, if it is asked for."
     if profile.report_to == "none":
@@ -784,6 +798,11 @@ class Stages(StageGraph):
         workers = workers if profile.player == "here" else min(workers, 1)  # servers have one policy at a time
         names = self.order([s for s in self.needs if s not in self.optional] if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
+        with _its_servers(profile, out):
+            return self._jobs(profile, out, jobs, workers, elsewhere)
+
+    def _jobs(self, profile, out, jobs, workers, elsewhere):
+        "In this process, in some beside it, or elsewhere."
         if elsewhere:
             return elsewhere(self, out, jobs, max(workers, 1))
         if not workers:

@@ -433,7 +433,7 @@ class StubVLLM(_Speaks, _Learns, StubServer):
         """What to send for one GET.
 
         Args:
-            path: /health, /v1/models, /weight_info or /is_paused
+            path: /health, /version, /v1/models, /weight_info or /is_paused
 
         Returns:
             Reply; status 404 elsewhere
@@ -441,6 +441,7 @@ class StubVLLM(_Speaks, _Learns, StubServer):
         card = lambda name: dict(id=name, object="model", root=name, parent=None, max_model_len=self.longest)
         pages = {
             "/health": Reply(b""),
+            "/version": Reply(dict(version=f"{self.dialect}.0")),
             "/v1/models": Reply(dict(object="list", data=[card(n) for n in (self.name, *self.adapters)])),
             "/weight_info": Reply(dict(weight_version=self.version)),
             "/is_paused": Reply(dict(is_paused=self.paused)),

@@ -31,7 +31,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ..policy.engines import Conversation, EngineError, TransformersEngine
-from ..policy.model import Policy, in_bf16
+from ..policy.model import Policy, fingerprint, in_bf16
 from ..policy.vllm import VLLMEngine, far_apart
 from ..rollout.core import Episode, RolloutError, Task, rollout
 from ..scene.weights import check_tensors, load_tensors
@@ -1053,7 +1053,7 @@ def served(player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adap
     servers, dtype = [url.strip() for url in player.split(",")], "bfloat16" if bf16 else "float32"
     engine = VLLMEngine(policy, servers, out / "served", rule=getattr(engine, "rule", None), dtype=dtype)
     if adapters:
-        engine.give("base")
+        engine.give(f"base-{fingerprint(policy)}")  # the servers may have the base of another run
     return engine
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #d5278691
