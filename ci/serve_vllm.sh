@@ -5,7 +5,8 @@
 #   bash ci/serve_vllm.sh --install       make the environment and stop
 # Without a GPU it takes vLLM's CPU build: small models, slowly, but the same protocol (4 minutes and 3.5 GB to install,
 # 1 to 4 minutes to start).
-# By the environment: HOST (127.0.0.1) the address that it listens on, TENSOR_PARALLEL (1) GPUs of one server,
+# By the environment: HOST (127.0.0.1) the address that it listens on, TENSOR_PARALLEL (1) GPUs of one server, of those
+# in CUDA_VISIBLE_DEVICES (several servers on one machine need different ones),
 # MAX_MODEL_LEN (11500) tokens of a conversation, IMAGES (6) pictures of a conversation, DTYPE (auto; float32 without a
 # GPU) of the weights, LORA_RANK (0: none) of adapters by name, DEV (1) whether it takes new weights, VLLM_ENV
 # (.venv-vllm) the environment's folder, CPU (1 without a GPU) which build, KVCACHE (1) GB of the CPU build's cache,
@@ -46,7 +47,10 @@ flags=(--dtype "${DTYPE:-auto}")
 if [ "$cpu" = 1 ]; then
   export VLLM_CPU_KVCACHE_SPACE=${KVCACHE:-1} VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
   export TORCHDYNAMO_DISABLE=1
-  flags=(--dtype "${DTYPE:-float32}" --enforce-eager)
+  # A prompt that is read in pieces ends vLLM 0.32 on a CPU if its answer has a seed: its runner sets the offset of a
+  # generator that a CPU does not have. So prompts are read whole, and a step must have room for the longest.
+  step=$((${MAX_MODEL_LEN:-11500} > 4096 ? ${MAX_MODEL_LEN:-11500} : 4096))
+  flags=(--dtype "${DTYPE:-float32}" --enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens "$step")
 fi
 if [ "${LORA_RANK:-0}" -gt 0 ]; then
   export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True

@@ -185,8 +185,9 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
 # %% ../../nbs/54_minddrive/15_profile.ipynb #f882f59b
 LACKS = (  # keys of systems that write answers token by token, share out a whole model, or learn from single moments
     *("new_tokens", "rl_epochs", "rl_batch", "rl_mini_batch", "reference_every", "temperature", "eval_play"),
-    *("eval_temperature", "checkpointing", "picture_cache", "player", "players", "importance_cap", "sampling_bound"),
-    "kv_memory",
+    *("eval_temperature", "checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
+    # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back
+    *("player", "players", "player_gpus"),
     *("sharding", "epsilon", "epsilon_high"),  # PPO has `clip`
     *("train_aside", "train_late", "train_drives"),  # beside the drive: `wrong`
 )

@@ -236,13 +236,11 @@ def serving(profile: Profile) -> list[str]:
     p, count = profile, len(profile.player.split(","))
     episodes, (seconds, where) = p.batch()[1], p.STEP
     tokens = episodes * p.answers() * p.new_tokens
-    wanted = (
-        f"; in the {seconds} s of a whole step ({where}) by {math.ceil(tokens / RATE / seconds)}" if seconds else ""
-    )
+    took = f"{tokens / RATE / count:,.0f} s by {count} at {RATE:,} tokens a second each, which is assumed"
+    took += f"; in the {seconds} s of a whole step ({where}) by {math.ceil(tokens / RATE / seconds)}" if seconds else ""
     return [
         f"{count} (data parallel), each on {p.player_gpus} GPU{'s' * (p.player_gpus > 1)} (tensor parallel)",
-        f"a rollout of {episodes:,} episodes draws at most {tokens / 1e6:.2f} million tokens: {tokens / RATE / count:,.0f} "
-        f"s by {count} at {RATE:,} tokens a second each, which is assumed{wanted}",
+        f"a rollout of {episodes:,} episodes draws at most {tokens / 1e6:.2f} million tokens: {took}",
     ]
 
 
