@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serve a checkpoint with vLLM, in an environment of its own (vLLM and this kit pin different versions of torch), to
+# Serve a checkpoint with vLLM, in an environment of its own (vLLM and this kit want other versions of transformers), to
 # VLLMEngine, which plays for the trainer, and to OpenAIEngine, for teachers and judges.
 #   bash ci/serve_vllm.sh Qwen/Qwen2.5-VL-7B-Instruct [PORT] [more flags of `vllm serve`]
 #   bash ci/serve_vllm.sh --install       make the environment and stop
