@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
+TOKEN = dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # nobody joins without it
+os.environ |= TOKEN  # Ray looks when it is imported
 ray = pytest.importorskip("ray", reason='needs pip install "drivelit[cluster]"')
+[os.environ.pop(k) for k in TOKEN]  # other tests have no cluster
 
 import drivelit  # noqa: E402
 from drivelit.runs import cluster as clusters  # noqa: E402
@@ -131,6 +135,7 @@ def nodes(tmp_path_factory):
     old = dict(os.environ)
     paths = [str(package), str(Path(drivelit.__file__).parents[1]), old.get("PYTHONPATH", "")]
     os.environ |= dict(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1", DRIVELIT_PAUSE="0")
+    os.environ |= TOKEN
     # as few processes as go; and a machine that is busy with other things may take its time
     os.environ |= dict(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0", RAY_DISABLE_METRICS="1")
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # of a cloud that takes machines away
@@ -222,7 +227,7 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     session = Path(nodes.head_node.get_session_dir_path())
     files = [f.read_bytes() for f in session.rglob("*") if f.is_file()]
     assert any(os.environ["DRIVELIT_SHOWN"].encode() in f for f in files)
-    assert not any(os.environ["HF_TOKEN"].encode() in f for f in files)
+    assert not any(os.environ[k].encode() in f for f in files for k in ("HF_TOKEN", "RAY_AUTH_TOKEN"))
 
     # what the cluster has written is read by a laptop, a damaged part is named and played again
     monkeypatch.setenv("DRIVELIT_PAUSE", "0")
@@ -280,6 +285,15 @@ def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_pa
     assert [[r[k] for k in told] for r in ours] == [[r[k] for k in told] for r in theirs]
     weights = [(stages.folder(o, "rft_image") / "final" / "model.safetensors").read_bytes() for o in (out, printed)]
     assert weights[0] == weights[1] != (stages.folder(out, "sft") / "final" / "model.safetensors").read_bytes()
+
+
+def test_who_has_no_token_gets_a_sentence(nodes, monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("HOME", str(tmp_path))  # no file with a token
+    code = "import sys; from drivelit.runs.cluster import connected; connected(sys.argv[1]).__enter__()"
+    ended = subprocess.run([sys.executable, "-c", code, nodes.address], capture_output=True, text=True, timeout=HANG)
+    assert ended.returncode and "no authentication token was found" in ended.stderr.splitlines()[-1], ended.stderr
+    assert "RunError: there is no Ray cluster" in ended.stderr and "in ~/.ray/auth_token" in ended.stderr
 
 
 def test_a_stage_that_stops_says_why(nodes, tmp_path):

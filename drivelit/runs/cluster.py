@@ -235,7 +235,10 @@ def connected(address: str) -> Iterator[None]:
         ImportError: Ray is not installed; says what to install
     """
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    nothing = "start one: `ray start --head` on the first machine, `ray start --address=HEAD:6379` on the others"
+    nothing = (
+        "start one: `ray start --head` on the first machine, `ray start --address=HEAD:6379` on the others; one with a "
+        "token wants RAY_AUTH_MODE=token here, and the token in ~/.ray/auth_token"
+    )
     if address != "auto":  # Ray itself would knock for many minutes
         host, port = address.removeprefix("ray://").rsplit(":", 1)
         try:
@@ -245,7 +248,7 @@ def connected(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as e:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as e:
         why = " ".join(str(e).split())[:120]
         raise RunError(f"there is no Ray cluster at {address!r} ({why}); {nothing}") from None
     try:
