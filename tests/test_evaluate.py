@@ -21,7 +21,6 @@ def changed(toy, folder, file, change):
     folder.mkdir()
     for p in toy.iterdir():
         (folder / p.name).write_bytes(p.read_bytes())
-    change((folder / file).read_bytes())
     content = change((folder / file).read_bytes())
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     return folder
