@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -212,6 +213,40 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
     print(json.dumps(dict(out=str(out), files=files)) if as_json else f"{out}: {', '.join(files)}")
 
 
+@_commands.command("evaluate")
+@_profile
+@click.option("--policy", required=True, callback=_not_empty, help="a folder of weights, a .pth, or a name")
+@click.option(
+    "--base", callback=_not_empty, help="folder of the base of adapters or experts  [default: as they name it]"
+)
+@click.option("--data", callback=_not_empty, help="toy, or a folder with train and heldout  [default: the profile's]")
+@click.option("--out", callback=_not_empty, help="folder of the run  [default: runs/SYSTEM-PROFILE-evaluate]")
+@_set
+@click.option("--seeds", help="with commas  [default: the profile's]")
+@click.option("--workers", help="stages side by side; 0: in this process  [default: the profile's]")
+@_json
+def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
+    """A policy of anyone's, without training, in the system's tables; goes on after a kill.
+
+    FOLDER holds a Qwen2.5-VL model with its tokenizer, adapters, a trainer's output (LLaMA-Factory, EasyR1, verl), or a
+    stage's `final`. The answers of AutoDrive-P3's public code are read with --set format=released.
+    """
+    if "model" in (given := overrides(pairs)):
+        raise ProfileError(f"--set model={given['model']}: --policy says it")
+    profile = profile_of(profile, pairs, source=data, seeds=seeds, workers=workers)
+    _check_set(profile)
+    from drivelit.runs.evaluate import evaluate  # torch only when something is run
+
+    result = evaluate(profile, policy, out or "", base or "", keep_memory="gpu_memory" in given)
+    if as_json:
+        return print(json.dumps(result | {"tables": {k: v.to_dict("records") for k, v in result["tables"].items()}}))
+    for title, frame in result["tables"].items():
+        first = frame.columns[0] if len(frame.columns) else None
+        wide = shutil.get_terminal_size((150, 24)).columns
+        print(f"{title}\n{frame.set_index(first).to_string(line_width=wide) if len(frame) else 'nothing'}\n")
+    print(f"{result['out']}: {policy}")
+
+# %% ../nbs/42_runs/60_command.ipynb #f9736337
 @_commands.command("prepare")
 @click.argument("source")
 @click.argument("root", callback=_not_empty)

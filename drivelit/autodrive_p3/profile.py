@@ -38,7 +38,12 @@ NEEDS = dict(
 SHARED = ("scenes", "data", "served")  # the same for all seeds
 TRAINED = (*TUNED, *REINFORCED)
 KINDS = {s: "sft" if s in TUNED else "rl" if s in REINFORCED else "" for s in NEEDS}
-GRAPH = dict(needs=NEEDS, shared=SHARED, kinds=KINDS, optional=(*OPTIONAL, "served"))
+GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
+    needs=NEEDS | dict(given=("scenes",)),
+    shared=SHARED,
+    kinds=KINDS | dict(given="play"),
+    optional=(*OPTIONAL, "served", "given"),
+)
 
 # %% ../../nbs/52_autodrive_p3/15_profile.ipynb #69c0a8e6
 @dataclass(frozen=True)

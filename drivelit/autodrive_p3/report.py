@@ -6,8 +6,8 @@
 __all__ = ['ROWS', 'collect', 'cm', 'SEES', 'FORESEES', 'FINDS', 'FORETELLS', 'FAR_OFF', 'L2', 'L2_THERE', 'HITS', 'HITS_THERE',
            'SCORE', 'SCORE2', 'FILTERED', 'MOVES', 'FOLLOWS', 'TOKENS', 'TIME', 'SEEN', 'DRIVES', 'ORDERS', 'STUDY',
            'every', 'share', 'HIT', 'REWARDS', 'FAR', 'HIT_AT', 'SCORED', 'SKILL', 'PLANS', 'table_rewards',
-           'table_plans', 'MODES', 'BEHIND', 'table_modes', 'table_chain', 'ALL', 'QUESTIONS', 'THOUGHTS', 'CHAIN',
-           'with_objects', 'ways', 'table_faults', 'real_rows']
+           'table_plans', 'MODES', 'BEHIND', 'table_modes', 'table_chain', 'GIVEN', 'ALL', 'QUESTIONS', 'THOUGHTS',
+           'CHAIN', 'with_objects', 'ways', 'table_faults', 'real_rows']
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7095a5e8
 from collections import Counter
@@ -38,9 +38,10 @@ ROWS = dict(  # stage -> its name in the tables
     rl_run_then_walk="released code, run then walk",
     rl_walk="released reward, walk",
     rl_walk_then_run="released reward, walk then run",
+    given="the given policy",
 )
 _counts = lambda scenes: dict(train=scenes["train"], heldout=scenes["heldout"])
-collect = Collector(STAGES, TRAINED, part_of, _counts, ("data",))
+collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #6ab80679
 def with_objects(results: Record) -> list[int]:
@@ -76,7 +77,7 @@ ORDERS = claims_of(  # where, units, the paper's better one, the other
 )
 STUDY = Study(
     arms=ROWS,
-    optional=(*OPTIONAL, "sft_images"),  # an arm of ours: a row where it ran
+    optional=(*OPTIONAL, "sft_images", "given"),  # arms of ours: a row where they ran
     signs=dict(ade=-1, pdms=1),
     claims=ORDERS,
     shared="the rows with the teacher's thoughts",
@@ -184,6 +185,10 @@ def table_faults(results: Record) -> pd.DataFrame:
             if len(some):
                 rows.append(dict(arm=ROWS[s], mode=mode, play=play) | {k: cell(shares[k]) for k in shares})
     return framed(rows, ["arm", "mode", "play", *(k for k, _ in total.most_common())])
+
+
+GIVEN = {sheet.title: sheet for sheet in (table_rewards, table_plans, table_modes, table_chain)}
+GIVEN["Faults, % of the answers"] = table_faults  # what `python -m drivelit evaluate` shows
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #034c377f
 def _eyes(s: str) -> list[Claim]:

@@ -283,7 +283,13 @@ def read_need(out: str | Path) -> np.ndarray:
 
 
 def evaluate(
-    policy: Policy, out: str | Path, profile: Profile, seed: int, variant: str = "full", unseen: bool = True
+    policy: Policy,
+    out: str | Path,
+    profile: Profile,
+    seed: int,
+    variant: str = "full",
+    unseen: bool = True,
+    weights: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Every mode of a policy on the held-out scenes.
 
@@ -291,13 +297,14 @@ def evaluate(
         policy: the model and its processor
         variant: key of VARIANTS
         unseen: whether its last mode is measured with grey pictures and without pictures, too
+        weights: of the accuracy reward: (4, 4) and (3, 4); None: those of stage `data`
 
     Returns:
         dict: a key of `profile.plays` -> mode -> summary, and msa; a second play has the last mode alone; grey,
         without: a summary of the last mode in the first play; latency
     """
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
-    need, weights = read_need(out), read_weights(out)
+    need, weights = read_need(out), weights or read_weights(out)
     modes = ("text", "tool", "adaptive") if VARIANTS[variant]["tools"] else ("text",)
 
     def played(mode, temperature, **more):

@@ -6,9 +6,9 @@
 __all__ = ['STAGES', 'EXPERT', 'ALL', 'AT_ONCE', 'HEADS', 'FUNCTIONS', 'variant_of', 'reward_weights', 'some_of', 'labelled',
            'drivers', 'with_looks', 'choose_scenes', 'check_scene', 'run_scenes', 'journal_of', 'necessity', 'teach',
            'thought_lines', 'save_variant', 'hold_back', 'draw_explore', 'with_views', 'run_data', 'save_weights',
-           'attention_tasks', 'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served', 'run_align',
-           'tune', 'make', 'reinforce', 'run_sft', 'run_rl', 'run_variant', 'run_motion', 'run_attention',
-           'run_measured']
+           'attention_tasks', 'words_of', 'save_words', 'features_of', 'run_vqa', 'trained', 'base', 'run_served',
+           'run_align', 'tune', 'make', 'reinforce', 'run_given', 'run_sft', 'run_rl', 'run_variant', 'run_motion',
+           'run_attention', 'run_measured']
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #d48014b2
 import json
@@ -41,6 +41,7 @@ from drivelit.driveagent.evaluation import (
 from .evidence import PolicyReader, ScriptedReader, needs_look, partition
 from .labels import blind_answers, label_scene
 from .profile import DriveAgentProfile, GRAPH, NEEDS, PAIRS
+from ..runs.evaluate import load_given, one_sentence
 from .rewards import position_weights
 from .task import ATTENTION
 from .toolkit import VIEWS
@@ -516,6 +517,21 @@ def attention_tasks(profile: Profile) -> dict[str, Any]:
     return tasks
 
 
+def words_of(profile: Profile, lines: set[str]) -> dict[str, list[str]]:
+    """The words of a run, for the tokenizer of a toy or the base.
+
+    Args:
+        lines: set of lines of thoughts
+
+    Returns:
+        dict: fixed (one token each), text
+    """
+    asked = [*(task_for(profile, variant, "text") for variant in VARIANTS), *attention_tasks(profile).values()]
+    fixed = {part for task in asked for part in task.fixed_parts()} | {ATTENTION}
+    text = [*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(tuple(profile.image_size))]
+    return dict(fixed=sorted(fixed), text=text)
+
+
 def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
     """The words of a run, as text.json.
 
@@ -523,10 +539,7 @@ def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
         folder: of the stage `data`
         lines: set of lines of thoughts
     """
-    asked = [*(task_for(profile, variant, "text") for variant in VARIANTS), *attention_tasks(profile).values()]
-    fixed = {part for task in asked for part in task.fixed_parts()} | {ATTENTION}
-    text = [*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(tuple(profile.image_size))]
-    write_json(folder / "text.json", dict(fixed=sorted(fixed), text=text))
+    write_json(folder / "text.json", words_of(profile, lines))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #243552ef
 def features_of(profile: DriveAgentProfile) -> Any:
@@ -717,6 +730,26 @@ def reinforce(
     )
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #76c99357
+@one_sentence
+def run_given(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Stage `given`: the profile's model as it is, without training, on the held-out scenes.
+
+    Args:
+        profile: its `model` is the policy
+        seed: of sampling, and of a toy's weights
+
+    Returns:
+        dict: what `evaluate` returns
+
+    Raises:
+        RunError: the model cannot be opened
+    """
+    labels = [label_scene(s) for s in labelled(chosen_scenes(out, "train"))]  # as stage `data` weighs them
+    words = words_of(profile, set())
+    policy = load_given(profile, seed, tuple(words["text"]), tuple(words["fixed"]))
+    return evaluate(policy, out, profile, seed, weights=reward_weights(encode(labels)))
+
+
 def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `sft`.
 
@@ -857,8 +890,9 @@ def run_measured(stage: str, run: Callable, out: str | Path, profile: Profile, s
 
 
 FUNCTIONS = dict(scenes=run_scenes, align=run_align, sft=run_sft, motion=run_motion, attention=run_attention)
+FUNCTIONS |= dict(given=run_given)
 FUNCTIONS |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only", "fcm_twice", "ams_twice")}
 FUNCTIONS |= {s: partial(run_variant, s) for s in ("alignment_swapped", "retrieve", "front", "surround")}
 FUNCTIONS = {s: partial(run_measured, s, run) for s, run in FUNCTIONS.items()}
 FUNCTIONS |= dict(data=run_data, vqa=run_vqa, served=run_served)
-assert set(FUNCTIONS) == set(NEEDS)
+assert set(FUNCTIONS) == set(STAGES.needs)

@@ -40,7 +40,12 @@ NEEDS = dict(
 SHARED = ("scenes", "data", "vqa", "served")  # the same for all seeds
 TRAINED = tuple(s for s in NEEDS if s not in SHARED)  # what has results for each seed
 KINDS = {s: "" if s in (*SHARED, "motion", "attention") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
-GRAPH = dict(needs=NEEDS, shared=SHARED, kinds=KINDS, optional=("alignment_swapped", "served"))
+GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
+    needs=NEEDS | dict(given=("scenes",)),
+    shared=SHARED,
+    kinds=KINDS | dict(given="play"),
+    optional=("alignment_swapped", "served", "given"),
+)
 
 # %% ../../nbs/51_driveagent/55_profile.ipynb #43093c7b
 HELPERS = ("teacher", "judge", "reader_small", "reader_large", "reviewer")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROWS', 'collect', 'points', 'ACCURACY', 'REWARD', 'MSA', 'LOOKS', 'TOKENS', 'RIGHT_THERE', 'RIGHT_ELSEWHERE',
            'LOOKS_THERE', 'LOOKS_ELSEWHERE', 'ORDERS', 'SAVED', 'STUDY', 'share', 'bare', 'LOST', 'FAILED', 'SIX',
-           'table6', 'WHERE', 'looks', 'BLANKED', 'table7', 'COSTS', 'SPENT', 'table8', 'SETTINGS', 'MEASURES',
+           'table6', 'WHERE', 'looks', 'BLANKED', 'table7', 'GIVEN', 'COSTS', 'SPENT', 'table8', 'SETTINGS', 'MEASURES',
            'ROUNDED', 'SEEING', 'KEPT', 'HELPS', 'RULE', 'QUESTIONS', 'needy', 'plays', 'table9', 'table11', 'table3',
            'claims', 'in_both_plays', 'plot_stages', 'real_rows']
 
@@ -39,9 +39,10 @@ ROWS = dict(  # stage -> its name in the tables
     front="passive, front view",
     surround="passive, six views",
     alignment_swapped="full toolkit, other start",
+    given="the given policy",
 )
 _counts = lambda scenes: dict(scenes={k: v for k, v in scenes.items() if k not in ("drivers", "scene_need")})
-collect = Collector(STAGES, TRAINED, part_of, _counts, ("data",))
+collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #a39572f6
 def needy(results: Record, need: bool = True) -> list[int]:
@@ -96,7 +97,7 @@ ORDERS = claims_of(  # where, unit, the paper's better one, the other, perhaps w
 SAVED = Claim("table 8", TOKENS, Condition("ams"), _ams(TOOLS), "after AMS: adaptive > always with tools")
 STUDY = Study(
     arms=ROWS,
-    optional=("fcm_twice", "ams_twice"),
+    optional=("fcm_twice", "ams_twice", "given"),
     signs=dict(sequence=1, score=1),
     knows=(EXPERT,),
     claims=ORDERS,
@@ -140,7 +141,7 @@ SIX = {
 
 def _stages(results: Record) -> list[str]:
     "The stages of table 6 that have a row."
-    return [s for s in STUDY.rows(results) if s == "sft" or s.startswith(("fcm", "ams"))]
+    return [s for s in STUDY.rows(results) if s in ("sft", "given") or s.startswith(("fcm", "ams"))]
 
 
 def _in_plays(results: Record) -> list[tuple]:
@@ -187,11 +188,13 @@ def _variants(results: Record) -> list[tuple]:
     names = {s: ROWS[s].capitalize() for s in ("front", "surround")} | dict(retrieve=ROWS["retrieve"])
     names["alignment_swapped"] = f"Full toolkit, {'not aligned' if aligned else 'aligned'}"
     names["ams"] = f"Full toolkit, {'aligned' if aligned else 'not aligned'}"
+    names["given"] = ROWS["given"].capitalize()
     ran = {s: str(len(results.ran[s])) for s in names if s in results.ran}
     return [(dict(variant=names[s], seeds=n), Condition(s)) for s, n in ran.items()] + _drivers(results, "variant")
 
 
 table7 = Sheet("Tables 7 and 5: active against passive, aligned or not", STUDY, _variants, _seen_columns)
+GIVEN = {sheet.title: sheet for sheet in (table6, looks, table7)}  # what `python -m drivelit evaluate` shows
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #24611039
 COSTS = {"sequence": share("sequence")}

@@ -43,7 +43,9 @@ NEEDS = dict(
 )
 SHARED = ("scenes", "data", "warm")  # the same for all seeds
 KINDS = {s: "sft" if s in ("warm", *IMITATED) else "rl" if s in REINFORCED else "" for s in NEEDS}
-GRAPH = dict(needs=NEEDS, shared=SHARED, kinds=KINDS, optional=OPTIONAL)
+GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
+    needs=NEEDS | dict(given=("data",)), shared=SHARED, kinds=KINDS | dict(given="play"), optional=(*OPTIONAL, "given")
+)
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #a0c1d2e3
 NONE = "none"  # of simulators and routes: the kit's world

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'collect', 'DRIVE', 'WON', 'BOTH', 'PLAYED', 'ORDERS', 'STUDY', 'NUMBERS', 'DRIVING', 'UPDATE', 'OPEN',
-           'table_open', 'GAINS', 'BETWEEN', 'usual_word', 'beside', 'table_driving', 'family_means', 'table_families',
-           'table_rounds', 'plot_rounds', 'asked', 'compared', 'orderings', 'questions']
+           'table_open', 'GIVEN', 'GAINS', 'BETWEEN', 'usual_word', 'beside', 'table_driving', 'family_means',
+           'table_families', 'table_rounds', 'plot_rounds', 'asked', 'compared', 'orderings', 'questions']
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #402080dd
 from collections.abc import Iterator, Sequence
@@ -38,9 +38,10 @@ ROWS = dict(  # stage -> its name in the tables
     rl_rollouts1="online PPO, one drive of a route",
     rl_rollouts4="online PPO, four drives of a route",
     rl_single="online PPO, one expert",
+    given="the given policy",
 )
 _about = lambda scenes: {k: scenes[k] for k in ("train", "heldout", "families", "left_out")}
-collect = Collector(STAGES, TRAINED, part_of, _about, ("data",))
+collect = Collector(STAGES, (*TRAINED, "given"), part_of, _about, ("data",))
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #8d675e2d
 DRIVE, WON = Unit("driving score, points", "score", 1.0), Unit("success, points", "success")
@@ -64,7 +65,7 @@ ORDERS = (  # where, the paper's better one, the other
 )
 STUDY = Study(
     arms=ROWS,
-    optional=OPTIONAL,
+    optional=(*OPTIONAL, "given"),
     signs=dict(score=1, success=1),
     knows=KNOWS,
     claims=claims_of(*(_pair(*order, play) for order in ORDERS for play in PLAYED)),
@@ -237,6 +238,7 @@ def _open(kind: str) -> dict[str, Column]:
 OPEN = _open("speed") | _open("path") | {n: NUMBERS[n] for n in ("driving score", "success %")}
 _arms = lambda results: arm_rows(results, STUDY, "arm")
 table_open = Sheet("What open loop says of each arm, and what closed loop says", STUDY, _arms, OPEN)
+GIVEN = {"Bench2Drive's numbers": table_driving, table_open.title: table_open}  # of `python -m drivelit evaluate`
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #a5752049
 def asked(results: Record) -> list[Claim]:

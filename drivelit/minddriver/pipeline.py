@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'START_FORMS', 'PACKED', 'SWAPPED', 'LANGUAGE', 'FUNCTIONS', 'arm_of', 'run_scenes', 'distances',
            'check_scene', 'cuts_of', 'codec_of', 'run_data', 'ArmRows', 'rows_of', 'fresh', 'run_start', 'begin',
-           'run_served', 'pack_start', 'features', 'inception_of', 'examine', 'run_sft', 'adapters', 'settle', 'make',
-           'run_rft']
+           'run_served', 'pack_start', 'features', 'inception_of', 'examine', 'run_given', 'run_sft', 'adapters',
+           'settle', 'make', 'run_rft']
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010002
 import importlib.util
@@ -44,6 +44,7 @@ from ..training.checkpoints import pack_weights, read_metrics, save_final
 from ..scene.files import RunError
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
+from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
 from drivelit.runs.stages import (
@@ -351,10 +352,14 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     where = PACKED if profile.start == "packed" else Path(os.path.expandvars(profile.start))
     if not where.exists():
         raise RunError(f"start = {profile.start!r}: {where} is not there; 'train' makes weights to start from")
-    policy, codes = load(where, profile, seed), codec_of(profile).codes
-    vocabulary = policy.tokenizer.get_vocab()
+    return _knows_codes(load(where, profile, seed), profile, f"start = {profile.start!r}: the policy in {where}")
+
+
+def _knows_codes(policy, profile, whose):
+    "The policy, if it has the codes of the codec and the tags as tokens."
+    codes, vocabulary = codec_of(profile).codes, policy.tokenizer.get_vocab()
     if lost := [t for t in (image_text([codes - 1]), *(f"<{t}>" for t in TAGS)) if t not in vocabulary]:
-        raise RunError(f"start = {profile.start!r}: the policy in {where} has no token {lost[0]}")
+        raise RunError(f"{whose} has no token {lost[0]}")
     return policy
 
 
@@ -457,6 +462,26 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         cuts=cuts_of(() if profile.source == "toy" else load_scenes(out, "train"), profile),
         **asked,
     )
+
+
+@one_sentence
+def run_given(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
+    """Stage `given`: the profile's model as it is, without training, on the held-out scenes.
+
+    Args:
+        profile: its `model` is the policy
+        seed: of sampling, and of a toy's weights
+
+    Returns:
+        dict: what `examine` returns
+
+    Raises:
+        RunError: the model cannot be opened, or does not know the codes
+    """
+    policy = _knows_codes(load_given(profile, seed), profile, f"model = {profile.model!r}: the policy")
+    result = examine(policy, "sft", out, profile, seed)  # the profile's form, and all that is asked of the main line
+    write_part(out, f"given-{seed}", part_of("given", seed, result))
+    return result
 
 
 def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
@@ -580,6 +605,7 @@ FUNCTIONS = dict(
     data=run_data,
     start=run_start,
     served=run_served,
+    given=run_given,
     **{s: partial(run_sft, s) for s in ARMS},
     **{s: partial(run_rft, s) for s in REINFORCED},
 )

@@ -47,7 +47,9 @@ NEEDS = dict(
 SHARED = ("scenes", "data", "start", "served")  # the same for all seeds
 TRAINED = (*ARMS, *REINFORCED)
 KINDS = {s: "sft" if s in ("start", *ARMS) else "rl" if s in REINFORCED else "" for s in NEEDS}
-GRAPH = dict(needs=NEEDS, shared=SHARED, kinds=KINDS, optional=("served",))
+GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
+    needs=NEEDS | dict(given=("scenes",)), shared=SHARED, kinds=KINDS | dict(given="play"), optional=("served", "given")
+)
 
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380005
 VIEWS_AHEAD = (0.5, 1.0, 1.5)  # seconds, table 5

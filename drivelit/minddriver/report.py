@@ -6,9 +6,9 @@
 __all__ = ['ROWS', 'collect', 'EXPERT', 'SIGN', 'FAR', 'FAR_OFF', 'SCORE', 'CODES', 'APART', 'FRECHET', 'DECISIONS', 'FID',
            'ORDERS', 'STUDY', 'ADE_M', 'PDMS_PERCENT', 'LINES', 'table1', 'DREAMS', 'WHOSE', 'RIGHTS', 'table2',
            'THOUGHTS', 'THOUGHT_COLUMNS', 'FORM_ROWS', 'AHEAD_ROWS', 'THOUGHT_ROWS', 'RL_ROWS', 'table4', 'table5',
-           'table6', 'reinforced', 'DREAMED', 'table_swaps', 'LINE', 'PAIRS', 'EYES', 'THINK', 'KNOWS', 'DECIDED',
-           'metrics_of', 'score_columns', 'played', 'driver_rows', 'distances', 'table_thoughts', 'ablation', 'table7',
-           'orderings', 'asked', 'questions', 'plot_ade', 'real_rows']
+           'table6', 'reinforced', 'DREAMED', 'table_swaps', 'GIVEN', 'LINE', 'PAIRS', 'EYES', 'THINK', 'KNOWS',
+           'DECIDED', 'metrics_of', 'score_columns', 'played', 'driver_rows', 'distances', 'table_thoughts', 'ablation',
+           'table7', 'orderings', 'asked', 'questions', 'plot_ade', 'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterator, Sequence
@@ -46,9 +46,10 @@ ROWS = dict(  # stage -> its name where all stages stand together
     rft_once="RFT, one stage",
     rft_ego_image="RFT, stage 1, ego state",
     rft_ego_plan="RFT, both stages, ego state",
+    given="the given policy",
 )
 _counts = lambda scenes: dict(train=scenes["train"], heldout=scenes["heldout"])
-collect = Collector(STAGES, TRAINED, part_of, _counts, ("data",))
+collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00012
 EXPERT = "expert"
@@ -83,6 +84,7 @@ ORDERS = claims_of(  # where, units, the paper's better one, the other
 )
 STUDY = Study(
     arms=ROWS,
+    optional=("given",),
     signs=SIGN,
     knows=(EXPERT,),
     claims=ORDERS,
@@ -160,9 +162,15 @@ def driver_rows(results: Record, first: str, every: bool = False) -> list[tuple[
 LINES = {"": ("sft", "rft_plan"), ", ego state": ("sft_ego", "rft_ego_plan")}  # table 1
 
 
+def _given(results):
+    "The given policy, where it ran."
+    return {"given": ROWS["given"]} if "given" in results.ran else {}
+
+
 def _line_rows(results):
     "The expert, drivers without eyes, the main line without and with the ego state."
     names = {s: n + ego for ego, stages in LINES.items() for s, n in zip(stages, ("SFT", "MindDriver"), strict=True)}
+    names |= _given(results)
     return [*driver_rows(results, "model", every=True), *(({"model": n}, Condition(s)) for s, n in names.items())]
 
 
@@ -186,7 +194,7 @@ def distances(results: Record) -> dict[str, tuple[str, int]]:
         dict: name -> key in a summary of dreams, digits: of the run's encoder, which is named; and FID, if there is one
     """
     whose = "our encoder" if results.about["profile"].get("encoder", "base") == "base" else "CLIP"
-    seen = any(np.isfinite(results.numbers(Condition(s), FID.measure)).any() for s in DREAMS)
+    seen = any(np.isfinite(results.numbers(Condition(s), FID.measure)).any() for s in (*DREAMS, "given"))
     return {f"Fréchet distance, {whose}": ("frechet", 3)} | ({"FID": ("fid", 1)} if seen else {})
 
 
@@ -210,7 +218,7 @@ def _dream_columns(results):
     return columns | {"unreadable dreams": Column("dreams_unreadable", percent=True, lost="")}
 
 
-_dreamers = lambda results: [({"arm": name}, Condition(s)) for s, name in DREAMS.items()]
+_dreamers = lambda results: [({"arm": name}, Condition(s)) for s, name in (DREAMS | _given(results)).items()]
 table2 = Sheet("Table 2: what the dreams are worth", STUDY, _dreamers, _dream_columns)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #1f6ca9b5
@@ -232,7 +240,7 @@ def table_thoughts(results: Record) -> pd.DataFrame:
         DataFrame, a row for each arm with thoughts, then the most frequent decision
     """
     rows = []
-    for s in THOUGHTS:
+    for s in (*THOUGHTS, *_given(results)):
         # one value for each seed
         number = lambda key, swap="", s=s: results.numbers(Condition(s, swap=swap), f"thoughts_{key}")
         row = {"arm": ROWS[s]} | {c: cell(number(key)) for c, key in THOUGHT_COLUMNS.items()}
@@ -305,7 +313,7 @@ DREAMED = ("own", "another scene's", "grey", "true")
 def _behind(results):
     "The arms behind each dream, where that was tried; then the expert and the best drivers without eyes."
     put = lambda s, dream: Condition(s, "greedy", f"{dream} dream")
-    tried = ((s, dream) for s in TRAINED for dream in DREAMED if results.turns(put(s, dream)))
+    tried = ((s, dream) for s in (*TRAINED, "given") for dream in DREAMED if results.turns(put(s, dream)))
     return [*(({"arm": ROWS[s], "dream": d}, put(s, d)) for s, d in tried), *driver_rows(results, "arm")]
 
 
@@ -317,6 +325,8 @@ def _behind_columns(results):
 
 
 table_swaps = Sheet("Plans behind other dreams, greedy", STUDY, _behind, _behind_columns)
+GIVEN = {sheet.title: sheet for sheet in (table1, table2, table_swaps)}
+GIVEN["What the thoughts say"] = table_thoughts  # what `python -m drivelit evaluate` shows
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00030
 def orderings(results: Record, play: str = FIRST) -> pd.DataFrame:

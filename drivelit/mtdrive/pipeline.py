@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of', 'at_turn', 'run_scenes', 'check_scene', 'save_data',
            'run_data_single', 'order_of', 'in_turn', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
-           'rows_of', 'fresh', 'run_served', 'turns_of', 'examine', 'recorded', 'choose', 'run_sft', 'run_rl', 'make',
-           'reinforced', 'run_size']
+           'rows_of', 'fresh', 'run_served', 'turns_of', 'examine', 'recorded', 'run_given', 'choose', 'run_sft',
+           'run_rl', 'make', 'reinforced', 'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -37,6 +37,7 @@ from ..scene.core import Scene
 from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import candidate, train_sft
+from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
 from drivelit.runs.stages import (
@@ -363,12 +364,12 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
 
     Args:
         policy: that the stage has trained
-        stage: one of TRAINED
+        stage: one of TRAINED, or "given"
 
     Returns:
         dict: what `evaluate` returns
     """
-    whole = stage == "sft_multi" or stage in RL_ARMS
+    whole = stage in ("sft_multi", "given", *RL_ARMS)
     return evaluate(
         policy,
         load_scenes(out, "heldout"),
@@ -393,6 +394,24 @@ def recorded(stage: str, out: Path, seed: int, result: dict) -> dict:
     if first_process():
         write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result
+
+
+@one_sentence
+def run_given(out: Path, profile: MTDriveProfile, seed: int) -> dict:
+    """Stage `given`: the profile's model as it is, without training, on the held-out scenes.
+
+    Args:
+        profile: its `model` is the policy
+        seed: of sampling, and of a toy's weights
+
+    Returns:
+        dict: what `examine` returns
+
+    Raises:
+        RunError: the model cannot be opened
+    """
+    policy = load_given(profile, seed, kit_text(), fixed_parts())
+    return recorded("given", out, seed, examine(policy, "given", out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e453ef5c
 def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -558,6 +577,7 @@ FUNCTIONS = dict(
     data_multi=run_data_multi,
     data_rl=run_data_rl,
     served=run_served,
+    given=run_given,
     **{s: partial(run_sft, s) for s in MIX},
     **{s: partial(run_rl, s) for s in ADVANTAGE},
     **{s: partial(run_size, s) for s in SIZES},

@@ -39,7 +39,12 @@ KINDS = {  # what a stage does on several GPUs
     s: "rl" if s in (*RL_ARMS, *SIZES) else "sft" if s in TRAINED else "" for s in NEEDS
 } | dict.fromkeys(("data_two", "data_multi", "data_rl"), "play")
 # Scenes and single-turn data come before any training, so they are the same for all seeds.
-GRAPH = dict(needs=NEEDS, shared=("scenes", "data_single", "served"), kinds=KINDS, optional=("served", *SIZES))
+GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
+    needs=NEEDS | dict(given=("scenes",)),
+    shared=("scenes", "data_single", "served"),
+    kinds=KINDS | dict(given="play"),
+    optional=("served", "given", *SIZES),
+)
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #c41d7c89
 UPDATES = dict(  # times profile.sft_steps

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'collect', 'WHOLE', 'KINEMATIC', 'GREY', 'POINTS', 'DISTANCE', 'FIRST_TURN', 'ORDERS', 'STUDY', 'SCORES',
-           'PLAYED', 'GREYED', 'FAILED', 'TUNED', 'PAIRS', 'FED', 'GUESSED', 'LATER', 'EYES', 'COSTS', 'QUESTIONS',
-           'hears', 'driver_rows', 'table1', 'table2', 'table3', 'table_sizes', 'asked', 'plot_turns', 'real_record',
-           'real_rows']
+           'PLAYED', 'GREYED', 'FAILED', 'GIVEN', 'TUNED', 'PAIRS', 'FED', 'GUESSED', 'LATER', 'EYES', 'COSTS',
+           'QUESTIONS', 'hears', 'driver_rows', 'table1', 'table2', 'table3', 'table_sizes', 'asked', 'plot_turns',
+           'real_record', 'real_rows']
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #b72cba16
 from dataclasses import replace
@@ -37,10 +37,11 @@ ROWS = dict(  # stage: how the tables call it
     size_hard="mtGRPO, the hard scenes alone",
     size_double="mtGRPO, twice the scenes",
     size_triple="mtGRPO, three times the scenes",
+    given="the given policy",
 )
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #163394f5
-collect = Collector(STAGES, (*TRAINED, *SIZES), part_of, lambda scenes: dict(heldout=scenes["heldout"]))
+collect = Collector(STAGES, (*TRAINED, *SIZES, "given"), part_of, lambda scenes: dict(heldout=scenes["heldout"]))
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 WHOLE = ("sft_multi", *RL_ARMS)  # they are played with all turns
@@ -77,7 +78,7 @@ def hears(results: Record, c: Condition) -> str:
 
 STUDY = Study(
     arms=ROWS,
-    optional=tuple(SIZES),
+    optional=(*SIZES, "given"),
     signs=dict(pdms=1),
     claims=ORDERS,
     shared="the training scenes and the single-turn rows",
@@ -126,11 +127,14 @@ def table1(results: Record) -> pd.DataFrame:
         DataFrame, a row for each policy and kind of feedback
     """
     rows = [*driver_rows(results), (dict(model=ROWS["sft_single"], feedback="–"), Condition("sft_single"))]
-    for s in WHOLE:
+    for s in (*WHOLE, *(a for a in ("given",) if a in results.ran)):
         rows += [(dict(model=ROWS[s], feedback=p), Condition(s, swap=SWAPS[p])) for p in ("oracle", "kinematic")]
     frame = table(results, STUDY, rows, SCORES | PLAYED | _sampled(results) | GREYED | FAILED)
     frame.loc[frame.feedback == "kinematic", list(GREYED)] = ""  # grey pictures are played with oracle feedback
     return frame
+
+
+GIVEN = {"Table 1: a given policy beside drivers without eyes": table1}  # what `python -m drivelit evaluate` shows
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #86a04012
 TUNED = (  # stage, one stage, PDM data, turns; 0: all

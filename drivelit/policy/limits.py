@@ -119,7 +119,7 @@ def endless(template: str) -> str:
         template: Jinja
 
     Returns:
-        a reason; "" for one that loops over its messages. One that is no Jinja has no reason here: who renders it says so
+        a reason; "" for one that loops over its messages, and for what is no Jinja: who renders it says so
     """
     if len(template) > MOST_TEMPLATE:
         return f"{len(template):,} letters"

@@ -12,6 +12,7 @@ __all__ = ['PIECES', 'SPECIAL', 'CHAT_TEMPLATE', 'SIZES', 'BASE', 'pieces', 'pla
 import hashlib
 import importlib.util
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -860,13 +861,15 @@ def _base(name, dtype, image_size, attention):
     return policy
 
 # %% ../../nbs/20_policy/10_model.ipynb #f6200dc4
-def _grown(policy, folder, trained):
-    "The policy with the tokenizer of its adapters: the rows of the tokens that it lacks come with the adapters."
+def _grown(policy, folder, trained, whole):
+    "The policy with the tokenizer of its adapters: rows of tokens that it lacks come with them, or a `whole` table."
+    if whole not in (0, policy.model.get_input_embeddings().weight.shape[0]):
+        policy.model.resize_token_embeddings(whole, mean_resizing=False)
     if not (folder / "tokenizer.json").exists():
         return policy
     tokenizer, ours = AutoTokenizer.from_pretrained(folder), policy.tokenizer.get_vocab()
     theirs = {i: t for t, i in tokenizer.get_vocab().items()}
-    lost = set(theirs) - set(ours.values()) - set(trained)
+    lost = set(theirs) - set(ours.values()) - set(trained) - set(range(whole))
     if lost or any(theirs.get(i, t) != t for t, i in ours.items()):
         which = f"{len(lost)} tokens have no row" if lost else "some tokens have other ids"
         raise ValueError(
@@ -880,22 +883,35 @@ def _grown(policy, folder, trained):
     return policy
 
 # %% ../../nbs/20_policy/10_model.ipynb #5614b524
-def _filled(model, folder):
-    "The model with the adapters of a folder, whose tensors are exactly those that these adapters have."
-    from peft import PeftModel, get_peft_model_state_dict
+_OLD = ((r"^(base_model\.model\.model)\.(layers|embed_tokens|norm)\.", r"\1.language_model.\2."),)
+_OLD += ((r"^(base_model\.model)\.(visual)\.", r"\1.model.\2."),)  # of transformers before 4.52
+
+
+def _new_name(name):
+    "A tensor's name as adapters have it today."
+    for old, new in _OLD:
+        name = re.sub(old, new, name)
+    return name
+
+
+def _filled(model, folder, have):
+    "The model with the adapters of a folder, whose tensors `have` are exactly those that these adapters have."
+    from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
     file = folder / "adapter_model.safetensors"
-    have = load_tensors(file)
+    named = {_new_name(k): v for k, v in have.items()}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Found missing adapter keys")  # they are refused below
             model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+            if named.keys() != have.keys():
+                set_peft_model_state_dict(model, named)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as e:
         why = " ".join(str(e).split())[:300]
         raise ValueError(f"{folder}: these adapters cannot be put on their base ({type(e).__name__}: {why})") from e
     want = get_peft_model_state_dict(model, save_embedding_layers=False)
     grown = ("embed_tokens.weight", "lm_head.weight")  # PEFT stores these as well, if the vocabulary has grown
-    check_tensors(file, want, {k: v for k, v in have.items() if k in want or not k.endswith(grown)})
+    check_tensors(file, want, {k: v for k, v in named.items() if k in want or not k.endswith(grown)})
     return model
 
 
@@ -913,10 +929,14 @@ def _adapters(folder, base, **options):
             base = load_policy(base or named, **options)
         except FileNotFoundError as e:
             raise FileNotFoundError(f"{folder}: the base of these adapters is not there ({e}); pass base=") from None
-    _grown(base, folder, trained if isinstance(trained, list) else set.intersection(*map(set, trained.values())))
-    return Policy(_filled(base.model, folder), base.processor, base.note)
+    have = load_tensors(folder / "adapter_model.safetensors")
+    saved = "embed_tokens" in (config.get("modules_to_save") or ())  # else PEFT stores a table that nobody has trained
+    whole = next((len(t) for n, t in have.items() if saved and n.endswith("embed_tokens.weight")), 0)
+    both = trained if isinstance(trained, list) else set.intersection(*map(set, trained.values()))
+    _grown(base, folder, both, whole)
+    return Policy(_filled(base.model, folder, have), base.processor, base.note)
 
-
+# %% ../../nbs/20_policy/10_model.ipynb #2600e790
 def load_policy(
     name_or_path: str | Path = "toy",
     *,

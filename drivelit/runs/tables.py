@@ -38,11 +38,12 @@ class Collector:
     about: Callable[[dict], dict]
     whole: Sequence[str] = ()
 
-    def __call__(self, out: str | Path, seeds: Iterable[int]) -> Record:
+    def __call__(self, out: str | Path, seeds: Iterable[int], given: bool = False) -> Record:
         """The record of a run; a folder whose stages were run by an older version has one, too.
 
         Args:
             seeds: whose evaluations; stages that have not run are left out
+            given: of a policy that was not trained here: stages of `whole` may not have run
 
         Returns:
             Record; also in the folder, as `collect` of the record leaves it
@@ -51,7 +52,8 @@ class Collector:
             RunError: the folder holds no run, or one without the stages that `about` and `whole` name
         """
         about = self.about(self.stages.result(out, "scenes"))
-        about |= {stage: self.stages.result(out, stage) for stage in self.whole}
+        ran = [s for s in self.whole if not given or self.stages.is_done(out, s, 0)]
+        about |= {stage: self.stages.result(out, stage) for stage in ran}
         return collect(out, catch_up(self.stages, out, seeds, self.arms, self.part_of), **about)
 
 # %% ../../nbs/42_runs/57_tables.ipynb #d3140be6
