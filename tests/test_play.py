@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from drivelit.policy.engines import TransformersEngine
-from drivelit.policy.model import Policy, load_policy
+from drivelit.policy.model import Policy, fingerprint, load_policy
 from drivelit.rollout.core import Step, Task, rollout
-from drivelit.runs.plays import fingerprint, only_plays, player_for
+from drivelit.runs.plays import only_plays, player_for
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import load, load_to_play
 from drivelit.testing.vllm import StubVLLM

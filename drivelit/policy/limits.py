@@ -70,7 +70,10 @@ def _check_sizes(folder):
     asked = size("vocab_size") * size("hidden_size") + size("num_hidden_layers") * layer
     there = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
     if there and asked > there:
-        raise ValueError(f"{path}: asks for {asked:,} numbers at least, and the weights beside it have {there:,} bytes")
+        raise ValueError(
+            f"{path}: asks for {asked:,} numbers at least, and the weights beside it have {there:,} bytes: a file is "
+            "cut off, or the sizes are wrong"
+        )
 
 # %% ../../nbs/20_policy/09_limits.ipynb #09e0a008
 MOST_TEMPLATE, MOST_TURNS, DEEPEST = 200_000, 10_000, 4  # letters; turns of loops with a known length; loops in loops

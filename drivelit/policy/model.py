@@ -43,6 +43,7 @@ from transformers.utils import logging
 
 from ..scene.core import to_rgb
 from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors
+from .limits import check_limits
 from .video import Video, behind_films, moments, read_video, video_batch
 
 # %% ../../nbs/20_policy/10_model.ipynb #qu1et002
@@ -808,9 +809,11 @@ def _checkpoint(name, dtype, pixels, attention, device="cpu"):
     kind = AutoConfig.from_pretrained(folder).model_type if on_hub else _json(folder / "config.json").get("model_type")
     if kind != "qwen2_5_vl":
         raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
+    if not on_hub:
+        check_limits(folder)
     if str(device) == "meta":
         with torch.device("meta"):
-            model = Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder))
+            model = Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder, **attention))
     else:  # first: it compares the folder with its mark, so that what is read next is what was written
         model = load_pretrained(Qwen2_5_VLForConditionalGeneration, folder, dtype=dtype or "auto", **attention)
     processor, note = _processor(folder, pixels)
@@ -918,6 +921,7 @@ def _filled(model, folder, have):
 def _adapters(folder, base, **options):
     "Trainable adapters on top of their base."
     check_folder(folder)
+    check_limits(folder)
     config = _json(folder / "adapter_config.json")
     named, trained = config.get("base_model_name_or_path"), config.get("trainable_token_indices") or []
     if named and Path(named).parts[-3:] == BASE.parts[-3:]:
@@ -994,7 +998,7 @@ def load_policy(
         policy = _adapters(folder, base, **options | dict(device="cpu" if device.type == "meta" else device))
         policy.model.to(device)
         return policy
-    attention = dict(attn_implementation=attn_implementation) if attn_implementation else {}
+    attention = dict(attn_implementation=attn_implementation or "sdpa")  # ours: a configuration may name any kernel
     if base_folder(name_or_path):
         policy = _base(name_or_path, dtype, image_size, attention)
         add_lines(policy, text, fixed).model.to(device)
