@@ -515,6 +515,13 @@ class _Owns:
         self._holds(url, claim, seconds)
         return claim
 
+    def _load_adapter(self, url, name, seconds):
+        "Load the new adapter, then drop the one before it."
+        path = str(self.folder / name)
+        self._post(url, "/v1/load_lora_adapter", dict(lora_name=name, lora_path=path), seconds, str)
+        if self.model != self.base:
+            self._post(url, "/v1/unload_lora_adapter", dict(lora_name=self.model), seconds, str)
+
 
 def release(servers: Sequence[str], owner: str, api_key: str = "") -> None:
     """Servers that belong to a run are anybody's afterwards; they keep their weights.
@@ -682,13 +689,6 @@ class _Publishes:
         self._holds(url, claim, seconds)
         self._call_it(url, f"{name}@{self.owner}", seconds)
         self._post(url, "/resume", None, seconds, str)
-
-    def _load_adapter(self, url, name, seconds):
-        "Load the new adapter, then drop the one before it."
-        path = str(self.folder / name)
-        self._post(url, "/v1/load_lora_adapter", dict(lora_name=name, lora_path=path), seconds, str)
-        if self.model != self.base:
-            self._post(url, "/v1/unload_lora_adapter", dict(lora_name=self.model), seconds, str)
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #5c0e1a77
 @torch.inference_mode()
