@@ -33,14 +33,24 @@ FACTS = dict(  # system -> place -> numbers, names, or `key = word` where the pa
         "A.7.2": ("gpt-4.1",),
         "A.9.1": (200, 4, 800),
     },
+    minddriver={
+        "3.1": (6, 4, "form = text then image", "codebook of VQ-VAE"),
+        "3.2": ("Qwen2.5-VL-72B", "Qwen3-235B-A22B-Instruct"),
+        "4.1": ("Qwen2.5-VL-3B", "MoVQGAN", "inception", 28_130, 6_019, 1e-4, 32, 12, 3e-6, 16, 700, 500),
+        "4.3": (0.33, 0.67),
+        "table 5": (0.5, 1.0, 1.5),
+        "tables 4 to 7": ("ego_state = no",),
+        "figure 9": ("instruction = figure 9", "views = surround"),
+        "7": (16, 96, 3, "freeze_vision = yes", 10, 6, 0.04, 1.0, 32),  # of the supplement
+    },
 )
-PLACE = re.compile(r"(?:table|figure|eq\.) [0-9]+|[A-D](?:\.[0-9]+)*|[0-9](?:\.[0-9]+)*")
+PLACE = re.compile(r"tables [0-9]+ to [0-9]+|(?:table|figure|eq\.) [0-9]+|[A-D](?:\.[0-9]+)*|[0-9](?:\.[0-9]+)*")
 
 
 def places(source):
     "The places that a source names; none if it is ours or of the code."
-    own = re.match(r"(?:paper|MTDrive|DriveAgent-R1)(?=[ :])(.*)", source)
-    return PLACE.findall(re.split("[:(]", own[1])[0]) if own else []
+    own = re.match(r"(?:paper|MTDrive|DriveAgent-R1|MindDriver)(?=[ :,])(.*)", source)
+    return PLACE.findall(re.sub(r"stage \d", "", re.split("[:(;]", own[1])[0])) if own else []
 
 
 def stands(key, value, facts):
@@ -82,6 +92,8 @@ def test_the_check_sees_a_number_that_is_not_there():
     known = FACTS["mtdrive"]
     assert places("MTDrive 4.3: the epoch with the highest score") == ["4.3"] and places("ours: MTDrive 4.3") == []
     assert places("MTDrive 4.1 (4.3: the best of 6)") == ["4.1"]
+    assert places("MindDriver, tables 4 to 7; table 1 has both") == ["tables 4 to 7"]
+    assert places("MindDriver 4.1, stage 1") == ["4.1"] and places("MindDriver, supplement 7; top p 1") == ["7"]
     assert places("paper A.3.1, A.4") == ["A.3.1", "A.4"] and places("paper 3.3, eq. 2") == ["3.3", "eq. 2"]
     assert places("MTDrive table 1, row **; row * is kinematic") == ["table 1"]
     assert not stands("sft_candidates", "4", known["4.3"]) and not stands("gpu_memory", "80", known["4.1"])
