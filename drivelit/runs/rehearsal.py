@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import signal
 import shutil
 import socket
 import subprocess
@@ -174,6 +175,13 @@ class Watch:
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #871e9879
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)")
+_SIGNAL = re.compile(r"exitcode\s*: -(\d+)|ended by signal (\d+)")  # of torchrun, and of a process alone
+
+
+def _killed(found):
+    "A signal in words."
+    name = signal.Signals(int(found[1] or found[2])).name
+    return f"killed by {name}" + ": was the machine's memory full?" * (name == "SIGKILL")
 
 
 def one_line(text: str) -> str:
@@ -183,11 +191,12 @@ def one_line(text: str) -> str:
         text: all that the stage's processes have printed
 
     Returns:
-        the last line that names an error, or the last line
+        the last line that names an error, else the signal that has killed a process, else the last line
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -=\n")]
     named = [m[1] for line in lines if (m := _ERROR.match(line)) and "ChildFailedError" not in line]
-    return (named or lines or ["it has said nothing"])[-1][:400]
+    killed = [_killed(m) for line in lines if (m := _SIGNAL.search(line))]
+    return (named or killed or lines or ["it has said nothing"])[-1][:400]
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #5a94886b
 def _bytes(folder, pattern="**/*"):
