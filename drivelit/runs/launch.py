@@ -97,7 +97,7 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
         words = shlex.join(given_again(p))
         out.append(f"python -m drivelit run {p.system}.{p.name} --out {folder} --stages served {words}")
     where = [ADDRESS.fullmatch(url.strip()).groups() for url in p.player.split(",") if p.player != "here"]
-    hosts, each = [host for host, _ in where], p.player_gpus
+    hosts, each = [host for host, _ in where], profile.player_gpus
     for k, (host, port) in enumerate(where):
         settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
         if each > 1 or hosts.count(host) > 1:  # its own GPUs of its machine

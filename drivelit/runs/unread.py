@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
+from .launch import serve_commands
 from .profiles import find_system, named
 
 # %% ../../nbs/42_runs/08_unread.ipynb #6ee116ce
@@ -54,7 +55,7 @@ def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
 
 
 def unread_keys(system: str) -> list[str]:
-    """The keys that no stage and no evaluation of a system reads; there should be none.
+    """The keys that no stage, no evaluation and no server of a system reads; there should be none.
 
     Args:
         system: a name in the table of systems
@@ -66,6 +67,6 @@ def unread_keys(system: str) -> list[str]:
     folder = Path(importlib.util.find_spec(entry.package).origin).parent
     shared = Path(importlib.util.find_spec("drivelit.runs.stages").origin)
     files = [p for p in sorted(folder.glob("*.py")) if p.stem not in ("profile", "report")]
-    sources = [p.read_text(encoding="utf-8") for p in (*files, shared)]
+    sources = [p.read_text(encoding="utf-8") for p in (*files, shared)] + [inspect.getsource(serve_commands)]
     read = read_keys(entry.profile_class, sources)
     return [k for k in entry.profile_class.keys() if k not in read]
