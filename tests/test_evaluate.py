@@ -31,7 +31,7 @@ WRONG = [
     ("model.safetensors", lambda b: None, "model.safetensors is missing"),
     ("model.safetensors", lambda b: b[:-64], "model.safetensors: cannot be read"),
     ("config.json", lambda b: b.replace(b"qwen2_5_vl", b"qwen2"), "config.json: model_type = 'qwen2', expected"),
-    ("config.json", lambda b: b[:20], "config.json: is no JSON"),
+    ("config.json", lambda b: b[:20], "config.json: not readable as JSON"),
 ]
 
 

@@ -42,7 +42,7 @@ from transformers.utils import is_torchvision_available
 from transformers.utils import logging
 
 from ..scene.core import to_rgb
-from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors
+from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors, read_object
 from .limits import check_limits
 from .video import Video, behind_films, moments, read_video, video_batch
 
@@ -696,16 +696,6 @@ def _device(name):
     except (RuntimeError, AssertionError) as e:
         raise ValueError(f"device: {name!r} is not usable here ({str(e).splitlines()[0][:120]})") from None
 
-
-def _json(path):
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as e:
-        raise ValueError(f"{path}: not readable as JSON ({e})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: a JSON object is expected, not a {type(value).__name__}")
-    return value
-
 # %% ../../nbs/20_policy/10_model.ipynb #b06f08ec
 def new_policy(
     tokenizer: PreTrainedTokenizerFast, size: str = "toy", seed: int = 0, image_size: Sequence[int] = (168, 84)
@@ -788,7 +778,7 @@ def add_lines(policy: "Policy", text: Sequence[str] | None = None, fixed: Sequen
 def _processor(folder, pixels):
     "The processor of a folder, and a note."
     folder = Path(folder)
-    saved = _json(folder / "processor_config.json") if (folder / "processor_config.json").exists() else {}
+    saved = read_object(folder / "processor_config.json") if (folder / "processor_config.json").exists() else {}
     if saved.get("processor_class") == ImageTextProcessor.__name__:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         images = Qwen2VLImageProcessorPil.from_pretrained(folder)
@@ -806,7 +796,11 @@ def _checkpoint(name, dtype, pixels, attention, device="cpu"):
     on_hub = not folder.exists() and not folder.is_absolute() and len(folder.parts) == 2  # Qwen/Qwen2.5-VL-7B-Instruct
     if not on_hub and not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder}: no config.json, so no policy here (the embedded one is 'toy')")
-    kind = AutoConfig.from_pretrained(folder).model_type if on_hub else _json(folder / "config.json").get("model_type")
+    kind = (
+        AutoConfig.from_pretrained(folder).model_type
+        if on_hub
+        else read_object(folder / "config.json").get("model_type")
+    )
     if kind != "qwen2_5_vl":
         raise ValueError(f"{folder}/config.json: model_type {kind!r}, expected 'qwen2_5_vl'")
     if not on_hub:
@@ -922,7 +916,7 @@ def _adapters(folder, base, **options):
     "Trainable adapters on top of their base."
     check_folder(folder)
     check_limits(folder)
-    config = _json(folder / "adapter_config.json")
+    config = read_object(folder / "adapter_config.json")
     named, trained = config.get("base_model_name_or_path"), config.get("trainable_token_indices") or []
     if named and Path(named).parts[-3:] == BASE.parts[-3:]:
         named = "base"  # wherever the package lies
