@@ -43,6 +43,7 @@ from drivelit.scene.recorded import (
     half_seconds,
     joined,
     known_size,
+    one_polygon,
     motion,
     poses_at,
     route_of,
@@ -190,7 +191,7 @@ def _agents(d: dict, k: int) -> list[Agent]:
         if not inside.any():
             continue
         whole, times = to_frame(x["poses"][inside], d["poses"][k]), (d["times"][x["sweep"]] - d["times"][k])[inside]
-        *size, z = known_size(times, x["sizes"][inside])
+        *size, z = known_size(times, x["sizes"][inside], TYPES.get(x["kind"], "vehicle"), name)
         z = max(z, size[2] / 2)
         for id, seen in stretches(name, times):
             t, poses = times[seen], whole[seen]
@@ -232,8 +233,8 @@ def _lanes(segments: dict, origin: np.ndarray, own: np.ndarray) -> list[Area]:
         name = f"lane_segments.{id}"
         with reading(name):
             left, right = (_points(x[f"{side}_lane_boundary"], origin, name) for side in ("left", "right"))
-            polygon = shapely.Polygon(np.concatenate([left, right[::-1]]))
-            if not polygon.is_valid or not polygon.intersects(around):
+            polygon = one_polygon(shapely.Polygon(np.concatenate([left, right[::-1]])), name)
+            if polygon is None or not polygon.intersects(around):
                 continue
             middle = (_evenly(left) + _evenly(right)) / 2
             driven = way.distance(shapely.LineString(middle)) < 1.5 and way.intersection(polygon).length > 2.0

@@ -135,8 +135,8 @@ def _check_box(b: dict) -> None:
         check_array(b["rotation"], "rotation", (3,))
     elif b["class"] == "ego_vehicle" or kind_of(b):
         pose_of(b)
-        if (check_array(b["extent"], "extent", (3,)) <= 0).any():
-            raise SceneError("extent: a size is not positive")
+        if (check_array(b["extent"], "extent", (3,)) < 0).any():
+            raise SceneError("extent: a size is negative")
         check_array(b.get("speed", 0.0), "speed", ())
 
 
@@ -254,7 +254,7 @@ def _agents(annos: dict[float, dict], origin: np.ndarray) -> list[Agent]:
     out = []
     for (name, kind), rows in tracks.items():
         t, poses, sizes, speed = (np.array(column) for column in zip(*rows, strict=True))
-        size = known_size(t, sizes)
+        size = known_size(t, sizes, kind, name)
         for id, part in stretches(name, t):
             velocity = _velocity(t[part], poses[part], speed[part])
             out.append(Agent(id, kind, *size, t[part], poses[part], velocity))
@@ -294,6 +294,22 @@ def _lights(anno: dict, origin: np.ndarray) -> list[Light]:
 MOST_MAP = 512_000_000  # bytes, unzipped
 
 
+def _middles(name: str, lines: list[dict]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    "The centre lines of a lane, each once: some maps hold a line, or all points of one, a second time."
+    out = []
+    for i, line in enumerate(lines):
+        if line["Type"] != "Center":
+            continue
+        points = check_array([p[0][:2] for p in line["Points"]], f"{name}_{i}", (None, 2), GLOBE) * [1, -1]
+        junction = np.array([len(p) > 2 and bool(p[2]) for p in line["Points"]], bool)
+        half = len(points) // 2
+        if half > 1 and len(points) == 2 * half and np.array_equal(points[:half], points[half:]):
+            points, junction = points[:half], junction[:half]
+        if not any(np.array_equal(points, other) for _, other, _ in out):
+            out.append((f"{name}_{i}", points, junction))
+    return out
+
+
 @lru_cache(maxsize=4)
 def load_map(path: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The centre lines of a town.
@@ -322,17 +338,11 @@ def load_map(path: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
         (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(f)
         roads = dict(PlainUnpickler(f.read(), "biufUSO").load().item())
         return [
-            (
-                name,
-                check_array([p[0][:2] for p in line["Points"]], name, (None, 2), GLOBE) * [1, -1],
-                np.array([len(p) > 2 and bool(p[2]) for p in line["Points"]], bool),
-            )
+            line
             for road, lanes in roads.items()
             for lane, lines in lanes.items()
             if lane != "Trigger_Volumes"
-            for i, line in enumerate(lines)
-            if line["Type"] == "Center"
-            for name in (f"{road}_{lane}_{i}",)
+            for line in _middles(f"{road}_{lane}", lines)
         ]
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #mapofb01

@@ -12,6 +12,7 @@ __all__ = ['gpd', 'nx', 'pyogrio', 'pyproj', 'HISTORY', 'FUTURE', 'PAST', 'AHEAD
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import shapely
@@ -260,14 +261,22 @@ def _agents(frames: list[dict], now: int) -> list[Agent]:
     out = []
     for token, (name, rows) in tracks.items():
         times, poses, velocity, sizes = zip(*rows, strict=True)
-        length, width, height, z = known_size(times, sizes)
         kind = name if name in TYPES else "generic_object"
+        length, width, height, z = known_size(times, sizes, kind, token)
         for id, part in stretches(token, times):
             out.append(Agent(id, kind, length, width, height, times[part], poses[part], velocity[part], z=z))
     return out
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #egostat1
 COMMAND = ("TURN LEFT", "GO STRAIGHT", "TURN RIGHT")  # of the one-hot; a fourth value is "unknown"
+
+
+def _marked(command: Any) -> int:
+    "0, 1 or 2 of COMMAND, 3 where nothing or the fourth is marked; a damaged one would be taken for a known turn."
+    values = check_array(command, "driving_command", (None,))
+    if len(values) not in (3, 4) or not np.isin(values, (0, 1)).all() or values.sum() > 1:
+        raise SceneError(f"driving_command: {values.tolist()} is not three or four numbers with one 1 at most")
+    return int(values.argmax()) if values.any() else 3
 
 
 def _ego(frames: list[dict], now: int, origin: np.ndarray) -> tuple[Ego, np.ndarray]:
@@ -592,7 +601,7 @@ def _scene(frames: list[dict], now: int, maps: str | Path | None, sensors: str |
     if maps:
         street, starts = read_map(str(find_map(maps, str(frame["map_location"]))), origin, route_ids(frame))
     lights = _lights(dict(frame["traffic_lights"]), starts)
-    which = int(np.argmax([*frame["driving_command"][:3], 0.5]))  # nothing marked: the fourth, unknown
+    which = _marked(frame["driving_command"])
     ego, future = _ego(frames, now, origin)
     boxes = any(len(f["anns"]["gt_boxes"]) for f in frames if isinstance(f["anns"], dict) and "gt_boxes" in f["anns"])
     meta = dict(

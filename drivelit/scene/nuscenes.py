@@ -217,8 +217,8 @@ def _agents(nusc: Any, samples: dict[float, dict], origin: np.ndarray) -> list[A
     out = []
     for token, rows in tracks.items():
         t, poses = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
-        w, l, h = known_size(t, [r[2] for r in rows])
         kind = next((kind for start, kind in KINDS if rows[0][3].startswith(start)), "generic_object")
+        l, w, h = known_size(t, [r[2][[1, 0, 2]] for r in rows], kind, token)
         for id, part in stretches(token, t):
             out.append(Agent(id, kind, l, w, h, t[part], poses[part], backward_velocity(t[part], poses[part, :2])))
     return out

@@ -269,7 +269,7 @@ def _agents(d: dict, k: int) -> list[Agent]:
         if (np.diff(times) <= 0).any():
             raise SceneError(f"box_detections_se3.track_token: {name} stands twice in a frame")
         whole = to_frame(rows[:, :3], d["poses"][k])
-        *size, z = known_size(times, rows[:, 3:])
+        *size, z = known_size(times, rows[:, 3:], kind, name)
         for id, seen in stretches(name, times):
             t, poses = times[seen], whole[seen]
             keep = thin(t)
