@@ -78,14 +78,19 @@ def by_papermill(nb, path, out, given):
     papermill.execute_notebook(copy, done, given, kernel_name="python3", cwd=(ROOT / path).parent, progress_bar=False)
 
 
-def by_ipython(nb):
-    "All others, cell by cell, in this process, which is a copy of one that has imported the large libraries."
+def shell():
+    "A notebook's shell in this process."
     plt.switch_backend("agg")
     sys.modules["__main__"] = ModuleType("__main__")
     quiet = Config(HistoryManager=dict(enabled=False))
-    shell = InteractiveShell.instance(config=quiet, user_module=sys.modules["__main__"])
+    return InteractiveShell.instance(config=quiet, user_module=sys.modules["__main__"])
+
+
+def by_ipython(nb):
+    "All others, cell by cell, in this process, which is a copy of one that has imported the large libraries."
+    cells = shell()
     for number, cell in enumerate(c for c in nb.cells if c.cell_type == "code"):
-        if not shell.run_cell(cell.source, store_history=True).success:
+        if not cells.run_cell(cell.source, store_history=True).success:
             raise SystemExit(f"code cell {number}:\n{cell.source}")
         plt.close("all")  # as a kernel does, which has shown them by then
 
