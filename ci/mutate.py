@@ -27,15 +27,16 @@ import notebooks
 from breaks import breaks
 
 CHOSEN = ("metrics", "training", "policy", "scene", "runs/record.py", "runs/tables.py", "bridges", "road")
-SYSTEMS = ("mtdrive", "driveagent", "autodrive_p3", "minddriver", "minddrive")
-CHOSEN += tuple(f"{s}/{part}.py" for s in SYSTEMS for part in ("task", "rewards", "formats", "evaluation"))
+OF_SYSTEMS = ("task", "rewards", "formats", "evaluation")
 HOME = re.compile(r"File to edit: (?:\.\./)*(nbs/\S+\.ipynb)")
 NULL = dict(name="nothing changed", old="", new="")
 
 
 def modules(root, names):
     "The exported modules of files and folders, each with its notebook: {module: notebook}, both from the root."
-    given = [root / n for n in names] or [root / "drivelit" / n for n in CHOSEN]
+    package = root / "drivelit"
+    chosen = [package / n for n in CHOSEN] + [f for part in OF_SYSTEMS for f in sorted(package.glob(f"*/{part}.py"))]
+    given = [root / n for n in names] or chosen
     files = [f for g in given for f in (sorted(g.rglob("*.py")) if g.is_dir() else [g])]
     found = {f: HOME.search(f.read_text()[:2000]) for f in files if f.exists()}
     return {str(f.relative_to(root)): home[1] for f, home in found.items() if home}
