@@ -180,8 +180,7 @@ class Walk:
 
     def __init__(self, root, notebook, rows, work, limit, report):
         self.root, self.notebook, self.work, self.limit, self.report = root, notebook, work, limit, report
-        self.sources = cells(root, notebook)
-        self.rows, self.later = rows, work / "later.txt"
+        self.sources, self.rows, self.done = cells(root, notebook), rows, work / "done.txt"
 
     def whole(self, row):
         "The notebook from its first cell on, in a fresh process: it may have imported the module before its own cell."
@@ -198,36 +197,44 @@ class Walk:
             left = put(self.sources, row)[k:] if row["old"] else self.sources[k:]
             return forked(lambda: run_cells(shell, left), self.work / "log.txt", self.limit)
 
+    def tried(self, shell, k, here):
+        """Whether the forks at a cell could be believed; then they are reported.
+
+        A fork shares files and servers with the walk: one without a mistake must pass after all others.
+        """
+        if here[0]["module"].removesuffix(".py").replace("/", ".") in sys.modules:
+            return False
+        found = [(row, self.from_here(shell, k, row)) for row in here]
+        if None in [status for _, status in found]:  # late: a server of the walk may have lost its thread
+            return False
+        if self.from_here(shell, k, NULL | dict(module=here[0]["module"])) != 0:
+            return False
+        with self.done.open("a") as f:
+            for row, status in found:
+                self.report(row, status != 0, "home")
+                f.write(digest(row) + "\n")
+        return True
+
     def walk(self):
-        "Runs in a fork: it says which mistakes were seen, and leaves the others to `whole`."
+        "Runs in a fork, up to the last changed cell, or to the first one whose forks cannot be believed."
         os.chdir((self.root / self.notebook).parent)
-        shell, known = notebooks.shell(), None
-        for k, source in enumerate(self.sources):
+        shell = notebooks.shell()
+        for k, source in enumerate(self.sources[: 1 + max(r["cell"] for r in self.rows)]):
             here = [r for r in self.rows if r["cell"] == k]
-            module = here[0]["module"].removesuffix(".py").replace("/", ".") if here else None
-            if here and module not in sys.modules and known is None:  # a fork that changes nothing must pass
-                known = self.from_here(shell, k, NULL | dict(module=here[0]["module"])) == 0
-            for row in here:
-                status = self.from_here(shell, k, row) if known and module not in sys.modules else None
-                if status is None:
-                    with self.later.open("a") as f:
-                        f.write(digest(row) + "\n")
-                else:
-                    self.report(row, status != 0, "home")
-            if not run_cells(shell, [source]):
+            if (here and not self.tried(shell, k, here)) or not run_cells(shell, [source]):
                 return False
         return True
 
     def run(self):
-        "Whether the notebook runs without a mistake at all; else nothing is known of it."
-        self.later.write_text("")
-        clean = forked(self.walk, self.work / "walk.txt", self.limit * (len(self.rows) + 2))
-        if clean != 0:
+        "Whether the notebook runs without a mistake; else nothing is known of those that are left."
+        self.done.write_text("")
+        forked(self.walk, self.work / "walk.txt", self.limit * (2 * len(self.rows) + 2))
+        done = set(self.done.read_text().split())
+        left = [row for row in self.rows if digest(row) not in done]
+        if left and self.whole(NULL | dict(module=left[0]["module"])) != 0:
             return False
-        left = set(self.later.read_text().split())
-        for row in self.rows:
-            if digest(row) in left:
-                self.report(row, self.whole(row) != 0, "home")
+        for row in left:
+            self.report(row, self.whole(row) != 0, "home")
         return True
 
 
@@ -336,7 +343,7 @@ def main(names, number, seed, minutes, limit, seconds, given, out):
         if time.monotonic() > end:
             break
         if not Walk(root, notebook, some, work, limit, report).run():
-            click.echo(f"{notebook}: red or late without a mistake: {(work / 'walk.txt').read_text()[-600:]}", err=True)
+            click.echo(f"{notebook}: red or late without a mistake: {(work / 'log.txt').read_text()[-600:]}", err=True)
     old = {r["id"]: r for r in map(json.loads, out.read_text().splitlines())} if out.exists() else {}
     for row in rows:
         if time.monotonic() < end and not old.get(digest(row), dict(seen="?"))["seen"]:
