@@ -160,6 +160,8 @@ def load(path: str) -> dict:
                 raise SceneError(f"{key}: missing")
         check_array(anno["speed"], "speed", ())
         check_array(anno["acceleration"], "acceleration", (3,))
+        if type(anno["command_near"]) is not int:  # True, "4" and 4.9 would each be some turn
+            raise SceneError(f"command_near: {anno['command_near']!r:.50} is no whole number")
         for k, b in enumerate(anno["bounding_boxes"]):
             with reading(f"bounding_boxes[{k}]"):
                 _check_box(b)
