@@ -31,11 +31,12 @@ from drivelit.policy.image_tokens import DreamRule, add_image_tokens
 from drivelit.policy.model import Policy, load_policy, new_policy, toy_config, train_tokenizer
 from drivelit.policy.vllm import VLLMEngine, one_pad_each, picture_url, release, scored
 from drivelit.scene.files import OWNER, make_folder, owner_of, write_text
-from drivelit.testing.vllm import plain_answer
+from drivelit.testing.vllm import GlooGroup, given_weights, meeting, plain_answer, transfer_asks
 from drivelit.training.turn_grpo import served
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "nbs" / "80_testing" / "golden" / "vllm.json"
+TRANSFER = GOLDEN.with_name("vllm_transfer.json")
 EXACT = 1e-5  # |difference| of log-probabilities in fp32; measured: below 2e-6
 LONGEST = 1000  # tokens of a conversation
 BAD = []
@@ -116,10 +117,10 @@ def alive(pids):
     ]
 
 
-def serve(work, name, folder, **settings):
+def serve(work, name, folder, flags="", **settings):
     port = free_port()
     settings = dict(MAX_MODEL_LEN=LONGEST, IMAGES=12) | settings
-    return Served(work, name, f"bash ci/serve_vllm.sh {folder} {port}", port, **settings)
+    return Served(work, name, f"bash ci/serve_vllm.sh {folder} {port} {flags}", port, **settings)
 
 
 # -- policies and talks ------------------------------------------------------------------------------------------------
@@ -478,6 +479,44 @@ def check_golden(url, folder, record):
         report(like, f"as recorded: {one['name']}", figure)
 
 
+def check_transfer(folder, url, without, work, record):
+    "Weights over a group of processes, gloo in NCCL's place at both ends: the recorded conversation, then the engine."
+    policy = load_policy(folder, dtype="float32")
+    weights, group = given_weights(policy), GlooGroup()
+    words = next(one for one in asks_of(policy) if one["name"] == "words")
+    start = dict(name="start without a transfer", method="POST", path="/start_weight_update", body=None)
+    answered = lambda url, one: one | dict(zip(("status", "answer"), ask(url, one, str(folder)), strict=True))
+    found = [one | meeting(lambda one: answered(url, one), one, group, weights) for one in transfer_asks(weights)]
+    found = [f | dict(body=one["body"]) for f, one in zip(found, transfer_asks(weights), strict=True)]
+    told = dict(asks=found, said=answered(url, words), without=answered(without, start))
+    group.close()
+    if record:
+        TRANSFER.write_text(json.dumps(told) + "\n")
+    golden = json.loads(TRANSFER.read_text())
+    every = lambda record: [*record["asks"], record["said"], record["without"]]
+    for a, b in zip(every(golden), every(told), strict=True):
+        report(same(a, b), f"as recorded: {b['name']}", f"HTTP {b['status']}" if same(a, b) else json.dumps(b)[:400])
+    with mock.patch("drivelit.policy.vllm.NCCLGroup", GlooGroup):
+        engine = VLLMEngine(policy, [url], work / "sent", dtype="float32", by="nccl", retries=0)
+        check_publish(policy, engine, "over a group of processes")
+        with mock.patch.object(engine, "_load", lambda url, name, left: broken(engine, url, left)):
+            refused(
+                "tensors of which one has no shape are refused", lambda: engine.publish("bad"), "HTTP 500", "shapes"
+            )
+        check_publish(policy, engine, "over a group again, after a failure")
+        release([url], engine.owner)
+        engine = VLLMEngine(policy, [without], work / "files", dtype="float32", by="nccl", retries=0)
+        refused("a server that takes files alone is told", lambda: engine.publish("x"), "PUBLISH=nccl")
+
+
+def broken(engine, url, seconds):
+    "As `_load`, with an update that the server must refuse."
+    engine._post(url, "/start_weight_update", None, seconds)
+    engine._post(
+        url, "/update_weights", dict(update_info=dict(names=["x"], dtype_names=["float32"], shapes=[])), seconds
+    )
+
+
 def same(a, b):
     "Whether two recorded answers say the same; log-probabilities may differ in the last places."
     if isinstance(a, dict) and isinstance(b, dict):
@@ -526,7 +565,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--record", action="store_true")
-    parser.add_argument("--only", default=f"server,untied,{','.join(SYSTEMS)}", help="with commas")
+    parser.add_argument("--only", default=f"server,transfer,untied,{','.join(SYSTEMS)}", help="with commas")
     given = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `with`, which ends the server
@@ -551,6 +590,13 @@ def main():
             check_vocabulary(folder, server.url, work)
             check_failures(folder, server.url, work)
             check_kill(server, load_policy(folder, dtype="float32"), work, "bin/vllm serve")
+    if "transfer" in only:
+        folder, flags = (
+            tied().save(work / "sent-to", "ci/real_vllm.py"),
+            "--worker-extension-cls drivelit_gloo.OverGloo",
+        )
+        with serve(work, "transfer", folder, flags, PUBLISH="nccl") as server, serve(work, "plain", folder) as plain:
+            check_transfer(folder, server.url, plain.url, work, given.record)
     if "untied" in only:
         folder = untied().save(work / "untied", "ci/real_vllm.py")
         with serve(work, "untied", folder) as server:

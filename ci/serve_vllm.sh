@@ -8,9 +8,9 @@
 # By the environment: HOST (127.0.0.1) the address that it listens on, TENSOR_PARALLEL (1) GPUs of one server, of those
 # in CUDA_VISIBLE_DEVICES (several servers on one machine need different ones),
 # MAX_MODEL_LEN (11500) tokens of a conversation, IMAGES (6) pictures of a conversation, DTYPE (auto; float32 without a
-# GPU) of the weights, LORA_RANK (0: none) of adapters by name, DEV (1) whether it takes new weights, VLLM_ENV
-# (.venv-vllm) the environment's folder, CPU (1 without a GPU) which build, KVCACHE (1) GB of the CPU build's cache,
-# PYTHON (python3) which makes the environment.
+# GPU) of the weights, PUBLISH (files; nccl) how new ones come, LORA_RANK (0: none) of adapters by name, DEV (1) whether
+# it takes new weights, VLLM_ENV (.venv-vllm) the environment's folder, CPU (1 without a GPU) which build, KVCACHE (1)
+# GB of the CPU build's cache, PYTHON (python3) which makes the environment.
 #
 # DEV=1 sets VLLM_SERVER_DEV_MODE=1, and a rank sets VLLM_ALLOW_RUNTIME_LORA_UPDATING: whoever reaches the port can
 # then call methods of the server, make it read files, pause it and give it other weights. So it listens on this
@@ -52,6 +52,7 @@ if [ "$cpu" = 1 ]; then
   step=$((${MAX_MODEL_LEN:-11500} > 4096 ? ${MAX_MODEL_LEN:-11500} : 4096))
   flags=(--dtype "${DTYPE:-float32}" --enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens "$step")
 fi
+[ "${PUBLISH:-files}" = files ] || flags+=(--weight-transfer-config "{\"backend\": \"$PUBLISH\"}")
 if [ "${LORA_RANK:-0}" -gt 0 ]; then
   export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
   flags+=(--enable-lora --max-lora-rank "$LORA_RANK")

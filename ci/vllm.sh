@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A real vLLM on this machine, also without a GPU: install it, serve small policies with ci/serve_vllm.sh, and check that
 # it and the policy in this process say the same; then the smoke runs of the four systems whose servers play.
-#   bash ci/vllm.sh [--record] [--only server,untied,mtdrive,driveagent,autodrive_p3,minddriver]
-# --record writes nbs/80_testing/golden/vllm.json anew: the answers of the real server with which the stub is tested.
+#   bash ci/vllm.sh [--record] [--only server,transfer,untied,mtdrive,driveagent,autodrive_p3,minddriver]
+# --record writes nbs/80_testing/golden/vllm*.json anew: the answers of the real server with which the stub is tested.
 # DRIVELIT_NO_SETUP=1 uses the python that is active, else ci/setup.sh makes .venv. VLLM_ENV (.venv-vllm) is the server's
 # environment, WORK (a new folder, removed at the end) where policies, weights and logs lie.
 # About 20 minutes on two cores, of which 5 install vLLM (3.5 GB).

@@ -189,7 +189,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
     *("new_tokens", "rl_epochs", "rl_batch", "rl_mini_batch", "reference_every", "temperature", "eval_play"),
     *("eval_temperature", "checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
     # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back
-    *("player", "players", "player_gpus"),
+    *("player", "players", "player_gpus", "publish"),
     *("sharding", "epsilon", "epsilon_high"),  # PPO has `clip`
     *("train_aside", "train_late", "train_drives"),  # beside the drive: `wrong`
 )

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'SERVE', 'OLDEST', 'SHAPE', 'TAKE', 'MARK', 'one_pad_each', 'picture_url', 'read_tokens', 'other_shape',
-           'too_old', 'known_words', 'plain_version', 'release', 'write_weights', 'check_adapters', 'scored',
-           'far_apart', 'VLLMEngine']
+           'too_old', 'known_words', 'plain_version', 'release', 'weights_to_serve', 'write_weights', 'check_adapters',
+           'scored', 'far_apart', 'VLLMEngine']
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #67de3c5f
 import base64
@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 import warnings
 import weakref
@@ -46,6 +47,7 @@ from ..scene.files import owner_of
 from ..scene.weights import not_finite, refuse_tensors
 from .model import SPECIAL, Policy
 from .text import harmless
+from .transfer import NCCLGroup, Transfer
 from .video import Video
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #0e041ded
@@ -548,13 +550,33 @@ def release(servers: Sequence[str], owner: str, api_key: str = "") -> None:
 MARK = ".weights-on-their-way"  # in a folder that an engine empties
 
 
+def weights_to_serve(
+    model: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Weights as a server loads them.
+
+    A server that is given new weights keeps the output head that it has, unless it is given one; so a weight with two
+    names stands under both.
+
+    Args:
+        model: without adapters
+        dtype: of what the server gets
+        weights: name -> tensor, if the model does not hold them whole
+
+    Returns:
+        name -> tensor on the CPU
+    """
+    weights = model.state_dict() if weights is None else weights
+    low = {k: v.detach().to("cpu", dtype if v.is_floating_point() else None) for k, v in weights.items()}
+    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        low[name] = low[source].clone()
+    return low
+
+
 def write_weights(
     model: Any, folder: str | Path, dtype: torch.dtype, weights: dict[str, torch.Tensor] | None = None
 ) -> None:
     """Write weights as a server reloads them.
-
-    A server that reloads keeps the output head that it has, unless it is given one; so a weight with two names is
-    written under both.
 
     Args:
         model: without adapters
@@ -562,10 +584,7 @@ def write_weights(
         dtype: of what is written
         weights: name -> tensor, if the model does not hold them whole
     """
-    weights = model.state_dict() if weights is None else weights
-    low = {k: v.detach().to("cpu", dtype if v.is_floating_point() else None) for k, v in weights.items()}
-    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        low[name] = low[source].clone()
+    low = weights_to_serve(model, dtype, weights)
     Path(folder).mkdir(parents=True)
     save_torch_state_dict(low, folder, max_shard_size="5GB")
 
@@ -618,6 +637,7 @@ class _Publishes:
         except EngineError as e:
             self.failed = str(e)
             raise
+        self._ready = {}
         for old in self.folder.iterdir():
             if old.is_dir() and old.name != name:
                 shutil.rmtree(old)
@@ -677,17 +697,45 @@ class _Publishes:
         "A folder that vLLM reads: whole weights in the servers' numbers, or adapters. Servers do not look at numbers."
         numbers = dict(self.policy.model.named_parameters()) if weights is None else weights
         refuse_tensors(folder, not_finite=not_finite(numbers))
-        if not self._adapted():
+        if self._adapted():
+            check_adapters(self.policy.model)
+            self.policy.save(folder, weights=weights)
+        elif self.by == "nccl":
+            self._ready = weights_to_serve(self.policy.model, self.dtype, weights)
+        else:
             write_weights(self.policy.model, folder, self.dtype, weights)
-            return
-        check_adapters(self.policy.model)
-        self.policy.save(folder, weights=weights)
 
-    def _reload(self, url, name, seconds):
-        "Claim, read the folder, empty the caches, see that the claim holds, call it by its version, go on."
-        claim = self._claim(url, name, seconds)
+    def _load(self, url, name, seconds):
+        "A paused server reads the folder, or is sent the weights."
+        if self.by == "nccl":
+            with self._sending:  # one after the other: they share this process's GPU
+                self._send(url, seconds)
+            return
         call = dict(method="reload_weights", kwargs=dict(weights_path=str(self.folder / name)))
         self._post(url, "/collective_rpc", call, seconds, str)
+
+    def _send(self, url, seconds):
+        "Send the weights; a way that failed once is not used again."
+        try:
+            if url not in self._ways:
+                post = lambda path, body, left: self._post(url, path, body, left)
+                workers = self._get(url, "/get_world_size", seconds)["world_size"]
+                self._ways[url] = Transfer(post, NCCLGroup(self.policy.device))
+                self._ways[url].open(workers, seconds)
+            self._ways[url].send(self._ready, seconds)
+        except Exception as e:
+            if way := self._ways.pop(url, None):
+                way.close()
+            if "Weight transfer not configured" in str(e):
+                raise EngineError(f"{url} takes weights from files alone: start it with PUBLISH=nccl {SERVE}") from e
+            raise
+
+    def _reload(self, url, name, seconds):
+        "Claim, load, empty the caches, see that the claim holds, call it by its version, go on."
+        if "@" not in self._version_of(url, seconds) and url in self._ways:  # it was started again
+            self._ways.pop(url).close()
+        claim = self._claim(url, name, seconds)
+        self._load(url, name, seconds)
         if not self._post(url, "/reset_prefix_cache", None, seconds)["success"]:
             raise EngineError(
                 f"{url}, weights {name!r}: /reset_prefix_cache without success, so the old weights would go on "
@@ -823,6 +871,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Publishes):
         rule: what may be said where (`DreamRule`); the servers hold it token by token, and an answer that breaks it is
             refused
         dtype: of published weights
+        by: how they travel: "files" in `folder`, or "nccl" from this process's GPU; adapters always as files
 
     Attributes:
         version: of the weights that are asked for; None: the servers have several, and nothing has been published
@@ -849,7 +898,9 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Publishes):
         most: int = MOST_BYTES,
         rule: Any = None,
         dtype: str = "bfloat16",
+        by: str = "files",
     ) -> None:
+        self.by, self._ways, self._ready, self._sending = by, {}, {}, threading.Lock()  # ways: server -> Transfer
         self.policy, self.folder, self.rule, self.dtype = policy, Path(folder).resolve(), rule, getattr(torch, dtype)
         api_key = api_key or os.environ.get("DRIVELIT_PLAYER_KEY", "none")
         self.clients = {url.rstrip("/"): server_client(url.rstrip("/"), api_key, most) for url in servers}

@@ -104,6 +104,7 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
             first = each * hosts[:k].count(host)
             settings = dict(CUDA_VISIBLE_DEVICES=",".join(map(str, range(first, first + each)))) | settings
             settings |= dict(TENSOR_PARALLEL=each) if each > 1 else {}
+        settings |= dict(PUBLISH=p.publish) if p.publish != "files" else {}
         given = " ".join(f"{k}={v}" for k, v in settings.items())
         out.append(f"{given} bash ci/serve_vllm.sh {folder}/served/final {port}")
     return out + p.servers()[0]

@@ -169,7 +169,7 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     folder = place.folder.parent / "served" if place else Path(tempfile.mkdtemp()) / "served"
     servers = [url.strip() for url in profile.player.split(",")]
     dtype = "bfloat16" if profile.precision == "bf16" else "float32"
-    engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype)
+    engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype, by=profile.publish)
     engine.give(f"play-{fingerprint(policy)}")
     if profile.sampling_bound:
         seen = Image.linear_gradient("L").convert("RGB").resize((168, 84))

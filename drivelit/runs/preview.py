@@ -208,8 +208,10 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
     out += [f"{k}: {v.partition('@')[0]} must be served at {v.partition('@')[2] or v}" for k, v in served.items()]
     if p.player != "here":
         out.append(
-            "player: the servers read new weights from the run's folder, so they must see it under the same name; they "
-            "have one policy at a time, so stages do not run side by side"
+            "player: the servers "
+            + ("are sent new weights over NCCL, adapters by " if p.publish == "nccl" else "read new weights from ")
+            + "the run's folder, so they must see it under the same name; they have one policy at a time, so stages do "
+            "not run side by side"
         )
     if p.players:
         out.append(

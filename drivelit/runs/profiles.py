@@ -321,6 +321,7 @@ class Profile(Derived):
     kv_memory: float = same(EpisodeSettings, "kv_memory", low=0)
     picture_cache: float = same(EpisodeSettings, "picture_cache", low=0)
     player: str = same(EpisodeSettings, "player")
+    publish: str = same(EpisodeSettings, "publish", choices=("files", "nccl"))
     player_gpus: int = key(1, "GPUs of each server that plays (tensor parallel)", low=1)
     players: int = same(EpisodeSettings, "players", low=0)
     importance_cap: float = same(EpisodeSettings, "importance_cap", low=0)
@@ -755,6 +756,9 @@ def conflicts(profile: Profile) -> list[str]:
             out.append(
                 f"player: {most} servers of {p.player_gpus} GPUs each on {host}, and a machine has {gpus_per_node()}"
             )
+    if p.publish == "nccl" and (p.player == "here" or not p.rl_gpus):
+        lacks = "player is here, and weights go to servers" if p.player == "here" else "rl_gpus is 0, and it joins GPUs"
+        out.append(f"publish: nccl: {lacks}; publish = files")
     if not p.seeds or len(set(p.seeds)) < len(p.seeds):
         out.append(f"seeds: {p.seeds} names a seed twice, or none")
     return out + p.problems()
@@ -772,6 +776,8 @@ def missing_packages(profile: Profile) -> list[str]:
     # without flash_attn transformers loads the same kernel by the package kernels
     if p.attn_implementation == "flash_attention_2" and not there("flash_attn", "kernels"):
         out.append("attn_implementation: the package flash_attn is not installed; pip install flash-attn")
+    if p.publish == "nccl" and not there("nccl"):
+        out.append('publish: the package nccl4py is not installed; pip install "drivelit[nccl]"')
     return out
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #6aa173b5

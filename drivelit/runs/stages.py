@@ -844,7 +844,7 @@ class Stages(StageGraph):
 # %% ../../nbs/42_runs/30_stages.ipynb #7f140d81
 COSTS = (  # keys that change the time of an update, and are not in the formula
     *("image_size", "tokens", "new_tokens", "sft_gpus", "rl_gpus", "micro_batch", "checkpointing", "sharding"),
-    *("precision", "attn_implementation", "player", "together", "kv_memory"),
+    *("precision", "attn_implementation", "player", "publish", "together", "kv_memory"),
     "num_iterations",
 )
 
