@@ -206,6 +206,7 @@ def _others(names):
 
 # %% ../../nbs/42_runs/02_memory.ipynb #5c0a7e15
 CONTEXT = 0.8  # GB that a process takes on a GPU before it holds a number: CUDA, cuBLAS, cuDNN
+_AT_ONCE = 256  # tokens on which reinforcement runs the output head: of `drivelit.training.turn_grpo.in_pieces`
 RESERVE = 1 / 6  # of what is held: what PyTorch's allocator cannot give back, or has cut into pieces
 
 
@@ -266,7 +267,8 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         * patches
         * _left_behind(each * sees, vision.hidden_size, vision.depth, p.checkpointing),
         pixels=updates * n_pass * patches * 4 * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        logits=tokens * text.vocab_size * 8 if updates else 0,
+        # reinforcement runs the output head on a few tokens at a time; tuning has all logits and their gradient
+        logits=text.vocab_size * (min(tokens, _AT_ONCE) * 20 if stage == "rl" else tokens * 8) * updates,
         cache=played * p.tokens * 2 * text.num_hidden_layers * heads * each,
         reading=played * read,
         players=beside * each * n * (p.player == "here"),
