@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_rehearsal import all_ran, rehearse, whole
 
 TOKEN = dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # nobody joins without it
 os.environ |= TOKEN  # Ray looks when it is imported
@@ -285,6 +286,19 @@ def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_pa
     assert [[r[k] for k in told] for r in ours] == [[r[k] for k in told] for r in theirs]
     weights = [(stages.folder(o, "rft_image") / "final" / "model.safetensors").read_bytes() for o in (out, printed)]
     assert weights[0] == weights[1] != (stages.folder(out, "sft") / "final" / "model.safetensors").read_bytes()
+
+
+@whole
+def test_a_rehearsal_on_two_machines(nodes, tmp_path):
+    "AutoDrive-P3 at the paper's size but for its counts: tuning and reinforcement by two workers, each on its machine."
+    machines(nodes, 3)  # and one for what a stage does alone
+    more = ("--cluster", nodes.address, "--devices", "2")
+    keys = dict(teacher="scripted", new_tokens=24)
+    code, told, page = rehearse(tmp_path, "autodrive_p3.navsim", "navsim", ["rl"], "ray", more=more, **keys)
+    all_ran(told, page)
+    assert code == 0 and {s["rank"] for s in told["stages"]["rl"]["seen"]} >= {"0", "1"}, page
+    held = [json.loads(p.read_text()) for p in (tmp_path / "out-autodrive_p3.navsim-ray").rglob("holder.json")]
+    assert held, page
 
 
 def test_who_has_no_token_gets_a_sentence(nodes, monkeypatch, tmp_path):

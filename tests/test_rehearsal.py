@@ -74,13 +74,13 @@ def scenes_of(root, kind, name):
     return folder
 
 
-def rehearse(root, name, kind, stages=(), how="", env=None, **keys):
-    "Rehearse a profile by command: what rehearsal.json says, and the page."
+def rehearse(root, name, kind, stages=(), how="", env=None, more=(), **keys):
+    "Rehearse a profile by command, with more options: what rehearsal.json says, and the page."
     size, out = MODELS.get(name, "3b"), root / f"out-{name}-{how}"
     keys = dict(model=model_folder(root, size), source=scenes_of(root, kind, name)) | keys
     sets = [w for k, v in keys.items() for w in ("--set", f"{k}={v}")]
     only = ["--stages", ",".join(stages)] if stages else []
-    code, page = drivelit("rehearse", name, "--out", out, *sets, *only, **(env or {}))
+    code, page = drivelit("rehearse", name, "--out", out, *sets, *only, *more, **(env or {}))
     assert (out / "rehearsal.json").exists(), page
     return code, json.loads((out / "rehearsal.json").read_text()), page
 
