@@ -504,6 +504,8 @@ def check_transfer(folder, url, without, work, record):
                 "tensors of which one has no shape are refused", lambda: engine.publish("bad"), "HTTP 500", "shapes"
             )
         check_publish(policy, engine, "over a group again, after a failure")
+        engine._post(url, "/start_weight_update")
+        check_publish(policy, engine, "over a group again, after an update that was cut off")
         release([url], engine.owner)
         engine = VLLMEngine(policy, [without], work / "files", dtype="float32", by="nccl", retries=0)
         refused("a server that takes files alone is told", lambda: engine.publish("x"), "PUBLISH=nccl")

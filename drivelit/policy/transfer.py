@@ -112,10 +112,20 @@ class Transfer:
         until = time.monotonic() + seconds
         info = dict(names=[*weights], shapes=[[*t.shape] for t in weights.values()])
         info["dtype_names"] = [str(t.dtype).removeprefix("torch.") for t in weights.values()]
-        self._post("/start_weight_update", None, seconds)
+        self._begin(seconds)
         give = lambda: self._group.broadcast(weights.values())
         self._meet("/update_weights", dict(update_info=info), give, until)
         self._post("/finish_weight_update", {}, max(until - time.monotonic(), 1.0))
+
+    def _begin(self, seconds):
+        "Start an update; one that was cut off is ended first."
+        try:
+            self._post("/start_weight_update", None, seconds)
+        except Exception as e:
+            if "already active" not in str(e):
+                raise
+            self._post("/finish_weight_update", {}, seconds)
+            self._post("/start_weight_update", None, seconds)
 
     def _meet(self, path, body, here, until):
         "What the server does and what this process does at the same time; if one end fails, nobody waits for it."
