@@ -16,9 +16,10 @@ import torch
 
 from ..scene.extras import Extra
 
+# %% ../../nbs/20_policy/24_transfer.ipynb #0c867140
 _nccl = Extra("nccl.core", "nccl")
 
-# %% ../../nbs/20_policy/24_transfer.ipynb #0c867140
+
 class NCCLGroup:
     """This process and the workers of one server, joined by NCCL; this process is rank 0.
 

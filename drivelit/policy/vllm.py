@@ -606,6 +606,35 @@ def check_adapters(model: Any) -> None:
             "target_modules of the language part, or play here"
         )
 
+# %% ../../nbs/20_policy/25_vllm.ipynb #1b89dbbf
+class _Sends:
+    "The part of the engine by which a paused server gets new weights: from the folder, or over a group of processes."
+
+    def _load(self, url, name, seconds):
+        "A paused server reads the folder, or is sent the weights."
+        if self.by == "nccl":
+            with self._sending:  # one after the other: they share this process's GPU
+                self._send(url, seconds)
+            return
+        call = dict(method="reload_weights", kwargs=dict(weights_path=str(self.folder / name)))
+        self._post(url, "/collective_rpc", call, seconds, str)
+
+    def _send(self, url, seconds):
+        "Send the weights; a way that failed once is not used again."
+        try:
+            if url not in self._ways:
+                post = lambda path, body, left: self._post(url, path, body, left)
+                workers = self._get(url, "/get_world_size", seconds)["world_size"]
+                self._ways[url] = Transfer(post, NCCLGroup(self.policy.device))
+                self._ways[url].open(workers, seconds)
+            self._ways[url].send(self._ready, seconds)
+        except Exception as e:
+            if way := self._ways.pop(url, None):
+                way.close()
+            if "Weight transfer not configured" in str(e):
+                raise EngineError(f"{url} takes weights from files alone: start it with PUBLISH=nccl {SERVE}") from e
+            raise
+
 # %% ../../nbs/20_policy/25_vllm.ipynb #fd2392a7
 class _Publishes:
     "The part of the engine that hands on weights."
@@ -704,31 +733,6 @@ class _Publishes:
             self._ready = weights_to_serve(self.policy.model, self.dtype, weights)
         else:
             write_weights(self.policy.model, folder, self.dtype, weights)
-
-    def _load(self, url, name, seconds):
-        "A paused server reads the folder, or is sent the weights."
-        if self.by == "nccl":
-            with self._sending:  # one after the other: they share this process's GPU
-                self._send(url, seconds)
-            return
-        call = dict(method="reload_weights", kwargs=dict(weights_path=str(self.folder / name)))
-        self._post(url, "/collective_rpc", call, seconds, str)
-
-    def _send(self, url, seconds):
-        "Send the weights; a way that failed once is not used again."
-        try:
-            if url not in self._ways:
-                post = lambda path, body, left: self._post(url, path, body, left)
-                workers = self._get(url, "/get_world_size", seconds)["world_size"]
-                self._ways[url] = Transfer(post, NCCLGroup(self.policy.device))
-                self._ways[url].open(workers, seconds)
-            self._ways[url].send(self._ready, seconds)
-        except Exception as e:
-            if way := self._ways.pop(url, None):
-                way.close()
-            if "Weight transfer not configured" in str(e):
-                raise EngineError(f"{url} takes weights from files alone: start it with PUBLISH=nccl {SERVE}") from e
-            raise
 
     def _reload(self, url, name, seconds):
         "Claim, load, empty the caches, see that the claim holds, call it by its version, go on."
@@ -854,7 +858,7 @@ class _Answers:
         yield from ask_as_they_come(ask, conversations, where, *limits, first)
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #af3cc2d6
-class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Publishes):
+class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
     """Completions with log-probabilities from vLLM servers, which can be given the trainer's weights.
 
     Args:

@@ -314,29 +314,6 @@ def _failed(what):
     return _refusal(500, message + "for the root cause", "InternalServerError")
 
 
-_INIT = ("rank_offset", "world_size", "packed", "nccl_unique_id_b64")
-_NOT_CONFIGURED = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
-_ACTIVE = "start_weight_update called while a weight update is already active. Call finish_weight_update first."
-_NOT_BEGUN, _NOT_MATCHED = (
-    "start_weight_update must be called before {}.",
-    "finish_weight_update called without a matching start_weight_update.",
-)
-_UNEQUAL = "`shapes` should be of the same size as `names`: got {} and {}"
-_NOT_JOINED = "NCCL weight transfer not initialized. Call init_transfer_engine() first."
-_ODD = (
-    "Invalid init_info for NCCLWeightTransferEngine: NCCLWeightTransferInitInfo.__init__() got an unexpected keyword "
-    "argument '{}'"
-)
-_NO_BASE64 = (
-    "NCCLWeightTransferInitInfo: nccl_unique_id_b64 is not valid standard base64 (URL-safe base64 is not accepted)"
-)
-
-
-def _failed_if(wrong, message):
-    "The error of a worker, or None."
-    return _failed(f"'{message}'") if wrong else None
-
-
 class _Learns:
     "The part of the server that takes weights."
 
@@ -375,6 +352,64 @@ class _Learns:
         if lost := [name for name in lost if name != "lm_head.weight"]:
             raise ValueError(f"{len(lost)} weights are missing, the first is {lost[0]}")
         return Policy(model, self.policy.processor)
+
+    def _reset(self, _):
+        good = "/reset_prefix_cache" not in self.failing
+        self.rows = [] if good else self.rows
+        return dict(success=good)
+
+    def _label(self, ask):
+        self.version = ask["new_version"]
+        return dict(success=True, new_version=self.version)
+
+    def _resume(self, _):
+        if self.half_loaded:
+            raise RuntimeError(
+                "a server whose weights could not be loaded was set going: the engine of vLLM dies of it"
+            )
+        self.paused = False
+        return dict(status="resumed")
+
+    def _load_adapter(self, ask):
+        if not Path(ask["lora_path"], "adapter_config.json").exists():
+            message = f"Loading lora {ask['lora_name']} failed: No adapter found for {ask['lora_path']}"
+            return _refusal(404, message, "NotFoundError")
+        base = Policy(copy.deepcopy(self.policy.model), self.policy.processor)
+        with _LOADING:
+            self.adapters[ask["lora_name"]] = load_policy(ask["lora_path"], base=base)
+        return Reply(b"Success: LoRA adapter added successfully.")
+
+    def _unload_adapter(self, ask):
+        if self.adapters.pop(ask["lora_name"], None) is None:
+            return _refusal(404, f"The lora adapter '{ask['lora_name']}' cannot be found.", "NotFoundError")
+        return Reply(b"Success: LoRA adapter removed successfully.")
+
+# %% ../../nbs/80_testing/10_vllm.ipynb #ddc0ee00
+_INIT = ("rank_offset", "world_size", "packed", "nccl_unique_id_b64")
+_NOT_CONFIGURED = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
+_ACTIVE = "start_weight_update called while a weight update is already active. Call finish_weight_update first."
+_NOT_BEGUN, _NOT_MATCHED = (
+    "start_weight_update must be called before {}.",
+    "finish_weight_update called without a matching start_weight_update.",
+)
+_UNEQUAL = "`shapes` should be of the same size as `names`: got {} and {}"
+_NOT_JOINED = "NCCL weight transfer not initialized. Call init_transfer_engine() first."
+_ODD = (
+    "Invalid init_info for NCCLWeightTransferEngine: NCCLWeightTransferInitInfo.__init__() got an unexpected keyword "
+    "argument '{}'"
+)
+_NO_BASE64 = (
+    "NCCLWeightTransferInitInfo: nccl_unique_id_b64 is not valid standard base64 (URL-safe base64 is not accepted)"
+)
+
+
+def _failed_if(wrong, message):
+    "The error of a worker, or None."
+    return _failed(f"'{message}'") if wrong else None
+
+
+class _Joins:
+    "The part of the server that takes weights over a group of processes."
 
     def _begin(self, _):
         if wrong := self._no_transfer() or _failed_if(self.updating, _ACTIVE):
@@ -421,37 +456,6 @@ class _Learns:
     def _leave(self, _):
         self.end = None
         return dict(message="Weight transfer shut down")
-
-    def _reset(self, _):
-        good = "/reset_prefix_cache" not in self.failing
-        self.rows = [] if good else self.rows
-        return dict(success=good)
-
-    def _label(self, ask):
-        self.version = ask["new_version"]
-        return dict(success=True, new_version=self.version)
-
-    def _resume(self, _):
-        if self.half_loaded:
-            raise RuntimeError(
-                "a server whose weights could not be loaded was set going: the engine of vLLM dies of it"
-            )
-        self.paused = False
-        return dict(status="resumed")
-
-    def _load_adapter(self, ask):
-        if not Path(ask["lora_path"], "adapter_config.json").exists():
-            message = f"Loading lora {ask['lora_name']} failed: No adapter found for {ask['lora_path']}"
-            return _refusal(404, message, "NotFoundError")
-        base = Policy(copy.deepcopy(self.policy.model), self.policy.processor)
-        with _LOADING:
-            self.adapters[ask["lora_name"]] = load_policy(ask["lora_path"], base=base)
-        return Reply(b"Success: LoRA adapter added successfully.")
-
-    def _unload_adapter(self, ask):
-        if self.adapters.pop(ask["lora_name"], None) is None:
-            return _refusal(404, f"The lora adapter '{ask['lora_name']}' cannot be found.", "NotFoundError")
-        return Reply(b"Success: LoRA adapter removed successfully.")
 
 # %% ../../nbs/80_testing/10_vllm.ipynb #660b0b00
 _MEETS = timedelta(seconds=60)  # how long one end waits for the other
@@ -602,7 +606,7 @@ def meeting(ask: Callable[[dict], Any], one: dict, group: Any, weights: dict[str
         return answer.result()
 
 # %% ../../nbs/80_testing/10_vllm.ipynb #d8d7f6d1
-class StubVLLM(_Speaks, _Learns, StubServer):
+class StubVLLM(_Speaks, _Learns, _Joins, StubServer):
     """A local server that speaks vLLM's token protocol: `with StubVLLM(policy) as server: ...`.
 
     Args:

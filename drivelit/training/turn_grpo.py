@@ -151,6 +151,9 @@ def in_pieces(head: torch.nn.Module, say: Callable[[torch.Tensor, slice], torch.
         head: of a model, which calls it for its logits
         say: logits (m, V) of some places, and which of all places these are -> (m, K) of them; it is called again on
             the way back
+
+    Returns:
+        context manager
     """
     whole = head.forward
 
