@@ -635,6 +635,21 @@ class _Sends:
                 raise EngineError(f"{url} takes weights from files alone: start it with PUBLISH=nccl {SERVE}") from e
             raise
 
+    def _reload(self, url, name, seconds):
+        "Claim, load, empty the caches, see that the claim holds, call it by its version, go on."
+        if "@" not in self._version_of(url, seconds) and url in self._ways:  # it was started again
+            self._ways.pop(url).close()
+        claim = self._claim(url, name, seconds)
+        self._load(url, name, seconds)
+        if not self._post(url, "/reset_prefix_cache", None, seconds)["success"]:
+            raise EngineError(
+                f"{url}, weights {name!r}: /reset_prefix_cache without success, so the old weights would go on "
+                "speaking out of the cache; the server stays paused"
+            )
+        self._holds(url, claim, seconds)
+        self._call_it(url, f"{name}@{self.owner}", seconds)
+        self._post(url, "/resume", None, seconds, str)
+
 # %% ../../nbs/20_policy/25_vllm.ipynb #fd2392a7
 class _Publishes:
     "The part of the engine that hands on weights."
@@ -733,21 +748,6 @@ class _Publishes:
             self._ready = weights_to_serve(self.policy.model, self.dtype, weights)
         else:
             write_weights(self.policy.model, folder, self.dtype, weights)
-
-    def _reload(self, url, name, seconds):
-        "Claim, load, empty the caches, see that the claim holds, call it by its version, go on."
-        if "@" not in self._version_of(url, seconds) and url in self._ways:  # it was started again
-            self._ways.pop(url).close()
-        claim = self._claim(url, name, seconds)
-        self._load(url, name, seconds)
-        if not self._post(url, "/reset_prefix_cache", None, seconds)["success"]:
-            raise EngineError(
-                f"{url}, weights {name!r}: /reset_prefix_cache without success, so the old weights would go on "
-                "speaking out of the cache; the server stays paused"
-            )
-        self._holds(url, claim, seconds)
-        self._call_it(url, f"{name}@{self.owner}", seconds)
-        self._post(url, "/resume", None, seconds, str)
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #5c0e1a77
 @torch.inference_mode()
