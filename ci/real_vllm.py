@@ -156,7 +156,7 @@ def move(policy, seed):
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in policy.model.parameters():
-            p.add_(0.3 * p.std().nan_to_num() * torch.randn(p.shape, generator=chance))
+            p.add_(0.3 * p.std().nan_to_num() * torch.randn(p.shape, generator=chance).to(p.device))
 
 
 def talks(policy, engine):
@@ -511,6 +511,20 @@ def check_transfer(folder, url, without, work, record):
         refused("a server that takes files alone is told", lambda: engine.publish("x"), "PUBLISH=nccl")
 
 
+def check_nccl(work):
+    "NCCL itself: the trainer on the first GPU, a server on the second. It has not run anywhere yet."
+    folder = tied().save(work / "nccl", "ci/real_vllm.py")
+    policy = load_policy(folder, dtype="float32")
+    policy.model.to("cuda:0")
+    with serve(work, "nccl", folder, PUBLISH="nccl", CUDA_VISIBLE_DEVICES="1", DTYPE="float32") as server:
+        engine = VLLMEngine(policy, [server.url], work / "sent-nccl", dtype="float32", by="nccl")
+        for step in (1, 2):
+            move(policy, step)
+            engine.publish(f"step-{step}")
+            mean, worst = engine.apart(few(), 16, seed=7)
+            report(mean < 1e-3, f"publish {step} over NCCL", f"mean {mean:.1e}, at most {worst:.1e}")
+
+
 def broken(engine, url, seconds):
     "As `_load`, with an update that the server must refuse."
     engine._post(url, "/start_weight_update", None, seconds)
@@ -592,7 +606,9 @@ def main():
             check_vocabulary(folder, server.url, work)
             check_failures(folder, server.url, work)
             check_kill(server, load_policy(folder, dtype="float32"), work, "bin/vllm serve")
-    if "transfer" in only:
+    if "transfer" in only and torch.cuda.device_count() > 1:
+        check_nccl(work)
+    elif "transfer" in only and not torch.cuda.is_available():
         folder, flags = (
             tied().save(work / "sent-to", "ci/real_vllm.py"),
             "--worker-extension-cls drivelit_gloo.OverGloo",
