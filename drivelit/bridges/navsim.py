@@ -22,8 +22,8 @@ from unittest.mock import patch
 import click
 import numpy as np
 
-from .blocks import Row, blocks_of, claim, options_of, rows_of, work
-from .score import kind_of, plan_of, read_plans, seen
+from .blocks import Row, blocks_of, claim, kept, options_of, rows_of, work
+from .score import WEIGHTS, kind_of, plan_of, read_plans, seen
 from ..policy.text import ParseError
 from ..rollout.road import later
 from ..runs.profiles import find_system
@@ -97,6 +97,7 @@ def write_plans(
     temperature: float = 0.0,
     workers: int = 1,
     limit: int | None = None,
+    fresh: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Write a policy's plans, or go on with it; any number of processes and machines may work in the folder.
@@ -110,20 +111,25 @@ def write_plans(
         temperature: of sampled words; 0: the likeliest
         workers: processes
         limit: only so many logs, drives or files
+        fresh: nothing that was planned before is used
         **options: of the reader's `scenes`; of NAVSIM also split="navtest"
 
     Returns:
-        dict: scenes, planned, without_plan (kind of reason -> how many), unread, points (poses of a plan), file
+        dict: scenes, planned, without_plan (kind of reason -> how many), unread, points (poses of a plan), file, before
+        (how many plans an earlier call has made, or "")
 
     Raises:
-        RunError: as `take_wheel` and `score`
+        RunError: as `take_wheel` and `score`; the policy's weights are others than when the folder was begun
     """
     stage = stage or last_stage(run, seed)
     options, system = options_of(source, root, **options), run_profile(run).system
     told = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
     about = dict(system=system, run=str(Path(run).resolve()), stage=stage, seed=seed, temperature=temperature)
     about |= dict(source=source, root=str(root), options=told, limit=limit)
-    folder = claim(out, about)
+    trained = find_system(system).stages.trained(run, stage, seed)
+    files = sorted(p for p in (trained.rglob("*") if trained.is_dir() else [trained]) if p.suffix in WEIGHTS)
+    folder = claim(out, about | dict(weights={p.name: sha256(p)[:16] for p in files}), fresh)
+    before = kept(folder / "blocks")
     asked = dict(run=str(run), stage=stage, seed=seed, temperature=temperature)
     make = partial(_block, **asked, source=source, root=root, options=options)
     blocks = blocks_of(source, root, options, limit)
@@ -133,7 +139,7 @@ def write_plans(
     bad = Counter(kind_of(r["reason"]) for r in scenes if "reason" in r)
     points = max((len(r["poses"]) for r in scenes if "poses" in r), default=0)
     counts = dict(scenes=len(scenes), planned=len(scenes) - bad.total(), without_plan=dict(bad))
-    return counts | dict(unread=len(rows) - len(scenes), points=points, file=str(folder / "plans.jsonl"))
+    return counts | dict(unread=len(rows) - len(scenes), points=points, file=str(folder / "plans.jsonl"), before=before)
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #307e9bfd
 class Trajectory:
@@ -325,6 +331,7 @@ def write_agent(folder: str | Path) -> Path:
 @click.argument("source")
 @click.argument("root")
 @click.option("--out", help="folder of plans.jsonl  [default: RUN/plans-SOURCE-STAGE-SEED]")
+@click.option("--fresh", is_flag=True, help="make all anew, also what is there")
 @click.option("--stage", default="", help="that trained the policy  [default: the last one that has left one]")
 @click.option("--seed", type=click.IntRange(0), default=0, help="of the run")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampled words; 0: the likeliest")
@@ -347,6 +354,7 @@ def _command(run, source, root, out, stage, seed, as_json, **options):
     written = write_plans(run, source, root, out, stage, seed, **{k: v for k, v in options.items() if v is not None})
     lost = "".join(f"; {v} without: {k}" for k, v in written["without_plan"].items())
     page = "{file}: {planned} plans of {points} poses for {scenes} scenes".format_map(written) + lost
+    page += f"; {written['before']}" if written["before"] else ""
     print(json.dumps(written) if as_json else page)
 
 
