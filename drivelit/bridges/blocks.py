@@ -75,6 +75,9 @@ def claim(folder: str | Path, about: dict[str, Any], fresh: bool = False) -> Pat
 def kept(folder: str | Path) -> str:
     """What an earlier call has left in a folder of blocks.
 
+    Args:
+        folder: of `work`
+
     Returns:
         a sentence with how many rows, since when, and where; "" if there are none
     """

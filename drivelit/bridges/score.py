@@ -133,7 +133,7 @@ def _made(name):
         raise RunError(f"planner {name!r}: a {type(planner).__name__} cannot be called")
     return planner
 
-
+# %% ../../nbs/65_bridges/10_score.ipynb #f536a8e9
 _NOT_THEIRS = tuple(os.path.realpath(p) + os.sep for p in {*sysconfig.get_paths().values(), *site.getsitepackages()})
 _NOT_THEIRS += (str(Path(drivelit.__file__).parent) + os.sep, "/proc/", "/sys/", "/dev/", "/etc/")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy", ".onnx")
