@@ -18,8 +18,7 @@ import pandas as pd
 
 from ..runs.profiles import find_system
 from ..runs.record import NO_SEED, Claim, Record, Study, best_without_eyes
-from ..runs.record import compared, driver, framed, joined, read_record
-from ..runs.report import cell
+from ..runs.record import compared, driver, framed, joined, pairs_of, read_record
 
 # %% ../../nbs/60_road/90_claims.ipynb #f6cbbe48
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def place_of(claim: PaperClaim, study: Study) -> int:
 
 # %% ../../nbs/60_road/90_claims.ipynb #7040e6fe
 def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, str]:
-    """The scores behind a comparison.
+    """The scores behind a comparison: of the seeds and scenes that are compared, and of no others.
 
     Args:
         study: knows
@@ -82,13 +81,29 @@ def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, st
         better, other, the best driver without eyes; "–" where there is no such number
     """
     unit, scale = claim.unit, abs(claim.unit.scale)
-    text = lambda v: "–" if np.isnan(v).all() else cell(scale * v, False, None, 1)
+    both = [v.to_numpy(float) for v in pairs_of(record, study, unit, claim.better, claim.other)]
     sign = np.sign(unit.scale)
     blind = {n: record.numbers(driver(n), unit.measure)[0] for n in record.drivers if n not in study.knows}
     blind = {n: v for n, v in blind.items() if np.isfinite(v)}
     best = max(blind, key=lambda n: sign * blind[n]) if blind else None
     rival = "–" if best is None else f"{scale * blind[best]:.1f} ({best})"
-    return (*(text(record.numbers(c, unit.measure)) for c in (claim.better, claim.other)), rival)
+    hole = np.isnan(both[0] - both[1]) if both[0].size and both[1].size else np.ones((1, 1), bool)
+    return (*(_spread(scale * v, hole) for v in both), rival)
+
+
+def _spread(v, hole):
+    "The mean of scores (seeds, scenes) that have a partner, and half the range of the seeds' means."
+    if hole.all():
+        return "–"
+    whole = np.ma.masked_array(np.broadcast_to(v, hole.shape), hole)
+    each = whole.mean(1).compressed()
+    return f"{whole.mean():.1f}" + (f" ± {(each.max() - each.min()) / 2:.1f}" if len(v) > 1 and len(each) > 1 else "")
+
+
+def _with_interval(row):
+    "A difference and its interval, as far as there is one."
+    interval = "" if row["95 % interval"] in ("", "–") else f" ({row['95 % interval']})"
+    return row.difference and row.difference + interval + ("; one seed: scenes only" if row.seeds == 1 else "")
 
 
 def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], profile: str) -> pd.DataFrame:
@@ -115,7 +130,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
                 "paper": c.paper,
                 "ours": f"{better} against {other}, {compared_claim.unit.name}",
                 "no eyes": rival,
-                "difference": f"{row.difference} ({row['95 % interval']})" if row.difference else "",
+                "difference": _with_interval(row),
                 "alone": row.verdict,
                 "Holm": row.Holm,
                 "again": f"{profile}: {c.better},{c.other}",

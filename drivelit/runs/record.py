@@ -6,8 +6,8 @@
 __all__ = ['KEYS', 'SET_KEYS', 'WORDS', 'DRIVER', 'NO_SEED', 'FIRST', 'BEST', 'SAME', 'WHERE_ONLY', 'DIGITS', 'FAMILY', 'flat',
            'Part', 'write_part', 'Condition', 'driver', 'Record', 'record_of', 'read_parts', 'collect', 'catch_up',
            'save_record', 'read_record', 'joined', 'publish', 'Unit', 'Claim', 'Study', 'best_without_eyes', 'Column',
-           'number_cell', 'table', 'framed', 'difference', 'words_of', 'holm', 'benjamini_hochberg', 'compared',
-           'conditional', 'told', 'answers']
+           'number_cell', 'table', 'framed', 'pairs_of', 'difference', 'words_of', 'holm', 'benjamini_hochberg',
+           'compared', 'conditional', 'told', 'answers']
 
 # %% ../../nbs/42_runs/50_record.ipynb #045fea90
 import json
@@ -717,9 +717,33 @@ def _scores(record, study, unit, c):
     return v if unit.only is None or not v.size else v[list(unit.only(record))]
 
 
+def pairs_of(
+    record: Record, study: Study, unit: Unit, better: Condition, other: Condition
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The scores of two conditions that are compared with each other: of the seeds that both have. Of two arms whose
+    seeds are no pairs, the seeds of the one that has more are averaged in equal shares.
+
+    Args:
+        unit: what is compared
+        better: the one
+        other: the other
+
+    Returns:
+        two DataFrames (seeds, scenes), in no unit; one row for a driver; no rows if they have no seed in common
+    """
+    both = [_scores(record, study, unit, c) for c in (better, other)]
+    if study.apart and DRIVER not in (better.play, other.play) and better.arm != other.arm:
+        both = _as_many(*both)
+    learnt = [v.index for v in both if len(v) and v.index[0] != NO_SEED]
+    seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in both) else []
+    # a driver has one row, which is paired with each seed
+    if not len(seeds):
+        return both[0].iloc[:0], both[1].iloc[:0]
+    return tuple(v if v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
+
+
 def difference(record: Record, study: Study, unit: Unit, better: Condition, other: Condition) -> Paired:
-    """How much better one condition is than another, paired by scene and seed. Of two arms whose seeds are no pairs,
-    the seeds of the one that has more are averaged in equal shares.
+    """How much better one condition is than another, paired by scene and seed.
 
     Args:
         unit: what is compared
@@ -732,19 +756,13 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     Raises:
         ValueError: other scenes
     """
-    both = [_scores(record, study, unit, c) for c in (better, other)]
-    if study.apart and DRIVER not in (better.play, other.play) and better.arm != other.arm:
-        both = _as_many(*both)
-    learnt = [v.index for v in both if len(v) and v.index[0] != NO_SEED]
-    seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in both) else []
-    # a driver has one row, which is paired with each seed
-    a, b = (v if len(v) and v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
-    if not len(seeds):
+    a, b = pairs_of(record, study, unit, better, other)
+    if not len(a):
         return paired(np.zeros((0, 0)), np.zeros((0, 0)), unit.scale, unit.margin)
     paired_by_scene = paired(a.to_numpy(), b.to_numpy(), unit.scale, unit.margin)
     if not unit.lost:
         return paired_by_scene
-    lost = [_lost(record, unit, c) for c in (better, other)]
+    lost, seeds = [_lost(record, unit, c) for c in (better, other)], (b if a.index[0] == NO_SEED else a).index
     return replace(paired_by_scene, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
 
 

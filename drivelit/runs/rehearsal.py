@@ -370,7 +370,8 @@ def _walk(small, out, stages, stage, kind, elsewhere):
     folder.mkdir(parents=True, exist_ok=True)
     if elsewhere:
         try:
-            elsewhere(stages, out, [(stage, small.seeds[0])], 1)
+            needed = [(s, 0 if s in stages.shared else small.seeds[0]) for s in stages.order([stage])]
+            elsewhere(stages, out, needed, 1)  # what is done is skipped
         except (RunError, RuntimeError) as e:
             return str(e), []
         return "", []

@@ -825,6 +825,9 @@ class Stages(StageGraph):
                 for job in self.ready(jobs, done)[: workers - len(running)]:
                     jobs.remove(job)
                     running[submit(job)] = job
+                if not running:
+                    waits = ", ".join(f"{s}, seed {seed}" for s, seed in jobs)
+                    raise RuntimeError(f"{out}: what these stages need is neither done nor among them: {waits}")
                 finished, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
                 for f in finished:
                     try:
