@@ -725,8 +725,8 @@ def pairs_of(
 
     Args:
         unit: what is compared
-        better: the one
-        other: the other
+        better: comes first
+        other: is subtracted from it in `difference`
 
     Returns:
         two DataFrames (seeds, scenes), in no unit; one row for a driver; no rows if they have no seed in common
