@@ -17,6 +17,7 @@ import site
 import sys
 import sysconfig
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -241,7 +242,9 @@ def plan_of(planner: Callable, scene: Scene, least: int) -> np.ndarray | ParseEr
     try:
         plan = planner(scene)
     except Exception as e:  # whatever a user's function raises is its answer to this scene
-        return ParseError(f"exception {type(e).__name__}: {str(e)[:160]}")
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        place = f" ({Path(last.filename).name}, line {last.lineno})"
+        return ParseError(f"exception {type(e).__name__}: {str(e)[:160]}{place}")
     try:
         plan = np.asarray(plan, float)
     except (TypeError, ValueError) as e:
@@ -478,7 +481,8 @@ def score(
         **options: of the reader's `scenes`
 
     Returns:
-        dict: counts, scores (name -> number -> value) and text, the page
+        dict: counts, scores (name -> number -> value), text, the page, and failed: the first reason, if no scene has a
+        plan
 
     Raises:
         RunError: no such planner, source, score or option; nothing to read; a folder that holds other work; or a
@@ -499,7 +503,8 @@ def score(
     text = _told(f"{planner} on {source}, {root}", rows, [frame, *by_score.values()], folder, before)
     told = {k: json.loads(t.to_json(orient="index")) for k, t in by_score.items()}
     write_json(folder / "summary.json", dict(about=about, counts=counts(rows), scores=told))
-    return dict(counts=counts(rows), scores=told, text=text)
+    why = next((r["reason"] for r in rows if r.get("reason")), "")
+    return dict(counts=counts(rows), scores=told, text=text, failed="" if counts(rows)["planned"] else why)
 
 # %% ../../nbs/65_bridges/10_score.ipynb #fe4260a9
 def by_function(planner: Callable) -> Callable:
@@ -741,5 +746,9 @@ def _command(planner, source, root, out, fresh, workers, scores, limit, controls
     else:
         names = tuple(filter(None, scores.split(",")))
         result = score(planner, source, root, out, names, workers, limit, fresh, **given)
-    text = result.pop("text")
+    text, lost = result.pop("text"), result["counts"]["without_plan"]
     print(json.dumps(result) if as_json else text)
+    nothing = result.pop("failed", "") or (lost and sum(lost.values()) == result["counts"].get("decisions"))
+    if nothing:  # a planner that never plans has no score
+        click.echo(f"error: {planner} never gave a plan: {nothing if isinstance(nothing, str) else lost}", err=True)
+        raise SystemExit(1)
