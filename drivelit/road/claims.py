@@ -102,7 +102,8 @@ def _spread(v, hole):
 
 def _with_interval(row):
     "A difference and its interval, as far as there is one."
-    interval = "" if row["95 % interval"] in ("", "–") else f" ({row['95 % interval']})"
+    low, _, high = row["95 % interval"].partition(" to ")
+    interval = f" ({low} to {high})" if low != high else ""  # where nothing varies there is none
     return row.difference and row.difference + interval + ("; one seed: scenes only" if row.seeds == 1 else "")
 
 

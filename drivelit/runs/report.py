@@ -275,7 +275,7 @@ def paired_row(words: str, pair: Paired) -> dict[str, Any]:
         return row
     return row | {
         "difference": f"{pair.mean:+.1f}",
-        "95 % interval": f"{pair.low:+.1f} to {pair.high:+.1f}" if pair.low < pair.high else "–",  # nothing varies
+        "95 % interval": f"{pair.low:+.1f} to {pair.high:+.1f}",
         "scenes": str(pair.scenes) if pair.scenes > 1 else "–",
     }
 
