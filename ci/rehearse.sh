@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set up, then every rehearsal: the seven profiles of the papers' size, a server, papermill, Ray.   bash ci/rehearse.sh [NAME]
+# Set up, then every rehearsal: the seven profiles of the papers' size, a server, papermill, Ray.
+#   bash ci/rehearse.sh [NAME]
 #   NAME: only the tests whose names have it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
