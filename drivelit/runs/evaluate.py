@@ -219,7 +219,8 @@ def evaluate(
     out = Path(out or f"runs/{profile.system}-{profile.name}-evaluate")
     name = policy_of(profile.system, policy, out, base, profile)
     memory = {} if keep_memory else dict(gpu_memory=0.0)
-    out = start(out, replace(profile, model=name, origin=profile.origin | dict(model="--policy"), **memory))
+    profile = replace(profile, model=name, origin=profile.origin | dict(model="--policy"), **memory)
+    out = start(out, profile, _weights_of(policy, base))
     system.stages.run(out, profile.seeds, ["given"], profile.workers, elsewhere)
     report = importlib.import_module(f"{system.package}.report")
     record = report.collect(out, profile.seeds, given=True)
@@ -227,3 +228,18 @@ def evaluate(
     texts = {title: frame.astype(str).to_dict("records") for title, frame in tables.items()}
     write_json(out / "evaluation.json", dict(policy=policy, base=base, model=name, tables=texts))
     return dict(out=str(out), policy=name, tables=tables)
+
+
+def _weights_of(policy, base):
+    "The folders and files whose change makes another policy."
+    from drivelit.policy.layouts import base_of, find_layout
+    from drivelit.policy.model import base_folder, trained_folder
+
+    if packaged := trained_folder(policy):
+        return [packaged]
+    if not Path(policy).exists():
+        return [base_folder(policy)] if policy.partition(":")[0] == "base" else []
+    found = find_layout(policy)
+    named = base or base_of(found)
+    stands_on = found.path.parent if named == ".." else trained_folder(named) or named  # experts beside their model
+    return [found.path, found.path / "huggingface", *([stands_on] if named else [])]

@@ -54,24 +54,31 @@ if TYPE_CHECKING:  # only for annotations: the main process of a run needs no to
 # %% ../../nbs/42_runs/30_stages.ipynb #f07cc0e3
 RENEWED = ("row_workers", "sft_dataloader_num_workers")  # no result depends on them: the last value counts
 FREE = ("seeds", "workers", *RENEWED, "origin")  # what may change when a run goes on
+_OF_MODELS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".txt", ".model", ".tiktoken"}
 
 
-def start(out: str | Path, profile: Profile) -> Path:
+def start(out: str | Path, profile: Profile, weights: Iterable[str | Path] = ()) -> Path:
     """Write run.json, or hold the profile against the one that the folder was started with.
+
+    Args:
+        out: the folder, made where it is missing
+        profile: of the run
+        weights: folders or files that the run begins from besides a folder `model`; what is none is left out
 
     Returns:
         the folder
 
     Raises:
         ProfileError: a new run does not fit into its GPUs
-        RunError: the folder belongs to another run; names the first key that differs. Or nothing can be written
-            there
+        RunError: the folder belongs to another run; names the first key that differs, or the first file of weights.
+            Or nothing can be written there
     """
     path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
     if not path.exists():
         check_memory(profile)
         if profile.player != "here":
             owner_of(out)  # servers belong to the run, not to one stage
+        _hold_weights(path.parent, profile, weights, begin=True)
         write_json(path, now)
         return Path(out)
     was = _read_run(path)
@@ -85,9 +92,41 @@ def start(out: str | Path, profile: Profile) -> Path:
             f"{path}: this run was started with {changed[0]} = {was[changed[0]]!r}, not {now[changed[0]]!r}; "
             "choose another folder, or resume with the same values"
         )
+    _hold_weights(path.parent, profile, weights)
     if any(now[k] != was[k] for k in RENEWED):
         write_json(path, was | {k: now[k] for k in RENEWED})
     return Path(out)
+
+
+def _hold_weights(out, profile, weights, begin=False):
+    "Write the digests of the files that a run begins from, or hold them against those that it was started with."
+    roots = dict.fromkeys(
+        Path(os.path.expandvars(str(p))).absolute() for p in (getattr(profile, "model", ""), *weights) if p
+    )
+    mine = Path(out).absolute()
+    now = {str(f): sha256(f) for r in roots if mine not in r.parents for f in _files_of(r)}
+    note = mine / "weights.json"
+    if begin or not note.exists():
+        return write_json(note, now) if now else None
+    try:
+        was = json.loads(note.read_text())
+    except (OSError, ValueError):
+        was = None
+    if not isinstance(was, dict):
+        raise RunError(f"{note}: not what a run writes; choose another folder")
+    if changed := sorted(f for f in was.keys() | now.keys() if was.get(f) != now.get(f)):
+        how = "is new" if changed[0] not in was else "is gone" if changed[0] not in now else "has changed"
+        raise RunError(
+            f"{changed[0]} {how} since {mine} was started, and what is kept there came from the old weights; "
+            "choose another folder"
+        )
+
+
+def _files_of(root):
+    "The files of a model, without what only describes it."
+    if root.is_file():
+        return [root]
+    return sorted(f for f in root.iterdir() if f.is_file() and f.suffix in _OF_MODELS) if root.is_dir() else []
 
 
 def _read_run(path):
