@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from . import __version__
+from .scene.extras import MissingExtra
 from .scene.files import RunError
 from .scene.processes import follow_parent, set_aside
 from .runs.launch import launch, serve_commands
@@ -434,7 +435,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except click.ClickException as e:
         help_of = f" (see {e.ctx.command_path} --help)" if getattr(e, "ctx", None) else ""
         print(f"error: {e.format_message()}{help_of}", file=sys.stderr)
-    except (ProfileError, RunError) as e:
+    except (MissingExtra, ProfileError, RunError) as e:
         print(f"error: {e}", file=sys.stderr)
     return 2
 

@@ -1,14 +1,21 @@
 """`pip install drivelit` has no torch: scenes, scores, worlds and plots work without it; training names its extra."""
 
+import json
+import os
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TRAIN = {"scene.weights", "metrics.images", "rollout.core", "rollout.road"}  # in the core's rooms, and need a model
-ALSO = ("policy.text", "policy.video", "data.shards", "data.rows", "runs.profiles", "runs.preview", "runs.prepare")
+ALSO = (
+    *("policy.text", "policy.video", "data.shards", "data.rows", "runs.profiles", "runs.preview", "runs.prepare"),
+    *("runs.stages", "runs.evaluate", "bridges.score", "bridges.known", "bridges.navsim", "bridges.nuscenes"),
+    *("bridges.leaderboard", "bridges.alpasim"),
+)
 WITHOUT = """
 import importlib, importlib.machinery, pkgutil, sys
 finder, hidden = importlib.machinery.PathFinder, {hidden}
@@ -21,10 +28,11 @@ HIDDEN = repr(
 )
 
 
-def core(code, *words):
+def core(code, *words, folder=ROOT):
     "What a program prints where the packages of the extra `train` are hidden."
-    program = WITHOUT.replace("{hidden}", HIDDEN) + code
-    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
+    program, env = WITHOUT.replace("{hidden}", HIDDEN) + code, os.environ | dict(PYTHONPATH=str(ROOT))
+    run = partial(subprocess.run, capture_output=True, text=True, env=env)
+    done = run([sys.executable, "-c", program, *words], cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -71,6 +79,40 @@ assert play(World(), same_speed, routes(1, "train")[0])
 
 def test_a_plan_is_scored_a_world_driven_and_a_scene_drawn_without_what_trains():
     assert all(0 <= float(x) <= 1 for x in core(SCORE).split())
+
+
+COMMANDS = """
+import contextlib, io, json, os
+from drivelit.__main__ import ABOVE, _commands, main
+for name in [*_commands.commands, *ABOVE]:
+    with contextlib.redirect_stdout(page := io.StringIO()):
+        assert main([name, "--help"]) == 0 and "Usage" in page.getvalue(), name
+told = {}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(error := io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        told[words] = main(words.split()), (error.getvalue().splitlines() or [""])[-1], sorted(os.listdir())
+print(json.dumps(told))
+"""
+
+
+def test_commands_that_only_convert_or_score_need_no_torch_and_others_end_in_a_sentence(tmp_path):
+    (tmp_path / "mine.py").write_text("import numpy as np\ndef plan(scene): return np.zeros((8, 3))\n")
+    need = ["run mtdrive.smoke --out made", "rehearse mtdrive.smoke --out made", "pack made sft_single"]
+    need += ["evaluate mtdrive.smoke --policy mtdrive --out made", "stage mtdrive made sft_single --profile smoke"]
+    told = json.loads(core(COMMANDS, json.dumps(need), folder=tmp_path))
+    assert len(told) == len(need)
+    for words, (code, sentence, files) in told.items():
+        assert code == 2 and sentence.startswith("error: "), (words, sentence)
+        assert 'pip install "drivelit[train]"' in sentence, (words, sentence)
+        assert files == ["mine.py"], (words, files)  # nothing half-made stays behind
+    rows = [dict(id=f"s{k}", poses=[[k + 1.0, 0.0, 0.0]] * 8, parts=[]) for k in range(2)]
+    (tmp_path / "plans.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    free = ["score mine.py:plan town - --n 1 --out scored", "submission plans.jsonl s.pkl --agent theirs"]
+    told = json.loads(core(COMMANDS, json.dumps(free), folder=tmp_path))
+    assert [told[words][0] for words in free] == [0, 0], told
+    header, row = (tmp_path / "scored" / "scenes.csv").read_text().splitlines()
+    assert "driving_score" in header and "completed" not in row  # it stands still
+    assert (tmp_path / "s.pkl").stat().st_size and (tmp_path / "theirs" / "drivelit_replay.py").is_file()
 
 
 LOADED = """

@@ -45,7 +45,8 @@ from ..policy.engines import Completion, Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, TurnState, answered, rollout
-from ..rollout.road import Planner, Unjudged, by_policy
+from ..rollout.road import Unjudged, by_policy
+from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
 from ..runs.plays import play_in_parts, player_for

@@ -36,7 +36,7 @@ from ..metrics import kinematics as kin
 from ..metrics.kinematics import AX, STEER, VX, YAW_RATE
 from ..policy.text import ParseError
 from ..rollout.carla import HZ, MOUNTS, camera_of, carla, pedals, transform_of, wheel
-from ..rollout.road import Planner, _carried_out
+from ..rollout.routes import Planner, _carried_out
 from ..rollout.world import PEDALS, RECORDED, reference, wanted
 from ..runs.stages import run_profile
 from ..scene.bench2drive import COMMANDS, REAR

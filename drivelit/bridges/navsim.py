@@ -25,7 +25,7 @@ import numpy as np
 from .blocks import Row, blocks_of, claim, kept, options_of, rows_of, work
 from .score import WEIGHTS, kind_of, plan_of, read_plans, seen
 from ..policy.text import ParseError
-from ..rollout.road import later
+from ..rollout.routes import later
 from ..runs.profiles import find_system
 from ..runs.stages import run_profile
 from ..scene.core import Scene

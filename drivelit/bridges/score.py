@@ -39,6 +39,7 @@ from ..metrics.closed_loop import composed, efficiency, success, summary, write_
 from ..metrics.kinematics import constant_velocity
 from ..policy.text import ParseError
 from ..rollout.drivers import play, same_speed
+from ..rollout.routes import drive_routes
 from ..rollout.world import World
 from ..scene.core import Map, Scene, SceneError
 from ..scene.files import RunError, sha256, write_json
@@ -573,8 +574,6 @@ def _route(number, planner, part, controls, cameras):
     if controls:
         record = drive(function, scene, World(**CONTROLS, cameras=cameras))
     else:
-        from drivelit.rollout.road import drive_routes  # with torch, which scores of plans need not
-
         (record,) = drive_routes(by_function(function), [scene], title=scene.id)
     beside = composed(play(World(), same_speed, scene))
     return [dict(id=scene.id, log=scene.family, record=record, same_speed=beside)]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..metrics.kinematics import VX
 from ..rollout.drivers import Driver, true_idm
-from ..rollout.road import Planner, drive_routes
+from ..rollout.routes import Planner, drive_routes
 from ..rollout.world import FUTURE, NEAR, Stage, World, WorldState
 from ..scene.core import Agent, Light, Scene, Trajectory, to_frame
 from ..scene.town_routes import routes

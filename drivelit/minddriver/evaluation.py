@@ -35,7 +35,8 @@ from ..policy.image_tokens import DreamRule, image_text
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
-from ..rollout.road import Planner, Unjudged, by_policy
+from ..rollout.road import Unjudged, by_policy
+from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames

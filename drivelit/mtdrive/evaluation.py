@@ -23,7 +23,8 @@ from .task import METRICS, MTDriveTask
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
-from ..rollout.road import Planner, Unjudged, by_policy
+from ..rollout.road import Unjudged, by_policy
+from ..rollout.routes import Planner
 from ..scene import recorded
 from ..scene.core import Scene
 from ..runs.plays import play_in_parts, player_for

@@ -18,7 +18,7 @@ from ..metrics.closed_loop import composed, success
 from ..minddrive.profile import addresses_in
 from .wheel import hold_of, take_wheel
 from ..rollout.carla import MOUNTS, CarlaWorld, NoSimulator, carla
-from ..rollout.road import Planner, drive_routes
+from ..rollout.routes import Planner, drive_routes
 from ..scene.core import file_name
 from ..scene.routes import Route, read_routes
 from ..scene.files import RunError, write_json

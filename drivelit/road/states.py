@@ -17,7 +17,7 @@ from ..base.ladder import fitted, sight, told
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.drivers import Driver, true_idm
-from ..rollout.road import Planner
+from ..rollout.routes import Planner
 from ..rollout.world import World
 from ..scene.cameras import get_image
 from ..scene.core import Scene, Trajectory

@@ -24,7 +24,7 @@ from ..metrics.closed_loop import composed, success
 from ..minddrive.evaluation import always
 from .wheel import take_wheel
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, straight_on, true_idm
-from ..rollout.road import drive_routes
+from ..rollout.routes import drive_routes
 from ..scene.core import Scene
 from ..scene.files import RunError, sha256
 from ..runs.profiles import find_system

@@ -29,7 +29,7 @@ from ..minddriver.pipeline import STAGES as DREAM_STAGES, arm_of, codec_of
 from ..mtdrive import evaluation as mtdrive
 from ..mtdrive.pipeline import trained
 from ..policy.text import ParseError
-from ..rollout.road import Planner
+from ..rollout.routes import Planner
 from ..rollout.world import World
 from ..scene.files import RunError
 from ..runs.profiles import find_system

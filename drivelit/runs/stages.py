@@ -62,7 +62,7 @@ def start(out: str | Path, profile: Profile, weights: Iterable[str | Path] = ())
 
     Args:
         out: the folder, made where it is missing
-        profile: of the run
+        profile: a changed value is refused, unless no result depends on it
         weights: folders or files that the run begins from besides a folder `model`; what is none is left out
 
     Returns:
