@@ -1,6 +1,6 @@
 """The front pages: the map in nbs/index.ipynb, and README.md on one page.   python ci/readme.py [--check]
 
-The map lists the notebooks room by room: title and summary from their first cells, seconds from ci/times.json.
+The map lists the notebooks, a cell for each room: title and summary from their first cells, seconds from ci/times.json.
 --check only compares it, and counts the README's words.
 """
 
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from nbformat.v4 import new_markdown_cell
 
 from drivelit.runs.profiles import systems
 
@@ -43,14 +44,12 @@ def row(path, times):
     return f"| [{title}]({link}) | {summary} | {'' if seconds is None else f'{seconds} s'} |"
 
 
-def table():
-    "The map, as Markdown; a system is in it once it has a run."
+def rooms():
+    "The map: a cell of Markdown for each room; a system is in it once it has a run."
     times = json.loads((ROOT / "ci/times.json").read_text())
-    lines = [*HEAD]
     for room in sorted(p.name for p in INDEX.parent.glob("[0-9]*_*") if p.name in ROOMS):
-        lines.append(f"| **{room}** | *{ROOMS[room]}* | |")
-        lines += [row(p, times) for p in sorted((INDEX.parent / room).glob("*.ipynb"))]
-    return "\n".join(lines)
+        rows = [row(p, times) for p in sorted((INDEX.parent / room).glob("*.ipynb"))]
+        yield "\n".join([f"### {room}: {ROOMS[room]}", "", *HEAD, *rows])
 
 
 def main():
@@ -61,13 +60,13 @@ def main():
         print(f"README.md: {words} words, and a page has {PAGE}; move something into docs/")
         return 1
     nb = nbformat.read(INDEX, 4)
-    (cell,) = [c for c in nb.cells if c.source.startswith(HEAD[0])]
-    made = table()
-    if check and cell.source != made:
+    made, drawn = list(rooms()), [c for c in nb.cells if HEAD[0] in c.source]
+    if check and [c.source for c in drawn] != made:
         print("nbs/index.ipynb: its map is not what the notebooks say; run: python ci/readme.py")
         return 1
-    cell.source = made
     if not check:
+        cells = [new_markdown_cell(m, id=f"map{m[4:6]}room") for m in made]
+        nb.cells = [c for c in nb.cells if c not in drawn] + cells
         nbformat.write(nb, INDEX)
     return 0
 

@@ -4,15 +4,35 @@ The notebooks as they are committed, without nbdev's directives; the texts of `d
 A link to a file that is no page leads to the repository.
 """
 
+import ast
 import json
 import re
 import shutil
 import sys
+import tomllib
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/drivelit/drivelit"
 INDEX = Path("nbs/index.ipynb")
+GROUPS = {  # of the navigation: what each is for, its rooms (None: those of the systems), and its other pages
+    "Start": ("The map of all notebooks, and how long runs are started.", (), ["nbs/index", "docs/RUNS"]),
+    "Five systems": ("Each system has an overview, its parts, and a run with its tables.", None, []),
+    "Methods": (
+        "The model, how it plays, and how it learns.",
+        ("20_policy", "30_rollout", "40_training", "45_base"),
+        [],
+    ),
+    "Scenes and metrics": (
+        "What a driving moment is, and how good a plan is.",
+        ("00_scene", "10_metrics", "35_data"),
+        [],
+    ),
+    "Runs": ("Profiles, stages, commands and the cluster; all systems on the road.", ("42_runs", "60_road"), []),
+    "Bridges": ("Official tools, your own planner, other trainers.", ("65_bridges", "80_testing"), []),
+    "Reference": ("Every public name, and the longer texts.", (), ["api/drivelit/index"]),
+}
 TEXTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data_cards/README.md"]
 
 
@@ -62,30 +82,126 @@ def notebook(path, page, known):
             source = re.sub(r"^#\|.*\n?", "", source, flags=re.M).strip("\n")
             if not source and not cell.get("outputs"):
                 continue
+            if imports_only(source):
+                cell = cell | {"metadata": {"tags": ["hide-cell"]}}
         kept.append(cell | {"source": source})
     nb["cells"] = kept
     nb["metadata"] = {"language_info": {"name": "python", "pygments_lexer": "ipython3"}}
     return json.dumps(nb, ensure_ascii=False)
 
 
+def imports_only(source):
+    "Whether a cell of code has imports and nothing else: a reader unfolds it."
+    try:
+        return all(isinstance(line, ast.Import | ast.ImportFrom) for line in ast.parse(source).body)
+    except SyntaxError:  # a magic
+        return False
+
+
+SETUP = """# What this page needs and this machine lacks is installed; what is there stays.
+from importlib.metadata import PackageNotFoundError, version
+from packaging.requirements import Requirement
+
+
+def there(need):
+    "Whether a package is installed in a version that will do."
+    try:
+        return Requirement(need).specifier.contains(version(Requirement(need).name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+NEEDS = {needs}
+if lacks := [need for need in NEEDS if not there(need)]:
+    import subprocess, sys
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *lacks], check=True)
+"""
+
+
+def for_colab(path):
+    "A committed notebook, behind a cell that installs what it lacks where it is opened."
+    nb = json.loads((ROOT / path).read_text(encoding="utf-8"))
+    source = SETUP.replace("{needs}", json.dumps(needs(nb), indent=4))
+    cell = dict(cell_type="code", id="colab-setup", metadata={}, execution_count=None, outputs=[])
+    nb["cells"].insert(1, cell | {"source": source.splitlines(True)})
+    return json.dumps(nb, ensure_ascii=False, indent=1)
+
+
+def needs(nb):
+    "The packages that a notebook imports itself, or through the package, as pip reads them."
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    found = imported("\n".join("".join(c["source"]) for c in nb["cells"] if c["cell_type"] == "code"))
+    out = [f"drivelit @ git+{REPOSITORY}"] if "drivelit" in found else []
+    out += extras["train"] if found & {"torch", "transformers", "trl", "peft", "accelerate", "datasets"} else []
+    out += [need for name in sorted(found) if name[0] == "[" for need in extras.get(name.strip("[]"), ())]
+    known = {re.match(r"[\w-]+", need)[0]: need for some in extras.values() for need in some}
+    names = {n.replace("_", "-") for n in found} - {"drivelit"}
+    return list(dict.fromkeys([*out, *(known[n] for n in sorted(names) if n in known)]))
+
+
+def imported(source):
+    "The packages that a notebook imports at its head, those of its modules, and what these open when it is used."
+    found, seen, waiting = used_later(source), set(), [(source, "")]
+    while waiting:
+        code, package = waiting.pop()
+        for name in heads(code, package):
+            file = ROOT / (name.replace(".", "/") + ".py")
+            if name in seen or not (file.is_file() or "." not in name):
+                continue
+            seen.add(name)
+            found.add(name.partition(".")[0])
+            if file.is_file():
+                text = file.read_text(encoding="utf-8")
+                waiting.append((text, name.rpartition(".")[0]))
+                if not package:  # its own module: what waits for its first use is used here
+                    found |= used_later(text)
+    return found
+
+
+def used_later(source):
+    "The extras of the packages that some code imports at their first use."
+    return {f"[{name}]" for name in re.findall(r"\bExtra\([^)]*?\"(\w+)\"\)", source)}
+
+
+@cache
+def heads(source, package):
+    "The modules that some code imports at its head, also `y` of `from x import y`, as they are named from outside."
+    found = []
+    for node in ast.parse(re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.M)).body:
+        if isinstance(node, ast.Import):
+            found += [name for a in node.names for name in (a.name, a.name.partition(".")[0])]
+        elif isinstance(node, ast.ImportFrom):
+            up = package.split(".")[: -(node.level - 1) or None] if node.level else []
+            base = ".".join([*up, *filter(None, [node.module])])
+            found += [base.partition(".")[0], base, *(f"{base}.{a.name}" for a in node.names)]
+    return found
+
+
 def captions():
     "Rooms in reading order, each with what it is about, from the map of the notebooks."
     cells = json.loads((ROOT / INDEX).read_text("utf-8"))["cells"]
     text = "\n".join("".join(c["source"]) for c in cells)
-    found = re.findall(r"^\| \*\*(\w+)\*\* \| \*(.+?)\*", text, re.M)
-    return [(folder, caption[0].upper() + caption[1:]) for folder, caption in found]
+    found = re.findall(r"^### (\d\w+): (.+)", text, re.M)
+    return {folder: caption[0].upper() + caption[1:] for folder, caption in found}
 
 
-def contents():
-    "The tree of contents, room by room, in reading order."
-    lines = ["", "```{toctree}", ":hidden:", "", str(INDEX.with_suffix("")), "```"]
-    for folder, caption in captions():
-        inside = sorted(p.stem for p in (ROOT / "nbs" / folder).glob("*.ipynb"))
-        lines += ["", "```{toctree}", ":hidden:", f":caption: {caption}", ""]
-        lines += [f"nbs/{folder}/{name}" for name in inside] + ["```"]
-    texts = [str(p.with_suffix("")) for p in pages() if p.suffix == ".md" and p != Path("README.md")]
-    lines += ["", "```{toctree}", ":hidden:", ":caption: Texts", "", "api/drivelit/index", *texts, "```", ""]
-    return "\n".join(lines)
+def group_pages():
+    "The pages of the navigation by their names: of each group with its rooms, of each room with its notebooks."
+    about, texts = captions(), [str(p.with_suffix("")) for p in pages() if p.suffix == ".md" and p != Path("README.md")]
+    placed, made = {page for _, _, more in GROUPS.values() for page in more}, {}
+    for group, (line, rooms, more) in GROUPS.items():
+        rooms = [r for r in about if r.startswith("5")] if rooms is None else rooms
+        for room in rooms:
+            inside = sorted(p.stem for p in (ROOT / "nbs" / room).glob("*.ipynb"))
+            made[f"rooms/{room}"] = page_of(about[room], "", (f"/nbs/{room}/{name}" for name in inside))
+        more = more + [name for name in texts if name not in placed] if group == "Reference" else more
+        made[group.lower().replace(" ", "_")] = page_of(group, line, [*(f"rooms/{room}" for room in rooms), *more])
+    return made
+
+
+def page_of(title, line, names):
+    "A page that lists others."
+    return "\n".join([f"# {title}", "", line, "", "```{toctree}", ":maxdepth: 1", "", *names, "```", ""])
 
 
 def main(folder):
@@ -98,10 +214,19 @@ def main(folder):
         text = notebook(path, page, known) if page.suffix == ".ipynb" else linked(path.read_text("utf-8"), page, known)
         out.write_text(text, encoding="utf-8")
     (folder / "README.md").rename(folder / "index.md")
+    (folder / "rooms").mkdir()
+    for name, page in group_pages().items():
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    groups = [group.lower().replace(" ", "_") for group in GROUPS]
     with open(folder / "index.md", "a", encoding="utf-8") as index:
-        index.write(contents())
+        index.write("\n".join(["", "```{toctree}", ":hidden:", "", *groups, "```", ""]))
+    (folder / "_colab").mkdir()
+    for path in sorted(p for p in known if p.suffix == ".ipynb"):
+        out = folder / "_colab" / path
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(for_colab(path), encoding="utf-8")
     shutil.copytree(ROOT / "assets", folder / "assets")
-    abouts = {name.split("_", 1)[1]: caption for name, caption in captions()}
+    abouts = {name.split("_", 1)[1]: caption for name, caption in captions().items()}
     for module in (ROOT / "drivelit").rglob("*.py"):
         out = folder / "package" / module.relative_to(ROOT)
         out.parent.mkdir(parents=True, exist_ok=True)

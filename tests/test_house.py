@@ -471,10 +471,28 @@ def test_the_drawing_is_of_this_house():
 
 
 def test_the_map_has_every_notebook():
-    (cell,) = [c for c in nbformat.read(ROOT / "nbs/index.ipynb", 4).cells if c.source.startswith("| notebook |")]
+    cells = [c.source for c in nbformat.read(ROOT / "nbs/index.ipynb", 4).cells]
+    tables = "\n".join(c for c in cells if "| notebook |" in c)
     mapped = [f for f in NOTEBOOKS if f.name != "index.ipynb" and f.parent.name not in ROOMS_WITHOUT_RUN]
-    missing = [name(f) for f in mapped if f"]({name(f).removeprefix('nbs/')})" not in cell.source]
+    missing = [name(f) for f in mapped if f"]({name(f).removeprefix('nbs/')})" not in tables]
     assert missing == [], "run: python ci/readme.py"
+    assert max(len(c.split()) for c in cells) < 900, "a cell of the map is one room"
+
+
+def test_three_ways_of_eight_begin_the_map():
+    "A reader chooses a way before the list of all; each stop is a notebook that is there."
+    cells = [c.source for c in nbformat.read(ROOT / "nbs/index.ipynb", 4).cells]
+    (ways,) = [c for c in cells if c.startswith("## Three ways")]
+    assert cells.index(ways) < min(k for k, c in enumerate(cells) if "| notebook |" in c)
+    found = {title: re.findall(r"^\d\. \[.+?\]\((.+?)\)", part, re.M) for title, part in parts_of(ways).items()}
+    assert {k: len(v) for k, v in found.items()} == {"Learn the methods": 8, "Train": 8, "Score": 8}
+    assert all((ROOT / "nbs" / stop).is_file() for stops in found.values() for stop in stops)
+
+
+def parts_of(text):
+    "Heading of the third level -> what stands below it."
+    _, *parts = re.split(r"^### ", text, flags=re.M)
+    return dict(p.split("\n", 1) for p in parts)
 
 
 def headings(text):

@@ -205,7 +205,7 @@ def test_the_map_and_the_drawing_show_it(copy):
     call(copy, sys.executable, "ci/readme.py")
     readme, row = copy / "README.md", "| [One word](nbs/58_oneword/70_run.ipynb) | a word | nothing |\n"
     readme.write_text(readme.read_text().replace("| [MTDrive]", f"{row}| [MTDrive]", 1))  # its author's row
-    assert "| **58_oneword** | *One word* |" in (copy / "nbs/index.ipynb").read_text()
+    assert "### 58_oneword: One word" in (copy / "nbs/index.ipynb").read_text()
     assert b"58_oneword" in (copy / "assets/house.png").read_bytes()
 
 

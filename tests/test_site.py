@@ -20,12 +20,28 @@ def pages(tmp_path_factory):
     return folder
 
 
-def test_every_notebook_is_a_page_in_the_contents(pages):
-    contents = (pages / "index.md").read_text(encoding="utf-8")
-    for path in (ROOT / "nbs").glob("*/*.ipynb"):
+def test_every_notebook_is_a_page_in_one_group_of_the_contents(pages):
+    start = (pages / "index.md").read_text(encoding="utf-8").split("```{toctree}")[1]
+    groups = re.findall(r"^[a-z_]+$", start, re.M)
+    assert groups == ["start", "five_systems", "methods", "scenes_and_metrics", "runs", "bridges", "reference"]
+    lists = [pages / f"{g}.md" for g in groups]
+    rooms = [room for page in lists for room in re.findall(r"^rooms/\w+$", page.read_text(encoding="utf-8"), re.M)]
+    assert set(rooms) == {f"rooms/{p.stem}" for p in (pages / "rooms").glob("*.md")} and len(set(rooms)) == len(rooms)
+    contents = "\n".join(p.read_text(encoding="utf-8") for p in (*lists, *(pages / f"{room}.md" for room in rooms)))
+    for path in (ROOT / "nbs").rglob("*.ipynb"):
         name = path.relative_to(ROOT).with_suffix("").as_posix()
-        assert f"\n{name}\n" in contents, f"{name} is missing in the contents"
+        assert len(re.findall(f"^/?{name}$", contents, re.M)) == 1, (
+            f"{name} is missing in the contents, or stands there twice"
+        )
         assert (pages / path.relative_to(ROOT)).exists()
+
+
+def test_cells_of_imports_are_folded(pages):
+    cells = json.loads((pages / "nbs/10_metrics/10_pdm.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [c for c in cells if c["cell_type"] == "code"]
+    folded = [c["source"] for c in code if "hide-cell" in c["metadata"].get("tags", [])]
+    assert folded and all(re.match("(import|from) ", s) for s in folded)
+    assert not any(re.match("(import|from) [^\n]+$", c["source"]) and c["source"] not in folded for c in code)
 
 
 def test_pages_show_code_without_directives_and_hidden_cells(pages):
@@ -61,3 +77,26 @@ def test_an_anchor_and_a_file_that_is_no_page():
     assert site_pages.linked("[x](../../README.md#Two-commands)", page, known) == "[x](../../index.md#two-commands)"
     assert site_pages.linked("[x](../../LICENSE)", page, known) == f"[x]({address}/blob/main/LICENSE)"
     assert site_pages.linked("[x](https://a.b/C#D)", page, known) == "[x](https://a.b/C#D)"
+
+
+def test_a_page_in_colab_installs_what_it_lacks_and_leaves_what_is_there(pages, monkeypatch):
+    nbs = {n: json.loads((pages / f"_colab/nbs/{n}.ipynb").read_text("utf-8")) for n in COLAB}
+    for name, wanted in COLAB.items():
+        source = "".join(nbs[name]["cells"][1]["source"])
+        needs = json.loads(re.search(r"^NEEDS = (\[.*?\])$", source, re.M | re.S)[1])
+        assert {re.match(r"[\w-]+", n)[0] for n in needs} == set(wanted), name
+        calls = []
+        monkeypatch.setattr(subprocess, "run", lambda words, check, calls=calls: calls.append(words))
+        monkeypatch.setattr("importlib.metadata.version", lambda name: {"fastcore": "1.8"}.get(name, "0.1"))
+        exec(source, {})
+        lacks = [n for n in needs if re.search("[=~>]", n)]  # all are there, and some are too old
+        assert [words[5:] for words in calls] == ([lacks] if lacks else []), name
+
+
+TRAIN = "accelerate datasets jinja2 peft psutil tensorboard torch transformers trl".split()
+COLAB = {
+    "00_scene/44_navsim": ["drivelit", "fastcore", "geopandas", "networkx", "pyogrio", "pyproj"],
+    "10_metrics/10_pdm": ["drivelit", "fastcore", "hypothesis"],
+    "65_bridges/60_rerun": ["drivelit", "fastcore", "rerun-sdk"],
+    "40_training/18_one_page": ["drivelit", *TRAIN],
+}
