@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['COMPARED', 'WORD_COLORS', 'cell', 'skill_cell', 'variances', 'freedom', 'half_width', 'bootstrap', 'Paired',
-           'seeds_needed', 'paired', 'paired_row', 'plot_compared', 'spread', 'fit_extent', 'real_table']
+           'seeds_needed', 'paired', 'paired_row', 'plot_compared', 'spread', 'fit_extent', 'real_table',
+           'page_outputs']
 
 # %% ../../nbs/42_runs/55_report.ipynb #921971c3
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,9 +17,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from PIL import Image
 from scipy import stats
 
 from ..metrics.blind import skill
+from ..scene.core import to_rgb
 
 # %% ../../nbs/42_runs/55_report.ipynb #01bf12a5
 def cell(v: Iterable[float], percent: bool = True, unreadable: Iterable[float] | None = None, digits: int = 1) -> str:
@@ -358,3 +362,33 @@ def real_table(real: dict[str, Any] | None, rows: Callable[[dict[str, Any]], Ite
     if not real:
         return "no recorded scenes: DRIVELIT_SAMPLES is not set, and this results file has none"
     return pd.DataFrame(list(rows(real))).astype(object).fillna("")
+
+# %% ../../nbs/42_runs/55_report.ipynb #pa9e0002
+def page_outputs(dpi: int = 90) -> None:
+    """Let a notebook keep tables as HTML alone, and figures with at most 128 colours.
+
+    Args:
+        dpi: of its figures
+    """
+    from IPython import get_ipython  # only a notebook needs it
+
+    plt.rcParams["figure.dpi"] = dpi
+    if (shell := get_ipython()) is not None:
+        plt.close(plt.figure())  # the first figure of a kernel sets its own way of writing them
+        _register(shell.display_formatter.formatters)
+
+
+def _register(formatters):
+    "Tell a notebook's formatters of both."
+    formatters["text/plain"].for_type(pd.DataFrame, lambda table, printer, cycle: printer.text(f"{len(table)} rows"))
+    formatters["image/png"].for_type(plt.Figure, _png)
+
+
+def _png(figure):
+    "A figure as a PNG with a palette."
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", bbox_inches="tight")
+    # by coverage: the median cut gives up a colour that only a legend has
+    colours = to_rgb(Image.open(drawn)).quantize(128, method=Image.Quantize.MAXCOVERAGE)
+    colours.save(small, format="png", optimize=True)
+    return small.getvalue()
