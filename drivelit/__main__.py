@@ -8,8 +8,8 @@ __all__ = ['ABOVE', 'overrides', 'profile_of', 'main']
 # %% ../nbs/42_runs/60_command.ipynb #07e5b7e1
 import importlib
 import importlib.util
-import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -23,7 +23,7 @@ import click
 
 from . import __version__
 from .scene.extras import MissingExtra
-from .scene.files import RunError
+from .scene.files import RunError, json_line
 from .scene.processes import follow_parent, set_aside
 from .runs.launch import launch, serve_commands
 from .runs.memory import check_memory, stages_memory
@@ -93,9 +93,24 @@ def _profiles(context, parameter, begin):
     return [n for n in profile_names() if n.startswith(begin)]
 
 
-_profile = click.argument("profile", metavar="SYSTEM.PROFILE", shell_complete=_profiles)
-_out = click.option("--out", callback=_not_empty, help="folder of the run  [default: runs/SYSTEM-PROFILE]")
+def _named(context, parameter, value):
+    "The name of a profile; of a system alone: which one is taken is said, for its plan or run is long."
+    if value in systems():
+        there = ", ".join(n.partition(".")[2] for n in profile_names(value))
+        click.echo(f"{value}: its profile laptop is taken, for none is named (there are {there})", err=True)
+    return value
+
+
+def _out_of(name):
+    "The option of a run's folder."
+    return click.option("--out", callback=_not_empty, show_default=name, help="folder of the run")
+
+
+_profile = click.argument("profile", metavar="SYSTEM.PROFILE", shell_complete=_profiles, callback=_named)
+_out = _out_of("runs/SYSTEM-PROFILE")
 _set = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="another value of a key")
+_seeds = click.option("--seeds", show_default="the profile's", help="with commas")
+_workers = click.option("--workers", show_default="the profile's", help="stages side by side; 0: in this process")
 _json = click.option("--json", "as_json", is_flag=True, help="for other programs")
 
 
@@ -121,15 +136,22 @@ class _Commands(click.Group):
         return resolve_name(ABOVE[name][0]) if name in ABOVE else super().get_command(ctx, name)
 
     def format_commands(self, ctx, formatter):
+        "Whole sentences, where click cuts them."
         with formatter.section("Commands"):
-            told = {k: v.get_short_help_str(80) for k, v in self.commands.items()}
-            formatter.write_dl(sorted((told | {k: v[1] for k, v in ABOVE.items()}).items()))
+            sentences = {k: v.short_help or v.help for k, v in self.commands.items()}
+            formatter.write_dl(sorted((sentences | {k: v[1] for k, v in ABOVE.items()}).items()))
 
 
-@click.group(cls=_Commands, context_settings=dict(show_default=True), no_args_is_help=False)
+_settings = dict(show_default=True, help_option_names=["-h", "--help"])
+
+
+@click.group(cls=_Commands, context_settings=_settings, invoke_without_command=True)
 @click.version_option(__version__, message="drivelit %(version)s")
-def _commands():
-    "Runs of drivelit."
+@click.pass_context
+def _commands(ctx):
+    "Runs of drivelit. `COMMAND -h` says what a command takes."
+    if not ctx.invoked_subcommand:
+        print(ctx.get_help())
 
 
 @_commands.command("systems")
@@ -139,13 +161,13 @@ def _systems(as_json):
     profiles = lambda s: [n.partition(".")[2] for n in profile_names(s.name)]
     rows = [dict(name=s.name, title=s.title, notebook=s.notebook, profiles=profiles(s)) for s in systems().values()]
     if as_json:
-        return print(json.dumps(rows))
+        return print(json_line(rows))
     rows = [[*list(row.values())[:3], ", ".join(row["profiles"])] for row in rows]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{x:<{w}}" for x, w in zip(row, wide, strict=True)).rstrip())
 
-
+# %% ../nbs/42_runs/60_command.ipynb #p1anned1
 def _planned(profile, parameters, kinds, hours=()):
     "The page of `preview` as data."
     gb = stages_memory(profile)
@@ -163,7 +185,7 @@ def _planned(profile, parameters, kinds, hours=()):
     )
 
 
-@_commands.command("plan")
+@_commands.command("plan", short_help="All that is known about a run before it starts.")
 @_profile
 @_out
 @_set
@@ -177,7 +199,7 @@ def _plan(profile, out, pairs, measured, as_json):
         from drivelit.runs.stages import hours, read_measured
 
         arguments = *arguments, hours(of_what_is_there(profile), arguments[2], read_measured(measured))
-    print(json.dumps(_planned(*arguments)) if as_json else preview(*arguments), flush=True)
+    print(json_line(_planned(*arguments)) if as_json else preview(*arguments), flush=True)
     check_memory(profile)
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d32
@@ -192,8 +214,8 @@ def _check_set(profile):
 @_profile
 @_out
 @_set
-@click.option("--seeds", help="with commas  [default: the profile's]")
-@click.option("--workers", help="stages side by side; 0: in this process  [default: the profile's]")
+@_seeds
+@_workers
 @click.option("--stages", callback=_not_empty, help="only these and what they need, with commas")
 @click.option("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
 @_json
@@ -211,26 +233,28 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
     if importlib.util.find_spec(f"{system.package}.report") and not only:
         importlib.import_module(f"{system.package}.report").collect(out, profile.seeds)
     files = sorted(p.name for p in Path(out).iterdir())
-    print(json.dumps(dict(out=str(out), files=files)) if as_json else f"{out}: {', '.join(files)}")
+    print(json_line(dict(out=out, files=files)) if as_json else f"{out}: {', '.join(files)}")
 
 
-@_commands.command("evaluate")
+@_commands.command("evaluate", short_help="A policy of anyone's in the system's tables, without training.")
 @_profile
 @click.option("--policy", required=True, callback=_not_empty, help="a folder of weights, a .pth, or a name")
 @click.option(
-    "--base", callback=_not_empty, help="folder of the base of adapters or experts  [default: as they name it]"
+    "--base", callback=_not_empty, show_default="as they name it", help="folder of the base of adapters or experts"
 )
-@click.option("--data", callback=_not_empty, help="toy, or a folder with train and heldout  [default: the profile's]")
-@click.option("--out", callback=_not_empty, help="folder of the run  [default: runs/SYSTEM-PROFILE-evaluate]")
+@click.option(
+    "--data", callback=_not_empty, show_default="the profile's", help="toy, or a folder with train and heldout"
+)
+@_out_of("runs/SYSTEM-PROFILE-evaluate")
 @_set
-@click.option("--seeds", help="with commas  [default: the profile's]")
-@click.option("--workers", help="stages side by side; 0: in this process  [default: the profile's]")
+@_seeds
+@_workers
 @_json
 def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
     """A policy of anyone's, without training, in the system's tables; goes on after a kill.
 
-    FOLDER holds a Qwen2.5-VL model with its tokenizer, adapters, a trainer's output (LLaMA-Factory, EasyR1, verl), or a
-    stage's `final`. The answers of AutoDrive-P3's public code are read with --set format=released.
+    A folder holds a Qwen2.5-VL model with its tokenizer, adapters, a trainer's output (LLaMA-Factory, EasyR1, verl), or
+    a stage's `final`. The answers of AutoDrive-P3's public code are read with --set format=released.
     """
     if "model" in (given := overrides(pairs)):
         raise ProfileError(f"--set model={given['model']}: --policy says it")
@@ -240,7 +264,7 @@ def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
 
     result = evaluate(profile, policy, out or "", base or "", keep_memory="gpu_memory" in given)
     if as_json:
-        return print(json.dumps(result | {"tables": {k: v.to_dict("records") for k, v in result["tables"].items()}}))
+        return print(json_line(result | {"tables": {k: v.to_dict("records") for k, v in result["tables"].items()}}))
     for title, frame in result["tables"].items():
         first = frame.columns[0] if len(frame.columns) else None
         wide = shutil.get_terminal_size((150, 24)).columns
@@ -248,7 +272,7 @@ def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
     print(f"{result['out']}: {policy}")
 
 # %% ../nbs/42_runs/60_command.ipynb #f9736337
-@_commands.command("prepare")
+@_commands.command("prepare", short_help="The scenes of a data set into a folder that a run takes.")
 @click.argument("source")
 @click.argument("root", callback=_not_empty)
 @click.argument("folder", callback=_not_empty)
@@ -263,7 +287,12 @@ def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
 @click.option("--scenes", "drives", help="of nuScenes: file with the names of the drives that are wanted")
 @click.option("--every", type=_AT_LEAST_1, help="of the reader: moments between two that are taken")
 @click.option(
-    "--for", "section", metavar="SYSTEM.PROFILE", help="moments reach as far as this run needs  [default: any]"
+    "--for",
+    "section",
+    metavar="SYSTEM.PROFILE",
+    callback=_named,
+    show_default="any run",
+    help="moments reach as far as this run needs",
 )
 @click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past; of other clips: seconds")
 @click.option("--future", type=_AT_LEAST_1, help="of nuScenes: half seconds of future that a moment needs")
@@ -295,7 +324,7 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     )
     told = "{scenes} scenes in {shards} shards; {left_out} left out, see left_out.txt there".format_map(counts)
     told += "".join(f"; {k} = {options[k]:g}" for k in needs)
-    print(json.dumps(dict(folder=folder) | counts) if as_json else f"{folder}: {told}")
+    print(json_line(dict(folder=folder) | counts) if as_json else f"{folder}: {told}")
 
 
 def _until_there(path, seconds=120):
@@ -305,11 +334,11 @@ def _until_there(path, seconds=120):
         time.sleep(0.1)
 
 # %% ../nbs/42_runs/60_command.ipynb #0942ad11
-@_commands.command("rehearse")
+@_commands.command("rehearse", short_help="Every stage small: what the whole run will take.")
 @_profile
-@_out
+@_out_of("runs/SYSTEM-PROFILE-rehearsal")
 @_set
-@click.option("--devices", type=_AT_LEAST_1, help="processes that train side by side  [default: GPUs here, or 2]")
+@click.option("--devices", type=_AT_LEAST_1, show_default="GPUs here, or 2", help="processes that train side by side")
 @click.option("--stages", callback=_not_empty, help="only these and what they need, with commas")
 @click.option("--cluster", metavar="ADDRESS", help="of a Ray cluster: auto, or HOST:PORT")
 @_json
@@ -324,7 +353,7 @@ def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
     tell = lambda line: print(line, file=sys.stderr, flush=True)
     only = stages.split(",") if stages else None
     result = rehearse(profile, out, devices, only, on_cluster(cluster), tell)
-    print(json.dumps(result) if as_json else page(result))
+    print(json_line(result) if as_json else page(result))
     if wrong := [s for s, row in result["stages"].items() if row["state"] != "ran"]:
         raise RunError(f"{out}: {len(wrong)} stages have not run to their end, the first is {wrong[0]}")
 
@@ -334,11 +363,11 @@ _trained = click.argument("stage", metavar="STAGE")
 _of_seed = click.option("--seed", type=_AT_LEAST_0, default=0, help="of the run")
 
 
-@_commands.command("pack")
+@_commands.command("pack", short_help="The policy of a stage into the package, to be loaded by a name.")
 @_run_folder
 @_trained
 @_of_seed
-@click.option("--folder", callback=_not_empty, help="where it goes  [default: into the system's package]")
+@click.option("--folder", callback=_not_empty, show_default="the system's package", help="where it goes")
 def _pack(run, stage, seed, folder):
     "The policy of a stage into the package, where load_policy finds it by the system's name."
     from drivelit.runs.packages import pack
@@ -359,17 +388,19 @@ def _push(run, stage, repo, seed, private):
     print(push(run, stage, repo, seed, private))
 
 
-_licence = click.option("--licence", default="", help="as the Hub names it: apache-2.0, cc-by-nc-sa-4.0, other, ...")
+_licence = click.option(
+    "--licence", default="", show_default="none", help="as the Hub names it: apache-2.0, cc-by-nc-sa-4.0, other, ..."
+)
 _private = click.option("--private/--public", default=True, help="of a new repository")
 
 
-@_commands.command("push-rows")
+@_commands.command("push-rows", short_help="Rows of a run to the Hugging Face Hub, with their data card.")
 @click.argument("rows", metavar="ROWS.parquet")
 @click.argument("repo", metavar="NAME/REPO")
 @_licence
 @_private
 @click.option("--split", default="train", help="that the rows are")
-@click.option("--how", default="", help="the command that makes the rows again, for the card")
+@click.option("--how", default="", show_default="none", help="the command that makes the rows again, for the card")
 def _push_rows(rows, repo, licence, private, split, how):
     "Rows of a run to the Hugging Face Hub, with their data card, so that datasets opens them."
     from drivelit.runs.hub import push_rows
@@ -377,7 +408,7 @@ def _push_rows(rows, repo, licence, private, split, how):
     print(push_rows({split: rows}, repo, licence, how=how, private=private))
 
 
-@_commands.command("push-folder")
+@_commands.command("push-folder", short_help="A folder of weights to the Hugging Face Hub.")
 @click.argument("folder", metavar="FOLDER")
 @click.argument("repo", metavar="NAME/REPO")
 @_licence
@@ -389,11 +420,11 @@ def _push_folder(folder, repo, licence, private):
     print(push_folder(folder, repo, licence, private))
 
 # %% ../nbs/42_runs/60_command.ipynb #0b29a40e
-@_commands.command("stage")
+@_commands.command("stage", short_help="One stage of a run; prints its numbers as JSON.")
 @click.argument("system")
 @click.argument("out", callback=_not_empty)
 @click.argument("stage")
-@click.option("--seed", type=_AT_LEAST_0, default=0)
+@click.option("--seed", type=_AT_LEAST_0, default=0, help="of the run")
 @click.option("--profile", callback=_not_empty, help="starts the folder, if it is a new one")
 @_set
 def _stage(system, out, stage, seed, profile, pairs):
@@ -415,7 +446,18 @@ def _stage(system, out, stage, seed, profile, pairs):
     with set_aside():
         result = stages.work(out, stage, seed)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({k: v for k, v in result.items() if isinstance(v, (str, int, float))}))
+        print(json_line({k: v for k, v in result.items() if isinstance(v, (str, int, float))}))
+
+
+_GO_ON = ("evaluate", "plans", "prepare", "rehearse", "run", "score", "stage")  # they keep what is finished
+
+
+def _stopped(program, words):
+    "What is said after Ctrl-C."
+    if not words or words[0] not in _GO_ON:
+        return "stopped"
+    again = shlex.join([*program.split(), *(w for w in words if w != "--fresh")])
+    return f"stopped; what is finished is kept, and this goes on: {again}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -425,13 +467,17 @@ def main(words: Sequence[str] | None = None) -> int:
         words: of the command line; default: this process's
 
     Returns:
-        int: 0, or 2 with a sentence on stderr
+        int: 0, 2 with a sentence on stderr, or 130 with the words that go on after Ctrl-C
     """
+    words = sys.argv[1:] if words is None else list(words)
+    program = "drivelit" if Path(sys.argv[0]).name == "drivelit" else "python -m drivelit"
     try:
-        program = "drivelit" if Path(sys.argv[0]).name == "drivelit" else "python -m drivelit"
         return _commands.main(words, program, standalone_mode=False) or 0
     except click.Abort as e:  # what click makes of Ctrl-C, and of the EOFError of a damaged file
-        raise e.__cause__ from None
+        if not isinstance(e.__cause__, KeyboardInterrupt):
+            raise e.__cause__ from None
+        print(_stopped(program, words), file=sys.stderr)
+        return 130
     except click.ClickException as e:
         help_of = f" (see {e.ctx.command_path} --help)" if getattr(e, "ctx", None) else ""
         print(f"error: {e.format_message()}{help_of}", file=sys.stderr)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from drivelit.__main__ import _commands
 from drivelit.runs.launch import launch
-from drivelit.runs.profiles import load_profile, systems
+from drivelit.runs.profiles import CLONE, SETTINGS, load_profile, systems
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = subprocess.run(
@@ -567,7 +567,16 @@ def test_the_wheel_has_the_profiles_and_the_types(wheel):
     weights += ("minddriver/start_weights/model", "minddrive/weights/experts/action")
     weights += tuple(f"{s}/weights/model" for s in systems())
     assert {f"drivelit/{w}.safetensors" for w in weights} <= set(wheel.namelist())
-    assert (ROOT / "settings.ini").resolve() == ROOT / "drivelit" / "settings.ini"
+    top = (ROOT / "settings.ini").read_text()
+    assert wheel.read("drivelit/settings.ini").decode() == load(ROOT / "setup.py").packaged_settings(top)
+
+
+def test_a_clone_needs_no_symbolic_links():
+    "Windows and a zip make texts of them. The file of profiles that people edit is the one at the top."
+    assert [name(f) for f in FILES if f.is_symlink()] == []
+    assert SETTINGS == ROOT / "settings.ini" and CLONE == ROOT
+    packaged = load(ROOT / "setup.py").packaged_settings(SETTINGS.read_text())
+    assert (ROOT / "drivelit/settings.ini").read_text() == packaged
 
 
 def test_the_wheel_says_what_it_is(wheel):

@@ -164,7 +164,7 @@ def copy(tmp_path_factory):
         if (ROOT / f).exists():
             (home / f).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / f, home / f, follow_symlinks=False)
-    settings = home / "drivelit/settings.ini"
+    settings = home / "settings.ini"
     settings.write_text(settings.read_text() + TABLE)
     folder = home / "nbs/58_oneword"
     folder.mkdir()

@@ -376,7 +376,7 @@ def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
 
 @click.command("alpasim", context_settings=dict(show_default=True))
 @click.argument("planner", metavar="RUN|MODULE:FUNCTION")
-@click.option("--stage", default="", help="of the run  [default: the last one that has left a policy]")
+@click.option("--stage", default="", show_default="the last one that has left a policy", help="of the run")
 @click.option("--seed", type=click.IntRange(0), default=0, help="of the run")
 @click.option("--host", default="127.0.0.1", help="that is listened on; 0.0.0.0: all, and whoever reaches it may ask")
 @click.option("--port", type=click.IntRange(0, 65535), default=50051, help="that is listened on")

@@ -8,12 +8,10 @@ __all__ = ['Row', 'TOGETHER', 'LISTS', 'FILTERS', 'claim', 'kept', 'read_block',
 # %% ../../nbs/65_bridges/05_blocks.ipynb #05d6fe20
 import inspect
 import json
-import multiprocessing
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import datetime
@@ -27,7 +25,7 @@ from ..policy.text import nearest
 from ..runs.prepare import IN_SHARD, parts_of, read_parts
 from ..scene.core import Scene, SceneError
 from ..scene.files import RunError, locked, make_folder, write_json
-from ..scene.processes import follow_parent
+from ..scene.processes import Workers
 from ..scene.sources import SOURCES, module, read_tokens
 
 # %% ../../nbs/65_bridges/05_blocks.ipynb #293b3b22
@@ -125,8 +123,7 @@ def _processes(workers: int) -> Iterator[Callable]:
     if workers <= 1:
         yield map
         return
-    spawn = multiprocessing.get_context("spawn")  # a forked copy of a process with threads can hang
-    with ProcessPoolExecutor(workers, spawn, initializer=follow_parent, initargs=(os.getpid(),)) as pool:
+    with Workers(workers) as pool:
         yield partial(pool.map, chunksize=1)
 
 

@@ -7,7 +7,6 @@ __all__ = ['NAVSIM', 'STRAIGHT', 'OWN', 'FILES', 'WHEN', 'PUBLISHED', 'DIGITS', 
            'UNTRIED', 'SCORED', 'named', 'plans_of', 'means', 'line', 'compare', 'verdict', 'known']
 
 # %% ../../nbs/65_bridges/12_known.ipynb #kn000003
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from drivelit.metrics.closed_loop import (
 from ..metrics.kinematics import constant_velocity
 from ..policy.text import nearest
 from ..scene.core import Scene, SceneError
-from ..scene.files import RunError, in_archive, sha256
+from ..scene.files import RunError, in_archive, json_line, sha256
 from ..scene.routes import read_routes
 from ..scene.sources import need
 
@@ -427,7 +426,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.command("known", context_settings=dict(show_default=True))
 @click.argument("dataset")
 @click.argument("root")
-@click.option("--split", help="of the reader; of NAVSIM also navtest, navtrain, navmini  [default: navtest, val]")
+@click.option("--split", show_default="navtest, val", help="of the reader; of NAVSIM also navtest, navtrain, navmini")
 @click.option("--tokens", help="file with the tokens of the moments that are wanted")
 @click.option("--version", help="of the reader; of Bench2Drive 0.0.3 or 0.0.4")
 @click.option("--limit", type=_AT_LEAST_1, help="only so many logs or drives")
@@ -441,4 +440,4 @@ def _command(dataset, root, as_json, **options):
     """
     result = known(dataset, root, **options)
     text = result.pop("text")
-    print(json.dumps(result) if as_json else text)
+    print(json_line(result) if as_json else text)

@@ -821,10 +821,12 @@ def commands(
 @click.option("--carla-root", default="/opt/carla", help="where CARLA was unpacked")
 @click.option("--simulators", type=click.IntRange(1), default=1, help="at once")
 @click.option("--gpus", default="0", help="numbers with commas, taken in turn")
-@click.option("--stage", default="", help="of the run  [default: the last one that has left a policy]")
+@click.option("--stage", default="", show_default="the last one that has left a policy", help="of the run")
 @click.option("--seed", type=click.IntRange(0), default=0, help="of the run")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampled words; 0: the likeliest")
-@click.option("--camera", "cameras", multiple=True, help="CAM_FRONT, ...  [default: what the run's policy is shown]")
+@click.option(
+    "--camera", "cameras", multiple=True, show_default="what the run's policy is shown", help="CAM_FRONT, ..."
+)
 @click.option("--quality", type=click.IntRange(0, 95), default=QUALITY, help="of JPEGs that it is shown; 0: PNG")
 @click.option("--port", type=click.IntRange(1024, 65535), default=FIRST, help="of the first simulator")
 @click.option("--traffic-port", type=click.IntRange(1024, 65535), default=FIRST_TRAFFIC, help="of its traffic manager")

@@ -29,7 +29,7 @@ from ..rollout.routes import later
 from ..runs.profiles import find_system
 from ..runs.stages import run_profile
 from ..scene.core import Scene
-from ..scene.files import RunError, sha256, whole_file, write_text
+from ..scene.files import RunError, json_line, sha256, whole_file, write_text
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #9f99ccc9
 def last_stage(run: str | Path, seed: int = 0) -> str:
@@ -330,9 +330,9 @@ def write_agent(folder: str | Path) -> Path:
 @click.argument("run")
 @click.argument("source")
 @click.argument("root")
-@click.option("--out", help="folder of plans.jsonl  [default: RUN/plans-SOURCE-STAGE-SEED]")
+@click.option("--out", show_default="RUN/plans-SOURCE-STAGE-SEED", help="folder of plans.jsonl")
 @click.option("--fresh", is_flag=True, help="make all anew, also what is there")
-@click.option("--stage", default="", help="that trained the policy  [default: the last one that has left one]")
+@click.option("--stage", default="", show_default="the last one that has left one", help="that trained the policy")
 @click.option("--seed", type=click.IntRange(0), default=0, help="of the run")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampled words; 0: the likeliest")
 @click.option("--workers", type=click.IntRange(1), default=1, help="processes")
@@ -355,7 +355,7 @@ def _command(run, source, root, out, stage, seed, as_json, **options):
     lost = "".join(f"; {v} without: {k}" for k, v in written["without_plan"].items())
     page = "{file}: {planned} plans of {points} poses for {scenes} scenes".format_map(written) + lost
     page += f"; {written['before']}" if written["before"] else ""
-    print(json.dumps(written) if as_json else page)
+    print(json_line(written) if as_json else page)
 
 
 @click.command("submission", context_settings=dict(show_default=True))
@@ -363,13 +363,17 @@ def _command(run, source, root, out, stage, seed, as_json, **options):
 @click.argument("file")
 @click.option("--second", help="plans.jsonl of v2's second stage")
 @click.option("--devkit", type=click.Choice(["v1", "v2"]), default="v2", help="of NAVSIM, that reads it")
-@click.option("--points", type=click.IntRange(1), help="carry plans on to so many poses  [default: as they are]")
+@click.option("--points", type=click.IntRange(1), show_default="as they are", help="carry plans on to so many poses")
 @click.option("--team", "pairs", multiple=True, metavar="KEY=VALUE", help="team_name, authors, email, ...")
 @click.option("--agent", help="folder for the file of the agent that replays plans in the devkit")
-def _submission(plans, file, second, devkit, points, pairs, agent):
+@click.option("--json", "as_json", is_flag=True, help="for other programs")
+def _submission(plans, file, second, devkit, points, pairs, agent, as_json):
     "Plans as the submission that NAVSIM's devkit scores. PLANS is a plans.jsonl, FILE the pickle that is written."
     team = dict(p.partition("=")[::2] for p in pairs)
     written = write_submission(file, plans, second, devkit, points, team)
+    path = write_agent(agent) if agent else None
+    if as_json:
+        return print(json_line(dict(file=file, devkit=devkit, agent=path) | written))
     print(f"{file}: {written['plans']} plans for NAVSIM {devkit}; {written['without_plan']} scenes without a plan")
     if agent:
-        print(write_agent(agent))
+        print(path)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .score import read_plans
 from ..metrics.open_loop import STEPS, to_lidar
-from ..scene.files import RunError, whole_file
+from ..scene.files import RunError, json_line, whole_file
 from ..scene.pickles import PlainUnpickler
 
 # %% ../../nbs/65_bridges/30_nuscenes.ipynb #dbd8ca56
@@ -77,7 +77,9 @@ def read_predictions(file: str | Path) -> dict[str, np.ndarray]:
 @click.argument("plans")
 @click.argument("file")
 @click.option("--instead", help="plans.jsonl that stands in where a scene has no plan")
-def _command(plans, file, instead):
+@click.option("--json", "as_json", is_flag=True, help="for other programs")
+def _command(plans, file, instead, as_json):
     "Plans as the file that public nuScenes planners' evaluation scripts read. FILE is the pickle that is written."
     written = write_predictions(file, plans, instead)
-    print(f"{file}: {written['plans']} plans, of which {written['instead']} stand in for others")
+    page = f"{file}: {written['plans']} plans, of which {written['instead']} stand in for others"
+    print(json_line(dict(file=file) | written) if as_json else page)

@@ -42,7 +42,7 @@ from ..rollout.drivers import play, same_speed
 from ..rollout.routes import drive_routes
 from ..rollout.world import World
 from ..scene.core import Map, Scene, SceneError
-from ..scene.files import RunError, sha256, write_json
+from ..scene.files import RunError, json_line, sha256, write_json
 from ..scene.sources import SOURCES, need
 from ..scene.town_routes import SEEDS, routes
 
@@ -712,10 +712,10 @@ def _default_out(planner, source, root, number):
 @click.argument("planner", metavar="MODULE:FUNCTION")
 @click.argument("source", type=click.Choice(["town", "carla", "json", *SOURCES]), metavar="SOURCE")
 @click.argument("root")
-@click.option("--out", help="folder of what is found  [default: runs/score-FILE-FUNCTION-SOURCE-ROOT-NUMBER]")
+@click.option("--out", show_default="runs/score-FILE-FUNCTION-SOURCE-ROOT-NUMBER", help="folder of what is found")
 @click.option("--fresh", is_flag=True, help="make all anew, also what is there")
 @click.option("--workers", type=_AT_LEAST_1, default=len(os.sched_getaffinity(0)), help="processes")
-@click.option("--scores", default="", help="pdm, epdm, open_loop; with commas  [default: usual for the source]")
+@click.option("--scores", default="", show_default="usual for the source", help="pdm, epdm, open_loop; with commas")
 @click.option("--limit", type=_AT_LEAST_1, help="only so many logs, drives or files")
 @click.option("--split", help="of the reader; of NAVSIM also navtest, navtrain, navmini")
 @click.option("--tokens", help="file with the tokens of the moments that are wanted")
@@ -746,7 +746,7 @@ def _command(planner, source, root, out, fresh, workers, scores, limit, controls
         names = tuple(filter(None, scores.split(",")))
         result = score(planner, source, root, out, names, workers, limit, fresh, **given)
     text, lost = result.pop("text"), result["counts"]["without_plan"]
-    print(json.dumps(result) if as_json else text)
+    print(json_line(result) if as_json else text)
     nothing = result.pop("failed", "") or (lost and sum(lost.values()) == result["counts"].get("decisions"))
     if nothing:  # a planner that never plans has no score
         click.echo(f"error: {planner} never gave a plan: {nothing if isinstance(nothing, str) else lost}", err=True)

@@ -11,7 +11,6 @@ import json
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
@@ -23,7 +22,7 @@ from .shards import ids_of, subset
 from ..scene.clock import account, tally, timed
 from ..scene.core import Scene
 from ..scene.files import RunError
-from ..scene.processes import begin_worker, fork_server
+from ..scene.processes import Workers, fork_server
 
 # %% ../../nbs/35_data/05_parts.ipynb #5a110006
 IN_PART = 64  # scenes; MTDrive drives the plans of so many at once
@@ -78,6 +77,7 @@ class Parts:
 
     def __exit__(self, error: type | None, *_: Any) -> None:
         if self._pool:
+            self._pool.end_if_interrupted(error)
             self._pool.shutdown(cancel_futures=True)
         for name in () if error else self._names:
             for path in self.folder.glob(f"{name}.*.part"):
@@ -100,8 +100,7 @@ class Parts:
             yield from map(work, jobs)
             return
         if not self._pool:
-            at_begin = dict(initializer=begin_worker, initargs=(os.getpid(), dict(os.environ)))
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=fork_server(), **at_begin)
+            self._pool = Workers(self.workers, fork_server())
         jobs, waiting = iter(jobs), deque()
         more = lambda n: waiting.extend(self._pool.submit(_with_account, work, job) for job in islice(jobs, n))
         try:

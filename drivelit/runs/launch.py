@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .profiles import ADDRESS, Profile, find_system, gpus_per_node
+from .profiles import ADDRESS, CLONE, REPOSITORY, Profile, find_system, gpus_per_node
 
 # %% ../../nbs/42_runs/04_launch.ipynb #dadbe66c
 def stage_gpus(profile: Profile, kind: str) -> int:
@@ -88,7 +88,7 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
         parameters: of papermill, by name
 
     Returns:
-        list of command lines, from the root of the repository; none if the run needs no server
+        list of command lines, from the root of a clone; none if the run needs no server
     """
     p, out = profile, []
     rank, _ = p.trains("rl")
@@ -107,22 +107,30 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
         settings |= dict(PUBLISH=p.publish) if p.publish != "files" else {}
         given = " ".join(f"{k}={v}" for k, v in settings.items())
         out.append(f"{given} bash ci/serve_vllm.sh {folder}/served/final {port}")
-    return out + p.servers()[0]
+    return _with_scripts(out + p.servers()[0])
+
+
+def _with_scripts(lines):
+    "The same lines where scripts are; an installed package has none, and gets them with a clone of the repository."
+    if CLONE or not any("bash ci/" in line for line in lines):
+        return lines
+    there = [line.replace("bash ci/", "bash drivelit-repository/ci/") for line in lines]
+    return [f"git clone {REPOSITORY} drivelit-repository", *there]
 
 
 def launch(
     profile: Profile, parameters: dict[str, Any] | None = None, kinds: dict[str, str] | None = None
 ) -> list[str]:
-    """How the run is started: by its notebook, or by the command if keys were given that no notebook takes, on a Ray
-    cluster if the profile names several GPUs; without Ray stage by stage with torchrun, on several machines as a chain
-    of SLURM's jobs, each of the machines that its stages use.
+    """How the run is started: by its notebook, or by the command if keys were given that no notebook takes, or where
+    the package is installed without notebooks; on a Ray cluster if the profile names several GPUs; without Ray stage by
+    stage with torchrun, on several machines as a chain of SLURM's jobs, each of the machines that its stages use.
 
     Args:
         parameters: of papermill, by name
         kinds: stage of the run -> "sft", "rl", "play", or "" for one process
 
     Returns:
-        list of command lines, from the root of the repository
+        list of command lines, from the root of a clone, or from anywhere with an installed package
     """
     p, parameters = profile, parameters or {}
     given = {k: v for k, v in parameters.items() if v not in (None, "") and k not in ("plan", "out", "profile")}
@@ -135,10 +143,10 @@ def launch(
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
     out = [f"mkdir -p runs; {shlex.join(start)} -p out {folder}"]
     again = given_again(p)
-    if {w.partition("=")[0] for w in again[1::2]} - {"model", "source"}:  # keys that no run notebook takes
+    if not CLONE or {w.partition("=")[0] for w in again[1::2]} - {"model", "source"}:  # keys that no notebook takes
         start = ["python", "-m", "drivelit", "run", f"{p.system}.{p.name}"]
         more = [w for k in ("seeds", "workers", "cluster") if k in given for w in (f"--{k}", str(given[k]))]
-        out = [f"{shlex.join(start)} --out {folder} {shlex.join([*more, *again])}"]
+        out = [f"{shlex.join(start)} --out {folder} {shlex.join([*more, *again])}".rstrip()]
     gpus = {stage: stage_gpus(p, kind) for stage, kind in (kinds or {}).items()} if p.sft_gpus + p.rl_gpus else {}
     out += [_stage_command(p, folder, stage, n) for stage, n in gpus.items()]
     if max(gpus.values(), default=0) > gpus_per_node():

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .profiles import SETTINGS, Profile, ProfileError, image_tokens, is_small
+from .profiles import PACKAGE, Profile, ProfileError, image_tokens, is_small
 
 # %% ../../nbs/42_runs/02_memory.ipynb #5dff8148
 HUB = {  # shapes of Qwen2.5-VL's language and vision parts, as in the checkpoints' config.json
@@ -78,7 +78,7 @@ def model_config(model: str) -> Any:
         vision = dict(hidden_size=64, intermediate_size=128, depth=2, num_heads=2, out_hidden_size=128)
         return _shape(vars(base.text_config) | dict(vocab_size=1071), vars(base.vision_config) | vision)
     if is_small(model):
-        folder = model.partition(":")[2] or SETTINGS.parent / "base" / "weights"
+        folder = model.partition(":")[2] or PACKAGE / "base" / "weights"
         if shape := _written_shape(folder):
             return shape
         from drivelit.policy.model import load_policy  # it says what is wrong with the folder

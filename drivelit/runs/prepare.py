@@ -8,11 +8,9 @@ __all__ = ['IN_SHARD', 'ALL', 'LEAST', 'parts_of', 'read_parts', 'window_of', 'p
 # %% ../../nbs/42_runs/10_prepare.ipynb #4e158db3
 import inspect
 import json
-import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -28,7 +26,7 @@ from ..scene.sources import ASPECTS, SOURCES, module, need, open_scenes, read_to
 from ..scene.town import MIX
 from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, sha256
-from ..scene.processes import follow_parent
+from ..scene.processes import Workers
 from ..policy.text import nearest
 from .profiles import Profile, load_profile, profile_names
 
@@ -250,6 +248,5 @@ def _side_by_side(workers, total, what):
     if workers <= 1:
         yield lambda f, jobs: bar(map(f, jobs))
         return
-    spawn = multiprocessing.get_context("spawn")  # a forked copy of a process with threads can hang
-    with ProcessPoolExecutor(workers, spawn, initializer=follow_parent, initargs=(os.getpid(),)) as pool:
+    with Workers(workers) as pool:
         yield lambda f, jobs: bar(pool.map(f, jobs))

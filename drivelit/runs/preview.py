@@ -18,6 +18,8 @@ from .launch import launch, serve_commands
 from .memory import HUB, adapter_weights, count_weights, misfits, model_config, other_weights
 from .memory import prepared_pictures, stages_memory
 from drivelit.runs.profiles import (
+    CLONE,
+    REPOSITORY,
     SETTINGS,
     Amount,
     Profile,
@@ -196,6 +198,8 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         list of sentences
     """
     p, out = profile, []
+    if not CLONE:
+        out.append(f"notebooks: an installed package has none; git clone {REPOSITORY} brings those of the run")
     source = os.path.expandvars(p.source)
     if p.source != "toy" and "$" in source:
         out.append(f"source: {source} is not set in the environment")

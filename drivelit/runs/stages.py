@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -41,7 +41,7 @@ from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, make_folder, owner_of, sha256, whole_file, write_json
-from ..scene.processes import begin_worker, fork_server, set_aside
+from ..scene.processes import Workers, fork_server, set_aside
 from ..policy.text import nearest
 from .memory import check_memory
 from .profiles import Profile, find_system, missing_packages
@@ -849,8 +849,7 @@ class Stages(StageGraph):
                 return {j: self.work(out, *j) for j in tqdm(jobs, desc="stages", disable=None)}
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models are fastest with one thread per process
         # no fork of this process: a copy of one that has used torch's threads can hang
-        at_begin = dict(initializer=begin_worker, initargs=(os.getpid(), dict(os.environ)))
-        with ProcessPoolExecutor(workers, mp_context=fork_server(), **at_begin) as pool:
+        with Workers(workers, fork_server()) as pool:
             return self._side_by_side(lambda job: pool.submit(work_logged, self, str(out), *job), out, jobs, workers)
 
     def _side_by_side(self, submit, out, jobs, workers):

@@ -9,7 +9,6 @@ __all__ = ['SOURCES', 'OF_SCENE', 'ASPECTS', 'module', 'gives', 'open_scenes', '
 # %% ../../nbs/00_scene/90_sources.ipynb #490eadba
 import csv
 import inspect
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -24,7 +23,7 @@ import yaml
 from tqdm import tqdm
 
 from .core import Scene, SceneError, file_name, read_bytes, to_json
-from .files import in_archive, whole_file
+from .files import in_archive, json_line, whole_file
 
 # %% ../../nbs/00_scene/90_sources.ipynb #801312a6
 SOURCES = dict(
@@ -276,7 +275,7 @@ def _listed(text: str, path: str | Path) -> list:
     return value
 
 # %% ../../nbs/00_scene/90_sources.ipynb #mainfun1
-@click.command(context_settings=dict(show_default=True))
+@click.command(context_settings=dict(show_default=True, help_option_names=["-h", "--help"]))
 @click.argument("source", type=click.Choice(list(SOURCES)))
 @click.argument("root")
 @click.argument("out")
@@ -304,7 +303,7 @@ def _write(source, root, out, limit, require, as_json, **options):
     counts = ", ".join(f"{v} {k}" for k, v in count.items())
     if not count["written"] + count["there"]:
         raise click.UsageError(f"{out}: no scene of {root} was written; {counts}")
-    print(json.dumps(count) if as_json else counts)
+    print(json_line(count) if as_json else counts)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -314,12 +313,15 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: of the command; None: those of the process
 
     Returns:
-        0, or 2 after a sentence on stderr
+        0, 2 after a sentence on stderr, or 130 after Ctrl-C
     """
     try:
         return _write.main(arguments, "python -m drivelit.scene.sources", standalone_mode=False) or 0
-    except click.Abort as e:  # what click makes of Ctrl-C
-        raise e.__cause__ from None
+    except click.Abort as e:  # what click makes of Ctrl-C, and of the EOFError of a damaged file
+        if not isinstance(e.__cause__, KeyboardInterrupt):
+            raise e.__cause__ from None
+        print("stopped; the same command goes on with the files that are there", file=sys.stderr)
+        return 130
     except click.ClickException as e:
         print(f"error: {e.format_message()}", file=sys.stderr)
         return 2
