@@ -117,5 +117,6 @@ def processor_for(policy: Policy) -> Any:
         return out
 
     tokenizer.parse_response, tokenizer.response_template = parse_response, {}
+    tokenizer.padding_side = "left"  # as TRL pads its prompts; else the marks of pictures would stand elsewhere
     processor.apply_chat_template = apply_chat_template
     return processor
