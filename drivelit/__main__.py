@@ -29,7 +29,17 @@ from .runs.launch import launch, serve_commands
 from .runs.memory import check_memory, stages_memory
 from .runs.parameters import checked_cluster
 from .runs.preview import data_amounts, notes, of_what_is_there, preview
-from .runs.profiles import ProfileError, checked, find_system, load_profile, profile_names, steps, systems
+from drivelit.runs.profiles import (
+    OWN,
+    ProfileError,
+    checked,
+    find_system,
+    load_profile,
+    profile_names,
+    steps,
+    systems,
+    use_settings,
+)
 
 # %% ../nbs/42_runs/60_command.ipynb #b5eaf301
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
@@ -106,8 +116,24 @@ def _out_of(name):
     return click.option("--out", callback=_not_empty, show_default=name, help="folder of the run")
 
 
+def _take_settings(context, parameter, value):
+    "Sections of a file of one's own are there as long as the command runs."
+    if value:
+        was = dict(os.environ)
+        use_settings(value)
+        context.call_on_close(lambda: os.environ.update(was) if OWN in was else os.environ.pop(OWN, None))
+
+
 _profile = click.argument("profile", metavar="SYSTEM.PROFILE", shell_complete=_profiles, callback=_named)
 _out = _out_of("runs/SYSTEM-PROFILE")
+_own = click.option(
+    *("--settings", "own"),
+    metavar="FILE",
+    is_eager=True,  # before the name of a profile is looked at
+    expose_value=False,
+    callback=_take_settings,
+    help="with profiles of one's own; else $DRIVELIT_SETTINGS",
+)
 _set = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="another value of a key")
 _seeds = click.option("--seeds", show_default="the profile's", help="with commas")
 _workers = click.option("--workers", show_default="the profile's", help="stages side by side; 0: in this process")
@@ -155,6 +181,7 @@ def _commands(ctx):
 
 
 @_commands.command("systems")
+@_own
 @_json
 def _systems(as_json):
     "The table of systems and their profiles."
@@ -187,6 +214,7 @@ def _planned(profile, parameters, kinds, hours=()):
 
 @_commands.command("plan", short_help="All that is known about a run before it starts.")
 @_profile
+@_own
 @_out
 @_set
 @click.option("--measured", callback=_not_empty, metavar="PATH", help="a run, its metrics.jsonl, or a JSON of seconds")
@@ -212,6 +240,7 @@ def _check_set(profile):
 
 @_commands.command("run")
 @_profile
+@_own
 @_out
 @_set
 @_seeds
@@ -238,6 +267,7 @@ def _run(profile, out, pairs, seeds, workers, stages, cluster, as_json):
 
 @_commands.command("evaluate", short_help="A policy of anyone's in the system's tables, without training.")
 @_profile
+@_own
 @click.option("--policy", required=True, callback=_not_empty, help="a folder of weights, a .pth, or a name")
 @click.option(
     "--base", callback=_not_empty, show_default="as they name it", help="folder of the base of adapters or experts"
@@ -294,6 +324,7 @@ def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
     show_default="any run",
     help="moments reach as far as this run needs",
 )
+@_own
 @click.option("--history", type=_AT_LEAST_0, help="of nuScenes: half seconds of past; of other clips: seconds")
 @click.option("--future", type=_AT_LEAST_1, help="of nuScenes: half seconds of future that a moment needs")
 @click.option("--sensors", help="of 123d: folder that the pictures' paths are relative to")
@@ -336,6 +367,7 @@ def _until_there(path, seconds=120):
 # %% ../nbs/42_runs/60_command.ipynb #0942ad11
 @_commands.command("rehearse", short_help="Every stage small: what the whole run will take.")
 @_profile
+@_own
 @_out_of("runs/SYSTEM-PROFILE-rehearsal")
 @_set
 @click.option("--devices", type=_AT_LEAST_1, show_default="GPUs here, or 2", help="processes that train side by side")
@@ -426,6 +458,7 @@ def _push_folder(folder, repo, licence, private):
 @click.argument("stage")
 @click.option("--seed", type=_AT_LEAST_0, default=0, help="of the run")
 @click.option("--profile", callback=_not_empty, help="starts the folder, if it is a new one")
+@_own
 @_set
 def _stage(system, out, stage, seed, profile, pairs):
     "One stage of the run in the folder OUT; prints its numbers as JSON."

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from drivelit.__main__ import _commands, main
+from drivelit.runs.profiles import load_profile
 
 ROOT = Path(__file__).resolve().parents[1]
 WRONG = [
@@ -88,6 +89,30 @@ def test_a_system_alone_says_which_profile_it_takes():
     assert told.startswith("mtdrive: its profile laptop is taken, for none is named (there are smoke, quick, laptop, ")
     assert said("plan", "mtdrive.laptop") == (0, page, "")
     assert json.loads(said("plan", "mtdrive", "--json")[1])["profile"] == "laptop"
+
+
+OWN = "[mtdrive.mine]\nlike = smoke\nturns = 3  # ours\n"
+
+
+def test_a_settings_file_of_ones_own(tmp_path, monkeypatch):
+    "What plan prints starts the same run, from another folder too; behind the command the file is forgotten."
+    mine = tmp_path / "my own.ini"
+    mine.write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    code, page, error = said("plan", "mtdrive.mine", "--settings", "my own.ini", "--set", "group=4")
+    assert (code, error, page.splitlines()[0]) == (0, "", f"mtdrive.mine of {mine}")
+    assert "[mtdrive.mine] ours" in page and "[mtdrive.smoke]" in page
+    assert "python -m drivelit run mtdrive.mine --out" in page and f"--settings '{mine}' --set group=4" in page
+    monkeypatch.chdir("/")
+    values = json.loads(said("plan", "mtdrive.mine", "--settings", str(mine), "--json")[1])["values"]
+    assert (values["turns"], values["train_scenes"]) == (3, load_profile("mtdrive", "smoke").train_scenes)
+    monkeypatch.setenv("DRIVELIT_SETTINGS", str(mine))
+    assert said("plan", "mtdrive.mine", "--json")[0] == 0
+    monkeypatch.delenv("DRIVELIT_SETTINGS")
+    code, _, error = said("plan", "mtdrive.mine")
+    assert code == 2 and "no section [mtdrive.mine]" in error
+    code, _, error = said("plan", "mtdrive.mine", "--settings", "none.ini")
+    assert code == 2 and "none.ini: " in error and "Traceback" not in error
 
 
 def test_json_has_no_word_that_only_python_reads():

@@ -31,11 +31,12 @@ def given_again(profile: Profile) -> list[str]:
     """The words that repeat a profile's overrides on the command line: without them a stage would refuse the folder.
 
     Returns:
-        list: "--set", "KEY=VALUE", ...
+        list: "--settings", FILE where the profile is of a file of one's own, "--set", "KEY=VALUE", ...
     """
     changed = [k for k, o in profile.origin.items() if o == "override" and k not in ("seeds", "workers")]
     show = lambda v: ",".join(map(str, v)) if isinstance(v, tuple) else str(v)
-    return [w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}")]
+    own = ["--settings", str(Path(profile.settings).resolve())] if profile.settings else []
+    return [*own, *(w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}"))]
 
 
 def _stage_command(profile, folder, stage, gpus, slurm=False):
@@ -134,6 +135,11 @@ def launch(
     """
     p, parameters = profile, parameters or {}
     given = {k: v for k, v in parameters.items() if v not in (None, "") and k not in ("plan", "out", "profile")}
+    of_set = ("seeds", "workers")  # they are words of their own
+    show = lambda v: ",".join(map(str, v)) if isinstance(v, tuple) else v
+    given = {k: show(getattr(p, k)) for k in of_set if p.origin.get(k) == "override"} | given
+    if p.settings:
+        given |= dict(settings=str(Path(p.settings).resolve()))
     if max(p.sft_gpus, p.rl_gpus) > 1:
         given = dict(cluster="auto") | given  # one process of a notebook would use one GPU
     words = [w for k, v in ({"profile": p.name} | given).items() for w in ("-p", k, str(v))]
@@ -143,7 +149,8 @@ def launch(
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
     out = [f"mkdir -p runs; {shlex.join(start)} -p out {folder}"]
     again = given_again(p)
-    if not CLONE or {w.partition("=")[0] for w in again[1::2]} - {"model", "source"}:  # keys that no notebook takes
+    keys = {w.partition("=")[0] for sign, w in zip(again[::2], again[1::2], strict=True) if sign == "--set"}
+    if not CLONE or keys - {"model", "source"}:  # keys that no notebook takes
         start = ["python", "-m", "drivelit", "run", f"{p.system}.{p.name}"]
         more = [w for k in ("seeds", "workers", "cluster") if k in given for w in (f"--{k}", str(given[k]))]
         out = [f"{shlex.join(start)} --out {folder} {shlex.join([*more, *again])}".rstrip()]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..policy.text import nearest
 from .memory import check_memory
-from .profiles import KINDS, Profile, ProfileError, convert, find_system, load_profile
+from .profiles import KINDS, Profile, ProfileError, convert, find_system, load_profile, use_settings
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #23dc6f44
 def notebook_parameters(notebook: str | Path) -> list[str]:
@@ -57,7 +57,7 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) 
         if not str(name).startswith("_") and name not in allowed:
             raise ProfileError(
                 f"unknown parameter {name!r}; the nearest is {nearest(name, allowed)!r} (of {', '.join(allowed)}); a "
-                "profile's key is set by --set of `python -m drivelit run`, or in settings.ini"
+                "profile's key is set by --set of `python -m drivelit run`, or in a file that `settings` names"
             )
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #3b7766c6
@@ -118,6 +118,7 @@ def run_parameters(
     plan: Any = False,
     rehearse: Any = False,
     cluster: str | None = "",
+    settings: str | Path | None = "",
     **more: Any,
 ) -> RunParameters:
     """Check the parameters of a run notebook. What is "" or None keeps the profile's value.
@@ -130,6 +131,7 @@ def run_parameters(
         plan: show the page of `preview` and stop
         rehearse: run every stage small, show what was found and stop
         cluster: "auto", the address of a Ray cluster, or "" for this machine
+        settings: a file of one's own with the section of the profile
         **more: keys of the profile (seeds, model, source, workers, ...), and parameters that are yes or no
 
     Returns:
@@ -139,18 +141,20 @@ def run_parameters(
         ProfileError: a wrong value, with the parameter's name
         FileExistsError: the folder holds a run and resume is no
     """
+    if settings:
+        use_settings(settings)
     keys = find_system(system).profile_class.keys()
     values = {k: v for k, v in more.items() if k in keys and v not in (None, "")}
     flags = {k: _flag(k, v) for k, v in more.items() if k not in keys}
-    settings, resume, plan = load_profile(system, str(profile), **values), _flag("resume", resume), _flag("plan", plan)
-    rehearse = _flag("rehearse", rehearse)
+    loaded = load_profile(system, str(profile), **values)
+    resume, plan, rehearse = _flag("resume", resume), _flag("plan", plan), _flag("rehearse", rehearse)
     if isinstance(out, bool):
         raise ProfileError(f"parameter out = {out} is no folder")
     usual = f"runs/{system}-{profile}" + "-rehearsal" * rehearse
     folder = Path(usual if out in ("", None) else str(out))
     if not resume and not plan and (folder / "run.json").exists():
         raise FileExistsError(f"{folder} holds a run; resume=True goes on with it, another `out` starts anew")
-    return RunParameters(settings, folder, resume, plan, rehearse, checked_cluster(cluster), flags)
+    return RunParameters(loaded, folder, resume, plan, rehearse, checked_cluster(cluster), flags)
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #c7e1ee73
 def skipped(lines: list[str]) -> list[str]:

@@ -20,14 +20,13 @@ from .memory import prepared_pictures, stages_memory
 from drivelit.runs.profiles import (
     CLONE,
     REPOSITORY,
-    SETTINGS,
     Amount,
     Profile,
+    all_sections,
     gpus_per_node,
     image_tokens,
     load_profile,
     missing_packages,
-    read_sections,
     steps,
 )
 
@@ -87,7 +86,7 @@ def data_amounts(profile: Profile) -> list[Amount]:
     p = profile
     if p.source == "toy":
         return []
-    section = read_sections(SETTINGS).get(f"{p.system}.paper", {})
+    _, section = all_sections().get(f"{p.system}.paper", (None, {}))
     stated = {k for k, (_, remark) in section.items() if not remark.startswith("ours")}
     its = load_profile(p.system, "paper") if stated else None
     of_paper = lambda a: replace(a, paper=getattr(its, a.what)) if a.what in stated else a
@@ -277,8 +276,8 @@ def preview(
     p, wants, there = profile, data_amounts(profile), of_what_is_there(profile)
     n = steps(there)
     show = lambda v: ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
-    page = [f"{p.system}.{p.name}", ""]
-    page += [f"  {k:<20}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}" for k in p.keys()]
+    page = [f"{p.system}.{p.name}" + (f" of {p.settings}" if p.settings else ""), ""]
+    page += [f"  {k:<27}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}" for k in p.keys()]
     page += [
         "",
         f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",

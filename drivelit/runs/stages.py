@@ -73,7 +73,8 @@ def start(out: str | Path, profile: Profile, weights: Iterable[str | Path] = ())
         RunError: the folder belongs to another run; names the first key that differs, or the first file of weights.
             Or nothing can be written there
     """
-    path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | asdict(profile)))
+    values = {k: v for k, v in asdict(profile).items() if k != "settings"}  # the file may move, its values stay here
+    path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | values))
     if not path.exists():
         check_memory(profile)
         if profile.player != "here":
