@@ -86,6 +86,10 @@ def begin_worker(parent: int, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 # %% ../../nbs/00_scene/09_processes.ipynb #49e009a3
+# Of Python's own process that clears up behind workers which are ended: it needs no word on the terminal.
+_LEAKED = "ignore:resource_tracker:UserWarning"
+
+
 class Workers(ProcessPoolExecutor):
     """Processes that leave with this one, and that an interrupt of this one ends at once.
 
@@ -96,6 +100,8 @@ class Workers(ProcessPoolExecutor):
 
     def __init__(self, workers: int, context: multiprocessing.context.BaseContext | None = None) -> None:
         context = context or multiprocessing.get_context("spawn")
+        if _LEAKED not in sys.warnoptions:
+            sys.warnoptions.append(_LEAKED)
         super().__init__(workers, context, begin_worker, (os.getpid(), dict(os.environ)))
         self._others = set(multiprocessing.active_children())
 
