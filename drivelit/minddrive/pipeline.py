@@ -93,7 +93,7 @@ def scored(records: Sequence[dict]) -> dict[str, Any]:
     means |= dict(efficiency=mean([e for r in records if (e := efficiency(r)) is not None]), comfort=mean(comfort))
     return means | dict(scene_score=scores, scene_success=won)
 
-
+# %% ../../nbs/54_minddrive/60_pipeline.ipynb #split9
 def roads(out: str | Path, profile: MindDriveProfile, split: str) -> Sequence[Scene | Route]:
     """What a policy is reinforced or judged on.
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -466,8 +466,9 @@ def _free(device):
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
-def _room(engine, waiting):
-    "Bytes that an engine may keep beside what it keeps already and what waits for its batch."
+def _room(engine, kept):
+    "Bytes that an engine may keep beside what it keeps already and what waits for its batch: the second of each pair."
+    waiting = [r for _, r in kept if r]
     held = sum(r.bytes() for r in {id(r): r for r in (*engine._read.values(), *waiting)}.values())
     if engine.memory is not None:
         return engine.memory - held
@@ -533,14 +534,13 @@ class TransformersEngine:
         was_training, sampling = self.policy.model.training, (temperature, top_p, generator)
         self.policy.model.eval()
         kept, self._read = self._known([conversations[n] for n in todo]), {}
-        room = lambda: _room(self, [r for _, r in kept if r])
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
                 # what a batch goes on from is let go once it is in the batch's own cache
                 with self.policy.autocast():
                     rows = _Rows(self.policy, [conversations[n] for n in some], [kept.pop(0) for _ in some])
-                    completions = self._batch(rows, max_new_tokens, room, sampling)
+                    completions = self._batch(rows, max_new_tokens, partial(_room, self, kept), sampling)
                 for n, completion in zip(some, completions, strict=True):
                     out[n] = completion
         finally:
@@ -576,8 +576,8 @@ class TransformersEngine:
             token, logp = draw(logits, *sampling, self.never, None if numbers is None else numbers[rows.who, k])
             for n, t in zip(rows.who, token.tolist(), strict=True) if self.rule else ():
                 states[n] = self.rule.step(states[n], t)
-            over = lambda n: _over(self, rows.ids[n], conversations[n].stops)
-            if not rows.say(token, logp, self.eos, over) or k + 1 == max_new_tokens:
+            goes_on = rows.say(token, logp, self.eos, lambda n: _over(self, rows.ids[n], conversations[n].stops))
+            if not goes_on or k + 1 == max_new_tokens:
                 break
             rows.read(rows.leave(token, self._read, room))
         rows.keep(self._read, room)

@@ -235,8 +235,8 @@ class _Reads:
                 options |= dict(stop=list(c.stops), include_stop_str_in_output=True, detokenize=True)
             return self._ask(c, homes[n], options, seconds)
 
-        where = lambda n: f"{homes.get(n)}, model {self.model!r}, weights {self.version!r}, conversation {n}"
-        return first, ask, where
+        of_all = f"model {self.model!r}, weights {self.version!r}"
+        return first, ask, lambda n: f"{homes.get(n)}, {of_all}, conversation {n}"
 
     def _ask(self, conversation, url, sampling, seconds):
         "One answer of one server."
@@ -271,8 +271,8 @@ class _Reads:
 
     def _completion(self, answer, conversation, most):
         decode, stops = self.policy.tokenizer.decode, conversation.stops
-        over = lambda ids: end_of(decode(ids), stops) >= 0
-        ids, logprobs, stop = read_tokens(answer, conversation.ids, self.eos, len(self.policy.tokenizer), most, over)
+        of_all = answer, conversation.ids, self.eos, len(self.policy.tokenizer), most
+        ids, logprobs, stop = read_tokens(*of_all, lambda ids: end_of(decode(ids), stops) >= 0)
         if wrong := [t for t in ids if t in self.never]:
             raise ValueError(f"the answer holds the control token {wrong[0]}")
         if self.rule:

@@ -316,7 +316,7 @@ def table(results: Record) -> pd.DataFrame:
     rows += [(first(n, heard[_told(results, Condition(n))], len(s)), Condition(n)) for n, s in results.ran.items()]
     return table_of(results, study(results), [*rows, (first(SEES, "all"), driver(SEES))], SHOWN)
 
-
+# %% ../../nbs/60_road/10_table.ipynb #split11
 def families(results: Record) -> pd.DataFrame:
     """The mean driving score by family of routes.
 
