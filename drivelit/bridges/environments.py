@@ -175,11 +175,13 @@ class TextEnv(gym.Env):
             action: the answer's text
 
         Returns:
-            tuple: the next question or "", reward (0 where the task gives none), over, False, info
+            tuple: the next question or "", reward (0 where the task gives none), over, cut off (the task's info says
+            `late`: a drive whose time is over), info
         """
         turn = self.session.step(action)
         info = dict(rewards={k: v for k, v in turn.rewards.items() if not np.isnan(v)}, messages=turn.messages or [])
-        return _text_of(turn.messages), float(np.nan_to_num(turn.reward)), turn.done, False, info
+        late = bool(turn.info.get("late"))
+        return _text_of(turn.messages), float(np.nan_to_num(turn.reward)), turn.done and not late, late, info
 
 
 def _text_of(messages):
