@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ..policy.engines import Completion, end_of
-from ..rollout.core import Episode, Step, Task, TurnState
+from ..rollout.core import Episode, Task, TurnState
 
 # %% ../../nbs/65_bridges/70_environments.ipynb #nmen0005
 class SessionError(ValueError):
@@ -53,10 +53,11 @@ class Session:
     Attributes:
         turns: list[Turn], those that were played
         messages: the whole conversation up to now
+        opening: words that were put into the policy's mouth; they stand before its first answer
     """
 
     def __init__(self, task: Task) -> None:
-        self.task, self.turns, self._state, self._name = task, [], None, ""
+        self.task, self.turns, self.opening, self._state, self._name = task, [], "", None, ""
 
     @property
     def messages(self) -> list[dict]:
@@ -68,17 +69,18 @@ class Session:
         "Whether the episode is over."
         return bool(self.turns) and self.turns[-1].done
 
-    def reset(self, scene: Any) -> list[dict]:
+    def reset(self, scene: Any, opening: str = "") -> list[dict]:
         """Begin an episode; one under way is given up.
 
         Args:
             scene: what the task understands
+            opening: the answer's first words, of the task's `opening`; the policy has read them and does not say them
 
         Returns:
             the first messages
         """
         self._state, self.turns = TurnState(scene, list(self.task.prompt(scene)), 0), []
-        self._name = str(getattr(scene, "id", scene))
+        self._name, self.opening = str(getattr(scene, "id", scene)), opening
         return list(self._state.messages)
 
     def step(self, text: str) -> Turn:
@@ -100,8 +102,8 @@ class Session:
         if not isinstance(text, str):
             raise SessionError(f"an answer is a text, not a {type(text).__name__}")
         end = end_of(text, self.task.stops)
-        text = text if end < 0 else text[:end]
-        step: Step = self.task.step(self._state, Completion(text))
+        text = ("" if self.turns else self.opening) + (text if end < 0 else text[:end])
+        (step,) = self.task.step_batch([self._state], [Completion(text)])  # some tasks have no `step`
         said = {"role": "assistant", "content": [{"type": "text", "text": text}]}
         self._state.messages = [*self._state.messages, said, *(step.messages or [])]
         self._state.turn += 1

@@ -8,6 +8,7 @@ __all__ = ['environment', 'rows', 'episode_reward', 'end_at', 'processor_for']
 # %% ../../nbs/65_bridges/71_trl.ipynb #71xt0002
 import copy
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -28,28 +29,37 @@ _TEMPLATE = (  # ChatML; a tool's message is written as a user's. TRL asks for a
     "{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
     "<|im_end|>{{ '\n' if loop.last or not open(loop.nextitem) }}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% for part in messages[-1].content if part.type == 'opening' %}{{ part.text }}{% endfor %}{% endif %}"
 )
 
 
-def environment(task: Task, scenes: Sequence[Any], longest: int) -> type:
+def environment(task: Task, scenes: Sequence[Any], longest: int, group: int = 0) -> type:
     """What `GRPOTrainer(environment_factory=...)` takes.
 
     Args:
         task: of any system whose later messages have text and pictures
         scenes: that the rows of `rows` name by number
         longest: the trainer's max_completion_length; a message that is longer ends an episode
+        group: the trainer's num_generations, for a task that opens the answers of a group in its own ways; a process
+            plays whole groups. 0: no answer is opened
 
     Returns:
         a class with `reset` and the one tool `answer`
     """
-    over = "over " * (longest + 1)  # a token or more each
+    over, places = "over " * (longest + 1), count()  # a token or more each; TRL's k-th environment plays its k-th row
 
     class DrivingEnvironment:
+        def __init__(self) -> None:
+            self._place, self._session = next(places), None
+
         def reset(self, scene: int, **row: Any) -> Any:
-            "The content of the question."
-            self._session = Session(task)
-            return self._session.reset(scenes[scene])[-1]["content"]
+            "The content of the question, and behind it the opening of the answer."
+            begun = task.opening(scenes[scene], self._place % group, group) if group else ""
+            self._session = Session(task)  # the one before may still be looked at
+            content = self._session.reset(scenes[scene], begun)[-1]["content"]
+            parts = _text(content) if isinstance(content, str) else list(content)
+            return [*parts, {"type": "opening", "text": begun}] if begun else content
 
         def answer(self, text: str, closed: bool = True) -> Any:
             """Answer the question.
