@@ -1,8 +1,8 @@
-"""TRL's environment loop beside our rollout: python ci/bench/environment_loop.py [--episodes 16] [--turns 6].
+"""TRL's environment loop beside our rollout: python ci/bench/environment_loop.py [--episodes 16] [--group 1].
 
-The same scenes, policy and limits, both in one process on one core: MTDrive's turns with the PDM agent, each scene once,
-always the most likely token, so both sides say the same. TRL's `_generate` is timed from the prompts to the end of the
-last turn, without its scoring of the tokens; ours is `rollout`. CPU seconds; the rounds alternate.
+The same scenes, policy and limits, both in one process on one core: MTDrive's turns with the PDM agent, each scene
+--group times, always the most likely token, so both sides say the same. TRL's `_generate` is timed from the prompts to
+the end of the last turn, without its scoring of the tokens; ours is `rollout`. CPU seconds; the rounds alternate.
 """
 
 import argparse
@@ -58,10 +58,10 @@ def trainer_of(policy, task, some, episodes):
     return Timed(policy.model, episode_reward, args, train_dataset=rows(task, some), **given)
 
 
-def by_trl(trainer):
+def by_trl(trainer, group):
     "CPU seconds and episodes."
     trainer.model.train()
-    batch = trainer._generate_and_score_completions(list(trainer.train_dataset))
+    batch = trainer._generate_and_score_completions([row for row in trainer.train_dataset for _ in range(group)])
     return trainer.took, episodes_of(batch, [e._session for e in trainer.environments])
 
 
@@ -77,16 +77,20 @@ def by_rollout(policy, task, some):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=16)
+    parser.add_argument("--group", type=int, default=1, help="episodes of a scene")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     policy, task = load_policy("mtdrive"), MTDriveTask(max_turns=args.turns)
-    some = scenes(args.episodes, seed=77)
+    some = scenes(args.episodes // args.group, seed=77)
     trainer, found, same = trainer_of(policy, task, some, args.episodes), {"TRL": [], "ours": []}, []
     for k in range(args.rounds + 1):
-        sides = {"TRL": by_trl(trainer), "ours": by_rollout(policy, task, some)}
+        sides = {
+            "TRL": by_trl(trainer, args.group),
+            "ours": by_rollout(policy, task, [s for s in some for _ in range(args.group)]),
+        }
         same.append(np.mean([a.ids == b.ids for a, b in zip(*(e for _, e in sides.values()), strict=True)]))
         for name, (took, played) in sides.items() if k else ():  # the first round warms up
             drawn, whole = sum(t >= 0 for e in played for t in e.turn), sum(len(e.ids) for e in played)

@@ -147,7 +147,8 @@ def processor_for(policy: Policy) -> Any:
         policy: is not changed
 
     Returns:
-        a copy: every answer is parsed as a call of `answer`, media come as tensors, pictures at the policy's size
+        a copy: every answer is parsed as a call of `answer`, media come as tensors, pictures at the policy's size; it
+            saves the policy's own
     """
     processor = copy.deepcopy(policy.processor)
     images, resize = processor.image_processor, getattr(processor, "resize", lambda image: image)
@@ -172,4 +173,5 @@ def processor_for(policy: Policy) -> Any:
     tokenizer.parse_response, tokenizer.response_template = parse_response, {}
     tokenizer.padding_side = "left"  # as TRL pads its prompts; else the marks of pictures would stand elsewhere
     processor.apply_chat_template = apply_chat_template
+    processor.save_pretrained = policy.processor.save_pretrained  # a checkpoint is a policy as any other
     return processor
