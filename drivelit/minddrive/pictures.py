@@ -151,17 +151,18 @@ def plot_run(
 # %% ../../nbs/54_minddrive/66_pictures.ipynb #0e24bca2
 def _moment(world, images, choice, title):
     "A decision as a picture: what the policy is shown, the moment from above with its plan, its words."
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), width_ratios=(1, 1.25), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=(1, 1.25), layout="constrained")
     left.imshow(np.asarray(images[0]), interpolation="nearest")
     left.set(xticks=[], yticks=[])
-    left.set_title(title, fontsize=9)
+    left.set_title("what it is shown", fontsize=10)
+    figure.suptitle(title, fontsize=11)
     unread = isinstance(choice.decision, ParseError)
     word = "" if unread else choice.decision.speed
     words = choice.decision.reason if unread else f"{word}, {choice.decision.path}".replace("_", " ")
-    left.set_xlabel(words, color=INKS.get(word, "black"), fontsize=12, fontweight="bold")
+    figure.supxlabel(f"it says: {words}", color=INKS.get(word, "black"), fontsize=14, fontweight="bold")
     plans = {"plan": choice.plan} if np.isfinite(choice.plan).all() else {}
     seconds, speed = 0.5 * world.state.decisions, world.state.ego[VX]
-    above = dict(agents_future=False, legend=False, title=f"{seconds:.1f} s, {speed:.1f} m/s")
+    above = dict(agents_future=False, legend=False, title=f"{seconds:.1f} s, it drives {speed:.1f} m/s")
     plot_scene(world.scene, right, plans, (-12, 42, -12, 12), **above)
     right.set(xlabel="", ylabel="", xticks=[], yticks=[])
     figure.canvas.draw()
@@ -170,14 +171,17 @@ def _moment(world, images, choice, title):
     return frame
 
 
-def film(player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: str = "") -> Drive:
+def film(
+    player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: str = "", shown: slice = slice(None)
+) -> Drive:
     """A drive as a moving picture, a frame for each decision, twice as fast as it was driven.
 
     Args:
         player: decides
         scene: a route
         path: file, .webp or .gif
-        title: above the camera
+        title: above both pictures
+        shown: which decisions have a frame
 
     Returns:
         the drive that was filmed
@@ -190,6 +194,7 @@ def film(player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: 
         return choices
 
     (drive,) = play(watched, [Drive(scene)], inputs, keep=False)
+    frames = frames[shown]
     times = [250] * (len(frames) - 1) + [2000]  # ms; the end is looked at
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, quality=50, method=6)
     return drive
