@@ -231,11 +231,11 @@ def beyond_their_boxes(figure):
 
 
 def test_the_house_holds_its_words():
-    "And it is seen where a title is too wide: 52_autodrive_p3 was."
+    "And it is seen where a title is too wide, as 52_autodrive_p3 was by a pixel."
     figure = house()
     assert beyond_their_boxes(figure) == []
     for text in figure.axes[0].texts:
         if text.get_text() == "52_autodrive_p3":
-            text.set_fontsize(9)
+            text.set_fontsize(10)
     assert beyond_their_boxes(figure) == ["52_autodrive_p3"]
     plt.close(figure)
