@@ -58,7 +58,7 @@ def box(ax, left, bottom, width, height, title, text, color, style="-", small=Fa
         title,
         ha="center",
         va="top",
-        fontsize=9 if small else 12,
+        fontsize=8.2 if small else 12,
         weight="bold",
     )
     size = 7.8 if small else 10.5

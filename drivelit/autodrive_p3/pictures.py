@@ -32,12 +32,13 @@ from ..runs.stages import load_scenes, load_to_play
 MARKS = dict(stop="stop", straight="↑", left="←", right="→")
 
 
-def _draw_boxes(ax, boxes, words, color, style):
-    "Boxes with their actions as arrows."
+def _draw_boxes(ax, boxes, words, color, style, below=False):
+    "Boxes with their actions as arrows, above them or below."
     for box, word in zip(boxes, words, strict=True):
         x1, y1, x2, y2 = box
         ax.add_patch(plt.Rectangle((x1 - 0.5, y1 - 0.5), x2 - x1, y2 - y1, fill=False, ec=color, lw=1.5, ls=style))
-        ax.text((x1 + x2) / 2, y1 - 2, MARKS.get(word, word), color=color, fontsize=9, ha="center", va="bottom")
+        place = dict(y=y2 + 1, va="top") if below else dict(y=y1 - 2, va="bottom")
+        ax.text((x1 + x2) / 2, s=MARKS.get(word, word), color=color, fontsize=9, ha="center", **place)
 
 
 def _draw_list(ax, chain, truth, scene, inputs):
@@ -45,7 +46,7 @@ def _draw_list(ax, chain, truth, scene, inputs):
     answer = chain.prediction if isinstance(chain.prediction, Boxes) else chain.perception
     ax.imshow(get_picture(scene, inputs.frame))
     ax.axis("off")
-    _draw_boxes(ax, truth.boxes, truth.actions, "#ffffff", "--")
+    _draw_boxes(ax, truth.boxes, truth.actions, "#ffffff", "--", below=True)
     named = "no list to read"
     if isinstance(answer, Boxes):
         _draw_boxes(ax, answer.boxes, answer.words, "#e03131", "-")
