@@ -40,7 +40,7 @@ def _refusal(text):
 
     return SessionError(text)
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c006
 class Episodes:
     """What one client may do: one episode at a time of a task.
 
@@ -136,7 +136,7 @@ class Episodes:
             scene_id=self.env.scenes[self.scene].id,
         )
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c007
 def picture_of(part: dict[str, Any]) -> bytes:
     """The picture of a message's part.
 
@@ -148,7 +148,7 @@ def picture_of(part: dict[str, Any]) -> bytes:
     """
     return base64.b64decode(part["image_url"]["url"].partition(",")[2])
 
-# %% ../../nbs/65_bridges/72_openenv.ipynb #c013
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c015
 _Scope, _Receive, _Send = MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]
 
 
@@ -183,7 +183,7 @@ class Guarded:
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         await send({"type": "http.response.body", "body": b'{"detail": "wrong secret, or none, in the address"}'})
 
-# %% ../../nbs/65_bridges/72_openenv.ipynb #c016
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c018
 _types = Extra("openenv.core.env_server.types", "openenv")
 _interfaces = Extra("openenv.core.env_server.interfaces", "openenv")
 _http = Extra("openenv.core.env_server.http_server", "openenv")
@@ -238,7 +238,7 @@ def models() -> SimpleNamespace:
         Environment=_environment(DrivingObservation, DrivingState),
     )
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c019
 def _environment(observation, state):
     "The class that OpenEnv's server makes one of for each connection."
 
@@ -264,7 +264,7 @@ def _environment(observation, state):
 
     return DrivingEnvironment
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c020
 def app_of(task: Any, scenes: Sequence[Any], secret: str, sessions: int = 64, idle: float = 600.0) -> Guarded:
     """A task as a web application; OpenEnv's own server does the talking.
 
@@ -300,7 +300,7 @@ def app_of(task: Any, scenes: Sequence[Any], secret: str, sessions: int = 64, id
     app.add_exception_handler(ValueError, refused)
     return Guarded(quiet, secret)
 
-# %% ../../nbs/65_bridges/72_openenv.ipynb #c018
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c022
 TASKS = dict(mtdrive="drivelit.mtdrive.evaluation:task_for")  # of a profile
 _AT_LEAST_1, _AT_LEAST_0 = click.IntRange(1), click.IntRange(0)
 
@@ -349,7 +349,7 @@ def scenes_of(source: str, n: int, seed: int = 0) -> Sequence[Any]:
         raise RunError(f"--scenes {source}: there is no such folder")
     return open_shards(source, n) if is_shards(Path(source)) else read_folder(source, n)
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c023
 def listen(host: str, port: int) -> socket.socket:
     """A place to be asked at.
 
@@ -381,7 +381,7 @@ def server_of(app: Callable[..., Awaitable[None]]) -> Any:
     limits = dict(ws_max_size=1_000_000, h11_max_incomplete_event_size=100_000, timeout_graceful_shutdown=2)
     return _uvicorn.Server(_uvicorn.Config(app, access_log=False, log_level="warning", lifespan="on", **limits))
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c024
 @click.command("serve-env", context_settings=dict(show_default=True))
 @click.argument("profile", metavar="SYSTEM[.PROFILE]")
 @click.option("--scenes", "source", default="toy", help="toy, or a folder that prepare has filled")
@@ -403,14 +403,15 @@ def _command(profile, source, n, seed, host, port, sessions, idle, is_open, spac
         return print(write_space(space, profile))
     secret = "" if is_open else os.environ.get("DRIVELIT_ENV_SECRET") or secrets.token_urlsafe(24)
     Guarded(None, secret)  # a wrong one is refused before scenes are read
-    models()
-    app = app_of(task_of(profile), scenes_of(source, n, seed), secret, sessions, idle)
+    task = task_of(profile)
+    models()  # and a missing openenv-core
+    app = app_of(task, scenes_of(source, n, seed), secret, sessions, idle)
     with listen(host, port) as place:
         at = f"[{host}]" if ":" in host else host
         print(f"http://{at}:{place.getsockname()[1]}{'/' if secret else ''}{secret}", flush=True)
         server_of(app).run(sockets=[place])
 
-# %% ../../nbs/65_bridges/72_openenv.ipynb #c023
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c029
 _CARD = """---
 title: {title} by drivelit
 emoji: "\U0001f697"
@@ -451,7 +452,7 @@ RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/wh
 RUN pip install --no-cache-dir "drivelit[openenv,train] @ git+https://github.com/drivelit/drivelit"
 RUN useradd --create-home driver
 USER driver
-WORKDIR /home/driver
+WORKDIR /srv
 EXPOSE 8000
 HEALTHCHECK CMD python -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"
 CMD ["drivelit", "serve-env", "{section}", "--host", "0.0.0.0", "--port", "8000", "--open"]
@@ -485,7 +486,7 @@ _TEXTS = dict(
     "\nis wrong, up to six turns (MTDrive, section 3). The reward of a turn is the PDM Score and the format (eq. 2)."
 )
 
-
+# %% ../../nbs/65_bridges/72_openenv.ipynb #c030
 def write_space(folder: str | Path, section: str) -> Path:
     """The folder that `openenv push` takes.
 
