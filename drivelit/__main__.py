@@ -149,7 +149,7 @@ ABOVE = dict(
     leaderboard=("drivelit.bridges.leaderboard:_command", "Let CARLA's official leaderboard drive a policy."),
     predictions=("drivelit.bridges.nuscenes:_command", "Plans as the file that public nuScenes scripts read."),
     submission=("drivelit.bridges.navsim:_submission", "Plans as the submission that NAVSIM's devkit scores."),
-)
+) | {"serve-env": ("drivelit.bridges.openenv:_command", "Serve a system's task to OpenEnv's clients.")}
 
 
 class _Commands(click.Group):

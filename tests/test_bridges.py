@@ -2,17 +2,24 @@
 sets' own form."""
 
 import gzip
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from test_times import write_navsim, write_nuscenes
 
+from drivelit.bridges.openenv import Episodes, picture_of, scenes_of, task_of
 from drivelit.bridges.score import score
+from drivelit.metrics import pdm
+from drivelit.mtdrive.formats import format_trajectory, parse_trajectory
+from drivelit.runs.prepare import prepare
 from drivelit.scene.core import Agent, Area, Ego, Map, Scene, to_frame, to_json
 from drivelit.scene.files import RunError
+from drivelit.testing.navsim import make_navsim
 
 GOLDEN = Path(__file__).parents[1] / "nbs/10_metrics/golden"
 KINDS = dict(ROADBLOCK="roadblock", INTERSECTION="intersection", CARPARK_AREA="carpark", LANE="lane")
@@ -95,3 +102,19 @@ def test_samples_of_nuscenes_form(tmp_path):
     table = found["scores"]["open_loop"]
     for row in ("L2 m, ST-P3 / VAD (mean up to)", "L2 m, UniAD (at)"):
         assert table[row]["avg"] == pytest.approx(0, abs=1e-3) and table[row]["samples"] == found["counts"]["scenes"]
+
+
+def test_prepared_scenes_of_navsims_form_are_served(tmp_path):
+    make_navsim(tmp_path / "navsim", logs=1, moments=2, splits=("test",))
+    how = dict(split="test", tokens=tmp_path / "navsim" / "navtest.yaml", references=False)
+    shards = prepare("navsim", tmp_path / "navsim", tmp_path / "shards", **how)
+    served = Episodes(task_of("mtdrive"), scenes_of(str(tmp_path / "shards"), 10))
+    for k, scene in enumerate(shards):
+        first = served.reset(scene=k)
+        picture, text = first["messages"][0]["content"]
+        assert (first["scene_id"], text["type"]) == (scene.id, "text")
+        assert Image.open(io.BytesIO(picture_of(picture))).size == (1932, 1092)
+        plan = scene.expert.poses[:8]
+        after = served.step(format_trajectory(plan))
+        expected = pdm.score(scene, parse_trajectory(format_trajectory(plan))[None])
+        assert after["rewards"]["pdms"] == float(expected.pdms[0]) > 0.5

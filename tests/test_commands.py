@@ -38,6 +38,7 @@ def test_a_wrong_argument_is_a_sentence(script, words, sentence):
 
 NAMES = _commands.list_commands(None)
 NO_NUMBERS = {"alpasim", "leaderboard", "pack", "push", "push-folder", "push-rows"}  # they print a path, or serve
+NO_NUMBERS |= {"serve-env"}
 ALWAYS = {"stage"}  # what it prints is JSON
 
 

@@ -14,7 +14,7 @@ TRAIN = {"scene.weights", "metrics.images", "rollout.core", "rollout.road"}  # i
 ALSO = (
     *("policy.text", "policy.video", "data.shards", "data.rows", "runs.profiles", "runs.preview", "runs.prepare"),
     *("runs.stages", "runs.evaluate", "bridges.score", "bridges.known", "bridges.navsim", "bridges.nuscenes"),
-    *("bridges.leaderboard", "bridges.alpasim"),
+    *("bridges.leaderboard", "bridges.alpasim", "bridges.openenv"),
 )
 WITHOUT = """
 import importlib, importlib.machinery, pkgutil, sys
