@@ -288,7 +288,10 @@ def summary(rows):
     killed = [r for r in rows if r["seen"]]
     home = [r for r in killed if r["seen"] == "home"]
     lines = [f"survived  {r['module']}  {r['name']}" for r in rows if not r["seen"]]
-    share = lambda some: f"{100 * len(some) / max(len(rows), 1):.0f} %"
+
+    def share(some):
+        return f"{100 * len(some) / max(len(rows), 1):.0f} %"
+
     return "\n".join(
         [*lines, f"{len(killed)} of {len(rows)} seen ({share(killed)}), {share(home)} by their own notebook"]
     )

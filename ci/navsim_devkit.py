@@ -219,7 +219,10 @@ class TownMap:
                 for key, ring in lights_of(scene)[1].items()
             ]
             lights = Block(name("lights"), shapely.Polygon(), strips)  # on the route, on no road
-            there = lambda some: shapely.union_all([x.polygon for x in some]) if some else shapely.Polygon()
+
+            def there(some):
+                return shapely.union_all([x.polygon for x in some]) if some else shapely.Polygon()
+
             route = Block(name("route"), there(lanes), lanes, [lights])
             connectors = self.places[SemanticMapLayer.ROADBLOCK_CONNECTOR]
             connectors += [route, *([Block(name("other"), there(off), off)] if off else [])]
@@ -315,7 +318,8 @@ def write(folder):
     from drivelit.scene.core import Area, Ego, Map, to_json
     from drivelit.scene.town import FAMILIES, make_scene
 
-    single = lambda v: np.asarray(v, np.float32).astype(float)  # a log keeps motion in single precision
+    def single(v):
+        return np.asarray(v, np.float32).astype(float)  # a log keeps motion in single precision
 
     def plain_scene(s):
         "As much of a scene as a log holds: 1.5 s of past, no steering angle."
@@ -342,7 +346,10 @@ def write(folder):
         return replace(s, ego=ego, agents=agents, map=street, expert=expert, cameras={}, meta={})
 
     t = STEP * np.arange(1, 9)
-    aside = lambda x, y, h: np.stack([x, y, h], 1)
+
+    def aside(x, y, h):
+        return np.stack([x, y, h], 1)
+
     rules = [
         lambda s: s.expert.poses,
         constant_velocity,
@@ -403,7 +410,10 @@ def time_v1(folder, scenes):
 
     def call(token, plans):
         m = kept[token]
-        array = lambda way: get_trajectory_as_array(way, sampling, m.ego_state.time_point)
+
+        def array(way):
+            return get_trajectory_as_array(way, sampling, m.ego_state.time_point)
+
         ways = [transform_trajectory(Trajectory(p.astype(np.float32)), m.ego_state) for p in plans]
         driven = simulator.simulate_proposals(np.stack([*map(array, [m.trajectory, *ways])]), m.ego_state)
         scorer.score_proposals(driven, m.observation, m.centerline, m.route_lane_ids, m.drivable_area_map)

@@ -62,7 +62,10 @@ def prepared(path, slow):
     "The notebook without its outputs, and without the cells that are left out."
     nb = load_notebook_node(str(ROOT / path))
     skip = {"#| eval: false", *(() if slow else ("#| slow",))}
-    said = lambda c: set(takewhile(lambda line: line.startswith("#|"), c.source.splitlines()))
+
+    def said(c):
+        return set(takewhile(lambda line: line.startswith("#|"), c.source.splitlines()))
+
     nb.cells = [c for c in nb.cells if c.cell_type != "code" or not skip & said(c)]
     for cell in nb.cells:
         if cell.cell_type == "code":

@@ -46,7 +46,10 @@ def main(folder):
         file = Path(place) / "picture.png"
         image.save(file)
         content = [dict(type="image", url=str(file)), dict(type="text", text=QUESTION)]
-        asked = lambda _: [dict(role="user", content=content)]
+
+        def asked(_):
+            return [dict(role="user", content=content)]
+
         model.task_dict = dict(town=dict(test=[0]))
         request = SimpleNamespace(args=("", asked, dict(max_new_tokens=MOST), 0, "town", "test"))
         (told,) = model.generate_until([request])

@@ -225,7 +225,10 @@ def check_rule(folder, url, work):
 def check_long(policy, engine):
     "Many long prompts with seeds at once, more tokens than a step of the server takes, are all answered."
     words = "Yes or No. "
-    size = lambda n: len(policy.encode([dict(role="user", content=words * n)]).input_ids)
+
+    def size(n):
+        return len(policy.encode([dict(role="user", content=words * n)]).input_ids)
+
     many = next(n for n in range(10, 1000) if size(n + 5) > LONGEST - 60)
     for seed in (None, 5):
         asked = [Conversation([dict(role="user", content=f"{k} {seed} {words * many}")]) for k in range(24)]
@@ -315,7 +318,9 @@ def check_adapters(folder, url, work):
 
 
 def check_vocabulary(folder, url, work):
-    start = lambda p: lambda: VLLMEngine(p, [url], work / "other", dtype="float32", retries=0)
+    def start(p):
+        return lambda: VLLMEngine(p, [url], work / "other", dtype="float32", retries=0)
+
     fewer, more = load_policy("toy", size="tiny"), add_image_tokens(load_policy(folder), 12)
     words = load_policy("toy", size="tiny", text=("A line that nobody else has.\n",))
     for what, policy in {"fewer tokens": fewer, "more tokens": more, "other tokens": words}.items():
@@ -402,7 +407,10 @@ def asks_of(policy):
     how = dict(max_tokens=4, temperature=0.0, top_p=1.0, logprobs=0, stop_token_ids=[eos], detokenize=False)
     plain = dict(model="MODEL", token_ids=[5, 6, 7], sampling_params=how, return_token_ids=True, cache_salt="a")
     seen = plain | dict(token_ids=short, content_parts=parts[:1])
-    with_ = lambda **more: plain | dict(sampling_params=how | more)
+
+    def with_(**more):
+        return plain | dict(sampling_params=how | more)
+
     rule = DreamRule(policy, 6, 8).told(policy.tokenizer("<dream>", add_special_tokens=False)["input_ids"])
     word = policy.tokenizer("assistant\n", add_special_tokens=False)["input_ids"]  # this policy goes on saying it
     behind = dict(stop=["tant\nassis"], include_stop_str_in_output=True, max_tokens=8)  # it ends inside a token
@@ -431,9 +439,16 @@ def asks_of(policy):
         "no rule": with_(extra_args=dict(dream_rule="?")),
         "a rule": with_(extra_args=dict(dream_rule=rule), max_tokens=9),
     }
-    post = lambda name, path, body=None: dict(name=name, method="POST", path=path, body=body)
-    get = lambda name, path: dict(name=name, method="GET", path=path, body=None)
-    reload = lambda where: dict(method="reload_weights", kwargs=dict(weights_path=where))
+
+    def post(name, path, body=None):
+        return dict(name=name, method="POST", path=path, body=body)
+
+    def get(name, path):
+        return dict(name=name, method="GET", path=path, body=None)
+
+    def reload(where):
+        return dict(method="reload_weights", kwargs=dict(weights_path=where))
+
     return [
         get("health", "/health"),
         get("models", "/v1/models"),
@@ -485,7 +500,10 @@ def check_transfer(folder, url, without, work, record):
     weights, group = given_weights(policy), GlooGroup()
     words = next(one for one in asks_of(policy) if one["name"] == "words")
     start = dict(name="start without a transfer", method="POST", path="/start_weight_update", body=None)
-    answered = lambda url, one: one | dict(zip(("status", "answer"), ask(url, one, str(folder)), strict=True))
+
+    def answered(url, one):
+        return one | dict(zip(("status", "answer"), ask(url, one, str(folder)), strict=True))
+
     found = [one | meeting(lambda one: answered(url, one), one, group, weights) for one in transfer_asks(weights)]
     found = [f | dict(body=one["body"]) for f, one in zip(found, transfer_asks(weights), strict=True)]
     told = dict(asks=found, said=answered(url, words), without=answered(without, start))
@@ -493,7 +511,10 @@ def check_transfer(folder, url, without, work, record):
     if record:
         TRANSFER.write_text(json.dumps(told) + "\n")
     golden = json.loads(TRANSFER.read_text())
-    every = lambda record: [*record["asks"], record["said"], record["without"]]
+
+    def every(record):
+        return [*record["asks"], record["said"], record["without"]]
+
     for a, b in zip(every(golden), every(told), strict=True):
         report(same(a, b), f"as recorded: {b['name']}", f"HTTP {b['status']}" if same(a, b) else json.dumps(b)[:400])
     with mock.patch("drivelit.policy.vllm.NCCLGroup", GlooGroup):

@@ -185,7 +185,10 @@ def _commands(ctx):
 @_json
 def _systems(as_json):
     "The table of systems and their profiles."
-    profiles = lambda s: [n.partition(".")[2] for n in profile_names(s.name)]
+
+    def profiles(s):
+        return [n.partition(".")[2] for n in profile_names(s.name)]
+
     rows = [dict(name=s.name, title=s.title, notebook=s.notebook, profiles=profiles(s)) for s in systems().values()]
     if as_json:
         return print(json_line(rows))
@@ -382,7 +385,10 @@ def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
 
     _check_set(profile)
     out = out or f"runs/{profile.system}-{profile.name}-rehearsal"
-    tell = lambda line: print(line, file=sys.stderr, flush=True)
+
+    def tell(line):
+        return print(line, file=sys.stderr, flush=True)
+
     only = stages.split(",") if stages else None
     result = rehearse(profile, out, devices, only, on_cluster(cluster), tell)
     print(json_line(result) if as_json else page(result))

@@ -297,7 +297,10 @@ def test_boxes_of_a_real_log_are_those_of_its_table(real):
     source, root = real
     (folder,) = (p.parent for p in root.rglob("sync.arrow"))
     table, cars = (pd.read_feather(source / f"{k}.feather") for k in ("annotations", "city_SE3_egovehicle"))
-    quaternions = lambda t: Rotation.from_quat(np.array(t[["qx", "qy", "qz", "qw"]]))
+
+    def quaternions(t):
+        return Rotation.from_quat(np.array(t[["qx", "qy", "qz", "qw"]]))
+
     for frame, ns in list(enumerate(sorted(table.timestamp_ns.unique())))[::25]:
         rows, car = table[table.timestamp_ns == ns], cars[cars.timestamp_ns == ns]
         turn = quaternions(car)

@@ -303,7 +303,10 @@ def test_a_stage_on_two_simulators_of_which_one_dies_is_that_on_one(tmp_path):
     two, asked = reinforced(tmp_path / "two", client, "here:2000,here:2010", routes, 2)
     assert not (client / "dies-2010").exists()
     by_process = Counter(asked)
-    processes = lambda p: len({pid for pid, port in asked if port == p})
+
+    def processes(p):
+        return len({pid for pid, port in asked if port == p})
+
     assert (processes("2000"), processes("2010")) == (5, 5)  # one each round or play
     assert sorted(by_process.values()) == [1] * 8 + [2, 3]  # in collecting two each, and one was driven anew
     assert [n for (_, port), n in by_process.items() if port == "2010"][0] == 3

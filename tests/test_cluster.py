@@ -168,7 +168,10 @@ def home(cluster, folder):
     "The machine on which the first worker of a stage runs: the parent of its process is the machine's raylet."
     pid = json.loads((folder / "holder.json").read_text())["pid"]
     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    of = lambda node: [p.process.pid for p in node.all_processes["raylet"]]
+
+    def of(node):
+        return [p.process.pid for p in node.all_processes["raylet"]]
+
     return next(n for n in cluster.worker_nodes if parent in of(n))
 
 
@@ -220,7 +223,10 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     out = start(tmp_path / "run", profile)
     drive = far().folder(out, "drive")
     parts = drive / "shards" / "0"
-    finished = lambda: {p: p.stat().st_mtime_ns for p in parts.glob("*.json.gz")}
+
+    def finished():
+        return {p: p.stat().st_mtime_ns for p in parts.glob("*.json.gz")}
+
     machines(nodes, 3)  # one to spare
     seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
     found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
@@ -267,7 +273,10 @@ def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
         assert done(stages, out, stage) == done(stages, alone, stage), stage
     weights = [(o / "seed-0/sft_single/final/model.safetensors").read_bytes() for o in (alone, out)]
     assert weights[0] == weights[1]
-    found = lambda o: [p for p in o.rglob("*.parquet") if not p.name.endswith(".sets.parquet")]  # these have seconds
+
+    def found(o):
+        return [p for p in o.rglob("*.parquet") if not p.name.endswith(".sets.parquet")]  # these have seconds
+
     rows = [sorted((p.name, p.read_bytes()) for p in found(o)) for o in (alone, out)]
     assert rows[0] == rows[1] and len(rows[0]) == 5  # three data sets, and the records of drivers and policy
 

@@ -25,7 +25,10 @@ SHARED = ("rl_gpus:", "rl_mini_batch:", "sft_batch:")
 
 def made(make, gpus, out, options):
     "The configuration in one of so many processes; None: it is refused."
-    given = lambda name, value: patch.object(TrainingArguments, name, new_callable=PropertyMock, return_value=value)
+
+    def given(name, value):
+        return patch.object(TrainingArguments, name, new_callable=PropertyMock, return_value=value)
+
     world = max(gpus, 1)  # the group of processes itself is not opened
     try:
         with (
@@ -98,7 +101,9 @@ def test_plan_and_stage_count_the_same_pairs(asks, count, share, tmp_path):
         put.append((len(asked), each))
         return judged(asked, teacher, judge, rounds, each, seed)
 
-    scenes = lambda out, split: toy_scenes(count if split == "train" else 2, seed=3)
+    def scenes(out, split):
+        return toy_scenes(count if split == "train" else 2, seed=3)
+
     alike = patch.object(pipeline, "features_of", lambda profile: lambda fronts: np.zeros((len(fronts), 2)))
     with patch.object(vqa_data, "judged_pairs", noted), patch.object(pipeline, "load_scenes", scenes), alike:
         told = pipeline.run_vqa(tmp_path, profile, 0)

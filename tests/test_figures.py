@@ -99,7 +99,10 @@ def texts_of(figure):
     with patch.object(renderer, "draw_text", noted):
         figure.draw(renderer)
     width = figure.get_tightbbox(renderer).width * DPI  # a notebook cuts the margins off
-    pixels = lambda t: label_pixels(t.get_fontsize(), DPI, width)
+
+    def pixels(t):
+        return label_pixels(t.get_fontsize(), DPI, width)
+
     return [(t.get_text(), pixels(t), t.get_window_extent(renderer)) for t in drawn.values() if t is not None]
 
 
@@ -107,7 +110,10 @@ def faults(figure):
     "What cannot be read: letters that are too small, and texts that lie on each other by more than a pixel."
     texts = texts_of(figure)
     small = [f"{words!r}: {px:.1f} pixels" for words, px, _ in texts if px < SEVEN]
-    across = lambda a, b: min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+
+    def across(a, b):
+        return min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+
     return small + [f"{a!r} lies on {b!r}" for (a, _, p), (b, _, q) in combinations(texts, 2) if across(p, q)]
 
 
@@ -143,7 +149,10 @@ def scene(family="red_light", **how):
 def verdicts():
     "plot_compared with each word."
     rng = np.random.default_rng(0)
-    noise = lambda spread: spread * rng.normal(size=(4, 60))
+
+    def noise(spread):
+        return spread * rng.normal(size=(4, 60))
+
     gaps = {"a long name of an arm > another one": 0.2, "b > a": -0.2, "c > a": 0.0, "d > a, sampled": 0.01}
     spreads = (0.1, 0.1, 0.01, 0.8)
     rows = [paired_row(n, paired(g + noise(s), 0 * noise(s))) for (n, g), s in zip(gaps.items(), spreads, strict=True)]
@@ -225,8 +234,13 @@ def beyond_their_boxes(figure):
     "Texts whose middle lies in a box of the drawing and that are wider or higher than it."
     texts = texts_of(figure)  # this lays it out
     boxes = [p.get_window_extent() for p in figure.axes[0].patches if isinstance(p, FancyBboxPatch)]
-    inside = lambda box, text: box.contains((text.x0 + text.x1) / 2, (text.y0 + text.y1) / 2)
-    within = lambda box, text: box.x0 <= text.x0 and text.x1 <= box.x1 and box.y0 <= text.y0 and text.y1 <= box.y1
+
+    def inside(box, text):
+        return box.contains((text.x0 + text.x1) / 2, (text.y0 + text.y1) / 2)
+
+    def within(box, text):
+        return box.x0 <= text.x0 and text.x1 <= box.x1 and box.y0 <= text.y0 and text.y1 <= box.y1
+
     return [words for words, _, text in texts for box in boxes if inside(box, text) and not within(box, text)]
 
 

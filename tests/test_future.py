@@ -121,7 +121,10 @@ def another(scene, appear=True):
     late = dict(type="vehicle", length=4.5, width=1.9, height=1.6, velocity=[[0.0, 0.0]])
     if appear:
         agents.append(Agent("late", times=[0.5], poses=[[12.0, 0.0, 0.0]], **late))
-    states = lambda x: [s if t <= 1e-6 else "yellow" for t, s in zip(x.times, x.states, strict=True)]
+
+    def states(x):
+        return [s if t <= 1e-6 else "yellow" for t, s in zip(x.times, x.states, strict=True)]
+
     lights = [replace(x, states=states(x)) for x in scene.lights]
     v = float(scene.ego.velocity[0])
     t = 0.5 * np.arange(1, 9)
@@ -328,7 +331,10 @@ def moment(reader, root, id=None):
 
 def known(scene, name):
     "What the scene says of now and before, as text."
-    past = lambda a: a.times <= 1e-6
+
+    def past(a):
+        return a.times <= 1e-6
+
     others = [
         replace(a, times=a.times[past(a)], poses=a.poses[past(a)], velocity=a.velocity[past(a)])
         for a in scene.agents
@@ -372,11 +378,14 @@ def test_each_source(name, tmp_path):
 
 def write_drivelm(root, behavior):
     "Two key frames of a scene; the answers and the description are about what comes."
-    frame = lambda k: dict(
-        image_paths=dict(CAM_FRONT=f"../nuscenes/samples/CAM_FRONT/{k}.jpg"),
-        key_object_infos={"<c1,CAM_FRONT,90.0,50.0>": dict(Category="Vehicle", Status=behavior)},
-        QA=dict(behavior=[dict(Q="Predict the behavior of the ego vehicle.", A=behavior, tag=[1])]),
-    )
+
+    def frame(k):
+        return dict(
+            image_paths=dict(CAM_FRONT=f"../nuscenes/samples/CAM_FRONT/{k}.jpg"),
+            key_object_infos={"<c1,CAM_FRONT,90.0,50.0>": dict(Category="Vehicle", Status=behavior)},
+            QA=dict(behavior=[dict(Q="Predict the behavior of the ego vehicle.", A=behavior, tag=[1])]),
+        )
+
     (root / "samples/CAM_FRONT").mkdir(parents=True)
     for k in (0, 1):
         color = (90, 90, 90 if k == 0 or behavior == "stops" else 200)

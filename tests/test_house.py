@@ -93,7 +93,9 @@ faults = PUBLIC.faults
 
 
 def test_files_are_small():
-    most = lambda f: 4_000_000 if f.suffix == ".safetensors" else 400_000  # the base, in half precision
+    def most(f):
+        return 4_000_000 if f.suffix == ".safetensors" else 400_000  # the base, in half precision
+
     assert {name(f): f.stat().st_size for f in FILES if f.stat().st_size > most(f)} == {}
 
 
@@ -614,7 +616,10 @@ def test_no_picture_is_of_recorded_samples():
     cell = dict(cell_type="code", source=['print("DRIVELIT_SAMPLES is not set" if not samples else len(samples))'])
     said = dict(output_type="stream", name="stdout", text=["DRIVELIT_SAMPLES is not set\n"])
     picture = dict(output_type="display_data", data={"image/png": ""})
-    shown = lambda *outputs: len(shown_with_samples(dict(cells=[cell | dict(outputs=outputs)])))
+
+    def shown(*outputs):
+        return len(shown_with_samples(dict(cells=[cell | dict(outputs=outputs)])))
+
     nine = said | dict(text=["9\n"])
     assert (shown(said, picture), shown(nine), shown(nine, picture)) == (0, 0, 1)
     looked_at = {"46_routes", "50_closed_loop", "28_report", "30_rows"}  # their pictures are of the town and of tables

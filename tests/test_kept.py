@@ -70,7 +70,10 @@ def adapters(here):
 
 def a_codec(here):
     folder = new_codec(size=(48, 24), codes=16, channels=(8, 8), dim=2).save(here / "codec")
-    read = lambda codec: (numbers(codec.model.state_dict()), codec.size, codec.fold, dict(codec.model.config))
+
+    def read(codec):
+        return (numbers(codec.model.state_dict()), codec.size, codec.fold, dict(codec.model.config))
+
     return folder, lambda: [str(v) for v in read(load_codec(folder)) if v]
 
 

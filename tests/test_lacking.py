@@ -115,7 +115,9 @@ def test_no_recorded_moment_to_imitate_is_an_error_with_the_counts(tmp_path, mon
     "MindDrive counts its moments while it makes rows of them."
     from drivelit.minddrive import pipeline
 
-    filed = lambda s: {k: replace(c, files={0.0: "there.png"}) for k, c in s.cameras.items()}
+    def filed(s):
+        return {k: replace(c, files={0.0: "there.png"}) for k, c in s.cameras.items()}
+
     moments = [replace(s, cameras=filed(s), expert=None) for s in scenes(3)]
     monkeypatch.setattr(pipeline, "load_scenes", lambda out, split: moments)
     profile = load_profile("minddrive", "smoke")

@@ -93,7 +93,10 @@ def test_the_same_words_earn_the_same_as_in_our_rollout(url):
     played = rollout(
         TransformersEngine(policy), policy, TASK, [SOME[k] for k in which], seed=1, temperature=0.9, **limits
     )
-    texts = lambda messages: ["".join(p.get("text", "") for p in m["content"]) for m in messages if m["role"] == "user"]
+
+    def texts(messages):
+        return ["".join(p.get("text", "") for p in m["content"]) for m in messages if m["role"] == "user"]
+
     with client(url) as env:
         for k, episode in zip(which, played, strict=True):
             result = env.reset(scene=k)
@@ -339,7 +342,10 @@ def test_the_space_is_what_its_hub_takes(tmp_path):
 
 def exchanges(address):
     "What a client says and hears on two scenes."
-    pixels = lambda p: hashlib.sha256(Image.open(io.BytesIO(picture_of(p))).tobytes()).hexdigest()[:16]
+
+    def pixels(p):
+        return hashlib.sha256(Image.open(io.BytesIO(picture_of(p))).tobytes()).hexdigest()[:16]
+
     out = []
 
     def note(asked, result):

@@ -233,7 +233,10 @@ def test_memory_is_handed_over_where_play_and_update_alternate(tmp_path):
     policy, events = load_policy("toy", size="tiny"), []
     own = dict(steps=1, batch=2, group=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
     trainer = TurnGRPOTrainer(policy, Paid(), ["one", "two"], rl_config(tmp_path, beta=0.0, **own), lambda r, g: r)
-    give = lambda device: events.append(device.type)
+
+    def give(device):
+        return events.append(device.type)
+
     with (
         patch.object(turn_grpo, "give_back_memory", give),
         patch.object(trainer, "rollout", lambda *_, **__: events.append("play") or []),

@@ -114,7 +114,10 @@ class Pays(P3Task):
     def step_batch(self, states, completions):
         steps = super().step_batch(states, completions)
         paid = [sum(c.ids) % 11 / 11 for c in completions]
-        told = lambda step, v: dict(step.info, stages=[v, v / 2, v / 4])
+
+        def told(step, v):
+            return dict(step.info, stages=[v, v / 2, v / 4])
+
         return [
             replace(s, rewards=s.rewards | dict(reward=v), info=told(s, v)) for s, v in zip(steps, paid, strict=True)
         ]

@@ -78,7 +78,10 @@ def test_a_killed_preparation_goes_on(town, tmp_path):
     stuck = [folder / f"{k:05d}.parquet" for k in (5, 6)]
     for path in stuck:  # whoever opens it waits for a writer: both workers are in the middle of their work for sure
         os.mkfifo(path)
-    whole = lambda: {p.name: p.stat().st_mtime_ns for p in folder.glob("*.parquet") if p.is_file()}
+
+    def whole():
+        return {p.name: p.stat().st_mtime_ns for p in folder.glob("*.parquet") if p.is_file()}
+
     process = prepare(*TOWN, folder, *HOW, "--workers", 2)
     end = time.monotonic() + 300
     while len(whole()) < 5:
@@ -483,7 +486,10 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
 
 def test_the_same_number_of_processes_goes_on_bit_for_bit(groups):
     "Killed behind a checkpoint in shards, or its newest one cut short: losses and weights of the unbroken run."
-    without = lambda rows: [{k: v for k, v in r.items() if k not in ("step_time", "epoch", "num_tokens")} for r in rows]
+
+    def without(rows):
+        return [{k: v for k, v in r.items() if k not in ("step_time", "epoch", "num_tokens")} for r in rows]
+
     for how, kinds in {"2 to 2": ("sft", "adapters", "bf16", "rl", "held", "served"), "damaged": ("sft",)}.items():
         for kind in kinds:
             ours, whole = (groups / k / kind for k in (how, "2"))

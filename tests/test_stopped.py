@@ -87,7 +87,10 @@ def test_score(tmp_path):
     goes_on(code, error, *said)
     assert (out, len(lines(asked))) == ("", TOGETHER + 1)
     parts = json.loads(ended(tmp_path, *said))
-    same = lambda told: {k: v for k, v in told.items() if k not in ("out", "seconds")}
+
+    def same(told):
+        return {k: v for k, v in told.items() if k not in ("out", "seconds")}
+
     assert same(parts) == same(whole)
     assert set(lines(asked)) == set(first)
     assert len(lines(asked)) == n + 1  # the first block was kept, and the second asked again
@@ -95,7 +98,10 @@ def test_score(tmp_path):
 
 def test_prepare(tmp_path):
     words = ["prepare", "toy", "-", "made", "--n", 60, "--in-shard", 2, "--workers", 2, "--no-references"]
-    shards = lambda: sorted((tmp_path / "made").rglob("*.parquet"))
+
+    def shards():
+        return sorted((tmp_path / "made").rglob("*.parquet"))
+
     code, _, error = stopped(begun(tmp_path, *words), lambda: len(shards()) > 1)
     goes_on(code, error, *words)
     kept = {p: p.stat().st_mtime_ns for p in shards() if not p.name.startswith(".")}
@@ -126,7 +132,10 @@ def test_plans(run):
     where, _ = run
     n = 4 * TOGETHER
     words = ["plans", "mine", "toy", "-", "--n", n, "--out", "plans"]
-    blocks = lambda: {p: p.stat().st_mtime_ns for p in (where / "plans" / "blocks").glob("[0-9]*.json")}
+
+    def blocks():
+        return {p: p.stat().st_mtime_ns for p in (where / "plans" / "blocks").glob("[0-9]*.json")}
+
     code, _, error = stopped(begun(where, *words), blocks)
     goes_on(code, error, *words)
     kept = blocks()

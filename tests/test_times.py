@@ -35,7 +35,10 @@ QUARTERS = [np.cos(HEADING / 2), 0.0, 0.0, np.sin(HEADING / 2)]  # w, x, y, z
 
 def write_nuscenes(root, times, hidden=()):
     n, stamp = len(times), [int(1e6 * (1000 + t)) for t in times]
-    link = lambda name, i: dict(prev=f"{name} {i - 1}" if i else "", next=f"{name} {i + 1}" if i + 1 < n else "")
+
+    def link(name, i):
+        return dict(prev=f"{name} {i - 1}" if i else "", next=f"{name} {i + 1}" if i + 1 < n else "")
+
     ends = dict(first_sample_token="s 0", last_sample_token=f"s {n - 1}", nbr_samples=n)
     tables = dict.fromkeys(nuscenes.TABLES, ()) | dict(
         category=[dict(token="car", name="vehicle.car", description="")],
@@ -144,7 +147,10 @@ def write_bench2drive(root, times, hidden=()):
     folder = root / "Clip_Town05_Route1_Weather0" / "anno"
     folder.mkdir(parents=True)
     for i, t in enumerate(times):
-        place = lambda p: dict(center=[p[0], -p[1], 0.7], location=[p[0], -p[1], 0.0])
+
+        def place(p):
+            return dict(center=[p[0], -p[1], 0.7], location=[p[0], -p[1], 0.0])
+
         common = dict(rotation=[0, 0, -np.degrees(HEADING)], extent=[2.4, 0.9, 0.7], bbx_loc=[0.0, 0.0, 0.7])
         boxes = [
             {"class": "ego_vehicle", "id": 1, **place(ego_at(t) + bench2drive.REAR * WAY), **common},
@@ -187,7 +193,9 @@ def write_123d(root, times, hidden=()):
     from py123d.parser.base_dataset_parser import ModalitiesSync
     from py123d.parser.registry import NuPlanBoxDetectionLabel
 
-    place = lambda p, z: PoseSE3(*p, z, *QUARTERS)
+    def place(p, z):
+        return PoseSE3(*p, z, *QUARTERS)
+
     offset = PoseSE3(0.05, -0.32, 0.0, 1.0, 0.0, 0.0, 0.0)
     car = kinds.EgoStateSE3Metadata("car", 2.0, 5.0, 1.8, 3.0, PoseSE3(1.5, -0.32, 0.6, 1.0, 0.0, 0.0, 0.0), offset)
     named = kinds.BoxDetectionAttributes(NuPlanBoxDetectionLabel.VEHICLE, "other")
@@ -215,7 +223,10 @@ READERS = dict(
 
 def check(scene):
     "Whatever the scene says, it says of a car at constant speed, and of another one."
-    ahead = lambda times: np.stack([SPEED * np.asarray(times), 0 * times, 0 * times], 1)
+
+    def ahead(times):
+        return np.stack([SPEED * np.asarray(times), 0 * times, 0 * times], 1)
+
     ego = scene.ego
     assert np.abs(ego.poses - ahead(ego.times)).max() < FAR_OFF, scene.id
     assert abs(ego.velocity[0] - SPEED) < TOO_FAST and np.abs(ego.acceleration).max() < 0.2, scene.id

@@ -149,7 +149,10 @@ def of_navsim(root):
 def of_nuscenes(root):
     "The tables of a drive with nuScenes' six cameras."
     write_nuscenes(root, 0.5 * np.arange(20))
-    table = lambda name: root / "v1.0-mini" / f"{name}.json"
+
+    def table(name):
+        return root / "v1.0-mini" / f"{name}.json"
+
     rows = {name: json.loads(table(name).read_text()) for name in ("sensor", "calibrated_sensor", "sample_data")}
     for view in toy_cameras():
         about = dict(translation=[1.5, 0, 1.5], rotation=[0.5, -0.5, 0.5, -0.5], camera_intrinsic=np.eye(3).tolist())

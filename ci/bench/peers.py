@@ -95,9 +95,10 @@ def play(args):
         ("2 scenes, 8 answers each", [s for s in some[:2] for _ in range(8)], 1),
         ("4 scenes, 4 turns", some[:4], 4),
     ):
-        go = lambda e, who=who, turns=turns: rollout(
-            e, policy, task, who, max_turns=turns, max_new_tokens=WORDS, seed=0
-        )
+
+        def go(e, who=who, turns=turns):
+            return rollout(e, policy, task, who, max_turns=turns, max_new_tokens=WORDS, seed=0)
+
         compare(f"play: {name}", lambda go=go: go(ours), lambda go=go: go(Plain()), args.repeats)
 
 
@@ -114,9 +115,14 @@ def learn(args):
     from drivelit.training.turn_grpo import TurnGRPOTrainer, rl_config
 
     torch.set_num_threads(1)
-    make = lambda: load_policy("toy", size=args.size, text=kit_text(), fixed=fixed_parts())
+
+    def make():
+        return load_policy("toy", size=args.size, text=kit_text(), fixed=fixed_parts())
+
     prompts = [f"Scene {k}. " + "The ego drives straight on at 8 m/s. " * 8 for k in range(8)]
-    points = lambda text: text.count("0") - text.count("1")
+
+    def points(text):
+        return text.count("0") - text.count("1")
 
     class Digits(Task):
         "A prompt without pictures; digits are worth something."
@@ -146,7 +152,10 @@ def learn(args):
             save_strategy="no", disable_tqdm=True, gradient_checkpointing=False, bf16=False,
         )  # fmt: skip
         data = Dataset.from_dict(dict(prompt=[[dict(role="user", content=p)] for p in prompts]))
-        worth = lambda completions, **_: [float(points(c[0]["content"])) for c in completions]
+
+        def worth(completions, **_):
+            return [float(points(c[0]["content"])) for c in completions]
+
         return GRPOTrainer(policy.model, worth, settings, train_dataset=data, processing_class=policy.tokenizer)
 
     with tempfile.TemporaryDirectory() as out:

@@ -152,7 +152,10 @@ def naive():
 
 def smaller(profile, scale):
     "The keys of a profile that say how much there is, times the scale."
-    times = lambda v, low: max(low, round(v * scale))
+
+    def times(v, low):
+        return max(low, round(v * scale))
+
     least = dict(train_scenes=64, eval_scenes=12, rl_scenes=16, data_thoughts=16)
     keys = [k for k in (*least, "sft_steps", "align_steps", "rl_steps") if getattr(profile, k, 0)]
     return {k: times(getattr(profile, k), least.get(k, 2)) for k in keys}
@@ -201,7 +204,10 @@ def main():
                     graph.work(out, stage, 0)
                 took[stage] = clock.take()
                 print(f"{stage}: {sum(took[stage].values()):.1f} s", file=sys.stderr, flush=True)
-    of = lambda found: {s: t for s, t in found.items() if s in wanted or not args.stages}
+
+    def of(found):
+        return {s: t for s, t in found.items() if s in wanted or not args.stages}
+
     show(of(table), of(slow))
 
 

@@ -112,10 +112,16 @@ def receive(found, prepare):
 def step(players, row, size, count, seconds):
     "Seconds of a step, from the moment in which playing begins, and of both CPUs; what was read, pictures prepared."
     kind, streamed, once = row
-    cpu = lambda: time.process_time() + sum(seconds for _, seconds in players.stream([None]))
+
+    def cpu():
+        return time.process_time() + sum(seconds for _, seconds in players.stream([None]))
+
     before = cpu()
     cache = TensorCache()
-    prepare = lambda image: cache.get(image, partial(model._prepared, processor(size)))[0]
+
+    def prepare(image):
+        return cache.get(image, partial(model._prepared, processor(size)))[0]
+
     parcels, kept, total = [], [], 0.0
     came = players.stream([(kind, size, count, seconds, streamed)], opened=False)
     begin = get(next(came)[1])  # the clock is the machine's, the same in all processes
@@ -200,7 +206,10 @@ def shares(steps):
     "CPU seconds of the parts of a step, with the cache of pictures and without."
     global there, back
     clock = Clock()
-    bare = lambda self, images: model._pixels(self.processor.image_processor, images) if images else {}
+
+    def bare(self, images):
+        return model._pixels(self.processor.image_processor, images) if images else {}
+
     for part, places in PARTS.items():
         for where, name in places:
             setattr(where, name, clock.timed(part, getattr(where, name)))

@@ -56,10 +56,16 @@ def sft(policy, rows):
 def reading(policy, task, some):
     "Seconds for eight answers a scene, prompts shared and not."
     engine = TransformersEngine(policy)
-    encode = lambda s: policy.encode(task.prompt(s))
+
+    def encode(s):
+        return policy.encode(task.prompt(s))
+
     shared = [Conversation([], e.input_ids, e.images) for e in map(encode, some) for _ in range(8)]
     alone = [Conversation([], e.input_ids, [i.copy() for i in e.images]) for e in map(encode, some) for _ in range(8)]
-    run = lambda c: engine.generate(c, 50, seed=0)
+
+    def run(c):
+        return engine.generate(c, 50, seed=0)
+
     run(shared[:8])
     took, said = clock(run, shared)
     naive, _ = clock(run, alone)
@@ -98,7 +104,9 @@ class Looks:
         self.policy, self.rng = policy, np.random.default_rng(0)
 
     def generate(self, conversations, **_):
-        again = lambda c: len(c.images) > 1 and self.rng.random() < 0.3
+        def again(c):
+            return len(c.images) > 1 and self.rng.random() < 0.3
+
         return [self._say(self.look if "tool" in c.opening or again(c) else self.end) for c in conversations]
 
     def _say(self, text):

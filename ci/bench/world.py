@@ -83,7 +83,10 @@ def main():
 
     plain, ends = best(args.repeats, World(), scenes, args.decisions)
     print(f"{'':24} {'ms a decision':>14} {'decisions/s':>12} {'x world':>8}")
-    line = lambda name, ms: print(f"{name:24} {ms:14.2f} {1e3 / ms:12.0f} {ms / plain:8.1f}")
+
+    def line(name, ms):
+        return print(f"{name:24} {ms:14.2f} {1e3 / ms:12.0f} {ms / plain:8.1f}")
+
     line("world", plain)
     line("and the moment", best(args.repeats, World(), scenes, args.decisions, look=True)[0])
     rig = tuple(scenes[0].cameras)

@@ -26,7 +26,10 @@ def check(told):
         raise ValueError(f"{NAME}: expected an object with {', '.join([*NUMBERS, *RANGES])}")
     if wrong := [k for k in NUMBERS if type(told[k]) is not int or told[k] < 0]:
         raise ValueError(f"{NAME}: {wrong[0]} is no whole number from 0")
-    pair = lambda r: isinstance(r, list) and len(r) == 2 and all(type(i) is int for i in r) and 0 <= r[0] < r[1]
+
+    def pair(r):
+        return isinstance(r, list) and len(r) == 2 and all(type(i) is int for i in r) and 0 <= r[0] < r[1]
+
     if wrong := [k for k in RANGES if not isinstance(told[k], list) or not told[k] or not all(map(pair, told[k]))]:
         raise ValueError(f"{NAME}: {wrong[0]} is no list of ranges")
 

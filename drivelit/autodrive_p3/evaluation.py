@@ -129,9 +129,14 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
         hits = each[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
         values |= {f"l2_{p}": [mean(each["l2"][i]) for i in readable], f"hits_{p}": [mean(hits[i]) for i in readable]}
     of = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
+
     # v: number of the scene -> value; None keeps the place of a scene without a plan. Distances to the millimetre
-    in_place = lambda v, digits: [round(float(v[i]), digits) if i in v else None for i in range(len(scenes))]
-    digits = lambda k: 3 if k == "ade" or k.startswith("l2") else 4
+    def in_place(v, digits):
+        return [round(float(v[i]), digits) if i in v else None for i in range(len(scenes))]
+
+    def digits(k):
+        return 3 if k == "ade" or k.startswith("l2") else 4
+
     return numbers | {f"scene_{k}": in_place(v, digits(k)) for k, v in of.items()}
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #3a2aaf7b
@@ -255,8 +260,11 @@ def most_frequent(scenes: Sequence[Scene], inputs: Inputs) -> tuple[tuple[int, .
         for t in truths
         for b, w, a in zip(t.boxes, t.labels, t.actions, strict=True)
     ]
+
     # the reward of the second stage, box and action together, over all scenes
-    worth = lambda x: np.mean([prediction([x[0]], [x[2]], t.boxes, t.actions) for t in truths])
+    def worth(x):
+        return np.mean([prediction([x[0]], [x[2]], t.boxes, t.actions) for t in truths])
+
     return max(dict.fromkeys(all_of), key=worth, default=None)
 
 
@@ -273,7 +281,10 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     """
     count, pdms = task.inputs.points, task.pdms
     truths, usual = [truth_of(s, task.inputs) for s in scenes], most_frequent(known[:200], task.inputs)
-    write = lambda objects, plan: write_chain("fast", *objects, plan[:count], format=task.inputs.format)
+
+    def write(objects, plan):
+        return write_chain("fast", *objects, plan[:count], format=task.inputs.format)
+
     # (boxes, labels, actions) of an answer: an empty list, and the one box that earns the most
     nobody, often = ([], [], []), tuple([v] for v in usual) if usual else ([], [], [])
     # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
@@ -294,7 +305,10 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
 def _blind_ade(scenes, count):
     "name -> (n,) minus the mean distance to the expert, metres: more is better, as the choice wants it."
     plans = [blind_plans(s) for s in scenes]
-    far = lambda name: [-l2(p[name][:count], s.expert.poses[:count]).mean() for p, s in zip(plans, scenes, strict=True)]
+
+    def far(name):
+        return [-l2(p[name][:count], s.expert.poses[:count]).mean() for p, s in zip(plans, scenes, strict=True)]
+
     return {name: np.array(far(name)) for name in plans[0]}
 
 
@@ -356,7 +370,10 @@ def play(
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or player_for(policy, profile)
-    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+
+    def part(some, seed):
+        return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+
     return play_in_parts(part, policy, profile, scenes, seed)
 
 

@@ -187,7 +187,10 @@ def write_points(points: np.ndarray, format: str = "paper") -> str:
     if format == "released":
         poses = np.round(np.asarray(points, float), 2) + 0.0
         return fence({"x_y_radian": p, "label": _time(k)} for k, p in enumerate(poses.tolist()))
-    number = lambda v: f"{round(float(v), 2) + 0.0:.2f}"
+
+    def number(v):
+        return f"{round(float(v), 2) + 0.0:.2f}"
+
     rows = [f'{{"label": "{_time(k)}", "x_y_radian": [{", ".join(map(number, p))}]}}' for k, p in enumerate(points)]
     return f"[{', '.join(rows)}]"
 
@@ -372,7 +375,10 @@ def parse_chain(
         ValueError: an unknown mode or format, or thoughts in the released form
     """
     thinks = "think" in spans_of(mode, format)
-    all_bad = lambda bad: Chain(bad, bad, bad, dict.fromkeys(STAGES, bad) if thinks else {}, bad)
+
+    def all_bad(bad):
+        return Chain(bad, bad, bad, dict.fromkeys(STAGES, bad) if thinks else {}, bad)
+
     if not isinstance(text, str):
         return all_bad(ParseError(f"no text: {type(text).__name__}"))
     answers, thoughts = {s: _answer_of(text, s, format) for s in STAGES}, {}

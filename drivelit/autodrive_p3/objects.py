@@ -133,7 +133,10 @@ def _one_view(scene, picture, view, bodies):
     camera, left = scene.camera(picture.cameras[view]), int(picture.edges[view])
     size = int(np.diff(picture.edges)[view]), picture.size[1]
     scale, begin = picture.scales(view)
-    far = lambda body: np.hypot(*(np.asarray(body[2])[:2] - camera.cam2ego[:2, 3]))
+
+    def far(body):
+        return np.hypot(*(np.asarray(body[2])[:2] - camera.cam2ego[:2, 3]))
+
     canvas, areas, frame = Image.new("I", size), {}, shapely.box(0, 0, *size)
     for n, (name, _, center, heading, solid) in enumerate(sorted(bodies, key=far, reverse=True), 1):
         hull = shapely.transform(outline(center, heading, solid, camera, scale), lambda xy: xy - begin)
@@ -327,8 +330,13 @@ def bearing(scene: Scene) -> dict[str, str]:
     for (name, poses, half), touch in zip(ahead, on_free, strict=True):
         of_ego = [touch, _touches(taken, poses, half)]
         others = [_touches(w, poses, half) for w in around]
-        meets = lambda ts: any((t & together[: len(t)]).any() for t in ts)
-        stands = lambda ts: any(t[:, 0].any() for t in ts)
+
+        def meets(ts):
+            return any((t & together[: len(t)]).any() for t in ts)
+
+        def stands(ts):
+            return any(t[:, 0].any() for t in ts)
+
         why = 0 if stands(of_ego) else 1 if meets(of_ego) else 2 if stands(others) or meets(others) else None
         if why is not None:
             reasons.append((float(np.hypot(*poses[0, :2])), name, WHYS[why]))

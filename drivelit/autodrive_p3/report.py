@@ -40,7 +40,12 @@ ROWS = dict(  # stage -> its name in the tables
     rl_walk_then_run="released reward, walk then run",
     given="the given policy",
 )
-_counts = lambda scenes: dict(train=scenes["train"], heldout=scenes["heldout"])
+
+
+def _counts(scenes):
+    return dict(train=scenes["train"], heldout=scenes["heldout"])
+
+
 collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #6ab80679
@@ -239,7 +244,12 @@ def _chain(s: str) -> list[Claim]:
 
 
 _other = partial(Condition, play="chain", swap="another scene's")
-_tied = lambda s: f"behind another scene's boxes: {ROWS['rl']} > {ROWS[s]}"  # words of a claim
+
+
+def _tied(s):
+    return f"behind another scene's boxes: {ROWS['rl']} > {ROWS[s]}"  # words of a claim
+
+
 CHAIN = [claim for s in ("sft", "rl", "rl_plan") for claim in _chain(s)]
 CHAIN += claims_of(
     *(("what do three rewards tie?", (MOVES, FOLLOWS), _other("rl"), _other(s), _tied(s)) for s in ("sft", "rl_plan"))

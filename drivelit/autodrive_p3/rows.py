@@ -108,7 +108,10 @@ class ImageRows(Sequence):
             as `make_row` makes it from images
         """
         row = self.rows[i]
-        parts = lambda m: [q for p in m["content"] for q in _as_images(p)]
+
+        def parts(m):
+            return [q for p in m["content"] for q in _as_images(p)]
+
         return row | dict(messages=[m | dict(content=parts(m)) for m in row["messages"]])
 
 
@@ -139,7 +142,10 @@ def kit_fixed(inputs: Inputs) -> tuple[str, ...]:
             '"x_y_radian": [',
             *(f'], "label": "{0.5 * (k + 1):.1f}s"' for k in range(inputs.points)),
         )
-    point = lambda k: f'{{"label": "{0.5 * (k + 1):.1f}s", "x_y_radian": ['
+
+    def point(k):
+        return f'{{"label": "{0.5 * (k + 1):.1f}s", "x_y_radian": ['
+
     return (
         question(inputs, "detailed"),
         question(inputs, "fast"),

@@ -104,7 +104,10 @@ def write_thoughts(kept: Sequence[KeyObject], plan: tuple[str, str], width: int)
     Returns:
         stage -> text
     """
-    third = lambda k: ("on the left", "ahead", "on the right")[min(int((k.box[0] + k.box[2]) / 2 / width * 3), 2)]
+
+    def third(k):
+        return ("on the left", "ahead", "on the right")[min(int((k.box[0] + k.box[2]) / 2 / width * 3), 2)]
+
     sees = [f"A {k.label} is {third(k)}, {k.distance:.0f} m away: {BEARS[k.why]}." for k in kept]
     does = [f"The {k.label} will {'stop' if k.action == 'stop' else f'go {k.action}'}." for k in kept]
     because = f"We mind the {kept[0].label}: {BEARS[kept[0].why]}." if kept else "The way is free."
@@ -267,7 +270,10 @@ def disagreement(thoughts: Mapping[str, str], kept: Sequence[KeyObject], plan: t
     """
     labels, told = {k.label for k in kept}, named(thoughts["perception"])
     will, predicted = {(k.label, k.action) for k in kept}, said_actions(thoughts["prediction"])
-    listed = lambda pairs: ", ".join(sorted(" ".join(p) for p in pairs))
+
+    def listed(pairs):
+        return ", ".join(sorted(" ".join(p) for p in pairs))
+
     if invented := told - labels:
         return f"perception invents: {', '.join(sorted(invented))}"
     if lost := labels - told:

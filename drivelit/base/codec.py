@@ -442,7 +442,10 @@ def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
         Markdown
     """
     sights = ("own", "decoded", "grey")
-    shares = lambda v: " / ".join(f"{v[s]:.2f}" for s in sights)
+
+    def shares(v):
+        return " / ".join(f"{v[s]:.2f}" for s in sights)
+
     facts = {
         "what": "image tokens of the toy town, a VQModel of diffusers; `drivelit.policy.codec.load_codec` reads it",
         "data": f"{recipe.scenes:,} scenes of the toy town, seeds from {TRAIN_SEED:,}; now and a second ago",
@@ -499,7 +502,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    tell = lambda exam: {k: exam[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
+
+    def tell(exam):
+        return {k: exam[k] for k in ("psnr", "psnr_rare", "used", "perplexity")}
+
     return run_command("drivelit.base.codec", SMOKE, make_codec, tell, pack_codec, arguments)
 
 # %% ../../nbs/45_base/60_codec.ipynb #202e7048

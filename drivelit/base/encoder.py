@@ -415,7 +415,10 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
     Returns:
         (B, kinds) numbers of phrases
     """
-    with_one = lambda v: F.pad(v.double(), (0, 1), value=1.0)
+
+    def with_one(v):
+        return F.pad(v.double(), (0, 1), value=1.0)
+
     out = []
     for k, p in enumerate(FACTS.values()):
         told_rows = marks[:, k] >= 0
@@ -567,7 +570,10 @@ def dreams(made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> tuple[l
         N PIL images; name -> N PIL images: true, copied, grey, noise, another
     """
     truth = [next_image(s, "CAM_FRONT", codec.size, seconds) for s in made]
-    paint = lambda images: codec.decode(codec.encode(images))
+
+    def paint(images):
+        return codec.decode(codec.encode(images))
+
     true, rng, (wide, high) = paint(truth), np.random.default_rng(0), codec.size
     return truth, dict(
         true=true,
@@ -592,7 +598,10 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
     now = [get_image(s, "CAM_FRONT", codec.size) for s in made]
     # levels out of 255
     change = [np.abs(np.subtract(a, b, dtype=np.float32)).mean() for a, b in zip(now, truth, strict=True)]
-    plain = lambda images: unit(clip_pixels(images, model.config.vision_config.image_size, crop=False).flatten(1))
+
+    def plain(images):
+        return unit(clip_pixels(images, model.config.vision_config.image_size, crop=False).flatten(1))
+
     out = dict(moved=[bool(c >= 1) for c in change])
     for name, embed in dict(encoder=lambda images: embed_images(model, images), pixels=plain).items():
         wanted = embed(truth)
@@ -612,7 +621,10 @@ def ahead_exam(
     Returns:
         seconds -> mean cosine
     """
-    view = lambda s, t: next_image(s, "CAM_FRONT", codec.size, t) if t else get_image(s, "CAM_FRONT", codec.size)
+
+    def view(s, t):
+        return next_image(s, "CAM_FRONT", codec.size, t) if t else get_image(s, "CAM_FRONT", codec.size)
+
     shown = embed_images(model, codec.decode(codec.encode([view(s, 0) for s in made])))
     return {f"{t:g}": float((shown * embed_images(model, [view(s, t) for s in made])).sum(1).mean()) for t in times}
 
@@ -634,7 +646,10 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
         if (out / "exam.json").exists():
             return json.loads((out / "exam.json").read_text())
         model, codec, lessons = train_encoder(out, recipe, lessons), load_codec(), Path(lessons or out / "lessons")
-        facts = lambda shelf, n: [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(n))]
+
+        def facts(shelf, n):
+            return [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(n))]
+
         shelf, held = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)), exam_shelf(lessons, recipe)
         pictures = four_pictures(shelf, recipe.scenes, recipe.size, codec, lessons / f"squeezed-{recipe.size}.npy")
         asked = four_pictures(held, recipe.exam, recipe.size, codec, lessons / f"squeezed-{recipe.size}-exam.npy")
@@ -730,7 +745,10 @@ def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence
         exam = dict(kinds=result["kinds"], ahead=result["ahead"], order=order, moved=sum(result["order"]["moved"]))
         runs.append(dict(recipe=recipe, looks=[r for r in rows if "apart" in r], exam=exam))
     result = finished(out, "drivelit.base.encoder")[1]
-    card = lambda digest: encoder_card(EncoderRecipe(**runs[0]["recipe"]), result, digest)
+
+    def card(digest):
+        return encoder_card(EncoderRecipe(**runs[0]["recipe"]), result, digest)
+
     return pack_weights(folder, load_encoder(Path(out) / "final").half().save_pretrained, card, runs)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #0bb0694c
@@ -743,8 +761,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 after a sentence about what is wrong
     """
-    order = lambda exam: in_order(exam["order"]["encoder"], exam["order"]["moved"])
-    tell = lambda exam: {k: round(v["cosine"], 3) for k, v in order(exam).items()}
+
+    def order(exam):
+        return in_order(exam["order"]["encoder"], exam["order"]["moved"])
+
+    def tell(exam):
+        return {k: round(v["cosine"], 3) for k, v in order(exam).items()}
+
     return run_command("drivelit.base.encoder", SMOKE, make_encoder, tell, pack_encoder, arguments)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #1321a449

@@ -219,7 +219,10 @@ def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[s
         for each scene kind -> box in percent; a box that is none is left out
     """
     asked = [(i, kind) for i in range(len(shelf)) for kind in nearest_boxes(shelf[i])]
-    words = lambda text, some: [(i, text.format(k=k), "") for i, k in some]
+
+    def words(text, some):
+        return [(i, text.format(k=k), "") for i, k in some]
+
     present = answers(policy, shelf, words("Is there a {k}?", asked), "exists", sight)
     there = [a for a, said in zip(asked, present, strict=True) if said.strip() == "Yes"]
     texts = answers(policy, shelf, words("Box of the nearest {k}?", there), "box", sight, asked)
@@ -248,8 +251,13 @@ def found_boxes(said: Sequence[dict], truth: Sequence[dict]) -> dict[str, Any]:
     lists = [((list(s.values()), list(t.values())), (list(s), list(t))) for s, t in zip(said, present, strict=True)]
     scores = [perception(*boxes, kinds) for boxes, kinds in lists]
     overlaps = [w for boxes, kinds in lists for *_, w in match(*boxes, kinds)]
-    mean = lambda v: float(np.mean(v)) if len(v) else float("nan")
-    share = lambda k, n: k / n if n else float("nan")
+
+    def mean(v):
+        return float(np.mean(v)) if len(v) else float("nan")
+
+    def share(k, n):
+        return k / n if n else float("nan")
+
     named = sum(map(len, said))
     return dict(
         perception=mean(scores),
@@ -354,8 +362,11 @@ def examine(
             boxes = {s: mean_box_error(a, asked) for s, a in answered.items()}
         if kind in ("distance", "place"):
             ranges[kind] = range_errors(answered[sights[0]], asked)
+
         # the constant answer is marked like any other, so that each share stands beside it
-        marks = lambda a, asked=asked, kind=kind: [is_right(kind, x, t) for x, (*_, t) in zip(a, asked, strict=True)]
+        def marks(a, asked=asked, kind=kind):
+            return [is_right(kind, x, t) for x, (*_, t) in zip(a, asked, strict=True)]
+
         right = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **answered).items()}
         kinds[kind] = dict(n=len(asked)) | {s: float(np.mean(r)) for s, r in right.items()}
         kinds[kind] |= split_shares(right, asked)
@@ -392,7 +403,10 @@ def there_table(found: dict[str, Any]) -> pd.DataFrame:
         a row for each kind that asks about both
     """
     rows = {k: v for k, v in found["kinds"].items() if "there" in v}
-    share = lambda v, sight: round(100 * v[sight])
+
+    def share(v, sight):
+        return round(100 * v[sight])
+
     return pd.DataFrame(
         {
             kind: {

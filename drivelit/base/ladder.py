@@ -152,7 +152,10 @@ def fitted(
         (M, 8, 3)
     """
     torch.manual_seed(seed)
-    tensor = lambda a: torch.tensor(np.asarray(a), dtype=torch.float32)
+
+    def tensor(a):
+        return torch.tensor(np.asarray(a), dtype=torch.float32)
+
     mean, std = X.mean(0), X.std(0) + 1e-3
     x, z = tensor((X - mean) / std), tensor((Z - mean) / std).clamp(-8, 8)
     # what is learnt: the difference from driving straight on, in units of its mean size
@@ -253,7 +256,10 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
     others = scenes(learn, seed=seed)
     goals, speeds = np.stack([s.expert.poses[:8] for s in others]), np.array([s.ego.velocity[0] for s in others])
     fast = np.array([s.ego.velocity[0] for s in made])
-    seen = lambda some, shown: np.c_[np.stack([told(s) for s in some]), sight(policy, shown)]
+
+    def seen(some, shown):
+        return np.c_[np.stack([told(s) for s in some]), sight(policy, shown)]
+
     inputs = {
         "network, no eyes": [np.stack([told(s) for s in some]) for some in (others, made)],
         "network, the base's picture tokens": [
@@ -283,7 +289,10 @@ def ladder_table(found: dict[str, Any], beside: str = "text, greedy") -> pd.Data
         a row for each rung: PDMS and ± 95 %, difference and ± 95 %, unreadable; all in points
     """
     base, rows = 100 * np.array(found["scores"][beside]), {}
-    half = lambda x: 1.96 * x.std(ddof=1) / len(x) ** 0.5
+
+    def half(x):
+        return 1.96 * x.std(ddof=1) / len(x) ** 0.5
+
     for name, scores in found["scores"].items():
         x = 100 * np.array(scores)
         row = {"PDMS": x.mean(), "± 95 %": half(x)}

@@ -499,7 +499,10 @@ def overlap(a: list[float], b: list[float]) -> float:
         intersection over union, 0 to 1
     """
     wide, high = (max(0.0, min(a[k + 2], b[k + 2]) - max(a[k], b[k])) for k in (0, 1))
-    area = lambda r: max(0.0, r[2] - r[0]) * max(0.0, r[3] - r[1])
+
+    def area(r):
+        return max(0.0, r[2] - r[0]) * max(0.0, r[3] - r[1])
+
     union = area(a) + area(b) - wide * high
     return wide * high / union if union > 0 else 0.0
 

@@ -181,7 +181,10 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         dict: right (mean share over the kinds), constant likewise, ade, pdms
     """
     kinds, path = found["kinds"].values(), found["path"].get("own", {})
-    mean = lambda key: sum(k[key] for k in kinds) / max(len(kinds), 1)
+
+    def mean(key):
+        return sum(k[key] for k in kinds) / max(len(kinds), 1)
+
     return dict(right=mean("own"), constant=mean("constant"), ade=path.get("ade"), pdms=path.get("pdms"))
 
 
@@ -384,7 +387,10 @@ def base_card(policy: Policy, recipe: Recipe, trained: dict[str, Any], found: di
         Markdown
     """
     short, path, boxes = summary(found), found["path"], found["boxes"]
-    sight = lambda s: ", ".join(f"{k} {v[s]:.2f}" for k, v in found["kinds"].items() if s in v)
+
+    def sight(s):
+        return ", ".join(f"{k} {v[s]:.2f}" for k, v in found["kinds"].items() if s in v)
+
     facts = {
         "data": f"{recipe.scenes:,} scenes of the toy town, seeds from {TRAIN_SEED:,}; the lessons of "
         "`drivelit.base.lessons`; no system's prompt, format or label",
@@ -442,5 +448,8 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     policy.model.half()
     about = dict(recipe=recipe, trained=trained, exam=exam, curves=[curve(o) for o in (out, *beside)])
     about["beside"] = [dict(recipe=r, exam=e) for r, e in (finished(o, "drivelit.base") for o in beside)]
-    card = lambda digest: base_card(policy, Recipe(**recipe), trained, exam, digest)
+
+    def card(digest):
+        return base_card(policy, Recipe(**recipe), trained, exam, digest)
+
     return pack_weights(folder, policy.save, card, about)

@@ -277,7 +277,10 @@ class _Seat:
             Scene: of what sensors and route tell
         """
         track, times = self.track, 0.5 * np.arange(-10, 1)
-        filled = lambda rows: [rows[0]] * (11 - len(rows[-11:])) + rows[-11:]
+
+        def filled(rows):
+            return [rows[0]] * (11 - len(rows[-11:])) + rows[-11:]
+
         s = float(self.line.project(track.place[:2])[0])
         line = to_frame(self.line.at(s + np.arange(-20.0, 121.0)), track.place)
         command = next((o for begin, o in self.turns if s <= begin < s + AHEAD), 4)
@@ -489,7 +492,10 @@ def _opened(conf: dict[str, Any]) -> Pilot:
         )
     else:
         function, points = find_planner(what), 8
-        planner = lambda worlds, _: [plan_of(function, w.scene, 2) for w in worlds]
+
+        def planner(worlds, _):
+            return [plan_of(function, w.scene, 2) for w in worlds]
+
     return Pilot(planner, points, conf["cameras"], tuple(conf["size"]), conf["quality"])
 
 

@@ -284,7 +284,10 @@ def app_of(task: Any, scenes: Sequence[Any], secret: str, sessions: int = 64, id
     """
     made, lock = models(), threading.Lock()
     limits = _types.ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle)
-    factory = lambda: made.Environment(Episodes(task, scenes, lock))
+
+    def factory():
+        return made.Environment(Episodes(task, scenes, lock))
+
     app = _http.create_fastapi_app(factory, made.Action, made.Observation, concurrency_config=limits)
 
     async def refused(request: Any, error: Exception) -> Any:

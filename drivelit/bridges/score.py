@@ -292,7 +292,10 @@ def _pdm(scenes, plans):
     "PDMS and its parts; the drivers to compare with beside it."
     ready = _each(scenes, plans, ("map",), lambda s, p: dict(ready=pdm.prepare(s)))
     prepared = [i for i, r in enumerate(ready) if "ready" in r]
-    beside = lambda s: [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
+
+    def beside(s):
+        return [constant_velocity(s), *([s.expert.poses[:8]] if _lasts(s, 8) else [])]
+
     # row 0 is the planner's, 1 constant velocity's, 2 the human's, where there is one
     driven = [np.stack([plans[i][:8], *beside(scenes[i])]) for i in prepared]
     results = pdm.score_scenes([ready[i]["ready"] for i in prepared], driven) if prepared else []
@@ -374,7 +377,10 @@ def _with_ec(rows):
     "The rows of a block, with EC where the frame before is there, and EPDMS."
     some = [r for r in rows if "kept" in r]
     if some:
-        parts = lambda r: {k: r[f"v2_{k}"] for k in EPDM} | r.pop("kept")
+
+        def parts(r):
+            return {k: r[f"v2_{k}"] for k in EPDM} | r.pop("kept")
+
         _, table = epdms.one_stage(pd.DataFrame([parts(r) for r in some], index=[r["id"] for r in some]))
         for r in some:
             r["v2_ec"], r["epdms"] = float(table.at[r["id"], "ec"]), float(table.at[r["id"], "score"])
@@ -414,7 +420,10 @@ def tables(rows: Sequence[Row], scores: Sequence[str]) -> dict[str, pd.DataFrame
         score -> DataFrame; pdm and epdm: a row for each number, in percent; open_loop: that of `metrics.open_loop`
     """
     out, frame = {}, pd.DataFrame(rows)
-    mean = lambda k: 100 * frame[k].mean()
+
+    def mean(k):
+        return 100 * frame[k].mean()
+
     if "pdm" in scores and "pdms" in frame:
         table = pd.DataFrame(dict(planner={k.upper(): mean(k) for k in PDM}))
         for k in ("constant_velocity", "human"):
@@ -608,9 +617,10 @@ def in_carla(
     if controls:
         world = CarlaWorld(**CONTROLS | dict(cameras=tuple(MOUNTS), size=SIZE, ends="leaderboard") | connection)
         try:
-            make = lambda k: [
-                dict(id=f"route-{listed[k].id}", log=listed[k].town, record=drive(planner, listed[k], world))
-            ]
+
+            def make(k):
+                return [dict(id=f"route-{listed[k].id}", log=listed[k].town, record=drive(planner, listed[k], world))]
+
             return work(range(len(listed)), out / "blocks", make, title=str(file))
         finally:
             world.close()

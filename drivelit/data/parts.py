@@ -102,7 +102,10 @@ class Parts:
         if not self._pool:
             self._pool = Workers(self.workers, fork_server())
         jobs, waiting = iter(jobs), deque()
-        more = lambda n: waiting.extend(self._pool.submit(_with_account, work, job) for job in islice(jobs, n))
+
+        def more(n):
+            return waiting.extend(self._pool.submit(_with_account, work, job) for job in islice(jobs, n))
+
         try:
             more(2 * self.workers)
             while waiting:
@@ -147,10 +150,10 @@ class Parts:
             yield from make(scenes, *beside, **({} if count is None else dict(count=count)))
             return
         self._names.add(name)
-        cut = lambda k: (
-            subset(scenes, range(k, min(k + IN_PART, len(scenes)))),
-            *([*b[k : k + IN_PART]] for b in beside),
-        )
+
+        def cut(k):
+            return (subset(scenes, range(k, min(k + IN_PART, len(scenes)))), *([*b[k : k + IN_PART]] for b in beside))
+
         begins = range(0, len(scenes), IN_PART)
         jobs = ((self.folder / f"{name}.{n:06d}.part", *cut(k)) for n, k in enumerate(begins))
         for path in self.each(partial(_make_part, make, count is not None), jobs):

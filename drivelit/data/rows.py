@@ -57,7 +57,10 @@ def make_row(kind: str, scene: Scene, messages: Iterable[dict], **meta: Any) -> 
     Returns:
         dict: messages, images (list of PIL images, of a video its frames), kind, scene_id, meta
     """
-    parts = lambda m: [says(m["role"], m["content"])["content"][0]] if isinstance(m["content"], str) else m["content"]
+
+    def parts(m):
+        return [says(m["role"], m["content"])["content"][0]] if isinstance(m["content"], str) else m["content"]
+
     messages = [{"role": m["role"], "content": parts(m)} for m in messages]
     images, plain = [], []
     for m in messages:
@@ -88,10 +91,19 @@ def chat(row: dict) -> list[dict]:
     images = list(row.get("images") or [])
     # images are taken in the order of the empty parts: a video takes as many as it has frames
     left = iter(images)
-    empty = lambda p: p["type"] in ("image", "video") and p["type"] not in p
-    wants = lambda p: p.get("frames", 0) if p["type"] == "video" else 1
-    see = lambda p: [next(left) for _ in range(wants(p))] if p["type"] == "video" else next(left)
-    fill = lambda p: p | {p["type"]: see(p)} if empty(p) else p
+
+    def empty(p):
+        return p["type"] in ("image", "video") and p["type"] not in p
+
+    def wants(p):
+        return p.get("frames", 0) if p["type"] == "video" else 1
+
+    def see(p):
+        return [next(left) for _ in range(wants(p))] if p["type"] == "video" else next(left)
+
+    def fill(p):
+        return p | {p["type"]: see(p)} if empty(p) else p
+
     parts = [p for m in row["messages"] if not isinstance(m["content"], str) for p in m["content"]]
     places = sum(map(wants, filter(empty, parts)))
     if places != len(images):
@@ -296,7 +308,10 @@ class _Pictures:
 def _packed(row: dict, pictures: _Pictures) -> dict:
     "A row as the columns of SCHEMA; its pictures are written."
     chat(row)  # as many images as places, or a ValueError
-    text = lambda v: json.dumps(v, ensure_ascii=False, sort_keys=True, allow_nan=False)
+
+    def text(v):
+        return json.dumps(v, ensure_ascii=False, sort_keys=True, allow_nan=False)
+
     named = [pictures(i) for i in row["images"]]
     return dict(
         messages=text(row["messages"]),
@@ -404,7 +419,10 @@ def write_part(rows: Iterable[dict], path: str | Path, note: Callable[[], dict])
         ValueError, OSError: as `write_rows`
     """
     path = Path(path)
-    said = lambda: {PART: json.dumps(note())}
+
+    def said():
+        return {PART: json.dumps(note())}
+
     return _write(enumerate(rows), path, 256, _Pictures(path.parent / PICTURES, True), said)
 
 

@@ -61,7 +61,9 @@ def pack(scene: Scene, root: str | Path | None = None) -> tuple[dict[str, Any], 
             return {str(k): plain(x) for k, x in v.items()}
         return [plain(x) for x in v] if isinstance(v, (list, tuple)) else v
 
-    ring = lambda r: plain(np.asarray(r.coords)[:-1])
+    def ring(r):
+        return plain(np.asarray(r.coords)[:-1])
+
     try:
         meta = json.dumps(scene.meta, allow_nan=False, default=lambda v: v.tolist())
     except (TypeError, ValueError, AttributeError) as e:

@@ -164,7 +164,10 @@ class OpenVocabularyDetector:
             out, threshold=self.threshold, target_sizes=[image.size[::-1]]
         )
         rows = zip(result["labels"].tolist(), result["boxes"].tolist(), result["scores"].tolist(), strict=True)
-        clip = lambda b: np.clip(b, 0, [image.width, image.height] * 2).tolist()
+
+        def clip(b):
+            return np.clip(b, 0, [image.width, image.height] * 2).tolist()
+
         return [(words[k], *clip(b), s) for k, b, s in rows if clip(b)[0] < clip(b)[2] and clip(b)[1] < clip(b)[3]]
 
     def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:

@@ -106,7 +106,10 @@ def play(
     """
     heat = profile.play_temperature if temperature is None else temperature
     engine = player_for(policy, profile)
-    part = lambda some, s: _play_by(engine, policy, some, task, profile, s, heat)
+
+    def part(some, s):
+        return _play_by(engine, policy, some, task, profile, s, heat)
+
     return play_in_parts(part, policy, profile, scenes, seed)
 
 
@@ -136,7 +139,10 @@ def score_actions(
     weights = weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))
     # an unreadable answer has no accuracy reward: 0
     reward = np.nan_to_num(accuracy_reward(actions, truth, *weights))
-    rate = lambda rows, v: float(v[rows].mean()) if rows.any() else None
+
+    def rate(rows, v):
+        return float(v[rows].mean()) if rows.any() else None
+
     return dict(
         first=float(c[:, 0].mean()),
         sequence=float(c.mean()),
@@ -217,7 +223,10 @@ def summary(
     tokens = [sum(t >= 0 for t in e.turn) for e in episodes]  # the policy's own; -1: of prompts and tools
     errors = [i["error"] for e in episodes for i in e.infos if i.get("error")]
     calls = [i["call"] for e in episodes for i in e.infos if i.get("call")]
-    rate = lambda rows: float(tool[rows].mean()) if rows.any() else None
+
+    def rate(rows):
+        return float(tool[rows].mean()) if rows.any() else None
+
     by_scene |= dict(
         scene_mode=[a.mode for a in answers],
         scene_tool=[int(t) for t in tool],

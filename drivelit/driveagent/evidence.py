@@ -273,8 +273,13 @@ class PolicyReader:
     def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:
         "Unreadable answers have accuracy 0; so have scenes that the reader's server refuses."
         task = self.task_of(mode)
-        readable = lambda e: not e.failed and not e.infos[-1]["unreadable"]
-        right = lambda e: e.rewards[-1].get("sequence", np.nan) if readable(e) else 0.0
+
+        def readable(e):
+            return not e.failed and not e.infos[-1]["unreadable"]
+
+        def right(e):
+            return e.rewards[-1].get("sequence", np.nan) if readable(e) else 0.0
+
         batches = [scenes[k : k + self.batch] for k in range(0, len(scenes), self.batch)]
         return np.nan_to_num(
             [
@@ -376,7 +381,10 @@ def plot_along(moments: Sequence[DriveMoment], scenes: Sequence[Scene], most: in
         level = [SPEEDS.index(m.actions[0][0]) if m.actions else -1 for m in of_mode]
         ax.scatter([m.time for m in of_mode], level, 90, color=color, label=f"mode: {name}", zorder=2)
     actions, true = ([getattr(m, k) for m in moments] for k in ("actions", "truth"))
-    level = lambda some: [SPEEDS.index(a[0][0]) if a else np.nan for a in some]
+
+    def level(some):
+        return [SPEEDS.index(a[0][0]) if a else np.nan for a in some]
+
     ax.step(time, level(actions), color="#adb5bd", where="post", zorder=1)
     ax.plot(time, level(true), "k_", markersize=14, label="what the driver did")
     ax.set(

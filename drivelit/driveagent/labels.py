@@ -381,7 +381,10 @@ def blind_table(known: list[Scene], scenes: list[Scene]) -> pd.DataFrame:
         DataFrame: a row for each family and one for all; scenes, a column for each key of BLIND, what the best constant
         answer of the family alone earns there, and the share of steps that go straight
     """
-    earned = lambda answers, of: 100 * credit(answers, encode([label_scene(s) for s in of])).mean(1)
+
+    def earned(answers, of):
+        return 100 * credit(answers, encode([label_scene(s) for s in of])).mean(1)
+
     table = pd.DataFrame({k: earned(a, scenes) for k, a in blind_answers(known, scenes).items()})
     family = np.array([s.family for s in scenes])
     within, straight = np.full(len(scenes), np.nan), TRAJECTORIES.index("Straight")
@@ -436,7 +439,10 @@ def rarity(of: Sequence[Collection[Hashable]]) -> np.ndarray:
         (N, 2) bits: of the rarest trait, and of all traits together; 0 without traits
     """
     count = Counter(t for scene_traits in of for t in set(scene_traits))
-    bits = lambda scene_traits: [np.log2(len(of) / count[t]) for t in set(scene_traits)]
+
+    def bits(scene_traits):
+        return [np.log2(len(of) / count[t]) for t in set(scene_traits)]
+
     return np.array([(max(b, default=0.0), sum(b)) for b in map(bits, of)]).reshape(-1, 2)
 
 

@@ -97,9 +97,12 @@ def visual_tokens(policy: Policy, images: Sequence[Image.Image], batch: int = 32
     Returns:
         (N, hidden size of the language model) float32
     """
-    encoded = lambda i: policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
-        0
-    ]  # at the policy's own size
+
+    def encoded(i):
+        return policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
+            0
+        ]  # at the policy's own size
+
     was_training, rows = policy.model.training, []
     policy.model.eval()
     try:
@@ -205,7 +208,10 @@ class MotionHead(nn.Module):
             raise ValueError(f"inputs: {bad[0]!r} is not one of {', '.join(INPUTS)}")
         self.config = dict(visual=visual, inputs=list(inputs), hidden=hidden, dropout=dropout)
         widths = dict(actions=STEPS * (len(SPEEDS) + len(TRAJECTORIES)) + 1, visual=visual, ego=len(SCALES))
-        block = lambda n: [nn.Linear(n, hidden), nn.GELU(), nn.Dropout(dropout)]
+
+        def block(n):
+            return [nn.Linear(n, hidden), nn.GELU(), nn.Dropout(dropout)]
+
         self.net = nn.Sequential(*block(sum(widths[i] for i in inputs)), *block(hidden), nn.Linear(hidden, 2 * POINTS))
         nn.init.zeros_(self.net[-1].weight)
         nn.init.zeros_(self.net[-1].bias)

@@ -82,7 +82,10 @@ def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: in
         ax.axis("off")
         ax.set_title("front view" if j == 0 else f"{infos[j - 1]['call']}\n{infos[j - 1]['reply'][:60]}", fontsize=9)
     last = e.infos[-1]
-    words = lambda a: " | ".join(f"{s}, {w}" for s, w in a) if a else f"unreadable: {last.get('reason', '')}"
+
+    def words(a):
+        return " | ".join(f"{s}, {w}" for s, w in a) if a else f"unreadable: {last.get('reason', '')}"
+
     figure.suptitle(
         f"{scenes[k].family}\nsaid: {words(last.get('actions'))}\ntrue: {words(last.get('truth'))}",
         y=0.02,

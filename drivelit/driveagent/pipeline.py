@@ -168,7 +168,10 @@ def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #7122f6ae
 def _reviewed(scenes, profile, journal):
     "Scene's id -> the label of a reviewer, where it differs from that of the rules; and what became of the answers."
-    real = lambda engine: refine.ChatReviewer(engine)
+
+    def real(engine):
+        return refine.ChatReviewer(engine)
+
     reviewer = connect(profile.reviewer, refine.ScriptedReviewer(), real, journal=journal, at_once=AT_ONCE)
     labels, counts = {}, Counter()
     with_label = [i for i, s in enumerate(scenes) if label_scene(s)]
@@ -299,7 +302,10 @@ def necessity(scenes: Sequence[Scene], profile: DriveAgentProfile, journal: Jour
     if "@" in profile.reader_small + profile.reader_large:
         policy = load_to_play(profile.model, profile, asks=True)  # the question's tokens; it does not answer
     limits = dict(max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=0.0)
-    play_by = lambda engine: PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
+
+    def play_by(engine):
+        return PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
+
     named = dict(policy=policy, journal=journal, at_once=AT_ONCE)
     small = connect(profile.reader_small, ScriptedReader(0.3, 0, size), play_by, **named)
     large = connect(profile.reader_large, ScriptedReader(0.1, 1, size), play_by, **named)
@@ -324,8 +330,13 @@ def teach(
     size, tools = tuple(profile.image_size), VARIANTS[variant]["tools"]
     task_of = partial(task_for, profile, variant)
     scripted = thoughts.ScriptedTeacher(0.25, 0, size, tools=tools or None), thoughts.ScriptedJudge(size)
-    think = lambda engine: thoughts.ChatTeacher(engine, task_of, profile.new_tokens)
-    read = lambda engine: thoughts.ChatJudge(engine, task_of)
+
+    def think(engine):
+        return thoughts.ChatTeacher(engine, task_of, profile.new_tokens)
+
+    def read(engine):
+        return thoughts.ChatJudge(engine, task_of)
+
     teacher = connect(profile.teacher, scripted[0], think, journal=journal)
     judge = connect(profile.judge, scripted[1], read, journal=journal)
     asked_modes = modes if tools else ["text"] * len(modes)
@@ -367,9 +378,10 @@ def save_variant(
     Returns:
         path of the Parquet file
     """
-    play = lambda i, turns: thoughts.row_of(
-        task_for(profile, variant, formats.mode_of(turns[0])), scenes[i], turns, number=i
-    )
+
+    def play(i, turns):
+        return thoughts.row_of(task_for(profile, variant, formats.mode_of(turns[0])), scenes[i], turns, number=i)
+
     rows = (play(i, turns) for i, turns in kept)
     return thoughts.save_thoughts(folder / f"{variant}.parquet", rows, counts, "stage data")
 
@@ -412,9 +424,10 @@ def draw_explore(
         list of scene numbers, in random order
     """
     kinds, drawn = kinds or dict.fromkeys(labels, ""), []
-    some = lambda numbers, m: (
-        [numbers[j] for j in thoughts.balanced([labels[i] for i in numbers], m)] if numbers and m else []
-    )
+
+    def some(numbers, m):
+        return [numbers[j] for j in thoughts.balanced([labels[i] for i in numbers], m)] if numbers and m else []
+
     for kind in sorted(set(kinds.values())):
         of_kind = [i for i in labels if kinds[i] == kind]
         drawn += some([i for i in of_kind if i not in used], round(n * len(of_kind) / len(labels)))
@@ -483,7 +496,10 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     write_json(here / "explore.json", explore)
     save_weights(here, labels)
     save_words(here, lines, profile)
-    of = lambda some: {k: sum(kinds[i] == k for i in some) for k in ("text", "tool", "explore")}
+
+    def of(some):
+        return {k: sum(kinds[i] == k for i in some) for k in ("text", "tool", "explore")}
+
     return dict(
         scenes=len(scenes),
         labelled=len(labels),
@@ -565,7 +581,10 @@ def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     here, size = STAGES.folder(out, "vqa"), tuple(profile.image_size)
     train, heldout = (load_scenes(out, split) for split in ("train", "heldout"))
     with journal_of(here, profile) as journal:
-        ask = lambda name, real: connect(name, None, real, journal=journal, at_once=AT_ONCE)
+
+        def ask(name, real):
+            return connect(name, None, real, journal=journal, at_once=AT_ONCE)
+
         who = (
             ask(profile.teacher, vqa_pairs.ChatTeacher),
             ask(profile.judge, vqa_data.ChatJudge),
@@ -851,7 +870,10 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         tables[name] = motion.evaluate_head(head, given["heldout"], splits["heldout"])
         if name == "the policy's actions":
             motion.save_head(head, STAGES.folder(out, "motion", seed) / "head")
-    count = lambda of: {k: len(v) for k, v in of.items()}
+
+    def count(of):
+        return {k: len(v) for k, v in of.items()}
+
     heads = {n: t.reset_index().to_dict("records") for n, t in tables.items()}
     return dict(heads=heads, scenes=count(splits), of_scenes=count(whole))
 

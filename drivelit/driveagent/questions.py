@@ -1090,5 +1090,8 @@ def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
     if metres := _METRES.fullmatch(truth):
         answered = _METRES.fullmatch(said)
         return bool(answered) and abs(int(answered[1]) - int(metres[1])) <= slack * max(2, 0.2 * int(metres[1]))
-    plain = lambda t: re.sub(r"\s+", " ", t).rstrip(".").casefold()
+
+    def plain(t):
+        return re.sub(r"\s+", " ", t).rstrip(".").casefold()
+
     return plain(said) == plain(truth)

@@ -41,7 +41,12 @@ ROWS = dict(  # stage -> its name in the tables
     alignment_swapped="full toolkit, other start",
     given="the given policy",
 )
-_counts = lambda scenes: dict(scenes={k: v for k, v in scenes.items() if k not in ("drivers", "scene_need")})
+
+
+def _counts(scenes):
+    return dict(scenes={k: v for k, v in scenes.items() if k not in ("drivers", "scene_need")})
+
+
 collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #a39572f6
@@ -163,7 +168,12 @@ WHERE = {
     "elsewhere, R_acc x 100": bare("tools_bring_plain"),
     "tools serve better in": bare("best_tool_rate"),
 }
-_where = lambda results: arm_rows(results, STUDY, "training", _stages(results)) + _drivers(results, "training")
+
+
+def _where(results):
+    return arm_rows(results, STUDY, "training", _stages(results)) + _drivers(results, "training")
+
+
 looks = Sheet("Where tools are used, and what they bring when forced", STUDY, _where, WHERE | LOST)
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6c73e873
@@ -201,7 +211,12 @@ COSTS = {"sequence": share("sequence")}
 COSTS |= {k: Column(k, digits=2, lost="") for k in ("seconds", "tokens", "images", "calls")}
 SPENT = {ROWS["surround"].capitalize(): Condition("surround")}
 SPENT |= {"text mode": _ams(TEXT), "tool mode": _ams(TOOLS), "adaptive": Condition("ams")}
-_spent = lambda results: [(dict(mode=name), c) for name, c in SPENT.items()]
+
+
+def _spent(results):
+    return [(dict(mode=name), c) for name, c in SPENT.items()]
+
+
 table8 = Sheet(
     "Table 8: accuracy, seconds and the policy's own tokens for an answer, one at a time", STUDY, _spent, COSTS
 )
@@ -219,7 +234,10 @@ def table9(results: Record) -> pd.DataFrame | str:
     rows = results.sets[(results.sets.play == QUESTIONS_PLAY) & (results.sets.swap == ASKED["vqa"])]
     if not len(rows):
         return "not run"
-    of = lambda when, k: number_cell(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
+
+    def of(when, k):
+        return number_cell(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
+
     return framed([dict(category=k) | {w: of(w, k) for w in ASKED.values()} for k in dict.fromkeys(rows.name)])
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #fc0d5261
@@ -256,7 +274,10 @@ def table3(results: Record) -> pd.DataFrame | str:
     heads = dict.fromkeys(results.sets.swap[results.sets.play == POINTS_PLAY])
     if not heads:
         return "not run"
-    of = lambda head, name: results.numbers(Condition("motion", POINTS_PLAY, head), name).mean()
+
+    def of(head, name):
+        return results.numbers(Condition("motion", POINTS_PLAY, head), name).mean()
+
     rows = []
     for h in heads:
         for m, words in MEASURES.items():
@@ -298,10 +319,24 @@ def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6bf90189
 SEEING, KEPT = "is it seeing?", "are looks kept where needed?"
 HELPS, RULE = "does a look help where it is needed?", "better than a rule?"
-_own = lambda stage, swap="": Condition(stage, swap=swap)
-_helps = lambda stage, name: (_own(stage, TOOLS), _own(stage, TEXT), f"after {name}: tools > text")
-_choice = lambda stage, name, rule: (stage, _own(stage, rule), f"{name}: its choice > {rule}")
-_placed = lambda stage: (_own(stage, NEEDED), _own(stage, ELSEWHERE), f"{ROWS[stage]}: where needed > elsewhere")
+
+
+def _own(stage, swap=""):
+    return Condition(stage, swap=swap)
+
+
+def _helps(stage, name):
+    return (_own(stage, TOOLS), _own(stage, TEXT), f"after {name}: tools > text")
+
+
+def _choice(stage, name, rule):
+    return (stage, _own(stage, rule), f"{name}: its choice > {rule}")
+
+
+def _placed(stage):
+    return (_own(stage, NEEDED), _own(stage, ELSEWHERE), f"{ROWS[stage]}: where needed > elsewhere")
+
+
 QUESTIONS = claims_of_arms(ROWS, SEEING, ACCURACY, "{} > the best without eyes", ("sft", "ams", "front"), driver())
 QUESTIONS += claims_of_arms(ROWS, SEEING, ACCURACY, "{} > with grey pictures", ("ams", "front"), dict(swap=GREY))
 QUESTIONS += claims_of(

@@ -132,7 +132,10 @@ def image_parts(images: Sequence[Image.Image], pictures: str = "own") -> list[di
     """
     if pictures == "none":
         return []
-    grey = lambda image: Image.new("RGB", image.size, (128, 128, 128))
+
+    def grey(image):
+        return Image.new("RGB", image.size, (128, 128, 128))
+
     return [{"type": "image", "image": grey(i) if pictures == "grey" else i} for i in images]
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #02ea3f8a

@@ -458,7 +458,10 @@ def annotate(
     if len(scenes) != len(modes):
         raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
     kept, used, count = [], Counter(), Counter()
-    ask = lambda i: _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
+
+    def ask(i):
+        return _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
+
     for mode in sorted(set(modes)):
         task_of(mode)  # the models behind the tools are loaded once, and not by each thread
     with ThreadPoolExecutor(at_once) as pool:

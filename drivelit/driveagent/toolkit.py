@@ -242,7 +242,10 @@ def check_box(box: Any, size: tuple[int, int], full: tuple[int, int]) -> tuple[f
     Returns:
         four floats; raises ToolError
     """
-    bad = lambda text, kind="bad parameter": ToolError(kind, f"bbox {_show(box)}: {text}")
+
+    def bad(text, kind="bad parameter"):
+        return ToolError(kind, f"bbox {_show(box)}: {text}")
+
     least = [math.ceil(SMALLEST * side / whole) for side, whole in zip(size, full, strict=True)]
     small = f"at least {least[0]} x {least[1]} pixels."
     if not isinstance(box, list) or len(box) != 4:
@@ -616,7 +619,10 @@ def box_line(b: Box) -> str:
     Returns:
         such as "vehicle (12.3, -1.0), 4.6 x 1.9 x 1.6 m, heading +0.02"
     """
-    n = lambda v: f"{round(float(v), 1) + 0.0:.1f}"
+
+    def n(v):
+        return f"{round(float(v), 1) + 0.0:.1f}"
+
     heading = round(float(wrap_angle(b.heading)), 2) + 0.0  # no -0.00
     size = f"{n(b.length)} x {n(b.width)} x {n(b.height)} m"
     return f"{b.name} ({n(b.x)}, {n(b.y)}), {size}, heading {heading:+.2f}"

@@ -177,7 +177,10 @@ class ChatJudge:
         Returns:
             N texts for `parse_scores`; a Refusal where the model gave none
         """
-        say = lambda p: [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))]
+
+        def say(p):
+            return [as_message(p.ask.images, judge_prompt(p.ask.views, p.question, p.answer))]
+
         out = []
         for part in in_parts(pairs):  # the pictures of a part are in memory together
             out += replies(self.engine, [say(p) for p in part], **self.how)
@@ -542,7 +545,10 @@ def rows_in_parts(parts: Parts, name: str, rows: Lazily, count: int) -> Iterator
         return islice(rows, count)
     pairs = rows.of[:count]
     scenes = subset(pairs[0][0].ask.scenes, [p.ask.number for p, _ in pairs])
-    shown = lambda a: (a.number, a.views, a.origin, a.size)
+
+    def shown(a):
+        return (a.number, a.views, a.origin, a.size)
+
     told = [(*shown(p.ask), p.question, p.answer, p.attempt, words) for p, words in pairs]
     return parts.rows(name, part_rows, scenes, told)
 
@@ -634,7 +640,10 @@ def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", en
     Returns:
         dict: category -> share of right answers, from 0 to 1; and `all` of them
     """
-    see = lambda p: image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
+
+    def see(p):
+        return image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
+
     asked = [Conversation([m | dict(content=[*map(see, m["content"])]) for m in chat(r)[:1]]) for r in rows]
     engine = engine or TransformersEngine(policy)
     answers = engine.generate(asked, max_new_tokens=32, temperature=0.0)
@@ -651,8 +660,11 @@ def vqa_usual(known: Sequence[dict], rows: Sequence[dict]) -> dict[str, float]:
     Returns:
         as `vqa_accuracy`
     """
+
     # the same words; else the same form of question about the same thing; else the category
-    keys = lambda meta: (meta["question"], (meta["form"], meta["about"]), (meta["category"],))
+    def keys(meta):
+        return (meta["question"], (meta["form"], meta["about"]), (meta["category"],))
+
     heard = {}
     for row in known:
         for key in keys(row["meta"]):

@@ -261,7 +261,10 @@ class ChatTeacher:
             N texts for `parse_pairs`; a Refusal where the model gave none
         """
         options = self.how | dict(seed=self.seed + 100_000 * attempt)
-        say = lambda a: [as_message(a.images, teacher_prompt(a.views, a.asked))]
+
+        def say(a):
+            return [as_message(a.images, teacher_prompt(a.views, a.asked))]
+
         out = []
         for part in in_parts(asks):
             out += replies(self.engine, [say(a) for a in part], **options)

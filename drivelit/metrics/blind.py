@@ -194,7 +194,10 @@ def by_speed(
     Returns:
         (n,) its PDMS; where nobody knows such a speed, the plan that did best altogether
     """
-    key = lambda s: (s.command, int(s.ego.velocity[0] // 2))
+
+    def key(s):
+        return (s.command, int(s.ego.velocity[0] // 2))
+
     keys, chosen = [key(s) for s in known], {}
     for k in set(keys):
         here = np.array([other == k for other in keys])

@@ -141,9 +141,15 @@ def smooth_pieces(acceleration: ArrayLike, yaw_rate: ArrayLike, forward: ArrayLi
         raise ValueError("acceleration, yaw_rate, forward, right: hold NaN or infinity")
     n = len(a) // PIECE if len(a) > PIECE else 1
     size = PIECE if len(a) > PIECE else len(a)
-    cut = lambda v: v[: n * size].reshape(n, size)
+
+    def cut(v):
+        return v[: n * size].reshape(n, size)
+
     w = min(WINDOW, size)
-    smooth = lambda v, order=0: v @ _filter(size, w, 2, order).T
+
+    def smooth(v, order=0):
+        return v @ _filter(size, w, 2, order).T
+
     rate = cut(yaw_rate)  # each piece is unwrapped by itself, as if it were an angle
     turns = np.cumsum(np.round(np.diff(rate, axis=1) / (2 * np.pi)), axis=1)
     rate = smooth(rate - 2 * np.pi * np.pad(turns, ((0, 0), (1, 0))))
@@ -315,13 +321,19 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
         raise ValueError(f"records of {n} routes; there are {routes}")
     if bad := [k for k, v in (comfort or {}).items() if not 0 <= v <= 1]:
         raise ValueError(f"comfort: {comfort[bad[0]]!r} of route {bad[0]} is no share")
+
     # a mean over the drives of a route first: a route that was driven twice must not count twice
-    total = lambda value: sum(np.mean([value(r) for r in some]) for some in driven.values())
+    def total(value):
+        return sum(np.mean([value(r) for r in some]) for some in driven.values())
+
     score, won = total(composed), total(success)
     speeds = [[v for r in some if (v := efficiency(r)) is not None] for some in driven.values()]
     # a drive without other vehicles has no efficiency, and is left out as in the official tool
     speed = [np.mean(v) for v in speeds if v]
-    per_route = lambda total: total / n if n else np.nan
+
+    def per_route(total):
+        return total / n if n else np.nan
+
     rows = {
         "driving score": (per_route(score), score / routes),
         "success rate %": (per_route(100 * won), 100 * won / routes),

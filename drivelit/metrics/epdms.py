@@ -108,8 +108,13 @@ def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:
     """
     n, f = states.shape[1], kin._filter
     shift = VEHICLE.to_center * (states[..., YAW_RATE] ** 2 + states[..., YAW_ACC])  # the official quirk, see above
-    smooth = lambda a: np.round(a @ f(n, 8).T, 8)
-    jerk = lambda a: smooth(a) @ f(n, 15, order=1).T
+
+    def smooth(a):
+        return np.round(a @ f(n, 8).T, 8)
+
+    def jerk(a):
+        return smooth(a) @ f(n, 15, order=1).T
+
     ax, ay, size = states[..., AX] + shift, states[..., AY], np.hypot(states[..., AX], states[..., AY])
     heading = np.unwrap(states[..., HEADING], axis=1)
     return dict(
@@ -404,7 +409,10 @@ def score(
         raise ValueError("before and ego_before: EC needs the plan of the frame before and its ego")
     if "past" not in prepared.kept:
         prepared.kept["past"] = past_states(ego)
-    judge = lambda states: score_states(prepared, states, past=prepared.kept["past"])
+
+    def judge(states):
+        return score_states(prepared, states, past=prepared.kept["past"])
+
     to_beat = closed_plan(prepared) if reference is None else pdm.reference_plan(prepared, reference)
     result = pdm.score_against(prepared, kin.interpolate(poses), to_beat, "epdms", judge)
     if before is not None:

@@ -103,7 +103,10 @@ def frechet_of(
     Returns:
         float: squared distance
     """
-    parts = lambda images: [images[i : i + batch] for i in range(0, len(images), batch)]
+
+    def parts(images):
+        return [images[i : i + batch] for i in range(0, len(images), batch)]
+
     a, b = Moments(), Moments()
     for m, images in ((a, real), (b, made)):
         for p in parts(images):

@@ -314,8 +314,13 @@ def _ahead(v, u, curvature, wheelbase=VEHICLE.wheelbase):
             steering in the heading; what the road takes from offset and heading
     """
     both = np.stack([v, u]).reshape(2, -1)
-    linear = lambda a: (a @ both).reshape(v.shape)
-    square = lambda a: (both * (a @ both)).sum(0).reshape(v.shape)
+
+    def linear(a):
+        return (a @ both).reshape(v.shape)
+
+    def square(a):
+        return (both * (a @ both)).sum(0).reshape(v.shape)
+
     way, twice = linear(_WAY.sum(1)), square(_LEFT @ _WAY.T)
     rate_offset, rate_heading = square(_LEFT @ (_WAY * _LATER).T) / wheelbase, linear(_WAY @ _LATER) / wheelbase
     look = np.lib.stride_tricks.sliding_window_view(curvature, HORIZON, 1)[:, : len(v)]  # (N, T, HORIZON)
@@ -437,7 +442,10 @@ def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:
     """
     n = states.shape[1]
     ax, ay, heading = states[..., AX], states[..., AY], np.unwrap(states[..., HEADING], axis=1)
-    jerk = lambda a: np.round(a @ _filter(n, 8).T, 8) @ _filter(n, n, order=1).T
+
+    def jerk(a):
+        return np.round(a @ _filter(n, 8).T, 8) @ _filter(n, n, order=1).T
+
     return dict(
         lon_accel=np.round(ax @ _filter(n, n).T, 8),
         lat_accel=np.round(ay @ _filter(n, n).T, 8),

@@ -109,7 +109,10 @@ def box_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) 
     p = (np.asarray(trajectory, np.float32)[:, None] / np.float32(CELL)).astype(float)
     rows, columns = p[..., 1] + EGO_ROWS, p[..., 0] + EGO_COLUMNS
     rows = CELLS - rows if front_first else rows
-    clip = lambda v: np.clip(np.trunc(v).astype(int), 0, CELLS - 1)
+
+    def clip(v):
+        return np.clip(np.trunc(v).astype(int), 0, CELLS - 1)
+
     return grid[np.arange(STEPS)[:, None], clip(rows), clip(columns)].any(1)
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #71969004
@@ -211,10 +214,15 @@ def errors(
     if grids is not None:
         other = grids if uniad_grids is None else uniad_grids
         truth_or_zero = np.where(finite[..., None], truths, 0.0)
+
         # a step without truth cannot be a hit; its truth of 0 only keeps the shapes
-        hit = lambda i, g, front: (
-            collisions(plans[i], truth_or_zero[i], g[i], front) & finite[i] if readable[i] else np.zeros(STEPS, bool)
-        )
+        def hit(i, g, front):
+            return (
+                collisions(plans[i], truth_or_zero[i], g[i], front) & finite[i]
+                if readable[i]
+                else np.zeros(STEPS, bool)
+            )
+
         out["hit_vad"] = np.array([hit(i, grids, front_first) for i in range(n)])
         out["hit_uniad"] = np.array([hit(i, other, front_first if uniad_grids is None else False) for i in range(n)])
     return out
@@ -268,7 +276,10 @@ def protocols(e: dict[str, np.ndarray]) -> dict[str, dict[str, list[float] | Non
         None without a readable plan; hits is empty without grids
     """
     rows, columns = table(e) if e["readable"].any() else None, ["1s", "2s", "3s", "avg"]
-    take = lambda row, scale: None if rows is None else [float(v) / scale for v in rows.loc[row, columns]]
+
+    def take(row, scale):
+        return None if rows is None else [float(v) / scale for v in rows.loc[row, columns]]
+
     l2 = {k: take(f"L2 m, {name} ({'mean up to' if k == 'stp3' else 'at'})", 1) for k, name in PROTOCOLS.items()}
     hits = {k: take(f"collision %, {name}", 100) for k, name in PROTOCOLS.items()} if "hit_vad" in e else {}
     return dict(l2=l2, hits=hits)

@@ -52,7 +52,10 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.clip(high - low, 0, None), -1)
-    area = lambda x: np.prod(x[:, 2:] - x[:, :2], -1)
+
+    def area(x):
+        return np.prod(x[:, 2:] - x[:, :2], -1)
+
     return common / (area(a)[:, None] + area(b)[None] - common)
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #00b8e005

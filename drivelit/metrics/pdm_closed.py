@@ -82,8 +82,11 @@ def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
     seen = [
         (a, a.at(0.0), a.velocity[np.searchsorted(a.times, 1e-6) - 1]) for a in scene.agents if a.at(0.0) is not None
     ]
+
     # from the middle of the ego's box
-    far = lambda x: float(np.hypot(x[1][0] - VEHICLE.to_center, x[1][1]))
+    def far(x):
+        return float(np.hypot(x[1][0] - VEHICLE.to_center, x[1][1]))
+
     seen = sorted((x for x in seen if far(x) <= REACH), key=far)
     groups = [[x for x in seen if x[0].type == k][:n] for k, n in MOST.items()]
     return [x for group in groups for x in group] + [x for x in seen if x[0].type not in MOST][:MOST_STATIC]
@@ -198,7 +201,10 @@ class Poses:
 
     def __init__(self, tracks: Sequence[Track]) -> None:
         longest = max(len(t.s) for t in tracks)
-        fill = lambda v: np.concatenate([v, np.repeat(v[-1:], longest - len(v), 0)])
+
+        def fill(v):
+            return np.concatenate([v, np.repeat(v[-1:], longest - len(v), 0)])
+
         self.s = np.stack([fill(t.s) for t in tracks])  # (P, M)
         self.pose = np.stack([fill(np.c_[t.xy, t.heading]) for t in tracks])  # (P, M, 3)
         self.end = np.array([t.s[-1] for t in tracks])
@@ -318,7 +324,10 @@ def proposals(prepared: Sequence[PDMScene], worlds: Sequence[Forecast] | None = 
     """
     worlds = worlds or [forecast(p) for p in prepared]
     tracks = [Track(p.scene.map.centerline, o) for p in prepared for o in OFFSETS]
-    each = lambda values: np.repeat(np.array(values, float), len(OFFSETS))
+
+    def each(values):
+        return np.repeat(np.array(values, float), len(OFFSETS))
+
     limit = each([max(p.scene.map.speed_limit, 0.1) for p in prepared])
     lines = np.array([t.line for t in tracks])
     poses, length, wanted = Poses(tracks), shapely.length(lines), limit[:, None] * np.array(FRACTIONS)

@@ -588,7 +588,10 @@ def score_states(prepared: PDMScene, states: np.ndarray, reference: float | None
     touching, offroad = contacts(prepared, states), off_road(prepared, states)
     nc, nc_step, nc_agent = no_collision(prepared, states, touching, offroad)
     ttc, ttc_step, ttc_agent = time_to_collision(prepared, states, touching, offroad)
-    name = lambda index: [prepared.ids[i] if i >= 0 else None for i in index]
+
+    def name(index):
+        return [prepared.ids[i] if i >= 0 else None for i in index]
+
     unknown = np.full(len(states), np.nan)
     result = PDMResult(
         nc,

@@ -118,7 +118,10 @@ def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
         dict: records in the order of the drives, driving_score and success in percent, ends by reason,
             said (share of each speed word), unreadable (decisions, by reason)
     """
-    count = lambda k: sum((Counter(t[k]) for t in told), Counter())  # over all drives
+
+    def count(k):
+        return sum((Counter(t[k]) for t in told), Counter())  # over all drives
+
     records, words = [t["record"] for t in told], count("said")
     return dict(
         records=records,
@@ -258,9 +261,15 @@ def on_simulators(
         NoSimulator: likewise, in this process
     """
     folder, names, n = Path(folder), [r.id for r in routes], max(profile.collectors, 1)
-    job = lambda k: (folder, profile, who, weights, names, seed, k)
+
+    def job(k):
+        return (folder, profile, who, weights, names, seed, k)
+
     jobs = {k: job(k) + ((experts,) if profile.collectors < 1 else ()) for k in range(min(n, len(names)))}
-    missing = lambda k: next((f"route {x} is not driven" for x in names[k::n] if not _file(folder, x).exists()), "")
+
+    def missing(k):
+        return next((f"route {x} is not driven" for x in names[k::n] if not _file(folder, x).exists()), "")
+
     side_by_side(_share, jobs, missing, lambda k: folder / f"collector-{k}.error", profile)
     return summed([json.loads(_file(folder, name).read_text()) for name in names])
 
@@ -278,7 +287,10 @@ def blind_on_simulators(
     Returns:
         dict: name -> records in the order of the routes
     """
-    place = lambda who: Path(folder) / re.sub(r"\W+", "-", who)
+
+    def place(who):
+        return Path(folder) / re.sub(r"\W+", "-", who)
+
     return {who: on_simulators(routes, profile, who, place(who))["records"] for who in BLIND}
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #e35ba425

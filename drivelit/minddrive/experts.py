@@ -428,9 +428,10 @@ def decide(
     logps = experts.words(prompts, looks=looks)
     if not all(torch.isfinite(p).all() for p in logps):  # the first word would be the most likely of seven NaN
         raise ValueError("the likelihoods of the words are no numbers: the decision expert's weights have exploded")
-    pick = lambda logp, free: (
-        torch.multinomial(logp.exp().cpu(), 1, generator=generator)[:, 0] if free else logp.argmax(1).cpu()
-    )
+
+    def pick(logp, free):
+        return torch.multinomial(logp.exp().cpu(), 1, generator=generator)[:, 0] if free else logp.argmax(1).cpu()
+
     drawn = generator is not None
     speed, path = pick(logps[0], drawn), pick(logps[1], drawn and both)
     state = torch.as_tensor(states, dtype=torch.float32, device=experts.policy.device)

@@ -142,8 +142,13 @@ def lessons(experts: Experts, rows: Iterable[dict], tokens: int | None = None) -
         ValueError: no row that is a plan
     """
     rows = rows if isinstance(rows, Rows) else list(rows)
-    of = lambda name: rows.stream(name) if isinstance(rows, Rows) else (row[name] for row in rows)
-    word = lambda kind, meta: SPEEDS.index(meta["speed"]) if kind == "plan" else -1
+
+    def of(name):
+        return rows.stream(name) if isinstance(rows, Rows) else (row[name] for row in rows)
+
+    def word(kind, meta):
+        return SPEEDS.index(meta["speed"]) if kind == "plan" else -1
+
     kinds = [(k == "plan", word(k, m)) for k, m in zip(of("kind"), of("meta"), strict=True)]
     plan, speeds = np.array(kinds, dtype=int).reshape(-1, 2).T
     if not plan.any():
@@ -284,7 +289,10 @@ def parts(
         dict: "decision" and "action" -> function without arguments that gives the loss to go down, and what to log
     """
     prompts, device = [known.prompts[k] for k in which], experts.policy.device
-    of = lambda name: known.tensor(name, which, device)
+
+    def of(name):
+        return known.tensor(name, which, device)
+
     speed, path, done, looks = of("speed"), of("path"), of("done"), experts.look(prompts)
 
     def decision():

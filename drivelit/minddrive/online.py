@@ -88,7 +88,10 @@ def played(drive: Drive, group: int = -1, first: int = 0) -> Played:
         pictures, texts, words and their log-probabilities, rewards; an entry for each decision that is kept
     """
     told = [c.told for c in drive.choices[first:]]
-    stack = lambda name: np.stack([t[name] for t in told])
+
+    def stack(name):
+        return np.stack([t[name] for t in told])
+
     return Played(
         np.stack([[np.asarray(i) for i in images] for images in drive.images[first:]]),
         np.array(drive.texts[first:]),
@@ -223,9 +226,10 @@ def collect(
         NoSimulator: all drives were lost
         ValueError: none could begin
     """
-    player = lambda k: by_experts(
-        experts, torch.Generator().manual_seed(seed + k), profile.actions == "both", profile.together
-    )
+
+    def player(k):
+        return by_experts(experts, torch.Generator().manual_seed(seed + k), profile.actions == "both", profile.together)
+
     drives, collected = [Drive(s) for s in scenes for _ in range(profile.rollouts)], []
     if world is None:  # all side by side, in a minute
         return [played(d) for d in play(player(0), drives, profile.inputs, seen=still_here)]
@@ -265,7 +269,10 @@ def collect_groups(
     collected, used, k = [], 0, 0
     while used < budget:
         scene, snapshots = scenes[k % len(scenes)], []
-        keep = lambda _, world, snapshots=snapshots: (still_here(), snapshots.append(world.snapshot()))
+
+        def keep(_, world, snapshots=snapshots):
+            return (still_here(), snapshots.append(world.snapshot()))
+
         (scout,) = play(player, [Drive(scene)], profile.inputs, seen=keep)
         moment = int(rng.integers(len(snapshots)))
         branches = [Drive(scene, snapshots[moment]) for _ in range(profile.group - 1)]
@@ -441,7 +448,10 @@ def side_by_side(
             for k in left:
                 work(*jobs[k])
             continue
-        arguments = lambda k: (os.getpid(), dict(os.environ), work, told(k), jobs[k], profile.silence)
+
+        def arguments(k):
+            return (os.getpid(), dict(os.environ), work, told(k), jobs[k], profile.silence)
+
         running = [context.Process(target=_process, args=arguments(k)) for k in left]
         told(0).parent.mkdir(parents=True, exist_ok=True)
         for process in running:
@@ -482,8 +492,13 @@ def collect_round(
     _routes(out, scenes)
     files = {k: _told(out, profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
     jobs = {k: (out, profile, number, seed, k, budget) for k in files}
-    read = lambda k: read_played(_place(out, number, k), files[k])
-    error = lambda k: _place(out, number, k).with_suffix(".error")
+
+    def read(k):
+        return read_played(_place(out, number, k), files[k])
+
+    def error(k):
+        return _place(out, number, k).with_suffix(".error")
+
     counted = side_by_side(_share, jobs, lambda k: read(k)[1], error, profile)
     drives = [p for k in jobs for p in read(k)[0]]
     if profile.simulators != NONE:
@@ -574,7 +589,10 @@ def _before(experts, prompts, looks, drives, profile):
     estimates = gae([d.rewards for d in drives], expected, profile.gamma, profile.lam)
     advantages, returns = (np.concatenate(x) for x in estimates)
     explained = 1 - advantages.var() / max(returns.var(), 1e-9)
-    of = lambda x: torch.tensor(x, dtype=torch.float32)
+
+    def of(x):
+        return torch.tensor(x, dtype=torch.float32)
+
     return reference, of(advantages), of(returns), dict(explained=float(explained))
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #4e8e211f
@@ -613,7 +631,10 @@ def improve(
     prompts, rng = _prompts(experts, drives), np.random.default_rng([57, seed])
     looks = _looks(experts, prompts, profile)
     reference, advantages, returns, log = _before(experts, prompts, looks, drives, profile)
-    of = lambda name: torch.tensor(np.concatenate([getattr(d, name) for d in drives]))
+
+    def of(name):
+        return torch.tensor(np.concatenate([getattr(d, name) for d in drives]))
+
     both, ppo = profile.actions == "both", profile.algorithm == "ppo"
     old = joint(of("speed_logp"), of("path_logp")) if both else of("speed_logp")
     actions = len(PATHS) * of("speed") + of("path") if both else of("speed")
@@ -685,7 +706,10 @@ def _play_and_improve(experts, optimizer, out, scenes, profile, number, seed, bu
     row = dict(round=number) | _row(drives, counted, time.monotonic() - begin)
     torch.manual_seed(seed * 10_000 + number)
     steps = count(done + 1)
-    tell = lambda told: add_metrics(out, dict(step=next(steps), round=number) | told)
+
+    def tell(told):
+        return add_metrics(out, dict(step=next(steps), round=number) | told)
+
     row |= improve(experts, optimizer, drives, profile, seed * 10_000 + number, tell)
     earned = {k: row[k] for k in ("success", "reward", "drives", "decisions")}
     earned["step_time"] = (time.monotonic() - begin) / max(

@@ -93,7 +93,10 @@ def plot_drives(player: Player, scenes: Sequence[Scene], inputs: Inputs, title: 
     for k, one in enumerate(zip(drives, egos, worlds, strict=True)):
         _draw_drive(axes[2 * k : 2 * k + 2], *one)
     axes[-1].set_xlabel("seconds")
-    look = lambda word: dict(marker=MARKS[word], ls="", color=INKS[word], label=word.replace("_", " "))
+
+    def look(word):
+        return dict(marker=MARKS[word], ls="", color=INKS[word], label=word.replace("_", " "))
+
     marks = [plt.Line2D([], [], **look(word)) for word in SPEEDS]
     figure.legend(handles=marks, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)

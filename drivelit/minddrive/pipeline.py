@@ -86,7 +86,10 @@ def scored(records: Sequence[dict]) -> dict[str, Any]:
         dict: driving_score (0 to 100), success, efficiency, comfort (percent; None without a value); scene_score
             (0 to 100) and scene_success (0 or 1) of each drive
     """
-    mean = lambda v: float(np.mean(v)) if v else None
+
+    def mean(v):
+        return float(np.mean(v)) if v else None
+
     comfort = [100 * r["comfort"] for r in records if r["comfort"] == r["comfort"]]  # NaN: over before it began
     scores, won = [composed(r) for r in records], [int(success(r)) for r in records]
     means = dict(driving_score=mean(scores), success=mean([100 * w for w in won]))
@@ -113,7 +116,10 @@ def _without_policy(out, profile, heldout):
     "The drivers without a policy, and those who cannot drive there."
     if profile.simulators == NONE:
         return without_policy(heldout), []
-    way = lambda r: (r.town, r.waypoints.tobytes())
+
+    def way(r):
+        return (r.town, r.waypoints.tobytes())
+
     learnt = {way(r): r.id for r in routes_of(profile, "train")}
     if both := [(r.id, learnt[way(r)]) for r in heldout if way(r) in learnt]:
         raise RunError(
@@ -434,7 +440,10 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
         dict: number of the round, 0 for imitation -> `scored`; of an OPTIONAL arm the first and the last
     """
     here, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
-    greedy = lambda s: STAGES.folder(out, s, seed) / "heldout" / "greedy.json"
+
+    def greedy(s):
+        return STAGES.folder(out, s, seed) / "heldout" / "greedy.json"
+
     whole = {0: greedy(BEFORE[stage]), profile.rl_steps: greedy(stage)}  # they have driven all routes
     results = {}
     for k in whole if stage in OPTIONAL else range(profile.rl_steps + 1):

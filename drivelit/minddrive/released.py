@@ -103,7 +103,10 @@ def differences(state: Mapping[str, torch.Tensor], experts: Experts) -> list[str
     """
     told, wanted, lost, other, unknown = _towers(state, experts), _wanted(experts), [], [], []
     places = {our_name(n): (n, t) for n, t in state.items() if our_name(n)[0]}
-    shape = lambda t: "x".join(map(str, t.shape))
+
+    def shape(t):
+        return "x".join(map(str, t.shape))
+
     for place, (name, tensor) in places.items():
         if place not in wanted:
             unknown.append(name)
@@ -113,7 +116,10 @@ def differences(state: Mapping[str, torch.Tensor], experts: Experts) -> list[str
     known = ("img_backbone.", "pts_bbox_head.", "map_head.", "lm_head.")
     unknown += [n for n in state if not our_name(n)[0] and not n.startswith(known)]
     kinds = (("other shape", other), ("without a place here", unknown), ("missing there", lost))
-    some = lambda v: f"{v[0]}" + (f" and {len(v) - 1} more" if len(v) > 1 else "")
+
+    def some(v):
+        return f"{v[0]}" + (f" and {len(v) - 1} more" if len(v) > 1 else "")
+
     return told + [f"{kind}: {some(names)}" for kind, names in kinds if names]
 
 # %% ../../nbs/54_minddrive/07_released.ipynb #7a894ecc

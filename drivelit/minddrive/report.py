@@ -40,7 +40,12 @@ ROWS = dict(  # stage -> its name in the tables
     rl_single="online PPO, one expert",
     given="the given policy",
 )
-_about = lambda scenes: {k: scenes[k] for k in ("train", "heldout", "families", "left_out")}
+
+
+def _about(scenes):
+    return {k: scenes[k] for k in ("train", "heldout", "families", "left_out")}
+
+
 collect = Collector(STAGES, (*TRAINED, "given"), part_of, _about, ("data",))
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #8d675e2d
@@ -193,9 +198,14 @@ def table_rounds(results: Record) -> pd.DataFrame:
         row = {"arm": ROWS[s], "round": c.turn}
         row |= {n: number_cell(results, STUDY, c, NUMBERS[n]) for n in ("driving score", "success %")}
         if c.turn:
-            log = lambda name, k=c.turn, s=s: results.numbers(Condition(s, "log", turn=k), name)
+
+            def log(name, k=c.turn, s=s):
+                return results.numbers(Condition(s, "log", turn=k), name)
+
             # from the first round to this one
-            total = lambda name, n=c.turn, log=log: sum(log(name, k) for k in range(1, n + 1))
+            def total(name, n=c.turn, log=log):
+                return sum(log(name, k) for k in range(1, n + 1))
+
             row |= {"success while collecting %": cell(log("success"))}
             # a step of the simulation is 0.1 s
             row |= {"simulated min": cell(0.1 / 60 * total("steps"), False), "updates": cell(total("updates"), False)}
@@ -236,7 +246,12 @@ def _open(kind: str) -> dict[str, Column]:
 
 
 OPEN = _open("speed") | _open("path") | {n: NUMBERS[n] for n in ("driving score", "success %")}
-_arms = lambda results: arm_rows(results, STUDY, "arm")
+
+
+def _arms(results):
+    return arm_rows(results, STUDY, "arm")
+
+
 table_open = Sheet("What open loop says of each arm, and what closed loop says", STUDY, _arms, OPEN)
 GIVEN = {"Bench2Drive's numbers": table_driving, table_open.title: table_open}  # of `python -m drivelit evaluate`
 

@@ -168,7 +168,10 @@ def recorded(scene: Scene) -> Moment:
 # %% ../../nbs/54_minddrive/30_rows.ipynb #dfd36866
 def _plan_row(m, inputs):
     "The row of what to do."
-    mm = lambda a: np.round(a, 3).tolist()
+
+    def mm(a):
+        return np.round(a, 3).tolist()
+
     ways = dict(state=mm(state_of(m.scene)), speed_points=mm(m.speed_points), path_points=mm(m.path_points))
     beside = np.concatenate([m.speed_points, m.path_points])
     keep_from = dict(edges=mm(edges(m.scene, beside)), others=mm(others(m.scene, m.speed_points)))

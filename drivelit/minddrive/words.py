@@ -185,7 +185,10 @@ def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
     stage, now = world.stage, world.state
     ahead = now.along + np.asarray(metres, float)
     beside = float(stage.route.project(now.ego[:2])[1]) - float(aside(stage, now.along))
-    side = lambda s: aside(stage, s) + beside * np.exp(-(s - now.along) / 8)
+
+    def side(s):
+        return aside(stage, s) + beside * np.exp(-(s - now.along) / 8)
+
     poses = stage.route.at(ahead, side(ahead))
     poses[:, 2] += np.arctan((side(ahead + 0.1) - side(ahead - 0.1)) / 0.2)  # a tracker steers by headings, too
     return to_frame(poses, now.ego[:3])

@@ -158,7 +158,10 @@ def annotate(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: {strategy!r} is not one of {', '.join(STRATEGIES)}")
-    ask = lambda k: _one(scenes[k], teacher, judge, cuts, strategy, rounds)
+
+    def ask(k):
+        return _one(scenes[k], teacher, judge, cuts, strategy, rounds)
+
     kept, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
         outcomes = tqdm(pool.map(ask, range(len(scenes))), total=len(scenes), mininterval=5, disable=at_once == 1)

@@ -105,7 +105,10 @@ def most_visible_mover(scene: Scene, size: tuple[int, int], seconds: float = 0.5
     Raises:
         SceneError: the scene has no view of that time
     """
-    paint = lambda s: np.asarray(next_image(s, "CAM_FRONT", size, seconds), float)
+
+    def paint(s):
+        return np.asarray(next_image(s, "CAM_FRONT", size, seconds), float)
+
     view, movers = paint(scene), []
     for agent in scene.agents:
         now, then = agent.at(0.0), agent.at(seconds)
@@ -141,7 +144,10 @@ def gains(mover: Mover, picture: Image.Image) -> np.ndarray:
         )
     u, v = (round(w * n / f) for w, n, f in zip(WINDOW, (p.shape[1], p.shape[0]), FRAME, strict=True))
     rows, columns = (slice(i.min(), i.max() + 1) for i in np.nonzero(mask))
-    square = lambda x: (x**2).sum(-1, keepdims=True)
+
+    def square(x):
+        return (x**2).sum(-1, keepdims=True)
+
     # (D - B)² - (D - P)² = (D - B)² - D² + 2 D P - P²: each is a correlation with something of the road user
     scene = np.concatenate([square(d - b) - square(d), 2 * d, -np.ones_like(d[..., :1])], -1)
     user = np.concatenate([np.ones_like(d[..., :1]), p, square(p)], -1) * mask[..., None]
@@ -332,7 +338,10 @@ def summary_of_dreams(
     true = codec.encode(views)
     right = right_codes(dreams, true, present)
     read = [k for k, ids in enumerate(dreams) if ids is not None]
-    pick = lambda rows: np.asarray([rows[k] for k in read], int).reshape(-1, codec.n)
+
+    def pick(rows):
+        return np.asarray([rows[k] for k in read], int).reshape(-1, codec.n)
+
     shown = {name: codec.decode(pick(ids)) for name, ids in dict(dream=dreams, copied=present, floor=true).items()}
     aims = [views[k] for k in read]
     movers = [most_visible_mover(scenes[k], size, seconds) for k in read]
@@ -343,11 +352,14 @@ def summary_of_dreams(
     levels |= {f"{k}_to_floor": _level(picture_psnr(shown[k], shown["floor"], size)) for k in ("dream", "copied")}
     if others:
         shown["others"] = [next_image(s, "CAM_FRONT", size, seconds) for s in others[: len(read)]]
-    apart = lambda network: (
-        None
-        if network is None or len(read) < 2
-        else {k: round(v, 4) for k, v in frechet_table(network, aims, shown).items()}
-    )
+
+    def apart(network):
+        return (
+            None
+            if network is None or len(read) < 2
+            else {k: round(v, 4) for k, v in frechet_table(network, aims, shown).items()}
+        )
+
     return dict(
         n=len(scenes),
         unreadable=right["unreadable"] / len(scenes),

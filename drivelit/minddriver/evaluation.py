@@ -102,7 +102,10 @@ def judged(
     each = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]} if batches else {}
     table = protocols(each) if batches else dict(l2={}, hits={})
     readable = [i for i, p in enumerate(plans) if p is not None]
-    mean = lambda v: float(np.mean([x for x in v if x is not None])) if readable else None
+
+    def mean(v):
+        return float(np.mean([x for x in v if x is not None])) if readable else None
+
     means, single = {k: mean(v) for k, v in scores.items()}, {f"scene_{k}": v for k, v in scores.items()}
     return dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **table, **means) | single
 
@@ -132,9 +135,13 @@ USUAL = "the most frequent decision at this command"
 def _blind_ade(scenes, horizon):
     "name -> (n,) minus the mean distance to the expert, metres: more is better, as the choice wants it."
     plans = [blind_plans(s) for s in scenes]
-    far = lambda name: [
-        -displacement(horizon.pick(p[name]), truth_of(s, horizon)).mean() for p, s in zip(plans, scenes, strict=True)
-    ]
+
+    def far(name):
+        return [
+            -displacement(horizon.pick(p[name]), truth_of(s, horizon)).mean()
+            for p, s in zip(plans, scenes, strict=True)
+        ]
+
     return {name: np.array(far(name)) for name in plans[0]}
 
 
@@ -285,7 +292,10 @@ def play(
     policy.model.eval()
     asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or engine_of(policy, profile, task.codec)
-    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+
+    def part(some, seed):
+        return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+
     return play_in_parts(part, policy, profile, scenes, seed)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0010
@@ -322,7 +332,10 @@ def openings_of(
         "grey": lambda: [codec.encode([Image.new("RGB", codec.size, (128, 128, 128))])[0]] * len(own_dreams),
         "true": lambda: list(next_codes(codec, subset(scenes, whole), seconds)),
     }[how]()
-    before = lambda i: f"<think>{info[i]['think']}</think>" if first else ""
+
+    def before(i):
+        return f"<think>{info[i]['think']}</think>" if first else ""
+
     return {names[i]: f"{before(i)}<dream>{image_text(d)}</dream>" for i, d in zip(whole, dreams, strict=True)}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #325cb8c6
@@ -346,7 +359,10 @@ def summary_of_thoughts(
     true, paces = [d for d, _ in seen], [v for _, v in seen]
     read = [read_thought(t) for t in thoughts]
     decisions = [None if isinstance(r.decision, ParseError) else r.decision for r in read]
-    part = lambda k: float(np.mean([d is not None and d[k] == t[k] for d, t in zip(decisions, true, strict=True)]))
+
+    def part(k):
+        return float(np.mean([d is not None and d[k] == t[k] for d, t in zip(decisions, true, strict=True)]))
+
     step = cuts.horizon.step
     driven = [
         # the plan in the same words as the truth: what a driver of this plan would have decided

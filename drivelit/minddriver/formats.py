@@ -38,7 +38,10 @@ def format_points(points: np.ndarray, horizon: Horizon = PLAN) -> str:
         raise ValueError(f"points: expected shape ({horizon.points}, 2), found {points.shape}")
     if not (np.abs(points[:, :2]) < 999.99).all():
         raise ValueError("points: holds NaN, infinity or a point a kilometre away")
-    number = lambda v: f"{round(float(v), 2) + 0.0:+.2f}"
+
+    def number(v):
+        return f"{round(float(v), 2) + 0.0:+.2f}"
+
     return "[" + ", ".join(f"({number(x)}, {number(y)})" for x, y in points[:, :2]) + "]"
 
 

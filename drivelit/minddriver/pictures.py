@@ -142,7 +142,10 @@ def plot_policy(
     episodes = play(policy, scenes, task, profile, temperature, 0)
     ends = [dict(points=None, dream=None) if e.failed else e.infos[0] for e in episodes]
     plans = [end["points"] for end in ends]
-    far = lambda p, s: np.nan if p is None else displacement(p, truth_of(s, task.horizon)).mean()
+
+    def far(p, s):
+        return np.nan if p is None else displacement(p, truth_of(s, task.horizon)).mean()
+
     picked = spread([far(p, s) for p, s in zip(plans, scenes, strict=True)], count)
     title = f"{name}, {mode}: {len(picked)} of {len(scenes)} scenes, spread over the order of their ADE"
     some, dreams, plans = ([v[k] for k in picked] for v in (scenes, [end["dream"] for end in ends], plans))

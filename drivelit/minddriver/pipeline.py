@@ -398,7 +398,10 @@ def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
         f"{', '.join(f'{t:g}' for t in VIEWS_AHEAD)} s before them, with a thought, and with both. Loss at the end: "
         f"{', '.join(f'{k} {v:.2f}' for k, v in losses.items())}"
     )
-    words = lambda digest: model_card(policy, f"the arms of MindDriver to start from. {recipe}. SHA-256 {digest}")
+
+    def words(digest):
+        return model_card(policy, f"the arms of MindDriver to start from. {recipe}. SHA-256 {digest}")
+
     return pack_weights(folder, policy.save, words, told | dict(losses=losses))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #89e812bd

@@ -218,7 +218,10 @@ Self-driving vehicle's optimal direction and speed change: <Maintain Current Lan
 # %% ../../nbs/53_minddriver/10_prompt.ipynb #ab866796
 def _short(command, seen, seconds):
     "Figure 9's parts in 300 words; the signal stands in the output, too."
-    listed = lambda words: f"[{', '.join(words)}]"
+
+    def listed(words):
+        return f"[{', '.join(words)}]"
+
     return f"""1. Objective: You control an automated vehicle in city traffic. You see {seen}. Plan a safe and \
 reasonable drive for the next {seconds:g} seconds towards the navigation target.
 Navigation target: [{COMMANDS[command]}]

@@ -48,7 +48,12 @@ ROWS = dict(  # stage -> its name where all stages stand together
     rft_ego_plan="RFT, both stages, ego state",
     given="the given policy",
 )
-_counts = lambda scenes: dict(train=scenes["train"], heldout=scenes["heldout"])
+
+
+def _counts(scenes):
+    return dict(train=scenes["train"], heldout=scenes["heldout"])
+
+
 collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00012
@@ -149,8 +154,13 @@ def driver_rows(results: Record, first: str, every: bool = False) -> list[tuple[
     Returns:
         rows for `table`, the best marked
     """
-    number = lambda n, measure: results.numbers(driver(n), measure)[0]
-    measured = lambda n, *measures: not np.isnan([number(n, m) for m in measures]).all()
+
+    def number(n, measure):
+        return results.numbers(driver(n), measure)[0]
+
+    def measured(n, *measures):
+        return not np.isnan([number(n, m) for m in measures]).all()
+
     best = bests(results, STUDY, {m: f", the best by {m.upper()}" for m in metrics_of(results)})
     blind = [n for n in results.drivers if n != EXPERT]
     # the learnt drivers have single scores alone, without n: of the others the best by ADE shows L2 and hits
@@ -208,8 +218,11 @@ RIGHTS = {
 
 def _dream_columns(results):
     "What the dreams are worth, beside a copied present and what the codec keeps."
+
     # what is said of dreams that could be read, with the share of the others
-    of = lambda key, **form: Column(f"dreams_{key}", lost="dreams_unreadable", **form)
+    def of(key, **form):
+        return Column(f"dreams_{key}", lost="dreams_unreadable", **form)
+
     far = distances(results).items()
     columns = {f"{d}{w}": of(f"{key}_{k}", digits=n) for d, (key, n) in far for k, w in WHOSE.items()}
     columns |= {n: of(f"right_{k}", percent=True) for n, k in RIGHTS.items()}
@@ -218,7 +231,10 @@ def _dream_columns(results):
     return columns | {"unreadable dreams": Column("dreams_unreadable", percent=True, lost="")}
 
 
-_dreamers = lambda results: [({"arm": name}, Condition(s)) for s, name in (DREAMS | _given(results)).items()]
+def _dreamers(results):
+    return [({"arm": name}, Condition(s)) for s, name in (DREAMS | _given(results)).items()]
+
+
 table2 = Sheet("Table 2: what the dreams are worth", STUDY, _dreamers, _dream_columns)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #1f6ca9b5
@@ -242,7 +258,9 @@ def table_thoughts(results: Record) -> pd.DataFrame:
     rows = []
     for s in (*THOUGHTS, *_given(results)):
         # one value for each seed
-        number = lambda key, swap="", s=s: results.numbers(Condition(s, swap=swap), f"thoughts_{key}")
+        def number(key, swap="", s=s):
+            return results.numbers(Condition(s, swap=swap), f"thoughts_{key}")
+
         row = {"arm": ROWS[s]} | {c: cell(number(key)) for c, key in THOUGHT_COLUMNS.items()}
         row["grey pictures: decision right %"] = cell(number("right", "grey"))
         rows.append(row | {"different thoughts": cell(number("different"), percent=False, digits=0)})
@@ -281,7 +299,10 @@ def ablation(title: str, first: str, rows: dict[str, str]) -> Sheet:
 
     def columns(results: Record) -> dict[str, Column]:
         grey = played(results, "grey", swap="grey")
-        measured = lambda column: any(number_cell(results, STUDY, c, column) for _, c in arms)
+
+        def measured(column):
+            return any(number_cell(results, STUDY, c, column) for _, c in arms)
+
         return score_columns(results) | {n: column for n, column in grey.items() if measured(column)}
 
     return Sheet(title, STUDY, lambda results: [*arms, *driver_rows(results, first)], columns)
@@ -312,7 +333,10 @@ DREAMED = ("own", "another scene's", "grey", "true")
 
 def _behind(results):
     "The arms behind each dream, where that was tried; then the expert and the best drivers without eyes."
-    put = lambda s, dream: Condition(s, "greedy", f"{dream} dream")
+
+    def put(s, dream):
+        return Condition(s, "greedy", f"{dream} dream")
+
     tried = ((s, dream) for s in (*TRAINED, "given") for dream in DREAMED if results.turns(put(s, dream)))
     return [*(({"arm": ROWS[s], "dream": d}, put(s, d)) for s, d in tried), *driver_rows(results, "arm")]
 
@@ -388,7 +412,10 @@ def asked(results: Record) -> list[Claim]:
     """
     rows = []
     for unit in (dict(ade=FAR_OFF, pdms=SCORE)[m] for m in metrics_of(results)):
-        ask = lambda where, words, arms, *sides, unit=unit: claims_of_arms(ROWS, where, unit, words, arms, *sides)
+
+        def ask(where, words, arms, *sides, unit=unit):
+            return claims_of_arms(ROWS, where, unit, words, arms, *sides)
+
         rows += ask("beats drivers without eyes?", "{} > the best", (*LINE, "sft_none"), driver())
         rows += ask("looks at its pictures?", "{} > with grey pictures", EYES, dict(swap="grey"))
         rows += [claim for s in SWAPPED for claim in _dreams(unit, s)]

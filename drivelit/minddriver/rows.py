@@ -44,7 +44,10 @@ def next_codes(codec: Any, scenes: Sequence[Scene], seconds: float = 0.5) -> np.
     """
     if not len(scenes):
         return np.zeros((0, codec.n), int)
-    views = lambda some: [next_image(s, "CAM_FRONT", codec.size, seconds) for s in some]
+
+    def views(some):
+        return [next_image(s, "CAM_FRONT", codec.size, seconds) for s in some]
+
     return np.concatenate([codec.encode(views(scenes[k : k + AT_ONCE])) for k in range(0, len(scenes), AT_ONCE)])
 
 # %% ../../nbs/53_minddriver/30_rows.ipynb #30a4000a

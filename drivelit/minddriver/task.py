@@ -117,7 +117,10 @@ def turn_of(
     form, plan = format_reward(answer, strict), plan_reward(ade, numbers["ade_max"], numbers["ade_scale"])
     weights = {k: numbers[k] for k in ("w_format", "w_image", "w_plan")}
     rewards = dict(reward=reward_of(learnt, image, plan, form, **weights), format=form, ade=ade, plan=plan, image=image)
-    readable = lambda part: part if isinstance(part, (str, np.ndarray)) else None
+
+    def readable(part):
+        return part if isinstance(part, (str, np.ndarray)) else None
+
     info = dict(unreadable=int(points is None), reasons=answer.reasons, points=points, dream=readable(answer.dream))
     return rewards, info | dict(think=readable(answer.think))
 

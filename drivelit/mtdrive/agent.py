@@ -53,7 +53,10 @@ def appendix_scene() -> Scene:
     Returns:
         Scene: a standing bus ahead, three lanes; the paper's second plan is the expert
     """
-    strip = lambda y0, y1: [[-40, y0], [120, y0], [120, y1], [-40, y1]]
+
+    def strip(y0, y1):
+        return [[-40, y0], [120, y0], [120, y1], [-40, y1]]
+
     past = np.array([(-9.44, 0.02, -0.02), (-6.21, -0.02, 0.0), (-3.05, -0.03, 0.0), (0.0, 0.0, 0.0)])
     bus = Agent("bus", "vehicle", 10.26, 2.95, 4.39, [0.0], [[34.14, -0.85, -0.02]], [[0, 0]], z=1.59)
     lanes = [
@@ -244,10 +247,19 @@ def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int
     dac = [Issue("DAC", k, poses[i, k]) for k in off]
     if points == "all" and (result.nc_step[i] >= 0 or result.ttc_step[i] >= 0):
         hits, close = _offences(prepared, result, i)
-        named = lambda metric, pairs: [
-            Issue(metric, k, poses[i, k], prepared.ids[a], box_at(prepared, prepared.ids[a], round((k + 1) * 0.5 / DT)))
-            for k, a in pairs
-        ]
+
+        def named(metric, pairs):
+            return [
+                Issue(
+                    metric,
+                    k,
+                    poses[i, k],
+                    prepared.ids[a],
+                    box_at(prepared, prepared.ids[a], round((k + 1) * 0.5 / DT)),
+                )
+                for k, a in pairs
+            ]
+
         return [*named("NC", hits), *dac, *named("TTC", close)]
     return [*contact("NC", result.nc_step, result.nc_agent), *dac, *contact("TTC", result.ttc_step, result.ttc_agent)]
 
@@ -256,9 +268,16 @@ def _offences(prepared, result, i):
     "Pairs of (point, index of a road user): who is hit, and to whom plan i is too close, as long as that lasts."
     states, offroad = result.states[i : i + 1], result.offroad[i : i + 1]
     touching = contacts(prepared, states)
-    pairs = lambda begins, agents, contact: sorted(
-        {(result.point_of(s), int(a)) for k, a in zip(begins, agents, strict=True) for s in _while(contact[:, a], k)}
-    )
+
+    def pairs(begins, agents, contact):
+        return sorted(
+            {
+                (result.point_of(s), int(a))
+                for k, a in zip(begins, agents, strict=True)
+                for s in _while(contact[:, a], k)
+            }
+        )
+
     _, hit, who, _ = at_fault(prepared, states, touching, offroad)
     _, near, whom = too_close(prepared, states, touching, offroad)
     return pairs(hit, who, touching[0, :, 0]), pairs(near, whom, touching[0].any(1))

@@ -77,12 +77,20 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         EngineError: all conversations were refused
     """
     not_failed = np.array([not e.failed for e in answered(episodes) and episodes])
-    number = lambda e, m, j: plan_length(e.infos[j]["poses"]) if m == "distance" else e.rewards[j][m]
+
+    def number(e, m, j):
+        return plan_length(e.infos[j]["poses"]) if m == "distance" else e.rewards[j][m]
+
     # NaN: no such turn, no plan in it, or a refused conversation; `carry` then takes the plan of the turn before
-    told = lambda e, m: [number(e, m, j) if j < e.turns and not e.failed else np.nan for j in range(turns)]
+    def told(e, m):
+        return [number(e, m, j) if j < e.turns and not e.failed else np.nan for j in range(turns)]
+
     per = {m: np.array([carry(told(e, m)) for e in episodes]) for m in (*METRICS, "distance")}  # (scenes, J)
     used = np.array([e.turns for e in episodes])[not_failed]
-    unreadable_at = lambda j: [e.infos[j]["poses"] is None for e in episodes if not e.failed and j < e.turns]
+
+    def unreadable_at(j):
+        return [e.infos[j]["poses"] is None for e in episodes if not e.failed and j < e.turns]
+
     rows = []
     for j in range(turns):
         readable = ~np.isnan(per["pdms"][:, j])
@@ -91,7 +99,10 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         lost = float((~readable[not_failed]).mean())
         answers = float(np.mean(unreadable_at(j))) if unreadable_at(j) else None
         rows.append(means | dict(unreadable=lost, revising=float((used > j).mean()), answers_lost=answers))
-    plain = lambda v: [None if np.isnan(x) else round(float(x), 4) for x in v]
+
+    def plain(v):
+        return [None if np.isnan(x) else round(float(x), 4) for x in v]
+
     return dict(
         n=len(episodes),
         failed=float(1 - not_failed.mean()),
@@ -127,9 +138,16 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     # in the order of the rows; "": the driver keeps its name
     labels = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in alone}), same, STANDING), "")
     labels[same] = "constant velocity"
-    plain = lambda v: [None if np.isnan(x) else round(float(x), 4) for x in v]
-    row = lambda v, feedback="–": dict(feedback=feedback, pdms=float(np.nanmean(v)), scene_pdms=plain(v))
-    expert = lambda s: None if s.expert is None else s.expert.poses[:8]
+
+    def plain(v):
+        return [None if np.isnan(x) else round(float(x), 4) for x in v]
+
+    def row(v, feedback="–"):
+        return dict(feedback=feedback, pdms=float(np.nanmean(v)), scene_pdms=plain(v))
+
+    def expert(s):
+        return None if s.expert is None else s.expert.poses[:8]
+
     results = {"expert": row(scores["expert"]) | _means(scenes, expert)}
     for name, label in labels.items():
         silent = name in alone
@@ -216,7 +234,10 @@ def play(
     options = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     options |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()
-    part = lambda some, seed: rollout(engine, policy, task, some, seed=seed, **options)
+
+    def part(some, seed):
+        return rollout(engine, policy, task, some, seed=seed, **options)
+
     return play_in_parts(part, policy, profile, scenes, seed, of)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
@@ -353,7 +374,10 @@ def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, sample
     real = list(recorded.scenes(Path(samples) / "data" / "nuscenes_mini_scenes"))
     results = evaluate(policy, real, profile, seed, perceptions=(profile.perception,))[profile.perception]
     play_name = next(iter(results))
-    means = lambda of: {k: v for k, v in of.items() if not k.startswith("scene_")}
+
+    def means(of):
+        return {k: v for k, v in of.items() if not k.startswith("scene_")}
+
     rows = {name: means(of) for name, of in drivers(real, profile.turns).items()}
     return dict(
         n=len(real), feedback=profile.perception, play=play_name, drivers=rows, policy=means(results[play_name])

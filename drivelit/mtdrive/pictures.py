@@ -77,7 +77,10 @@ def shortfall(poses: np.ndarray | None, expert: np.ndarray) -> str:
     """
     if poses is None:
         return ""
-    way = lambda p: np.hypot(*np.diff(np.r_[[[0.0, 0.0]], p[: len(poses), :2]], axis=0).T).sum()
+
+    def way(p):
+        return np.hypot(*np.diff(np.r_[[[0.0, 0.0]], p[: len(poses), :2]], axis=0).T).sum()
+
     gap = way(expert) - way(poses)
     return "" if abs(gap) <= SHORT else f"ends {abs(gap):.0f} m {'before' if gap > 0 else 'beyond'} the expert's"
 
@@ -175,7 +178,10 @@ def turn_legend(
     Returns:
         None
     """
-    line = lambda color, style, label, **kw: Line2D([], [], color=color, ls=style, label=label, **kw)
+
+    def line(color, style, label, **kw):
+        return Line2D([], [], color=color, ls=style, label=label, **kw)
+
     handles = [
         Patch(facecolor="#212529", label="ego now"),
         line(PLAN_COLOR, "-", plan, marker="o", ms=4),
@@ -188,7 +194,10 @@ def turn_legend(
         words = "road user that the feedback names, when the car is there"
         handles.append(Patch(facecolor=WRONG_COLOR, alpha=0.55, label=words))
     now = [(a.type, a.poses[0] if len(a.times) == 1 else a.at(0.0)) for a in scene.agents]
-    inside = lambda p: extent[0] < p[0] < extent[1] and extent[2] < p[1] < extent[3]
+
+    def inside(p):
+        return extent[0] < p[0] < extent[1] and extent[2] < p[1] < extent[3]
+
     for kind in dict.fromkeys(t for t, p in now if p is not None and inside(p)):
         handles.append(line(AGENT_COLORS[kind], "", kind.replace("_", " "), marker="s", ms=8))
     ncols, size = (4, 10) if figure.get_figwidth() > 10 else (3, 9)

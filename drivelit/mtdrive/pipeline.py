@@ -252,9 +252,12 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     train, task = load_scenes(out, "train"), task_for(profile)
     policy = load_to_play(trained(out, "sft_pdm", seed), profile)
-    drive = lambda scenes, k, most: play(
-        policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
-    )
+
+    def drive(scenes, k, most):
+        return play(
+            policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
+        )
+
     first = drive(train, 0, 2)
     answered = [k for k, turns in enumerate(first) if len(turns) > 1]  # no other scene gives a row
     hard = subset(train, answered)
@@ -280,7 +283,10 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     train = load_scenes(out, "train")
     policy = load_to_play(trained(out, "sft_multi", seed), profile)
-    told = lambda e: (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
+
+    def told(e):
+        return (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
+
     outcomes = play(policy, train, profile, seed=seed + 77, max_turns=1, of=told)  # not the draws of the bootstrapping
     empty, first = zip(*outcomes, strict=True)
     chosen, category = mtdata.select_rl(empty, first, profile.rl_scenes, seed=seed)

@@ -114,7 +114,10 @@ class MTDriveProfile(Profile):
         "What the keys want of the data: a scene gives one single-turn sample, and at most two of the other two kinds."
         n = self.scenes_of(train)
         rows = dict(data_single=1, data_two_turn=2, data_multi_turn=2)
-        of = lambda k: "one a scene" if k == 1 else f"at most {k} a scene: those whose plans go wrong"
+
+        def of(k):
+            return "one a scene" if k == 1 else f"at most {k} a scene: those whose plans go wrong"
+
         of_data = [Amount(name, getattr(self, name), k * n, why=of(k)) for name, k in rows.items()]
         return super().amounts(train, heldout, why, far) + of_data
 

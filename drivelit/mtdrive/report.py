@@ -108,8 +108,11 @@ def driver_rows(results: Record, first: str = "model") -> list[tuple[dict, Condi
         rows for `table`; "the best" is said of the best with each kind of feedback
     """
     best = {n for told in results.hears.values() for n in bests(results, STUDY, dict(pdms=""), told)}
+
     # those that know the future first, then by falling PDMS
-    order = lambda n: (n not in STUDY.knows, -results.numbers(driver(n), "pdms")[0])
+    def order(n):
+        return (n not in STUDY.knows, -results.numbers(driver(n), "pdms")[0])
+
     names = sorted(results.drivers, key=order)
     rows = tables.driver_rows(results, STUDY, first, dict.fromkeys(best, ", the best"), names)
     return [(words | {"feedback": results.hears[c.arm] or "–"}, c) for words, c in rows]
@@ -216,7 +219,10 @@ def _beats(where, play):
 
 def _pairs(where, end, unit=POINTS, **changes):
     "Arms of reinforcement beside each other, and beside what they began with."
-    both = lambda *arms: (Condition(s, **changes) for s in arms)
+
+    def both(*arms):
+        return (Condition(s, **changes) for s in arms)
+
     return claims_of(*((where, unit, *both(a, b), f"{ROWS[a]} > {ROWS[b]}{end}") for a, b in PAIRS))
 
 

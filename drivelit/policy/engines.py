@@ -244,8 +244,13 @@ def _together(parts, order):
         return parts[0]
     caches, masks, logits, last = zip(*parts, strict=True)
     width, row = max(m.shape[1] for m in masks), torch.tensor(order, device=last[0].device).argsort()
-    join = lambda rows: torch.cat([*rows])[row]
-    long = lambda keys: pad(keys, (0, 0, width - keys.shape[2], 0))
+
+    def join(rows):
+        return torch.cat([*rows])[row]
+
+    def long(keys):
+        return pad(keys, (0, 0, width - keys.shape[2], 0))
+
     cache = Cache(layer_class_to_replicate=_Layer)
     for n in range(len(caches[0].layers)):
         layers = [c.layers[n] for c in caches]
@@ -289,8 +294,11 @@ class _Rows:
         new = [c.ids[n:] for c, (n, _) in zip(conversations, kept, strict=True)]
         shown = [c.images[len(f.images) :] for c, (_, f) in zip(conversations, kept, strict=True)]
         batch, readings = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
+
         # kept keys of unequal length are padded on the left, so that new tokens of all rows line up
-        stack = lambda rows: pad_sequence(rows, batch_first=True, padding_side="left")
+        def stack(rows):
+            return pad_sequence(rows, batch_first=True, padding_side="left")
+
         cache = Cache(layer_class_to_replicate=_Layer)
         for n in range(len(readings[0].layers)):
             cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)
@@ -336,7 +344,10 @@ class _Rows:
             c, answer = self.conversations[self.who[i]], self.ids[self.who[i]]
             n = min(len(answer), self.mask.shape[1] - self.start)  # a last token was not read if no token followed it
             columns = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
-            of = lambda v: v[i].index_select(1, columns).transpose(0, 1)  # noqa: B023  used in this round only
+
+            def of(v):
+                return v[i].index_select(1, columns).transpose(0, 1)  # noqa: B023  used in this round only
+
             size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(columns)
             key = _key([*c.ids, *answer[:n]], c.images)
             if key in read or size > left:
@@ -422,7 +433,10 @@ def _speakers(model):
 
 def _weights_of(model):
     "Numbers that differ if a model's answers may: of each weight, its bits summed up as integers, and who speaks."
-    local = lambda p: p.detach().to_local() if hasattr(p, "to_local") else p.detach()  # of shards, one's own
+
+    def local(p):
+        return p.detach().to_local() if hasattr(p, "to_local") else p.detach()  # of shards, one's own
+
     here = [p for p in map(local, model.parameters()) if not p.is_meta]  # what lies on a disk is not looked at
     return [int(p.view(_BITS[p.element_size()]).sum()) for p in here], _speakers(model)
 
@@ -969,7 +983,10 @@ class OpenAIEngine:
         """
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
         sampling = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
-        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **sampling)
+
+        def ask(i, seconds):
+            return self._one(conversations[i], i, seconds, **sampling)
+
         return ask_all(ask, len(conversations), self._where, on_error, self.threads, self.timeout, self.retries)
 
     def stream(
@@ -993,7 +1010,10 @@ class OpenAIEngine:
         """
         check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
         sampling = dict(seed=seed, most=max_new_tokens, temperature=temperature, top_p=top_p)
-        ask = lambda i, seconds: self._one(conversations[i], i, seconds, **sampling)
+
+        def ask(i, seconds):
+            return self._one(conversations[i], i, seconds, **sampling)
+
         yield from ask_as_they_come(ask, conversations, self._where, self.threads, self.timeout, self.retries)
 
     def _where(self, i):

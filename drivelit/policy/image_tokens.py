@@ -290,7 +290,10 @@ def answer_pattern(n: int, codes: int, tag: str = "dream", most: int = 1, owed: 
     """
     code, first = rf"<\|({_up_to(codes - 1)})\|>", tag[0]
     text = f"([^<]|<[^<|/{first}]|</[^<|{first}])*"
-    span = lambda count: f"({code}){{{count}}}</{tag}>{text}"
+
+    def span(count):
+        return f"({code}){{{count}}}</{tag}>{text}"
+
     more = f"(<{tag}>{span(n)}){{0,{most - begun}}}" if most > begun else ""
     return (span(owed - 1) if owed else text) + more
 
@@ -408,7 +411,10 @@ def _read(rule, text, opening):
             return ParseError(f"the control word {harmless(word)}")
         if int(number[1]) >= rule.codes:
             return ParseError(f"code {number[1]}, the codebook has {rule.codes}")
-    words = lambda t: rule.tokenizer(t, add_special_tokens=False)["input_ids"]
+
+    def words(t):
+        return rule.tokenizer(t, add_special_tokens=False)["input_ids"]
+
     ids, state, table = words(text), rule.begin(words(opening)), rule.forbidden(len(rule.tokenizer))
     for token in ids:
         kind = rule.kind(state)

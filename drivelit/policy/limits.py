@@ -58,7 +58,10 @@ def _check_sizes(folder):
             if found[key] is not None:
                 _bounded(path, f"{name}.{key}", found[key], most[key])
     text = config | parts["text_config"]
-    size = lambda key: text.get(key) or 0
+
+    def size(key):
+        return text.get(key) or 0
+
     layer = size("intermediate_size") * 3 * size("hidden_size")
     asked = size("vocab_size") * size("hidden_size") + size("num_hidden_layers") * layer
     there = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
@@ -97,7 +100,10 @@ def _loops(node, depth=0, turns=1):
 def _itself(node):
     "Does a macro call itself, or a loop?"
     loops = any(loop.recursive for loop in node.find_all(nodes.For))
-    called = lambda macro: (c.node.name for c in macro.find_all(nodes.Call) if isinstance(c.node, nodes.Name))
+
+    def called(macro):
+        return (c.node.name for c in macro.find_all(nodes.Call) if isinstance(c.node, nodes.Name))
+
     return loops or any(m.name in called(m) for m in node.find_all(nodes.Macro))
 
 

@@ -450,7 +450,10 @@ def _fits(processor, image):
 def _patches(processor, image):
     "What the image processor makes of a picture that fits, to the last bit: a look into a table and one permutation."
     side, merge, shown = processor.patch_size, processor.merge_size, processor.temporal_patch_size
-    of = lambda v: np.asarray(v, np.float32)
+
+    def of(v):
+        return np.asarray(v, np.float32)
+
     level = of(np.arange(256) * processor.rescale_factor)[:, None]
     table = (level - of(processor.image_mean)) / of(processor.image_std)  # (256, 3)
     pixels = np.asarray(image)
@@ -472,7 +475,10 @@ def _prepared(processor, image):
 
 def _pixels(processor, media, kept=None):
     "What the vision tower reads of images and videos; each different image or frame is prepared once, or found again."
-    make = lambda image: _prepared(processor, image)
+
+    def make(image):
+        return _prepared(processor, image)
+
     get = make if kept is None else lambda image: kept.get(image, make)
     videos = video_batch(get, [m for m in media if isinstance(m, Video)], processor.temporal_patch_size)
     images = [m for m in media if not isinstance(m, Video)]
@@ -1014,7 +1020,10 @@ def in_bf16(model: torch.nn.Module) -> set[int]:
     Returns:
         their ids
     """
-    of = lambda kind: {id(m.weight) for m in model.modules() if isinstance(m, kind)}
+
+    def of(kind):
+        return {id(m.weight) for m in model.modules() if isinstance(m, kind)}
+
     return of(torch.nn.Linear) - of(torch.nn.Embedding)
 
 

@@ -97,7 +97,10 @@ class Transfer:
         self._post("/shutdown_weight_transfer_engine", None, seconds)  # what a trainer before this one has left open
         info = dict(rank_offset=1, world_size=workers + 1, packed=False)
         info["nccl_unique_id_b64"] = base64.b64encode(self._group.id).decode()
-        join = lambda: self._group.join(workers + 1)
+
+        def join():
+            return self._group.join(workers + 1)
+
         self._meet("/init_weight_transfer_engine", dict(init_info=info), join, until)
 
     def send(self, weights: dict[str, torch.Tensor], seconds: float) -> None:
@@ -114,7 +117,10 @@ class Transfer:
         info = dict(names=[*weights], shapes=[[*t.shape] for t in weights.values()])
         info["dtype_names"] = [str(t.dtype).removeprefix("torch.") for t in weights.values()]
         self._begin(seconds)
-        give = lambda: self._group.broadcast(weights.values())
+
+        def give():
+            return self._group.broadcast(weights.values())
+
         self._meet("/update_weights", dict(update_info=info), give, until)
         self._post("/finish_weight_update", {}, max(until - time.monotonic(), 1.0))
 

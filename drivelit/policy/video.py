@@ -104,7 +104,10 @@ def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, togethe
     made = {k: prepare(f) for k, f in {id(f): f for f in video.frames}.items()}
     patches, grid = made[id(video.frames[0])]
     n, width = patches.shape
-    moment = lambda f, k: made[id(f)][0].view(n, 3, together, -1)[:, :, k]
+
+    def moment(f, k):
+        return made[id(f)][0].view(n, 3, together, -1)[:, :, k]
+
     rows = [torch.stack([moment(f, k) for k, f in enumerate(some)], 2) for some in moments(video, together)]
     return torch.cat(rows).view(-1, width), torch.tensor([len(rows), *grid[1:].tolist()])
 

@@ -372,8 +372,13 @@ class _Tells:
 
     def _everywhere(self, call, what, seconds, retries=0):
         "The same on all servers at the same time; an EngineError names the server."
-        ask = lambda k, left: call(self.servers[k], left)
-        where = lambda k: f"{self.servers[k]}, {what}"
+
+        def ask(k, left):
+            return call(self.servers[k], left)
+
+        def where(k):
+            return f"{self.servers[k]}, {what}"
+
         return ask_all(ask, len(self.servers), where, "raise", len(self.servers), seconds, retries)
 
     def _version_of(self, url, seconds=30.0):
@@ -623,7 +628,10 @@ class _Sends:
         "Send the weights; a way that failed once is not used again."
         try:
             if url not in self._ways:
-                post = lambda path, body, left: self._post(url, path, body, left)
+
+                def post(path, body, left):
+                    return self._post(url, path, body, left)
+
                 workers = self._get(url, "/get_world_size", seconds)["world_size"]
                 self._ways[url] = Transfer(post, NCCLGroup(self.policy.device))
                 self._ways[url].open(workers, seconds)

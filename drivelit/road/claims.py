@@ -63,12 +63,15 @@ def place_of(claim: PaperClaim, study: Study) -> int:
     Raises:
         KeyError: none, or several
     """
-    fits = lambda c: (
-        (c.better.arm, c.better.swap) == (claim.better, "")
-        and (c.other.arm, c.other.swap) == (claim.other, claim.swap)
-        and c.unit.name.startswith(claim.unit)
-        and claim.play in ("", c.better.play)
-    )
+
+    def fits(c):
+        return (
+            (c.better.arm, c.better.swap) == (claim.better, "")
+            and (c.other.arm, c.other.swap) == (claim.other, claim.swap)
+            and c.unit.name.startswith(claim.unit)
+            and claim.play in ("", c.better.play)
+        )
+
     matches = [k for k, c in enumerate(study.claims) if fits(c)]
     if len(matches) != 1:
         raise KeyError(f"{claim.words!r}: {len(matches)} comparisons of the study are {claim.better} > {claim.other}")
@@ -407,7 +410,10 @@ def above_the_blind(system: str, folder: str | Path, profile: str = "laptop") ->
     study, asks = report.STUDY, report.asked(record) if hasattr(report, "asked") else getattr(report, "QUESTIONS", ())
     claims = []
     for arm, unit in LAST[system]:
-        fits = lambda c, a=arm, u=unit: (c.better.arm, c.better.swap) == (a, "") and c.unit.name.startswith(u)
+
+        def fits(c, a=arm, u=unit):
+            return (c.better.arm, c.better.swap) == (a, "") and c.unit.name.startswith(u)
+
         claim = next(c for c in (*study.claims, *asks) if fits(c))
         hearing = study.hears(record, claim.better) if study.hears else ""
         blind = driver(best_without_eyes(record, study, claim.unit.measure, hearing))
@@ -459,7 +465,10 @@ def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[Pap
     """
     together = compared(pooled(records.values()), study, study.claims, family=True)
     made = {base: compared(record, study, study.claims) for base, record in records.items()}
-    of = lambda row: f"{row.difference} ({row['95 % interval']})" if row.difference else row.verdict
+
+    def of(row):
+        return f"{row.difference} ({row['95 % interval']})" if row.difference else row.verdict
+
     rows = []
     for c in claims:
         k = place_of(c, study)

@@ -129,9 +129,16 @@ def network(
     Returns:
         (N, 8, 3) poses
     """
-    look = lambda some: sight(policy, [get_image(s, "CAM_FRONT", size) for s in some])
-    given = lambda some: np.c_[np.stack([told(s) for s in some]), *([look(some)] if eyes else [])]
-    speeds = lambda some: np.array([s.ego.velocity[0] for s in some])
+
+    def look(some):
+        return sight(policy, [get_image(s, "CAM_FRONT", size) for s in some])
+
+    def given(some):
+        return np.c_[np.stack([told(s) for s in some]), *([look(some)] if eyes else [])]
+
+    def speeds(some):
+        return np.array([s.ego.velocity[0] for s in some])
+
     right = np.array([s.expert.poses for s in train])
     return fitted(given(train), right, speeds(train), given(scenes), speeds(scenes), steps=800)
 

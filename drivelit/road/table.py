@@ -311,7 +311,10 @@ def table(results: Record) -> pd.DataFrame:
     """
     heard = {"": "command", POINTS: "command, points"}
     blind = dict.fromkeys(best(results, what, told) for told in heard for what in ("score", "success"))
-    first = lambda name, hears, seeds="": {"": name, "hears": hears, "seeds": str(seeds)}
+
+    def first(name, hears, seeds=""):
+        return {"": name, "hears": hears, "seeds": str(seeds)}
+
     rows = [(first(f"no eyes: {n}", heard[results.hears[n]]), driver(n)) for n in blind]
     rows += [(first(n, heard[_told(results, Condition(n))], len(s)), Condition(n)) for n, s in results.ran.items()]
     return table_of(results, study(results), [*rows, (first(SEES, "all"), driver(SEES))], SHOWN)

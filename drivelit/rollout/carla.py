@@ -242,7 +242,10 @@ def _spread(way: np.ndarray, changes: Sequence[int]) -> np.ndarray:
         (M, 3) with the same ends
     """
     hops = np.diff(way, axis=0)
-    ahead = lambda k: (hops[k] if k not in (0, len(hops) - 1) or len(hops) < 3 else hops[1 if k == 0 else -2])[:2]
+
+    def ahead(k):
+        return (hops[k] if k not in (0, len(hops) - 1) or len(hops) < 3 else hops[1 if k == 0 else -2])[:2]
+
     asides = {k: hops[k - 1] for k in changes}
     for k in {1, len(hops)} - set(changes):  # a way-point of the file beside the lane
         along = ahead(k - 1) / max(np.hypot(*ahead(k - 1)), 1e-6)
@@ -260,8 +263,13 @@ def _spread(way: np.ndarray, changes: Sequence[int]) -> np.ndarray:
 
 def _between(town: Any, a: np.ndarray, b: np.ndarray, library: Any) -> list[np.ndarray] | None:
     "Points along lanes from one way-point to the next, both left out; None: there is no way."
-    spot = lambda w: np.array([w.transform.location.x, -w.transform.location.y, w.transform.location.z])
-    place = lambda p: library.Location(x=float(p[0]), y=-float(p[1]), z=float(p[2]))
+
+    def spot(w):
+        return np.array([w.transform.location.x, -w.transform.location.y, w.transform.location.z])
+
+    def place(p):
+        return library.Location(x=float(p[0]), y=-float(p[1]), z=float(p[2]))
+
     first = town.get_waypoint(place(a), project_to_road=True, lane_type=library.LaneType.Driving)
     far = float(np.hypot(*(b - a)[:2]))
     heap, visited, number = [(far, 0, 0.0, first, None, False)], {}, 0
@@ -324,7 +332,10 @@ def _lanes_at(town: Any, place: Any, heading: float, library: Any) -> list[tuple
     waypoint = town.get_waypoint(place, project_to_road=True, lane_type=library.LaneType.Driving)
     if waypoint is None:
         return []
-    along = lambda w: abs(wrap_angle(pose_of(w.transform)[2] - heading)) < np.pi / 2
+
+    def along(w):
+        return abs(wrap_angle(pose_of(w.transform)[2] - heading)) < np.pi / 2
+
     out = [(waypoint, along(waypoint))]
     for step, back in (("get_left_lane", "get_right_lane"), ("get_right_lane", "get_left_lane")):
         w, side = waypoint, step
@@ -368,7 +379,10 @@ def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -
             ]
             pieces[along].append(shapely.LineString(ends).buffer(w.lane_width / 2, cap_style="flat"))
     whole = {k: shapely.union_all(v) for k, v in pieces.items()}
-    parts = lambda shape: [p for p in shapely.get_parts(shape) if p.geom_type == "Polygon" and not p.is_empty]
+
+    def parts(shape):
+        return [p for p in shapely.get_parts(shape) if p.geom_type == "Polygon" and not p.is_empty]
+
     areas = [
         Area(f"road{i}", "drivable", p)
         for i, p in enumerate(parts(shapely.union_all(list(whole.values())).buffer(0.3)))
@@ -422,7 +436,10 @@ def _place(location: Any) -> str:
 def _marks(actors: Any, stage: Stage, start: np.ndarray) -> tuple[list[Mark], list[Mark]]:
     "The lights and the stop signs on the way."
     route, lights, signs = stage.route, [], []
-    on_way = lambda p, side: 0 < route.project(p[:2])[0] < stage.goal + 5 and abs(route.project(p[:2])[1]) < side
+
+    def on_way(p, side):
+        return 0 < route.project(p[:2])[0] < stage.goal + 5 and abs(route.project(p[:2])[1]) < side
+
     for actor in actors.filter("traffic.traffic_light*"):
         transform = actor.get_transform()
         pose = to_frame(pose_of(transform), start)

@@ -371,9 +371,14 @@ class _Table:
 
     def _go_on(self, words):
         "Judge the answers; which episodes go on."
-        of = lambda things: [things[i] for i in words]
+
+        def of(things):
+            return [things[i] for i in words]
+
         # The opening was read, not drawn: it belongs to the text, and never to the ids.
-        begun = lambda i, c: c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
+        def begun(i, c):
+            return c if self.episodes[i].turns else replace(c, text=self.openings[i] + c.text)
+
         room = {i: self.room(i) for i in words}
         completions = [begun(i, cut(self.policy, c, room[i], self.task.stops)) for i, c in words.items()]
         steps, going = _judge(self.task, of(self.states), of(self.episodes), completions), []

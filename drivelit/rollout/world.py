@@ -475,7 +475,10 @@ def moment(stage: Stage, now: WorldState) -> Scene:
     egos, poses, speeds = (np.array(x) for x in zip(*rows, strict=True))
     origin, scene = now.ego[:3], stage.scene
     begun = stage.triggers <= now.farthest
-    near = lambda i: np.hypot(*(now.poses[i, :2] - origin[:2])) < NEAR  # NaN is not near
+
+    def near(i):
+        return np.hypot(*(now.poses[i, :2] - origin[:2])) < NEAR  # NaN is not near
+
     agents = [
         _agent_now(s, now.clocks[i], begun[i], poses[:, i], speeds[:, i], origin)
         for i, s in enumerate(stage.scripts)
@@ -597,7 +600,10 @@ def _spaces(actions: str, points: int, cameras: Sequence[str], size: tuple[int, 
     if actions == "plan":
         high = np.tile([150.0, 150.0, 2 * np.pi], (points, 1))
         low = -high
-    box = lambda shape: spaces.Box(-1e5, 1e5, shape, np.float64)
+
+    def box(shape):
+        return spaces.Box(-1e5, 1e5, shape, np.float64)
+
     seen = dict(state=box((len(STATE),)), command=spaces.Discrete(len(COMMANDS)), route=box((len(AHEAD), 3)))
     if cameras:
         seen["images"] = spaces.Box(0, 255, (len(cameras), size[1], size[0], 3), np.uint8)

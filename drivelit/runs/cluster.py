@@ -115,7 +115,10 @@ def check_machines(folder: str | Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
     ask = ray.remote(num_cpus=0)(look)
-    on_node = lambda node: scheduling.NodeAffinitySchedulingStrategy(node, soft=False)
+
+    def on_node(node):
+        return scheduling.NodeAffinitySchedulingStrategy(node, soft=False)
+
     (folder / token).write_text(token)
     try:
         answers = {

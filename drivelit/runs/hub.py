@@ -50,7 +50,10 @@ def _png(picture):
 
 def _exported(row: dict) -> dict:
     "A row as a row of `features`."
-    parts = lambda m: [{k: p.get(k) for k in PART} for p in m["content"]]
+
+    def parts(m):
+        return [{k: p.get(k) for k in PART} for p in m["content"]]
+
     messages = [dict(role=m["role"], content=parts(m)) for m in row["messages"]]
     pictures = [_png(p) for p in row["images"]]
     meta = json.dumps(row["meta"], ensure_ascii=False)
@@ -66,7 +69,10 @@ def imported(row: Mapping[str, Any]) -> dict:
     Returns:
         dict: messages without empty keys, images (list of PIL images), kind, scene_id, meta (dict)
     """
-    part = lambda p: {k: v for k, v in p.items() if v is not None}
+
+    def part(p):
+        return {k: v for k, v in p.items() if v is not None}
+
     messages = [dict(role=m["role"], content=[part(p) for p in m["content"]]) for m in row["messages"]]
     return dict(row) | dict(messages=messages, images=list(row["images"]), meta=json.loads(row["meta"]))
 

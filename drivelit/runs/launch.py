@@ -34,7 +34,10 @@ def given_again(profile: Profile) -> list[str]:
         list: "--settings", FILE where the profile is of a file of one's own, "--set", "KEY=VALUE", ...
     """
     changed = [k for k, o in profile.origin.items() if o == "override" and k not in ("seeds", "workers")]
-    show = lambda v: ",".join(map(str, v)) if isinstance(v, tuple) else str(v)
+
+    def show(v):
+        return ",".join(map(str, v)) if isinstance(v, tuple) else str(v)
+
     own = ["--settings", str(Path(profile.settings).resolve())] if profile.settings else []
     return [*own, *(w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}"))]
 
@@ -54,7 +57,10 @@ def _stage_command(profile, folder, stage, gpus, slurm=False):
 
 def _jobs(profile, folder, gpus):
     "A chain of SLURM's jobs, as one text: stages that follow each other and ask for the same machines are one job."
-    asked = lambda stage: (math.ceil(gpus[stage] / gpus_per_node()) or 1, min(gpus[stage] or 1, gpus_per_node()))
+
+    def asked(stage):
+        return (math.ceil(gpus[stage] / gpus_per_node()) or 1, min(gpus[stage] or 1, gpus_per_node()))
+
     chain = []
     for (nodes, each), some in groupby(gpus, asked):
         stages = list(some)
@@ -136,7 +142,10 @@ def launch(
     p, parameters = profile, parameters or {}
     given = {k: v for k, v in parameters.items() if v not in (None, "") and k not in ("plan", "out", "profile")}
     of_set = ("seeds", "workers")  # they are words of their own
-    show = lambda v: ",".join(map(str, v)) if isinstance(v, tuple) else v
+
+    def show(v):
+        return ",".join(map(str, v)) if isinstance(v, tuple) else v
+
     given = {k: show(getattr(p, k)) for k in of_set if p.origin.get(k) == "override"} | given
     if p.settings:
         given |= dict(settings=str(Path(p.settings).resolve()))

@@ -120,7 +120,10 @@ def count_weights(config: Any, part: str = "") -> int:
         int
     """
     v, t = config.vision_config, config.text_config
-    linear = lambda inputs, outputs, bias=True: (inputs + bias) * outputs
+
+    def linear(inputs, outputs, bias=True):
+        return (inputs + bias) * outputs
+
     h, wide = v.hidden_size, v.hidden_size * v.spatial_merge_size**2
     # two norms; queries, keys and values; output; gate and up; down
     block = (
@@ -247,7 +250,10 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     # a player plays a group at a time; while updates are made it holds its weights alone
     played = 0 if updates else at_once * alone + min(p.together, p.group) * beside
     heads = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
-    wide = lambda part: each * (3 * part.intermediate_size + 4 * part.hidden_size)  # one layer, nothing kept for later
+
+    def wide(part):
+        return each * (3 * part.intermediate_size + 4 * part.hidden_size)  # one layer, nothing kept for later
+
     read = max((p.tokens - p.new_tokens) * wide(text), patches * wide(vision))
     processes = beside + 1
     parts = dict(

@@ -87,9 +87,14 @@ def read_parts(
         Scene
     """
     if source == "toy":  # as in `toy_scenes(n, seed)`: the family goes round, the seed counts up
-        make = lambda k: toy_scenes(1, options.get("seed", 0) + k, (MIX[k % len(MIX)],))[0]
+
+        def make(k):
+            return toy_scenes(1, options.get("seed", 0) + k, (MIX[k % len(MIX)],))[0]
     else:
-        make = lambda name: from_json(Path(root) / name)
+
+        def make(name):
+            return from_json(Path(root) / name)
+
     if source in ("toy", "json"):
         scenes = _each(make, map(int, names) if source == "toy" else names, on_error)
     else:

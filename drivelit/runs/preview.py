@@ -89,7 +89,10 @@ def data_amounts(profile: Profile) -> list[Amount]:
     _, section = all_sections().get(f"{p.system}.paper", (None, {}))
     stated = {k for k, (_, remark) in section.items() if not remark.startswith("ours")}
     its = load_profile(p.system, "paper") if stated else None
-    of_paper = lambda a: replace(a, paper=getattr(its, a.what)) if a.what in stated else a
+
+    def of_paper(a):
+        return replace(a, paper=getattr(its, a.what)) if a.what in stated else a
+
     return [of_paper(a) for a in _wanted(p)]
 
 
@@ -275,7 +278,10 @@ def preview(
     """
     p, wants, there = profile, data_amounts(profile), of_what_is_there(profile)
     n = steps(there)
-    show = lambda v: ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
+
+    def show(v):
+        return ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
+
     page = [f"{p.system}.{p.name}" + (f" of {p.settings}" if p.settings else ""), ""]
     page += [f"  {k:<27}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}" for k in p.keys()]
     page += [

@@ -505,7 +505,10 @@ def read_sections(path: str | Path) -> dict[str, dict[str, tuple[str, str]]]:
         ini.read_string(Path(path).read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError, configparser.Error) as e:
         raise ProfileError(f"{path}: {' '.join(str(e).split())[:200]}") from None
-    split = lambda text: tuple(p.strip() for p in (re.split(r"\s#\s", text, maxsplit=1) + [""])[:2])
+
+    def split(text):
+        return tuple(p.strip() for p in (re.split(r"\s#\s", text, maxsplit=1) + [""])[:2])
+
     return {s: {k: split(v) for k, v in ini[s].items()} for s in ini.sections()}
 
 

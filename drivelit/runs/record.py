@@ -380,7 +380,10 @@ def catch_up(
     Returns:
         names for `read_parts`
     """
-    is_written = lambda name: (Path(out) / "record" / f"{name}.scenes.parquet").exists()
+
+    def is_written(name):
+        return (Path(out) / "record" / f"{name}.scenes.parquet").exists()
+
     if stages.is_done(out, "scenes", 0) and not is_written("drivers"):
         ends = stages.result(out, "scenes", 0)["drivers"]
         write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
@@ -471,7 +474,10 @@ def joined(*records: Record) -> Record:
         RunError: runs that differ in a key of the profile or in the drivers, or a seed of an arm twice
     """
     whole, *rest = records
-    learnt = lambda t: t[t.seed != NO_SEED]
+
+    def learnt(t):
+        return t[t.seed != NO_SEED]
+
     for r in rest:
         a, b = whole.about["profile"], r.about["profile"]
         # A key that one of them lacks is newer than that run; its default is what was done before.
@@ -677,8 +683,11 @@ def table(
         DataFrame without holes
     """
     rows = list(rows)
+
     # a sparse column stands only where some row has a number above 0
-    appears = lambda col: any((record.numbers(replace(c, **_own(col)), col.measure) > 0).any() for _, c in rows)
+    def appears(col):
+        return any((record.numbers(replace(c, **_own(col)), col.measure) > 0).any() for _, c in rows)
+
     columns = {n: col for n, col in columns.items() if not col.sparse or appears(col)}
     return framed(
         [dict(words) | {n: number_cell(record, study, c, col) for n, col in columns.items()} for words, c in rows]
@@ -769,7 +778,10 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
 def _as_many(a, b):
     "As many rows of both: those of the longer are averaged in equal shares, so that no seed is thrown away."
     least = min(len(a), len(b))
-    shares = lambda v: np.array_split(v.to_numpy(), least) if least else []
+
+    def shares(v):
+        return np.array_split(v.to_numpy(), least) if least else []
+
     return [pd.DataFrame([part.mean(0) for part in shares(v)], columns=v.columns) for v in (a, b)]
 
 
@@ -909,7 +921,10 @@ def answers(made: pd.DataFrame, by: Sequence[str] = ("where", "unit")) -> pd.Dat
         DataFrame: a row for each question and unit, a column for each word
     """
     kinds = {"shown": "shown", "reversed": "reversed", "smaller": "small", "not settled": "not settled"}
-    word = lambda verdict: next((n for k, n in kinds.items() if verdict.startswith(k)), "no comparison")
+
+    def word(verdict):
+        return next((n for k, n in kinds.items() if verdict.startswith(k)), "no comparison")
+
     rows = []
     for where, some in made.groupby(list(by), sort=False):
         counts = some.verdict.map(word).value_counts()

@@ -46,7 +46,10 @@ def gpus_here() -> int:
 
 def _fewer(p):
     "Counts: at most what FEW says; 0 is all that there is, but of steps it is none."
-    at_most = lambda k, v: min(v, getattr(p, k)) if getattr(p, k) or "steps" in k else v
+
+    def at_most(k, v):
+        return min(v, getattr(p, k)) if getattr(p, k) or "steps" in k else v
+
     few = {k: at_most(k, v) for k, v in p.FEW.items() if k in p.keys()}
     epochs = [k for k in p.keys() if k.endswith("_epochs") and getattr(p, k)]
     steps = [k.replace("_epochs", "_steps") for k in epochs]
@@ -295,17 +298,26 @@ def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: di
     Returns:
         dict: hours, and gpu_hours; parts of them: updates, plays, rows, once
     """
-    devices = lambda p: max(stage_gpus(p, kind), 1)
+
+    def devices(p):
+        return max(stage_gpus(p, kind), 1)
+
     account, seconds = row["account"], dict(updates=0.0, plays=0.0, rows=0.0)
     spent = {k: account.get(k, {}).get("seconds", 0.0) for k in ("plays", "row_parts", "rows", "scenes")}
     made, makers = (spent["row_parts"], _makers(profile)) if spent["row_parts"] else (spent["rows"], 1)
     here = row["update_seconds"] * row["updates"] if row["update_seconds"] else 0.0
     if row["update_seconds"]:
-        size = lambda p: p.update_size(kind) / devices(p)
+
+        def size(p):
+            return p.update_size(kind) / devices(p)
+
         count = profile.updates(stage, kind).get(kind, 0)
         seconds["updates"] = count * row["update_seconds"] * size(profile) / size(small)
     names = ("eval_scenes",) if kind in ("sft", "rl") else ("train_scenes",)
-    scenes = lambda p: sum(getattr(p, k) for k in names)
+
+    def scenes(p):
+        return sum(getattr(p, k) for k in names)
+
     seconds["plays"] = spent["plays"] * scenes(profile) / scenes(small) / devices(profile)
     count = _counted_by(profile, stage)
     seconds["rows"] = made / makers * getattr(profile, count) / max(getattr(small, count), 1)

@@ -687,7 +687,10 @@ class StageGraph:
 
     def ready(self, jobs: Iterable[tuple[str, int]], done: set[tuple[str, int]]) -> list[tuple[str, int]]:
         "Of (stage, seed) not yet started: those that could start now, most urgent first."
-        met = lambda stage, seed: all((n, 0 if n in self.shared else seed) in done for n in self.needs[stage])
+
+        def met(stage, seed):
+            return all((n, 0 if n in self.shared else seed) in done for n in self.needs[stage])
+
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
 
 # %% ../../nbs/42_runs/30_stages.ipynb #461b73d3

@@ -95,7 +95,10 @@ def driver_rows(
         rows for `table`
     """
     marks = {n: "".join(words) for n, words in (best or {}).items()}
-    label = lambda n: n if n in study.knows else study.blind.format(name=n, best=marks.get(n, ""))
+
+    def label(n):
+        return n if n in study.knows else study.blind.format(name=n, best=marks.get(n, ""))
+
     return [({first: label(n)}, driver(n)) for n in (record.drivers if names is None else names)]
 
 
@@ -173,8 +176,13 @@ def claims_of(*rows: tuple) -> list[Claim]:
     Returns:
         list of claims, in the order of the rows
     """
-    condition = lambda side: Condition(side) if isinstance(side, str) else side
-    several = lambda units: (units,) if isinstance(units, Unit) else units
+
+    def condition(side):
+        return Condition(side) if isinstance(side, str) else side
+
+    def several(units):
+        return (units,) if isinstance(units, Unit) else units
+
     return [
         Claim(where, unit, condition(better), condition(other), *words)
         for where, units, better, other, *words in rows
@@ -205,7 +213,10 @@ def claims_of_arms(
     Returns:
         list of claims: of each arm, in each unit
     """
-    against = lambda s: other if isinstance(other, Condition) else Condition(s, **other)
+
+    def against(s):
+        return other if isinstance(other, Condition) else Condition(s, **other)
+
     return claims_of(
         *((where, units, Condition(s, **(better or {})), against(s), words.format(names[s])) for s in arms)
     )

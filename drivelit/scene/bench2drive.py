@@ -375,7 +375,10 @@ def _map(lanes: list[tuple[str, np.ndarray, np.ndarray]], way: np.ndarray) -> Ma
         bands.append(middle.buffer(WIDTH / 2 + SHOULDER))
         if junction.sum() > 1:
             squares.append(shapely.LineString(near[junction]).buffer(WIDTH / 2, cap_style="flat"))
-    whole = lambda polygons: [p for p in shapely.get_parts(shapely.union_all(polygons)) if p.geom_type == "Polygon"]
+
+    def whole(polygons):
+        return [p for p in shapely.get_parts(shapely.union_all(polygons)) if p.geom_type == "Polygon"]
+
     road = [Area(f"road{i}", "drivable", p) for i, p in enumerate(whole(bands)) if not p.is_empty]
     square = [Area(f"junction{i}", "intersection", p) for i, p in enumerate(whole(squares)) if not p.is_empty]
     return Map(road + square + areas, line)
@@ -621,7 +624,10 @@ def _scene(
 ) -> Scene:
     "annos and tenths, which are those of the last second: {seconds from now: frame}."
     now, origin = annos[0.0], rear_axle(annos[0.0])
-    ways = lambda by_time: to_frame(np.array([rear_axle(a) for a in by_time.values()]), origin)
+
+    def ways(by_time):
+        return to_frame(np.array([rear_axle(a) for a in by_time.values()]), origin)
+
     poses, times = ways(annos), np.array(list(annos))
     back, past, future = half_seconds(times, poses, DT * PAST)
     lanes = _lanes(hd, origin)

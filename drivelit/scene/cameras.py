@@ -269,7 +269,10 @@ def _ground(scene: Scene) -> tuple[list, list, list]:
 
 def _agents_at(scene: Scene, time: float, ego: np.ndarray) -> list[tuple[Agent, np.ndarray]]:
     "Road users with their poses, far ones first."
-    then = lambda a: a.poses[0] if len(a.times) == 1 else a.at(time)  # of a picture that lies ahead, to be foretold
+
+    def then(a):
+        return a.poses[0] if len(a.times) == 1 else a.at(time)  # of a picture that lies ahead, to be foretold
+
     visible = [(a, a.seen(time) if time <= 1e-6 else then(a)) for a in scene.agents]
     visible = [(a, p) for a, p in visible if p is not None]
     return sorted(visible, key=lambda x: -np.hypot(*(x[1][:2] - ego[:2])))
@@ -289,7 +292,8 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
             color = _night(color, q[:, 2].mean() if far is None else far, glow) if dark else color
             draw.polygon(_pixels(q, camera, size).ravel().tolist(), fill=color)
 
-    on_ground = lambda ring, color: polygon(to_camera(_flat(ring), camera, ego), color, far=14.0)
+    def on_ground(ring, color):
+        return polygon(to_camera(_flat(ring), camera, ego), color, far=14.0)
 
     # the ground first: all that stands on it is painted over it
     rings, lines, stops = _ground(scene)

@@ -190,7 +190,10 @@ def window(frames: list[dict], now: int) -> tuple[int, np.ndarray]:
         SceneError: time stamps that do not increase
     """
     first, end, since = now, now + 1, int(frames[now]["timestamp"])
-    time = lambda i: (int(frames[i]["timestamp"]) - since) / 1e6
+
+    def time(i):
+        return (int(frames[i]["timestamp"]) - since) / 1e6
+
     while first > 0 and -PAST + 1e-6 < time(first) <= 0:
         first -= 1
     while end < len(frames) and 0 <= time(end - 1) < AHEAD - 1e-6:
@@ -397,12 +400,15 @@ def _number(v) -> str:
 def _stored_lanes(path: str, around: np.ndarray, route: list) -> tuple[dict, dict, dict, dict]:
     "Rows of lanes and connectors by fid, the connectors' outlines, and the stored line of each."
     ids = ", ".join(sorted({_number(r) for r in route})) or "NULL"
+
     # what is near, and the whole route even where it is far
-    both = lambda name, column: {
-        i: r
-        for w in (dict(around=around), dict(where=f"{column} IN ({ids})"))
-        for i, r in layer(path, name, **w).iterrows()
-    }
+    def both(name, column):
+        return {
+            i: r
+            for w in (dict(around=around), dict(where=f"{column} IN ({ids})"))
+            for i, r in layer(path, name, **w).iterrows()
+        }
+
     lanes, connectors = both("lanes_polygons", "lane_group_fid"), both("lane_connectors", "lane_group_connector_fid")
     some = ", ".join(str(i) for i in connectors) or "NULL"
     widths = layer(path, "gen_lane_connectors_scaled_width_polygons", where=f"lane_connector_fid IN ({some})")
@@ -519,7 +525,10 @@ def search(lanes: dict[str, dict], start: str, blocks: list[str]) -> list[str]:
 def _map_areas(path: str, origin: np.ndarray, lanes: dict[str, dict], route: list[str]) -> list[Area]:
     "Polygons of all layers around the ego, and the lanes, in the ego's frame."
     areas, here = [], shapely.box(-REACH, -REACH, REACH, REACH)
-    local = lambda g: shapely.transform(shapely.force_2d(g), lambda p: to_frame(p, origin))
+
+    def local(g):
+        return shapely.transform(shapely.force_2d(g), lambda p: to_frame(p, origin))
+
     for name, kind in LAYERS.items():
         for fid, g in layer(path, name, around=origin[:2]).geometry.items():
             for i, part in enumerate(shapely.get_parts(local(g))):

@@ -226,7 +226,10 @@ def _draw_ego(ax: plt.Axes, scene: Scene, time: float, plans: dict[str, np.ndarr
 # %% ../../nbs/00_scene/10_plot.ipynb #legendfn
 def _legend(ax: plt.Axes, scene: Scene, time: float) -> None:
     extent, handles = ax.axis(), [Line2D([], [], marker="s", ls="", color="#212529", ms=8, label="ego")]
-    inside = lambda x, y, *_: extent[0] < x < extent[1] and extent[2] < y < extent[3]
+
+    def inside(x, y, *_):
+        return extent[0] < x < extent[1] and extent[2] < y < extent[3]
+
     for kind, color in AGENT_COLORS.items():
         poses = [p for a in scene.agents if a.type == kind and (p := _pose(a, time)) is not None]
         if any(inside(*p) for p in poses):

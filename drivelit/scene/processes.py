@@ -33,7 +33,10 @@ def follow_parent(parent: int, every: float = 0.5) -> None:
     asked_by = multiprocessing.parent_process()
     served = asked_by is not None and asked_by.pid == parent != os.getppid()
     above = os.getppid() if served else parent
-    alive = lambda: os.getppid() == above and (not served or asked_by.is_alive())
+
+    def alive():
+        return os.getppid() == above and (not served or asked_by.is_alive())
+
     if not alive():  # it died while this process was starting
         os._exit(1)
 

@@ -236,7 +236,10 @@ def half_seconds(
     past = slice(0, int(np.abs(t).argmin()) + 1)
     back, front = 0.5 * np.arange(int(2 * history + 1e-6) + 1), 0.5 * np.arange(1, int(2 * ahead + 1e-6) + 1)
     before, after = poses_at(t[past], p[past], -back), poses_at(t, p, front)
-    whole = lambda v: int(np.cumprod(~np.isnan(v[:, 0])).sum())
+
+    def whole(v):
+        return int(np.cumprod(~np.isnan(v[:, 0])).sum())
+
     n = whole(before)
     return 0.0 - back[:n][::-1], before[:n][::-1], after[: whole(after)]
 

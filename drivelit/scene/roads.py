@@ -237,7 +237,10 @@ def cross_road(pose: np.ndarray, half: float, width: float = 2 * LANE, length: f
         list of Area
     """
     c, s = np.cos(pose[2]), np.sin(pose[2])
-    turn = lambda ring: np.asarray(ring) @ np.array([[c, s], [-s, c]]) + pose[:2]
+
+    def turn(ring):
+        return np.asarray(ring) @ np.array([[c, s], [-s, c]]) + pose[:2]
+
     w, far = width / 2 + 0.6, half + length
     square = turn([[-half, -half], [half, -half], [half, half], [-half, half]])
     arms = [turn([[-w, y0], [w, y0], [w, y1], [-w, y1]]) for y0, y1 in ((-far, -half), (half, far))]

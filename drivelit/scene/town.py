@@ -119,7 +119,10 @@ def mover(
     """
     length, width, height = SIZES[kind]
     offset = l if callable(l) else lambda t: np.full(np.shape(t), float(l))
-    place = lambda t: path.at(s0 + (along(t) if along else 0 * t), offset(t))
+
+    def place(t):
+        return path.at(s0 + (along(t) if along else 0 * t), offset(t))
+
     if along is None:
         pose = place(np.zeros(1)) + [0, 0, heading]
         return Agent(id, TYPES[kind], length, width, height, [0.0], pose, [[0.0, 0.0]])
@@ -301,7 +304,10 @@ def cut_in(rng: np.random.Generator, d: float) -> Draft:
     """
     path, v, side = route((160, 0.0)), rng.uniform(7, 13), rng.choice([-1, 1])
     u, start, gap = v * mix(rng, 0.75, 0.5, d), rng.uniform(-0.8, 0.5), mix(rng, 16, 9, d)
-    lateral = lambda t: side * LANE * (1 - ease((t - start) / 2.0))
+
+    def lateral(t):
+        return side * LANE * (1 - ease((t - start) / 2.0))
+
     cutter = mover("cutter", "car", path, gap + EGO_FRONT, schedule(u), lateral)
     draft = Draft(path, v, [cutter], limit=v * 1.1, lanes=2, intent="make room for the one cutting in")
     if side < 0:
@@ -543,7 +549,10 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
     crossing_s = v**2 / (2 * mix(rng, 1.6, 3.2, d)) + rng.uniform(7, 11)
     side, walk = rng.choice([-1, 1]), rng.uniform(1.0, 1.6)
     meet = (crossing_s - 2) / v  # when the ego's front would be there
-    lateral = lambda t: side * (walk * (meet - t) + rng_offset)
+
+    def lateral(t):
+        return side * (walk * (meet - t) + rng_offset)
+
     rng_offset = rng.uniform(-0.5, 1.0)
     person = mover("person", "pedestrian", path, crossing_s + 1.5, lambda t: 0 * np.asarray(t), lateral)
     return Draft(
@@ -603,7 +612,10 @@ def parked_truck(rng: np.random.Generator, d: float) -> Draft:
     agents = [truck]
     if rng.random() < 0.5:
         when = (s + 5) / v + rng.uniform(0.2, 1.2)
-        step_out = lambda t: -3.0 + 1.2 * np.maximum(np.asarray(t) - when + 2.0, 0)
+
+        def step_out(t):
+            return -3.0 + 1.2 * np.maximum(np.asarray(t) - when + 2.0, 0)
+
         agents.append(mover("hidden", "pedestrian", path, s + 6.0, lambda t: 0 * np.asarray(t), step_out))
     return Draft(
         path,
@@ -785,7 +797,10 @@ def light_turns_green(rng: np.random.Generator, d: float) -> Draft:
     agents = _across(rng, path, line, 0, False)
     if rng.random() < 0.3:
         walk, ahead, side = rng.uniform(1.0, 1.6), rng.uniform(-2, 1), rng.choice([-1, 1])
-        late = lambda t: side * (ahead + walk * np.asarray(t))
+
+        def late(t):
+            return side * (ahead + walk * np.asarray(t))
+
         agents.append(mover("late", "pedestrian", path, line + 2, lambda t: 0 * np.asarray(t), late))
     light = _signal(path, line, "green")
     light = replace(light, times=[-5.0, -rng.uniform(0.2, 1.0)], states=["red", "green"])
@@ -835,7 +850,10 @@ def give_way(rng: np.random.Generator, d: float) -> Draft:
     """
     path, crossing_s, side = _bend(rng, 4.0, 22, 40), rng.uniform(5, 7), rng.choice([-1, 1])
     walk, clear = rng.uniform(1.0, 1.6), rng.uniform(-0.5, 4.5)  # seconds until the lane is free
-    lateral = lambda t: side * (walk * (clear - np.asarray(t)) - LANE / 2 - 0.4)
+
+    def lateral(t):
+        return side * (walk * (clear - np.asarray(t)) - LANE / 2 - 0.4)
+
     person = mover("person", "pedestrian", path, crossing_s + 1.5, lambda t: 0 * np.asarray(t), lateral)
     return Draft(
         path,
@@ -1452,7 +1470,10 @@ def finish(
     meta |= dict(begin=begin) if begin else {}
     past = to_frame(past, origin)
     c, s = np.cos(origin[2]), np.sin(origin[2])
-    turn = lambda v: v @ np.array([[c, -s], [s, c]])
+
+    def turn(v):
+        return v @ np.array([[c, -s], [s, c]])
+
     agents = []
     for x in draft.agents:
         mask, times = since(x.times, begin)

@@ -228,7 +228,10 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
     limit, v = _speeds(rng)
     path, gap_s, kerb = _road((450, 0.0)), rng.uniform(80, 110), -LANE - 0.1
     u, brave = rng.uniform(1.2, 2.2), rng.random() < 0.8
-    lateral = lambda t: kerb * (1 - ease((np.asarray(t) - 0.4) / 2.6))
+
+    def lateral(t):
+        return kerb * (1 - ease((np.asarray(t) - 0.4) / 2.6))
+
     pulls = paced((0, 0), (2.0, u), (rng.uniform(11, 14), u), (18, limit))
     agents = [mover(f"parked{i}", "car", path, gap_s + s, None, kerb) for i, s in enumerate((-14.0, -7.5, 7.5, 14.0))]
     agents.append(
@@ -285,7 +288,10 @@ def _walker(rng: np.random.Generator, id: str, path: Path, s: float, seconds: fl
     "A pedestrian at the kerb who reaches the middle of the lane so many seconds after the trigger."
     kerb = LANE / 2 + 0.9 + (LANE if side > 0 else 0.0)
     delay = max(seconds - (kerb + rng.uniform(-0.7, 0.7)) / walk, 0.0)
-    lateral = lambda t: side * (kerb - walk * np.maximum(np.asarray(t) - delay, 0))
+
+    def lateral(t):
+        return side * (kerb - walk * np.maximum(np.asarray(t) - delay, 0))
+
     return _runs(id, "pedestrian", path, s, lambda t: 0 * np.asarray(t), lateral)
 
 

@@ -151,7 +151,10 @@ def _some(names):
 
 def _other_shape(name, have, want):
     "A tensor that has another shape than the model's, in words."
-    text = lambda shape: "x".join(map(str, shape)) or "one number"
+
+    def text(shape):
+        return "x".join(map(str, shape)) or "one number"
+
     return f"{name} is {text(have)}, expected {text(want)}"
 
 

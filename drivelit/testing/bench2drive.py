@@ -145,7 +145,10 @@ def _clip(root, name, drive, place, count):
     "Write a clip; {id of a moment: the toy scene there}."
     clip, last = root / name, HISTORY + STEP * (count - 1) + FUTURE
     start = min(-HISTORY / 10, drive.times[-1] - last / 10)
-    time = lambda k: round(start + k / 10, 1)
+
+    def time(k):
+        return round(start + k / 10, 1)
+
     painted = range(0, HISTORY + STEP * (count - 1) + VIEWS + 1, STEP)
     seen, sensors, before = {k: moment(drive, time(k)) for k in painted}, _sensors(), {}
     (clip / "anno").mkdir(parents=True, exist_ok=True)

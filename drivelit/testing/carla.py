@@ -499,8 +499,12 @@ class StubCarla:
                     s._callback(SimpleNamespace(frame=self._frame, other_actor=a))
 
     def _touching(self, ego: _Vehicle) -> list[_Actor]:
-        box = lambda a: np.array([a._place()[0], -a._place()[1], -np.radians(a._place()[2])])
-        half = lambda a: np.array([a.bounding_box.extent.x, a.bounding_box.extent.y])
+        def box(a):
+            return np.array([a._place()[0], -a._place()[1], -np.radians(a._place()[2])])
+
+        def half(a):
+            return np.array([a.bounding_box.extent.x, a.bounding_box.extent.y])
+
         return [
             a
             for a in self._scripted

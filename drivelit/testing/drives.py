@@ -79,7 +79,10 @@ def drive_of(scene: Scene) -> Drive:
     speed = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], TIMES)
     acceleration = np.gradient(speed, TIMES)
     speed[now], acceleration[now] = scene.ego.velocity[0], scene.ego.acceleration[0]
-    whole = lambda a: replace(a, times=TIMES, poses=np.repeat(a.poses, 27, 0), velocity=np.zeros((27, 2)))
+
+    def whole(a):
+        return replace(a, times=TIMES, poses=np.repeat(a.poses, 27, 0), velocity=np.zeros((27, 2)))
+
     agents = [whole(a) if len(a.times) == 1 else a for a in scene.agents]
     return Drive(replace(scene, agents=agents), TIMES, poses, speed, acceleration)
 

@@ -92,7 +92,10 @@ def _frame(log, k, last, drive, place, time, route, connectors):
     _, speed, acceleration = drive.state(time)
     turn, mounted = Rotation.from_euler("z", heading), Rotation.from_euler("z", np.pi / 2)
     at = np.array([x, y, 606.0])
-    quaternion = lambda r: r.as_quat()[[3, 0, 1, 2]]
+
+    def quaternion(r):
+        return r.as_quat()[[3, 0, 1, 2]]
+
     ego2global, lidar2ego = _matrix(turn, at), _matrix(mounted, LIDAR)
     lights = [(connectors[light.id], light.at(0.0) == "red") for light in seen.lights if light.id in connectors]
     return dict(

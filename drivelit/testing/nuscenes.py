@@ -69,7 +69,10 @@ def _common(cameras):
 
 def _chain(kind, name, k, count):
     "The tokens of the record before and behind one of a row of records."
-    there = lambda i: token_of(kind, name, i) if 0 <= i < count else ""
+
+    def there(i):
+        return token_of(kind, name, i) if 0 <= i < count else ""
+
     return dict(token=there(k), prev=there(k - 1), next=there(k + 1))
 
 

@@ -66,7 +66,10 @@ def _of_tiktoken(path):
     lines = Path(path).read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)}
     letters, vocab, merges = _letters(), {}, []
-    text = lambda token: "".join(letters[b] for b in token)
+
+    def text(token):
+        return "".join(letters[b] for b in token)
+
     for token, rank in ranks.items():
         vocab[text(token)] = rank
         if len(token) > 1 and len(parts := _parts(token, ranks)) == 2:

@@ -72,9 +72,15 @@ def plain_answer(text: str) -> Any:
         return text
     if not isinstance(answer, dict):
         return answer
-    keep = lambda d, keys: {k: d[k] for k in keys if k in d}
+
+    def keep(d, keys):
+        return {k: d[k] for k in keys if k in d}
+
     if "choices" in answer:
-        words = lambda c: [keep(w, ("token", "token_id", "logprob")) for w in c["logprobs"]["content"]]
+
+        def words(c):
+            return [keep(w, ("token", "token_id", "logprob")) for w in c["logprobs"]["content"]]
+
         choice = ("index", "finish_reason", "token_ids", "weight_versions")
         choices = [keep(c, choice) | dict(logprobs=dict(content=words(c))) for c in answer["choices"]]
         return dict(prompt_token_ids=answer["prompt_token_ids"], choices=choices)
@@ -557,8 +563,13 @@ def transfer_asks(weights: dict[str, torch.Tensor]) -> list[dict]:
     """
     info = dict(names=[*weights], dtype_names=["float32"] * len(weights), shapes=[[*t.shape] for t in weights.values()])
     joins = dict(rank_offset=1, world_size=2, packed=False, nccl_unique_id_b64="UNIQUE")
-    post = lambda name, path, body=None, meets="": dict(name=name, method="POST", path=path, body=body, meets=meets)
-    begin = lambda name: post(name, "/start_weight_update")
+
+    def post(name, path, body=None, meets=""):
+        return dict(name=name, method="POST", path=path, body=body, meets=meets)
+
+    def begin(name):
+        return post(name, "/start_weight_update")
+
     return [
         dict(name="how many workers", method="GET", path="/get_world_size", body=None, meets=""),
         post("pause", "/pause?mode=wait"),
@@ -675,7 +686,10 @@ class StubVLLM(_Speaks, _Learns, _Joins, StubServer):
         Returns:
             Reply; status 404 elsewhere
         """
-        card = lambda name: dict(id=name, object="model", root=name, parent=None, max_model_len=self.longest)
+
+        def card(name):
+            return dict(id=name, object="model", root=name, parent=None, max_model_len=self.longest)
+
         pages = {
             "/health": Reply(b""),
             "/version": Reply(dict(version=f"{self.dialect}.0")),

@@ -95,7 +95,10 @@ def ppo_loss(
     Returns:
         tuple: the loss, and what to log: policy, value, kl, clipped (share of decisions beyond the clip), entropy
     """
-    pick = lambda logp: logp.gather(1, actions[:, None])[:, 0]
+
+    def pick(logp):
+        return logp.gather(1, actions[:, None])[:, 0]
+
     ratio = (pick(new) - pick(old)).exp()
     policy = -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
     error = F.mse_loss(value, returns)

@@ -492,8 +492,13 @@ def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
     whole, seal = full_weights(model), ""  # of shards; all processes take part
     if first_process():
         low, seal = in_bf16(model) if bf16 else set(), uuid4().hex
-        kind = lambda p: torch.bfloat16 if id(p) in low else p.dtype
-        of = lambda n, p: (p.detach() if whole is None else whole[n]).to("cpu", kind(p)).contiguous()
+
+        def kind(p):
+            return torch.bfloat16 if id(p) in low else p.dtype
+
+        def of(n, p):
+            return (p.detach() if whole is None else whole[n]).to("cpu", kind(p)).contiguous()
+
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob("*.safetensors"):  # nobody plays now: each file is room for the next one
             old.unlink()
@@ -628,7 +633,10 @@ def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
     take(at, given)
     try:
         with torch.autocast(at.policy.device.type, torch.bfloat16) if given.bf16 else nullcontext():
-            whole = lambda first, group: hand_over(dict(enumerate(group, first)))
+
+            def whole(first, group):
+                return hand_over(dict(enumerate(group, first)))
+
             rollout(at.engine, at.policy, at.task, scenes, **how, on_group=whole)
     except RolloutError as e:
         hand_over(e.over)

@@ -161,8 +161,11 @@ def in_pieces(head: torch.nn.Module, say: Callable[[torch.Tensor, slice], torch.
         rows = hidden.reshape(-1, hidden.shape[-1])
         if len(rows) <= _TOGETHER:
             return say(whole(rows), slice(0, len(rows)))
+
         # 3,000 tokens of a vocabulary of 152,000 are 1.9 GB in fp32, and the way back makes three more of them
-        some = lambda rows, at: say(whole(rows), at)
+        def some(rows, at):
+            return say(whole(rows), at)
+
         parts = [slice(k, k + _TOGETHER) for k in range(0, len(rows), _TOGETHER)]
         once = dict(use_reentrant=False, preserve_rng_state=False)
         return torch.cat([checkpoint(some, rows[at], at, **once) for at in parts])
@@ -222,7 +225,10 @@ class Reference:
     def __init__(self, model: torch.nn.Module, bf16: bool = False):
         self.model, self.refreshed, self.shared = model, False, is_sharded(model)
         rounded = in_bf16(model) if bf16 else set()
-        kind = lambda p: torch.bfloat16 if id(p) in rounded else torch.float32 if p.dtype in LOW else p.dtype
+
+        def kind(p):
+            return torch.bfloat16 if id(p) in rounded else torch.float32 if p.dtype in LOW else p.dtype
+
         self.weights = {name: p.detach().to(kind(p), copy=True) for name, p in self._trained()}
 
     def _trained(self):
@@ -590,7 +596,10 @@ class KeepsPlayed:
         out, step = Path(self.args.output_dir), self.state.global_step
         folder = out / "played" / f"{step}-{self.accelerator.process_index}"
         asked, error = self._asked(scenes), None
-        keep = lambda first, group: write_played(folder, asked, dict(enumerate(group, first)))
+
+        def keep(first, group):
+            return write_played(folder, asked, dict(enumerate(group, first)))
+
         self._known = read_played(folder, asked)
         try:
             episodes = self.play(scenes, keep)
