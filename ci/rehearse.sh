@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up, then every rehearsal: the seven profiles of the papers' size, a server, papermill, Ray.
 #   bash ci/rehearse.sh [NAME]
-#   NAME: only the tests whose names have it
+#   NAME: only the tests whose names have it, or an expression of pytest's -k
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -n "${DRIVELIT_NO_SETUP:-}" ] || bash ci/setup.sh

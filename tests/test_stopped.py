@@ -43,6 +43,8 @@ def begun(where, *words, **env):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # what a shell has put into the background would not hear Ctrl-C, nor what that starts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
