@@ -447,8 +447,10 @@ DIGITS = 1e-6  # the same sums differ by less from machine to machine
 
 
 def _of_drivers(record):
-    "What drivers without a policy have measured, whatever else the columns are."
-    tables = [t[t.seed == NO_SEED].astype(object).reset_index(drop=True) for t in (record.scenes, record.sets)]
+    "What drivers without a policy have measured, in one order, whatever else the columns are."
+    tables = [t[t.seed == NO_SEED] for t in (record.scenes, record.sets)]
+    tables = [t.sort_values([k for k in (*KEYS, "name") if k in t]) for t in tables]
+    tables = [t.astype(object).reset_index(drop=True) for t in tables]
     return [t.replace("", np.nan).dropna(axis=1, how="all") for t in tables]
 
 
