@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ProcessPoolExecutor
 from contextlib import contextmanager
 from glob import glob
 from typing import Any
@@ -93,6 +93,12 @@ def begin_worker(parent: int, environment: Mapping[str, str]) -> None:
 _LEAKED = "ignore:resource_tracker:UserWarning"
 
 
+def _in_thread(error):
+    "What a thread says of its error; not that of Python 3.11's pool, which fails futures that were cancelled before."
+    if not issubclass(error.exc_type, InvalidStateError):
+        threading.__excepthook__(error)
+
+
 class Workers(ProcessPoolExecutor):
     """Processes that leave with this one, and that an interrupt of this one ends at once.
 
@@ -119,6 +125,7 @@ class Workers(ProcessPoolExecutor):
     def end_if_interrupted(self, error: type | None) -> None:
         "End the processes, if this is the kind of error that Ctrl-C raises."
         if error and issubclass(error, KeyboardInterrupt):
+            threading.excepthook = _in_thread
             for process in set(multiprocessing.active_children()) - self._others:
                 process.kill()
 
