@@ -3,7 +3,8 @@
 #   quick: three minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
-#   DRIVELIT_WORKERS      notebooks at a time, and as many files of tests beside them (2)    DRIVELIT_THREADS   of one process (1)
+#   DRIVELIT_WORKERS      notebooks at a time, and as many files of tests beside them (2)
+#   DRIVELIT_THREADS      of one process (1)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-all}
