@@ -1,7 +1,8 @@
 """What `help()` would leave open in the public layer of a module: python ci/public.py [files].
 
-For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back, `Args:` (or
-`Attributes:`) that names every parameter and field, `Returns:` or `Yields:` where something comes back. A parameter
+For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back. What another package
+of drivelit uses, or docs/PACKAGE.md shows, has `Args:` (or `Attributes:`) that names every parameter and field, too,
+and `Returns:` or `Yields:` where something comes back; one line is enough for everything else. A parameter
 may be left out if its annotation is one class, such as `policy: Policy` or `scenes: Sequence[Scene]`, for the class
 says what it is; or if its name is in the table `COMMON`, which CONTRIBUTING.md shows. A line that only repeats the
 name, the annotation or that table is a fault, as is one that holds a linter's comment: both say nothing.
@@ -10,6 +11,7 @@ name, the annotation or that table is a fault, as is one that holds a linter's c
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import click
@@ -34,6 +36,33 @@ COMMON = {
 }
 SAYS_LITTLE = ("Any", "ArrayLike", "Callable", "Iterable", "Mapping", "Sequence")
 FILLERS = "a an and are for in is it its likewise of on or that the their them these this to what which".split()
+
+
+def named_in(tree):
+    "The names that a module reads or imports, and those in its strings, which may name what is imported later."
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.:]+", node.value):
+            yield from re.findall(r"\w+", node.value)
+
+
+@cache
+def users():
+    "name -> the packages of drivelit that name it; `docs` where the code in docs/PACKAGE.md does."
+    found, package = {}, ROOT / "drivelit"
+    for path in package.rglob("*.py"):
+        if path.name != "_modidx.py":
+            for name in named_in(ast.parse(path.read_text(encoding="utf-8"))):
+                found.setdefault(name, set()).add(path.relative_to(package).parts[0])
+    page = (ROOT / "docs/PACKAGE.md").read_text(encoding="utf-8")
+    for name in re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", page, re.S))):
+        found.setdefault(name, set()).add("docs")
+    return found
 
 
 def public_names(tree):
@@ -124,14 +153,16 @@ def unannotated(function, name, method=False):
         yield f"{name}: no annotation of what it returns"
 
 
-def function_faults(function):
-    "What help() of a function would leave open."
+def function_faults(function, full):
+    "What help() of a function would leave open; `full`: its arguments and what it returns are told, too."
     doc, name = ast.get_docstring(function) or "", function.name
     if not doc:
         yield f"{name}: no docstring"
     yield from unannotated(function, name)
     yield from of_a_linter(doc, name)
     yield from rituals(function, doc, name)
+    if not full:
+        return
     yield from (
         f"{name}: `{p.arg}` is not told" for p in parameters(function) if not says_itself(p) and not told(p.arg, doc)
     )
@@ -148,8 +179,8 @@ def described(field):
     return own and len(field.value.args) > 1
 
 
-def class_faults(node):
-    "What help() of a class would leave open: its fields or constructor, and its public methods."
+def class_faults(node, full):
+    "What help() of a class would leave open: its public methods; `full`: its fields or constructor, too."
     doc, name = ast.get_docstring(node) or "", node.name
     if not doc:
         yield f"{name}: no docstring"
@@ -167,18 +198,27 @@ def class_faults(node):
         elif not ast.get_docstring(method):
             yield f"{name}.{method.name}: no docstring"
     yield from of_a_linter(doc, name)
-    yield from (f"{name}: `{f}` is not told" for f in fields if not f.startswith("_") and not told(f, doc))
+    if full:
+        yield from (f"{name}: `{f}` is not told" for f in fields if not f.startswith("_") and not told(f, doc))
 
 
-def faults(source):
-    "Every fault of a module's public layer, in the order of its lines."
+def faults(source, package=None):
+    "Every fault of a module's public layer, in the order of its lines; `package`: its own, None: all is told in full."
     tree = ast.parse(source)
     public = public_names(tree)
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in public:
-            yield from function_faults(node)
-        if isinstance(node, ast.ClassDef) and node.name in public:
-            yield from class_faults(node)
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name not in public:
+            continue
+        full = package is None or bool(users().get(node.name, set()) - {package})
+        yield from (function_faults if isinstance(node, ast.FunctionDef) else class_faults)(node, full)
+
+
+def package_of(path):
+    "The package of drivelit that a file belongs to; None if it is another file."
+    try:
+        return path.resolve().relative_to(ROOT / "drivelit").parts[0]
+    except ValueError:
+        return None
 
 
 def modules(context, parameter, files):
@@ -192,7 +232,7 @@ def modules(context, parameter, files):
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), callback=modules)
 def main(files):
     files = files or sorted((ROOT / "drivelit").rglob("*.py"))
-    found = [f"{f}: {fault}" for f in files for fault in faults(f.read_text(encoding="utf-8"))]
+    found = [f"{f}: {fault}" for f in files for fault in faults(f.read_text(encoding="utf-8"), package_of(f))]
     print("\n".join(found) or "nothing is left open")
     sys.exit(bool(found))
 

@@ -133,7 +133,7 @@ def test_import_cells_hold_imports_only(path):
 
 @pytest.mark.parametrize("path", PYTHON, ids=name)
 def test_the_public_layer_is_typed_and_told(path):
-    assert list(faults(path.read_text(encoding="utf-8"))) == []
+    assert list(faults(path.read_text(encoding="utf-8"), PUBLIC.package_of(path))) == []
 
 
 HALF_TOLD = '''
@@ -184,6 +184,19 @@ def test_the_check_of_the_public_layer_sees_what_is_left_open():
         "D: `there` is not told",
         "h: `d: noqa: B008` is a linter's comment",
     ]
+
+
+def test_what_one_package_uses_may_have_one_line(monkeypatch):
+    monkeypatch.setattr(PUBLIC, "users", lambda: {"f": {"scene", "runs"}, "C": {"scene"}})
+    left = list(faults(HALF_TOLD, "scene"))
+    assert "f: `y` is not told" in left and "f: no Returns" in left  # another package uses it
+    assert "C.run: no docstring" in left and not {"C: `size` is not told", "D: `there` is not told"} & set(left)
+
+
+def test_users_are_other_packages_and_the_page_of_the_package():
+    users = PUBLIC.users()
+    assert {"scene", "metrics", "docs"} <= users["open_scenes"] | users["score"]
+    assert "docs" in users["turn_advantages"] and "_modidx.py" not in users["turn_advantages"]
 
 
 RITUAL = '''
