@@ -186,6 +186,8 @@ def class_faults(node, full):
         yield f"{name}: no docstring"
     data = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
     fields = [s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and not described(s)] if data else []
+    _, _, attributes = doc.partition("Attributes:\n")  # the site would make two entries of one name
+    attributes = re.findall(r"^ +(\w+):", attributes, re.M)
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name.startswith("_") and method.name != "__init__":
             continue
@@ -197,6 +199,8 @@ def class_faults(node, full):
             doc += "\n" + (ast.get_docstring(method) or "")
         elif not ast.get_docstring(method):
             yield f"{name}.{method.name}: no docstring"
+        if method.name in attributes:
+            yield f"{name}: `{method.name}` is told twice, as an attribute and by its own docstring"
     yield from of_a_linter(doc, name)
     if full:
         yield from (f"{name}: `{f}` is not told" for f in fields if not f.startswith("_") and not told(f, doc))

@@ -152,8 +152,15 @@ def g(a: int, b: int = 0, *c: int) -> None:
         *c (tuple): more
     """
 class C:
-    """Three."""
+    """Three.
+
+    Attributes:
+        many: metres
+    """
     def __init__(self, size: int) -> None: pass
+    @property
+    def many(self) -> int:
+        "Metres."
     def run(self) -> int: pass
 @dataclass
 class D:
@@ -179,6 +186,7 @@ def test_the_check_of_the_public_layer_sees_what_is_left_open():
         "f: `y` has no annotation",
         "f: `y` is not told",
         "f: no Returns",
+        "C: `many` is told twice, as an attribute and by its own docstring",
         "C.run: no docstring",
         "C: `size` is not told",
         "D: `there` is not told",

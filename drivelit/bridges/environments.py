@@ -52,7 +52,6 @@ class Session:
 
     Attributes:
         turns: list[Turn], those that were played
-        messages: the whole conversation up to now
         opening: words that were put into the policy's mouth; they stand before its first answer
     """
 
