@@ -192,16 +192,24 @@ def group_pages():
     for group, (line, rooms, more) in GROUPS.items():
         rooms = [r for r in about if r.startswith("5")] if rooms is None else rooms
         for room in rooms:
-            inside = sorted(p.stem for p in (ROOT / "nbs" / room).glob("*.ipynb"))
-            made[f"rooms/{room}"] = page_of(about[room], "", (f"/nbs/{room}/{name}" for name in inside))
+            inside = {f"/nbs/{room}/{p.stem}": summary(p) for p in sorted((ROOT / "nbs" / room).glob("*.ipynb"))}
+            lines = "\n".join(f"- {{doc}}`{name}`: {line}" for name, line in inside.items())
+            made[f"rooms/{room}"] = page_of(about[room], lines, inside, hidden=True)
         more = more + [name for name in texts if name not in placed] if group == "Reference" else more
         made[group.lower().replace(" ", "_")] = page_of(group, line, [*(f"rooms/{room}" for room in rooms), *more])
     return made
 
 
-def page_of(title, line, names):
-    "A page that lists others."
-    return "\n".join([f"# {title}", "", line, "", "```{toctree}", ":maxdepth: 1", "", *names, "```", ""])
+def summary(path):
+    "The line below a notebook's title."
+    first = "".join(json.loads(path.read_text("utf-8"))["cells"][0]["source"])
+    return next(line.removeprefix("> ") for line in first.splitlines() if line.startswith("> "))
+
+
+def page_of(title, text, names, hidden=False):
+    "A page that lists others; hidden: the text does, and the navigation alone has the list."
+    how = ":hidden:" if hidden else ":maxdepth: 2"
+    return "\n".join([f"# {title}", "", text, "", "```{toctree}", how, "", *names, "```", ""])
 
 
 def main(folder):

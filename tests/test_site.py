@@ -36,6 +36,14 @@ def test_every_notebook_is_a_page_in_one_group_of_the_contents(pages):
         assert (pages / path.relative_to(ROOT)).exists()
 
 
+def test_a_room_says_what_each_of_its_notebooks_is_about(pages):
+    text = (pages / "rooms/40_training.md").read_text(encoding="utf-8")
+    assert "- {doc}`/nbs/40_training/20_grpo`: Who gets the credit: one number for the conversation, " in text
+    for room in (pages / "rooms").glob("*.md"):
+        said = re.findall(r"^- \{doc\}`/nbs/([\w/]+)`: \S[^\n]{20,}$", room.read_text(encoding="utf-8"), re.M)
+        assert said == sorted(f"{room.stem}/{p.stem}" for p in (ROOT / "nbs" / room.stem).glob("*.ipynb")), room.stem
+
+
 def test_cells_of_imports_are_folded(pages):
     cells = json.loads((pages / "nbs/10_metrics/10_pdm.ipynb").read_text(encoding="utf-8"))["cells"]
     code = [c for c in cells if c["cell_type"] == "code"]
