@@ -66,19 +66,7 @@ def overrides(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
-    """A profile by the name of its section.
-
-    Args:
-        section: "mtdrive.laptop"; a system alone means its laptop profile
-        pairs: texts KEY=VALUE
-        **more: further keys; None: as the profile says
-
-    Returns:
-        Profile
-
-    Raises:
-        ProfileError: names the nearest right one
-    """
+    "A profile by its section, such as `mtdrive.laptop`; a system alone means its laptop profile."
     system, _, name = section.partition(".")
     given, cls = overrides(pairs), find_system(system).profile_class
     for key, value in given.items():

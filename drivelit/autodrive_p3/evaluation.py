@@ -101,19 +101,7 @@ def _measured(scenes, plans, pdms):
 
 
 def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pdms: bool = True) -> dict[str, Any]:
-    """What plans are worth. Collisions need OpenCV, which the extra `nuscenes` brings.
-
-    Args:
-        scenes: N, with an expert each
-        plans: N of (T, 3) x, y, heading every 0.5 s, T at least 6; or None for one that cannot be read
-        pdms: plans have eight points and the scenes what PDMS needs
-
-    Returns:
-        dict: n; unreadable (share); l2 and hits by protocol; ade (metres, over all points), pdms, epdms and
-            epdms_filtered: means over readable plans, None where there is none. Of single scenes, None where there is
-            no plan: scene_ade, scene_pdms, scene_epdms, scene_epdms_filtered, and by protocol, the mean over 1, 2 and
-            3 s: scene_l2_stp3, scene_l2_uniad (metres), scene_hits_stp3, scene_hits_uniad (shares)
-    """
+    "What plans (T, 3) are worth: l2, hits, ade, pdms, epdms; None is unreadable. Collisions need OpenCV."
     batches, values = [], {k: [] for k in ("ade", *SCORES)}
     for k in range(0, len(scenes), TOGETHER):
         here = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))]
@@ -144,16 +132,7 @@ PARTS = ("format", *STAGES)
 
 
 def chain_of(episode: Episode, inputs: Inputs, mode: str) -> Chain:
-    """What an episode says; read from its words, which the file of a play keeps.
-
-    Args:
-        episode: of P3Task, with an answer
-        inputs: what was asked for
-        mode: key of MODES
-
-    Returns:
-        each stage's answer, or the ParseError that stands in its place
-    """
+    "What an episode answers, each stage or its ParseError; read from its text, which the play's file keeps."
     return parse_chain(episode.texts[0], inputs.frame.size, mode, inputs.points, inputs.format)
 
 
@@ -245,15 +224,7 @@ def judged(scenes: Sequence[Scene], texts: Sequence[str], task: P3Task) -> list[
 
 
 def most_frequent(scenes: Sequence[Scene], inputs: Inputs) -> tuple[tuple[int, ...], str, str] | None:
-    """The box, its label and its action that earn the most if they are said in every scene.
-
-    Args:
-        scenes: to learn from
-        inputs: in whose picture the boxes are
-
-    Returns:
-        (x1, y1, x2, y2), label, action; None where nothing ever bears on the plan
-    """
+    "The box, label and action that earn the most if every scene gets them; None if nothing bears on a plan."
     truths = [truth_of(s, inputs) for s in scenes]
     all_of = [
         (tuple(b.astype(int).tolist()), w, a)
@@ -380,18 +351,7 @@ def play(
 def seconds_of(
     policy: Policy, scenes: Sequence[Scene], tasks: dict[str, P3Task], profile: P3Profile
 ) -> dict[str, list[float]]:
-    """How long each answer takes, greedy, one scene at a time; the pictures are there already.
-
-    The modes take turns scene by scene, so that whatever else runs on this machine slows them alike.
-
-    Args:
-        scenes: to answer
-        tasks: mode -> what is asked
-        profile: its tokens
-
-    Returns:
-        dict: mode -> seconds of each scene
-    """
+    "Seconds of each answer by mode, greedy, one scene at a time; the modes take turns scene by scene."
     policy.model.eval()
     engine, seconds = TransformersEngine(policy, 1, profile.kept_bytes), {mode: [] for mode in tasks}
     for scene in scenes:
@@ -414,22 +374,7 @@ def opening_of(
     actions: Sequence[str] | None = None,
     format: str = "paper",
 ) -> str:
-    """The first words of an answer with other boxes in it, and perhaps other actions.
-
-    Args:
-        chain: of the policy; its own thoughts are kept
-        mode: key of MODES
-        boxes: N of (x1, y1, x2, y2), pixels
-        labels: N
-        actions: N of ACTIONS: the prediction is given, too; None: it is the policy's
-        format: one of FORMATS
-
-    Returns:
-        text up to the end of the perception, or of the prediction
-
-    Raises:
-        ValueError: a thought that cannot be read
-    """
+    "The start of an answer with other boxes, perhaps other actions, in it; the policy's thoughts are kept."
     out = []
     for stage, words in dict(perception=labels, prediction=actions).items():
         if words is None:
@@ -532,18 +477,7 @@ def swapped(
     episodes: Sequence[Episode],
     look: Callable | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The plans behind other boxes, greedy. The same words are gone on from once.
-
-    Args:
-        mode: key of MODES
-        episodes: of the policy in this mode, greedy
-        look: as for `task_for`
-
-    Returns:
-        dict: how -> n (scenes whose own boxes could be read); unreadable, ade, pdms and ST-P3's hits of `plan_numbers`;
-            moved (metres, mean over the way-points, from the plan behind its own boxes) and follows (share); and all
-            lists of `plan_numbers`, scene_moved and scene_follows, with a place for each scene
-    """
+    "The plans behind other boxes, greedy: `plan_numbers`, how far they moved (metres), whether they follow."
     begun = {swap: openings_of(episodes, scenes, profile.inputs, swap, mode) for swap in SWAPS}
     names = ids_of(scenes)
     greedy = dict(zip(names, episodes, strict=True))

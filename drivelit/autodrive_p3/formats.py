@@ -63,14 +63,7 @@ class Boxes:
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #5fe1a002
 def fence(items: Iterable[dict]) -> str:
-    """A list as the released code writes it.
-
-    Args:
-        items: its entries
-
-    Returns:
-        a fenced block of JSON, a line for each entry
-    """
+    "A list as the released code writes it: a fenced block of JSON, a line for each entry."
     return "```json\n[\n\t" + ",\n\t".join(map(json.dumps, items)) + "\n]\n```"
 
 
@@ -89,17 +82,7 @@ def _list_of(text: Any) -> list | ParseError:
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #98f1f1bb
 def write_boxes(stage: str, boxes: Sequence, words: Sequence[str], format: str = "paper") -> str:
-    """The answer of the first or the second stage.
-
-    Args:
-        stage: key of KEYS
-        boxes: N of (x1, y1, x2, y2), pixels
-        words: N labels or actions
-        format: one of FORMATS
-
-    Returns:
-        JSON; in the released form a fenced block, where an empty scene is one entry with an empty box
-    """
+    "The answer of the first or second stage in JSON; the released form fences it, with one entry if empty."
     both = zip(boxes, words, strict=True)
     items = [{"bbox_2d": [int(v) for v in b], KEYS[stage]: w} for b, w in both]
     return json.dumps(items) if format == "paper" else fence(items or [{"bbox_2d": [], KEYS[stage]: []}])
@@ -145,17 +128,7 @@ def _released_boxes(items: list[dict], stage: str) -> Boxes | ParseError:
 
 
 def parse_boxes(text: Any, stage: str, size: tuple[int, int], format: str = "paper") -> Boxes | ParseError:
-    """The answer of the first or the second stage.
-
-    Args:
-        text: anything; without its fence
-        stage: key of KEYS
-        size: (width, height) of the picture, pixels
-        format: one of FORMATS; the released form asks less of a box and a word, and more of an empty list
-
-    Returns:
-        Boxes, or a ParseError: one wrong box is enough
-    """
+    "The answer of the first or the second stage, in pixels; one wrong box makes it a ParseError."
     items = _list_of(text)
     if isinstance(items, ParseError):
         return items
@@ -175,15 +148,7 @@ def parse_boxes(text: Any, stage: str, size: tuple[int, int], format: str = "pap
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #46052e37
 def write_points(points: np.ndarray, format: str = "paper") -> str:
-    """The answer of the third stage.
-
-    Args:
-        points: (T, 3) x, y, heading every 0.5 s; metres, radians
-        format: one of FORMATS
-
-    Returns:
-        JSON, two digits each; never "-0.00"; in the released form a fenced block
-    """
+    "The answer of the third stage: JSON of (T, 3) x, y, heading, two digits each, never `-0.00`."
     if format == "released":
         poses = np.round(np.asarray(points, float), 2) + 0.0
         return fence({"x_y_radian": p, "label": _time(k)} for k, p in enumerate(poses.tolist()))
@@ -277,23 +242,7 @@ def write_chain(
     thoughts: Mapping[str, str] | None = None,
     format: str = "paper",
 ) -> str:
-    """A whole answer.
-
-    Args:
-        mode: key of MODES
-        boxes: N of (x1, y1, x2, y2), pixels; both lists name the same
-        labels: N
-        actions: N of ACTIONS
-        points: (T, 3) x, y, heading every 0.5 s; metres, radians
-        thoughts: stage -> text; the fast mode leaves them out
-        format: one of FORMATS
-
-    Returns:
-        text that `parse_chain` reads back
-
-    Raises:
-        ValueError: an unknown mode or format, or a thought that is missing, or holds a tag or a control word
-    """
+    "A whole answer that `parse_chain` reads back; boxes in pixels, points (T, 3) every 0.5 s."
     spans, out = spans_of(mode, format), []
     answers = dict(
         perception=write_boxes("perception", boxes, labels, format),
@@ -312,14 +261,7 @@ def write_chain(
 
 
 def wrong_thought(text: Any) -> str:
-    """Why a text cannot stand in `<think>`.
-
-    Args:
-        text: anything
-
-    Returns:
-        the reason, or ""
-    """
+    "Why a text cannot stand in `<think>`, or an empty text."
     if not isinstance(text, str) or not text.strip():
         return "empty"
     tags = [f"<{slash}{t}>" for t in (*STAGES, "think", "answer") for slash in ("", "/")]
@@ -359,21 +301,7 @@ def _in_form(text: str, format: str) -> bool:
 def parse_chain(
     text: Any, size: tuple[int, int], mode: str = "detailed", count: int = 8, format: str = "paper"
 ) -> Chain:
-    """A whole answer.
-
-    Args:
-        text: what a policy wrote; anything
-        size: (width, height) of the picture, pixels
-        mode: key of MODES
-        count: way-points that are asked for
-        format: one of FORMATS; an answer in the other one has the reason OTHER_FORM in each part
-
-    Returns:
-        Chain: each part a value or a ParseError
-
-    Raises:
-        ValueError: an unknown mode or format, or thoughts in the released form
-    """
+    "A whole answer, each part a value or a ParseError; OTHER_FORM is the reason for the other format."
     thinks = "think" in spans_of(mode, format)
 
     def all_bad(bad):

@@ -70,19 +70,7 @@ PICTURES = dict(  # what each source's videos are made of
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #b40edd22
 def get_picture(scene: Scene, picture: Picture, time: float = 0.0) -> Image.Image:
-    """A frame of the video.
-
-    Args:
-        scene: with the cameras
-        picture: which views, at which size
-        time: seconds from now, at most 0
-
-    Returns:
-        PIL image, RGB
-
-    Raises:
-        SceneError: a camera, a time or a file that the scene does not have
-    """
+    "A frame of the video, RGB, at `time` seconds from now, at most 0; SceneError if the scene lacks it."
     whole = Image.new("RGB", picture.size)
     for view, name in enumerate(picture.cameras):
         width = int(np.diff(picture.edges)[view])
@@ -210,14 +198,7 @@ def _middle(poses):
 
 
 def free_way(scene: Scene, side: float = 0.0) -> np.ndarray:
-    """Where the ego would be if it were alone.
-
-    Args:
-        side: metres to the left that it changes over to in two seconds
-
-    Returns:
-        (51, 3) rear-axle poses at TIMES
-    """
+    "Rear-axle poses (51, 3) at TIMES if the ego were alone; `side` metres to the left within two seconds."
     speed = np.maximum(float(np.hypot(*scene.ego.velocity)), np.minimum(SET_OFF * TIMES, CRUISE))
     s = np.r_[0, np.cumsum(speed[:-1] * np.diff(TIMES))]
     route, u = route_of(scene), np.clip(TIMES / ASIDE, 0, 1)
@@ -225,17 +206,7 @@ def free_way(scene: Scene, side: float = 0.0) -> np.ndarray:
 
 
 def taken_way(scene: Scene) -> np.ndarray:
-    """Where the expert drives.
-
-    Args:
-        scene: with an expert
-
-    Returns:
-        (T, 3) rear-axle poses at the TIMES that it knows
-
-    Raises:
-        SceneError: no expert
-    """
+    "The expert's rear-axle poses (T, 3) at the TIMES that it knows; SceneError without an expert."
     if scene.expert is None:
         raise SceneError(f"scene {scene.id}: expert: key objects are those of a plan, and there is none")
     t = np.r_[0, scene.expert.times]
@@ -348,18 +319,7 @@ SOON, STILL, ACROSS = 3.0, 0.5, LANE / 2  # seconds, metres in the last of them,
 
 
 def future_action(agent: Agent, route: Path) -> str:
-    """What a road user will do.
-
-    Args:
-        agent: that is there now
-        route: of the ego
-
-    Returns:
-        one of ACTIONS
-
-    Raises:
-        ValueError: it is not there now
-    """
+    "What a road user will do: one of ACTIONS; ValueError if it is not there now."
     poses = places(agent)
     if poses is None:
         raise ValueError(f"agent {agent.id!r} is not there now")
@@ -412,19 +372,7 @@ def _key_object(scene, name, why, box):
 
 @remembered
 def sift(scene: Scene, picture: Picture, most: int = MOST) -> tuple[list[KeyObject], Counter]:
-    """The key objects of a scene, and why the others are none.
-
-    Args:
-        scene: of any source, with road users, their futures, an expert, and the cameras of the picture
-        picture: in whose pixels the boxes are
-        most: so many at most
-
-    Returns:
-        (list of KeyObject, the nearest first; Counter of reason -> road users and lights that are dropped)
-
-    Raises:
-        SceneError: no expert, or a camera that the scene does not have
-    """
+    "The key objects of a scene, the nearest first, and a Counter of reasons why the others are none."
     why, boxes = bearing(scene), seen(scene, picture)
     kept, dropped = [], Counter()
     dropped["bears on nothing"] = len(scene.agents) + len(scene.lights) - len(why)
@@ -443,19 +391,7 @@ def sift(scene: Scene, picture: Picture, most: int = MOST) -> tuple[list[KeyObje
 
 
 def key_objects(scene: Scene, picture: Picture, most: int = MOST) -> list[KeyObject]:
-    """The key objects of a scene.
-
-    Args:
-        scene: of any source
-        picture: in whose pixels the boxes are
-        most: so many at most
-
-    Returns:
-        list of KeyObject, the nearest first
-
-    Raises:
-        SceneError: no expert, or a camera that the scene does not have
-    """
+    "The key objects of a scene, the nearest first, their boxes in the picture's pixels."
     return sift(scene, picture, most)[0]
 
 

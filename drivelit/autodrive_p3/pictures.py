@@ -68,19 +68,7 @@ def _draw_plan(ax, chain, truth, scene):
 
 
 def plot_answers(scenes: Sequence[Scene], chains: Sequence[Chain], inputs: Inputs, title: str = "") -> Figure:
-    """Single scenes: boxes and actions over the last frame, and the plan from above.
-
-    Args:
-        scenes: N, with an expert each
-        chains: N answers
-        inputs: what was shown
-
-    Returns:
-        Figure, a row for each scene
-
-    Raises:
-        ValueError: other numbers of answers than of scenes, or no scene
-    """
+    "Single scenes, a row each: boxes and actions over the last frame, and the plan from above."
     if len(scenes) != len(chains) or not len(scenes):
         raise ValueError(f"{len(scenes)} scenes, {len(chains)} answers: expected as many, at least one")
     size = (11, 2.7 * len(scenes) + 0.4)

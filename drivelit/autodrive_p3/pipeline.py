@@ -168,14 +168,7 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ce11fede
 def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a reinforced stage asks of `task_for` and of `train_rl`.
-
-    Args:
-        stage: key of REINFORCED
-
-    Returns:
-        (weights and plan of the task; advantage, trainer and group)
-    """
+    "What a reinforced stage asks of `task_for` (weights, plan) and of `train_rl` (advantage, trainer, group)."
     arm = REINFORCED[stage]
     task = dict(weights=SCHEMES[arm.get("scheme", profile.scheme)], plan=arm.get("plan", profile.plan))
     advantage = arm.get("advantage", "sequence")

@@ -98,11 +98,7 @@ def _past(scene: Scene) -> list[tuple[float, list[float]]]:
 
 
 def ego_text(scene: Scene) -> str:
-    """The command, and what the ego knows of itself.
-
-    Returns:
-        two or three lines; a state that the source does not know is "unknown"
-    """
+    "The command and the ego's state, in two or three lines; `unknown` where the source has no state."
     lines = [f"Command: {scene.command}{target_text(scene)}."]
     if scene.meta.get("ego_state") == "unknown":
         return f"{lines[0]}\nEgo state: unknown.\n"
@@ -124,11 +120,7 @@ RELEASED_COMMANDS = {"GO STRAIGHT": "GO FORWARD"}  # the others are the same
 
 
 def released_text(scene: Scene) -> str:
-    """The released code's question, filled in.
-
-    Returns:
-        RELEASED with the command, the state and the past of 1.5 s as a fenced block of JSON
-    """
+    "The released code's question, filled in with command, state and the past of 1.5 s as fenced JSON."
     state = "unknown"
     if scene.meta.get("ego_state") != "unknown":
         values = zip(("vx", "vy", "ax", "ay"), (*scene.ego.velocity, *scene.ego.acceleration), strict=True)
@@ -175,18 +167,7 @@ def question(inputs: Inputs, mode: str) -> str:
 
 
 def seen_parts(scene: Scene, inputs: Inputs) -> list[dict]:
-    """The frames as parts of a message.
-
-    Args:
-        scene: as for `shown`
-        inputs: which frames, and whether they are one video
-
-    Returns:
-        one part with a Video, or one with an image for each frame; none for the text alone
-
-    Raises:
-        SceneError: as `shown`
-    """
+    "The frames as parts of a message: one Video, or an image for each; none for the text alone."
     frames = shown(scene, inputs)
     if inputs.video and frames:
         return [{"type": "video", "video": Video(tuple(frames), STEP)}]

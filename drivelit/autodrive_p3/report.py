@@ -171,12 +171,7 @@ table_chain = Sheet("The plans behind other boxes, greedy", STUDY, _behind, BEHI
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7e0326fc
 def table_faults(results: Record) -> pd.DataFrame:
-    """What is wrong with answers.
-
-    Returns:
-        DataFrame: a row for each arm, mode and play with a fault, a column for each kind, % of the answers; the most
-            frequent kind first
-    """
+    "What is wrong with answers, in % by arm, mode and play; the most frequent kind first."
     faults = results.sets[results.sets.name.str.startswith("reasons_") & (results.sets.swap == "")]
     faults = faults.assign(name=faults.name.str.removeprefix("reasons_").astype(object))
     rows, total = [], Counter()

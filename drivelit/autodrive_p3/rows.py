@@ -86,11 +86,7 @@ def part_rows(
 
 # %% ../../nbs/52_autodrive_p3/30_rows.ipynb #c20cb19e
 class ImageRows(Sequence):
-    """Rows whose videos are lists of images.
-
-    Args:
-        rows: of `make_rows`
-    """
+    "Rows whose videos are lists of images."
 
     def __init__(self, rows: Sequence[dict]) -> None:
         self.rows = rows
@@ -99,14 +95,7 @@ class ImageRows(Sequence):
         return len(self.rows)
 
     def __getitem__(self, i: int) -> dict:
-        """A row.
-
-        Args:
-            i: its number
-
-        Returns:
-            as `make_row` makes it from images
-        """
+        "A row, as `make_row` makes it from images."
         row = self.rows[i]
 
         def parts(m):
@@ -121,14 +110,7 @@ def _as_images(part):
 
 # %% ../../nbs/52_autodrive_p3/30_rows.ipynb #2c99facf
 def kit_fixed(inputs: Inputs) -> tuple[str, ...]:
-    """The texts that never change: `fixed=` of the toy's or the base's tokenizer.
-
-    Args:
-        inputs: what the policy is shown and asked for
-
-    Returns:
-        texts, one token each
-    """
+    "The texts that never change, one token each: `fixed=` of the toy's or the base's tokenizer."
     words = dict(perception=LABELS.values(), prediction=ACTIONS)
     if inputs.format == "released":
         return (

@@ -28,20 +28,7 @@ PDM = ("nc", "dac", "ttc", "pdms")
 
 
 class P3Task(Task):
-    """See, foresee, plan.
-
-    Args:
-        inputs: what is shown and asked for
-        mode: key of MODES, or "both": each scene has one of them, by its id
-        weights: what each part of an answer is worth
-        plan: one of PLANS: what the plan is paid by
-        pdms: the scenes have what PDMS needs, and the plan is paid by it: NAVSIM and the town
-        openings: scene id -> first words of the answer, which are given and not drawn
-        look: gets the frames' parts, as for `policy_prompt`; default: anew, and keeps those that were asked for last
-
-    Raises:
-        ValueError: an unknown mode or plan, or a mode, a plan or PDMS that these inputs cannot have
-    """
+    "See, foresee, plan; in mode `both` a scene's id decides its mode."
 
     def __init__(
         self,
@@ -66,54 +53,19 @@ class P3Task(Task):
         self.look = look or Recent(seen_parts, int(2e8) // (3 * inputs.frames * width * height))  # bytes of memory
 
     def mode_of(self, scene: Scene) -> str:
-        """How a scene is answered: all episodes of a group in the same way.
-
-        Returns:
-            key of MODES
-        """
+        "How a scene is answered, a key of MODES: all episodes of a group in the same way."
         return self.mode if self.mode != "both" else list(MODES)[zlib.crc32(scene.id.encode()) % 2]
 
     def prompt(self, scene: Scene) -> list[dict]:
-        """The question.
-
-        Args:
-            scene: with its cameras
-
-        Returns:
-            messages
-
-        Raises:
-            SceneError: a camera, a time or a file that the scene does not have
-        """
+        "The question, as messages; SceneError for a camera, a time or a file that the scene does not have."
         return policy_prompt(scene, self.inputs, self.mode_of(scene), self.look)
 
     def opening(self, scene: Scene, place: int, group: int) -> str:
-        """The first words of the answer, if they are given.
-
-        Args:
-            scene: of the episode
-            place: in its group
-            group: its size
-
-        Returns:
-            text; "" where the policy chooses them
-        """
+        "The first tokens of the answer as text, if they are given; empty where the policy chooses them."
         return self.openings.get(scene.id, "")
 
     def step_batch(self, states: Sequence[TurnState], completions: Sequence[Completion]) -> list[Step]:
-        """Judge answers.
-
-        Args:
-            states: with their scenes
-            completions: one for each
-
-        Returns:
-            one Step for each, the last of its episode: rewards are reward, the four parts, l2 in metres and pdms; info
-            has unreadable (0 or 1: the plan), reasons, and stages, what each stage earns
-
-        Raises:
-            SceneError: a scene without an expert or a camera
-        """
+        "Judge answers: one Step each, the last of its episode, with rewards, `unreadable` and `stages`."
         some, size = [s.scene for s in states], self.inputs.frame.size
         read = zip(some, completions, strict=True)
         how = self.inputs.points, self.inputs.format
@@ -136,15 +88,7 @@ class P3Task(Task):
 
 # %% ../../nbs/52_autodrive_p3/45_task.ipynb #fe98c924
 def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Episode:
-    """An episode whose turns are the stages of its one answer.
-
-    Args:
-        episode: of P3Task, one turn
-        decode: token ids -> text, of the policy's tokenizer
-
-    Returns:
-        Episode: `turn` 0, 1, 2 for the tokens of the stages, with as many rewards and infos; a failed one as it is
-    """
+    "An episode whose turns 0, 1, 2 are the stages of its one answer; a failed one as it is."
     if episode.failed or not episode.rewards:
         return episode
     places = [i for i, t in enumerate(episode.turn) if t >= 0]
@@ -164,19 +108,8 @@ def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Epi
 
 
 class StageTrainer(TurnGRPOTrainer):
-    """GRPO with an advantage for each stage: `train_rl(advantage="turn", trainer=StageTrainer)`.
-
-    Its parameters are those of TurnGRPOTrainer; the task is a P3Task.
-    """
+    "GRPO with an advantage for each stage: `train_rl(advantage='turn', trainer=StageTrainer)`."
 
     def play(self, scenes: list, on_group: Callable[[int, list[Episode]], Any] | None = None) -> list[Episode]:
-        """Play each scene once.
-
-        Args:
-            scenes: of this process; a group's copies of a scene stand one after another
-            on_group: as `TurnGRPOTrainer.play`; gets the episodes before they are cut
-
-        Returns:
-            episodes whose turns are the stages
-        """
+        "Play each scene once, into episodes whose turns are the stages; `on_group` gets them uncut."
         return [stages_as_turns(e, self.policy.tokenizer.decode) for e in super().play(scenes, on_group)]

@@ -31,15 +31,7 @@ STANDS, STEADY = 0.5, 0.5  # m/s, m/s²
 
 
 def plan_words(points: np.ndarray, speed: float) -> tuple[str, str]:
-    """What way-points do.
-
-    Args:
-        points: (T, 3) x, y, heading every 0.5 s; metres, radians
-        speed: m/s now
-
-    Returns:
-        one of SPEEDS, one of DIRECTIONS
-    """
+    "What way-points (T, 3) every 0.5 s do, from the speed now in m/s: one of SPEEDS, one of DIRECTIONS."
     way = np.concatenate([np.zeros((1, 2)), np.asarray(points, float)[:, :2]])
     end = float(np.hypot(*(way[-1] - way[-2]))) / 0.5
     change = (end - speed) / (0.5 * (len(points) - 0.5))
@@ -49,18 +41,7 @@ def plan_words(points: np.ndarray, speed: float) -> tuple[str, str]:
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #634628c6
 def labels_of(scene: Scene, inputs: Inputs) -> tuple[list[KeyObject], tuple[str, str]]:
-    """What the thoughts of a scene must agree with.
-
-    Args:
-        scene: with road users, an expert and the cameras
-        inputs: in whose picture the boxes are, and how many way-points there are
-
-    Returns:
-        (key objects, the plan in words)
-
-    Raises:
-        SceneError: no expert, too few poses, or a camera that the scene does not have
-    """
+    "What the thoughts of a scene must agree with: its key objects, and the plan of `plan_words`."
     objects = key_objects(scene, inputs.frame)
     return objects, plan_words(way_points(scene, inputs.points), float(np.hypot(*scene.ego.velocity)))
 
@@ -95,15 +76,7 @@ BEARS = dict(
 
 
 def write_thoughts(kept: Sequence[KeyObject], plan: tuple[str, str], width: int) -> dict[str, str]:
-    """The three thoughts of a scene.
-
-    Args:
-        plan: of `plan_words`
-        width: of the picture, pixels
-
-    Returns:
-        stage -> text
-    """
+    "The three thoughts of a scene by stage; `width` of the picture is in pixels."
 
     def third(k):
         return ("on the left", "ahead", "on the right")[min(int((k.box[0] + k.box[2]) / 2 / width * 3), 2)]
@@ -119,14 +92,7 @@ def write_thoughts(kept: Sequence[KeyObject], plan: tuple[str, str], width: int)
 
 
 def as_reply(thoughts: Mapping[str, str]) -> str:
-    """Thoughts as a teacher hands them over.
-
-    Args:
-        thoughts: stage -> text
-
-    Returns:
-        a section between tags for each
-    """
+    "Thoughts as a teacher hands them over: a section between tags for each."
     return "\n".join(f"<{s}>{t}</{s}>" for s, t in thoughts.items())
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #202f252e
@@ -222,14 +188,7 @@ def named(text: str) -> set[str]:
 
 
 def said_actions(text: str) -> set[tuple[str, str]]:
-    """What a text says of whom, sentence by sentence.
-
-    Args:
-        text: any
-
-    Returns:
-        pairs of a label and one of ACTIONS; a sentence about several kinds gives every pair
-    """
+    "The pairs (label, action) of a text; a sentence about several kinds gives every pair."
     actions = set()
     for sentence in re.split(r"[.;\n]", text):
         clause = _NAMES["stop line"].sub("", sentence)  # its name has a word of DOES in it
@@ -238,14 +197,7 @@ def said_actions(text: str) -> set[tuple[str, str]]:
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #448dcf86
 def parse_thoughts(text: Any) -> dict[str, str] | ParseError:
-    """A teacher's reply.
-
-    Args:
-        text: anything; a ParseError is handed on
-
-    Returns:
-        stage -> thought, or a ParseError: every one must be there and fit for `<think>`
-    """
+    "A teacher's reply as stage -> thought; every one must be there and fit for `<think>`."
     if isinstance(text, ParseError):
         return text
     if not isinstance(text, str):
@@ -259,15 +211,7 @@ def parse_thoughts(text: Any) -> dict[str, str] | ParseError:
 
 
 def disagreement(thoughts: Mapping[str, str], kept: Sequence[KeyObject], plan: tuple[str, str]) -> str:
-    """The first thing in which thoughts contradict their labels.
-
-    Args:
-        thoughts: stage -> text
-        plan: of `plan_words`
-
-    Returns:
-        a reason that begins with fixed words, or ""
-    """
+    "The first thing in which thoughts contradict their labels, or an empty text."
     labels, told = {k.label for k in kept}, named(thoughts["perception"])
     will, predicted = {(k.label, k.action) for k in kept}, said_actions(thoughts["prediction"])
 
@@ -422,19 +366,5 @@ class ChatTeacher:
 
 
 def open_teacher(name: str, inputs: Inputs, journal: Any = None, at_once: int = 16, seed: int = 0) -> Any:
-    """A teacher by its name in a profile.
-
-    Args:
-        name: "scripted", or NAME@URL of a model behind an OpenAI-compatible endpoint
-        inputs: what a served one is shown
-        journal: of its answers; None: nothing is kept
-        at_once: conversations under way at the same time
-        seed: of a scripted one
-
-    Returns:
-        has `think`
-
-    Raises:
-        ValueError: a name of neither form
-    """
+    "A teacher by its name in a profile: `scripted`, or NAME@URL of an OpenAI-compatible endpoint."
     return connect(name, ScriptedTeacher(inputs, seed=seed), lambda e: ChatTeacher(e, inputs), None, journal, at_once)

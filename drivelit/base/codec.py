@@ -94,28 +94,13 @@ def colours(x: torch.Tensor) -> torch.Tensor:
 def rare_weights(
     x: torch.Tensor, power: float = 1.0, floor: float = 0.125, cap: float = 16.0, usual: float = 0.02
 ) -> torch.Tensor:
-    """How much a pixel weighs in the loss, by its colour.
-
-    Args:
-        x: pictures to count colours in, (B, 3, height, width)
-        power: exponent; 0: all alike
-        floor: least weight
-        cap: largest weight
-        usual: share of the pixels at which a colour weighs 1
-
-    Returns:
-        (512,) between `floor` and `cap`
-    """
+    "Class colour weights (512,) of a batch of pictures (B, 3, height, width), between floor and cap."
     share = torch.bincount(colours(x).flatten(), minlength=512).float() / colours(x).numel()
     return ((usual / share.clamp_min(1e-5)) ** power).clamp(floor, cap) if power else torch.ones(512)
 
 # %% ../../nbs/45_base/60_codec.ipynb #b63b918f
 class Pictures(Sequence):
-    """The front pictures of a shelf: of now and of a second ago.
-
-    Args:
-        shelf: of the lessons' scenes
-    """
+    "The front pictures of a shelf: of now and of a second ago."
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
@@ -124,14 +109,7 @@ class Pictures(Sequence):
         return 2 * len(self.shelf)
 
     def __getitem__(self, i: int) -> Image.Image:
-        """A picture.
-
-        Args:
-            i: number of the picture; 2k and 2k + 1 are of scene k
-
-        Returns:
-            PIL image, RGB
-        """
+        "RGB picture i: 2k and 2k + 1 are of scene k."
         return self.shelf.picture(i // 2, i % 2)
 
 # %% ../../nbs/45_base/60_codec.ipynb #627ad59d
@@ -149,12 +127,7 @@ def rate(step: int, recipe: CodecRecipe) -> float:
 
 # %% ../../nbs/45_base/60_codec.ipynb #c3c275ad
 class Training:
-    """One codec in the making. Every update draws its pictures from the seed and its own number.
-
-    Args:
-        codec: Codec; changed in place
-        made: pictures to learn from
-    """
+    "One codec in training, in place; every update draws its pictures from the seed and its own number."
 
     def __init__(self, codec: Codec, made: Sequence[Image.Image], recipe: CodecRecipe) -> None:
         self.codec, self.made, self.recipe, self.step = codec, made, recipe, 0
@@ -272,28 +245,12 @@ def measure(codec: Codec, images: Sequence[Image.Image]) -> dict[str, float]:
 
 # %% ../../nbs/45_base/60_codec.ipynb #a5285c68
 def exam_shelf(lessons: str | Path, recipe: CodecRecipe) -> Shelf:
-    """The pictures and facts of the exam's scenes.
-
-    Args:
-        lessons: folder of the files of lessons
-        recipe: how many
-
-    Returns:
-        Shelf
-    """
+    "The pictures and facts of the exam's scenes."
     return Shelf(save_lessons(recipe.exam, Path(lessons) / "exam", EXAM_SEED, in_file=recipe.exam))
 
 
 def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None = None) -> Codec:
-    """Train, or go on.
-
-    Args:
-        out: the run's folder: state.pt, metrics.json, final
-        lessons: folder of lessons that several runs share; default: in the run's folder
-
-    Returns:
-        the trained codec
-    """
+    "Train, or go on, in `out`: state.pt, metrics.json, final; several runs may share `lessons`."
     out, lessons = Path(out), Path(lessons or Path(out) / "lessons")
     out.mkdir(parents=True, exist_ok=True)
     if (out / "final" / "codec.json").exists():
@@ -326,15 +283,7 @@ class Decoded(Shelf):
         self.files, self.where, self.codec = shelf.files, shelf.where, codec
 
     def picture(self, i: int, number: int) -> Image.Image:
-        """A picture of a scene.
-
-        Args:
-            i: number of the scene
-            number: 0 front, 1 a second ago: decoded; others as they are
-
-        Returns:
-            PIL image, RGB
-        """
+        "A picture of scene i: number 0 front and 1 a second ago decoded, others as they are."
         image = super().picture(i, number)
         return self.codec.decode(self.codec.encode([image]))[0] if number < 2 else image
 
@@ -356,15 +305,7 @@ def _shares(marks, sights):
 
 
 def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> dict[str, Any]:
-    """The base's exam on front pictures, on decoded ones and on grey ones.
-
-    Args:
-        shelf: of the exam's scenes
-        most: questions of a kind
-
-    Returns:
-        dict: kinds -> n, shares right by sight, lost, won; boxes (pixels by sight); ade (metres by sight)
-    """
+    "The base's exam on front, decoded and grey pictures: kinds, boxes (pixels), ade (metres) by sight."
     shelves = dict(own=shelf, decoded=Decoded(shelf, codec), grey=shelf)
     right, out = {"people": []}, dict(boxes={}, ade={})
     for name, kind, asked in _exam_rounds(shelf, most):
@@ -406,17 +347,7 @@ def copied(
 
 # %% ../../nbs/45_base/60_codec.ipynb #8103a801
 def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None = None) -> dict[str, Any]:
-    """Lessons, training and exam of one codec.
-
-    Args:
-        lessons: folder of lessons that several runs share; default: in the run's folder
-
-    Returns:
-        the exam, also in out/exam.json
-
-    Raises:
-        RunError: the folder belongs to another recipe, or another process holds it
-    """
+    "Lessons, training and exam of one codec; the exam, also in out/exam.json. RunError if it is held."
     with hold(out, f"{out}: the codec"):
         out = start(out, recipe)
         if (out / "exam.json").exists():
@@ -431,16 +362,7 @@ def make_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None 
 
 # %% ../../nbs/45_base/60_codec.ipynb #161218b4
 def codec_card(recipe: CodecRecipe, found: dict[str, Any], digest: str) -> str:
-    """The card of a codec.
-
-    Args:
-        recipe: that made it
-        found: by `make_codec`
-        digest: SHA-256 of the weights
-
-    Returns:
-        Markdown
-    """
+    "The card of a codec, in Markdown."
     sights = ("own", "decoded", "grey")
 
     def shares(v):
@@ -475,18 +397,7 @@ def _finished_run(out):
 
 
 def pack_codec(out: str | Path, folder: str | Path = EMBEDDED, beside: Sequence[str | Path] = ()) -> Path:
-    """Put a finished codec where `load_codec("base")` finds it.
-
-    Args:
-        folder: default: in the package
-        beside: folders of runs with other numbers, for the table
-
-    Returns:
-        the folder
-
-    Raises:
-        RunError: a run is not finished
-    """
+    "Put a finished codec where `load_codec` finds it as base; RunError if a run is not finished."
     runs = [_finished_run(Path(o)) for o in (out, *beside)]
     recipe, exam, codec = CodecRecipe(**runs[0]["recipe"]), runs[0]["exam"], load_codec(Path(out) / "final")
     codec.model.half()

@@ -139,17 +139,7 @@ LENGTH = 48  # tokens of a sentence, at most
 
 
 def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Sentences as the text encoder reads them.
-
-    Args:
-        sentences: B texts of the words of FACTS and commas
-
-    Returns:
-        input_ids and attention_mask, (B, L)
-
-    Raises:
-        ValueError: an unknown word, or a sentence that is too long; says which
-    """
+    "Sentences as the text encoder reads them, (B, L); ValueError for an unknown or too long one."
     number, rows = {w: k for k, w in enumerate(VOCABULARY)}, []
     for sentence in sentences:
         words = sentence.replace(",", " ,").split()
@@ -165,11 +155,7 @@ def sentence_tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
 
 # %% ../../nbs/45_base/70_encoder.ipynb #32bd661f
 def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
-    """An encoder with random weights.
-
-    Returns:
-        CLIPModel
-    """
+    "An encoder with random weights."
     end = len(VOCABULARY) - 1
     words = dict(vocab_size=end + 1, max_position_embeddings=LENGTH, bos_token_id=0, pad_token_id=1, eos_token_id=end)
     layer = dict(hidden_act="gelu", num_attention_heads=max(1, recipe.width // 32))
@@ -187,20 +173,7 @@ def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
 
 # %% ../../nbs/45_base/70_encoder.ipynb #e8cfa5c4
 def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Path) -> np.ndarray:
-    """The pictures of scenes, squeezed into a square; kept in a file.
-
-    Args:
-        shelf: of the lessons' scenes
-        n: scenes
-        size: pixels of a side
-        path: file, .npy; what is there already stays
-
-    Returns:
-        (n, 4, size, size, 3) bytes: now, a second ago, both through the codec
-
-    Raises:
-        RunError: the file has pictures of another number or size
-    """
+    "Square bytes (n, 4, size, size, 3) of scenes: now, a second ago, both through the codec; kept in a file."
     path = Path(path)
     if not path.exists():
         with whole_file(path) as new:
@@ -223,31 +196,14 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
 
 
 def as_read(pictures: np.ndarray) -> torch.Tensor:
-    """Squeezed pictures as the encoder reads them.
-
-    Args:
-        pictures: (B, size, size, 3) bytes
-
-    Returns:
-        (B, 3, size, size) float32
-    """
+    "Squeezed pictures (B, size, size, 3) as the encoder reads them: (B, 3, size, size) float32."
     x = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).float() / 255
     mean, deviation = (torch.tensor(v, dtype=torch.float32).view(3, 1, 1) for v in (MEAN, DEVIATION))
     return (x - mean) / deviation
 
 # %% ../../nbs/45_base/70_encoder.ipynb #5b1dcf58
 def contrast(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor | float, same: torch.Tensor) -> torch.Tensor:
-    """CLIP's loss, with several right partners where there are several.
-
-    Args:
-        a: (N, D) unit vectors
-        b: (M, D) unit vectors, M at least N; those beyond N are nobody's partner
-        scale: of the cosines
-        same: (N, N) booleans, symmetric, true on the diagonal: a and b belong together
-
-    Returns:
-        scalar
-    """
+    "CLIP's loss of unit vectors a (N, D), b (M, D), with several partners by `same`; b beyond N have none."
     logits, share = scale * a @ b.T, same.float() / same.sum(1, keepdim=True)
     forth = -(share * logits.log_softmax(1)[:, : len(a)]).sum(1).mean()
     back = -(share * logits.T[: len(a)].log_softmax(1)).sum(1).mean()
@@ -279,25 +235,12 @@ def labels(said: Sequence[dict[str, str]]) -> torch.Tensor:
 
 
 def alike(pictures: np.ndarray) -> np.ndarray:
-    """Whether nothing changed in a second, so that two pictures are one.
-
-    Args:
-        pictures: (B, 4, size, size, 3) bytes
-
-    Returns:
-        (B,) booleans
-    """
+    "Whether nothing changed in a second (B,), so that two of the pictures (B, 4, size, size, 3) are one."
     return np.abs(pictures[:, 0].astype(np.int16) - pictures[:, 1]).mean((1, 2, 3)) < 1
 
 # %% ../../nbs/45_base/70_encoder.ipynb #0f8ec31d
 class EncoderTraining:
-    """One encoder in the making. Every update draws its scenes from the seed and its own number.
-
-    Args:
-        model: CLIPModel of `new_encoder`; changed in place
-        pictures: by `four_pictures`
-        said: for each scene what is told of now and of a second ago
-    """
+    "One encoder in training, in place; every update draws its scenes from the seed and its own number."
 
     def __init__(self, model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], recipe: EncoderRecipe) -> None:
         self.model, self.pictures, self.said, self.recipe, self.step = model, pictures, said, recipe, 0
@@ -376,45 +319,20 @@ class EncoderTraining:
 
 # %% ../../nbs/45_base/70_encoder.ipynb #63adc7d7
 def embed_squeezed(model: CLIPModel, pictures: np.ndarray) -> torch.Tensor:
-    """Directions of squeezed pictures.
-
-    Args:
-        pictures: (B, size, size, 3) bytes
-
-    Returns:
-        (B, D) unit vectors
-    """
+    "Unit vectors (B, D) of squeezed pictures (B, size, size, 3)."
     with torch.no_grad():
         parts = [pictures[k : k + 64] for k in range(0, len(pictures), 64)]
         return torch.cat([unit(model.get_image_features(pixel_values=as_read(p)).pooler_output) for p in parts])
 
 
 def nearest_phrases(model: CLIPModel, vectors: torch.Tensor) -> np.ndarray:
-    """The phrase of each kind that is nearest.
-
-    Args:
-        model: CLIPModel of `new_encoder`
-        vectors: (B, D) unit vectors of pictures
-
-    Returns:
-        (B, kinds) numbers of phrases
-    """
+    "The phrase of each kind that is nearest to unit vectors (B, D): their numbers (B, kinds)."
     texts = [embed_texts(model, sentence_tokens(p)) for p in FACTS.values()]
     return np.stack([(vectors @ t.T).argmax(1).numpy() for t in texts], 1)
 
 
 def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tensor, ridge: float = 1e-2) -> np.ndarray:
-    """The phrase of each kind by least squares.
-
-    Args:
-        vectors: (N, D) of pictures to fit
-        marks: (N, kinds) their phrases, -1 where unknown
-        asked: (B, D)
-        ridge: weight of the squares of the coefficients, for each picture
-
-    Returns:
-        (B, kinds) numbers of phrases
-    """
+    "Phrase numbers (B, kinds) of `asked` (B, D) by least squares on vectors (N, D); marks -1: unknown."
 
     def with_one(v):
         return F.pad(v.double(), (0, 1), value=1.0)
@@ -432,15 +350,7 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
 
 
 def share_right(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | None]:
-    """Right answers of each kind.
-
-    Args:
-        said: (B, kinds)
-        marks: (B, kinds), -1 where nothing is known
-
-    Returns:
-        kind -> share, None where nothing is asked
-    """
+    "Share of right answers of each kind, from (B, kinds); marks -1: unknown, None where nothing is asked."
     marks = marks.numpy()
     asked = {kind: marks[:, k] >= 0 for k, kind in enumerate(FACTS)}
     return {
@@ -450,15 +360,7 @@ def share_right(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | None
 
 
 def share_of_each(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | None]:
-    """Right answers of each kind, where every phrase that is true somewhere counts alike.
-
-    Args:
-        said: (B, kinds)
-        marks: (B, kinds), -1 where nothing is known
-
-    Returns:
-        kind -> mean over phrases of the share, None where nothing is asked
-    """
+    "As `share_right`, where every phrase that is true somewhere counts alike; None where nothing is asked."
     out = {}
     for k, kind in enumerate(FACTS):
         true = marks[:, k].numpy()
@@ -468,18 +370,7 @@ def share_of_each(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | No
 
 # %% ../../nbs/45_base/70_encoder.ipynb #b30370f1
 def look_at(model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple]) -> dict[str, float]:
-    """A look at held-out scenes.
-
-    Args:
-        model: CLIPModel of `new_encoder`
-        pictures: by `four_pictures`
-        said: for each scene what is told of now and of a second ago
-
-    Returns:
-        dict: right (mean share over the kinds, of pictures through the codec), apart (where something changed: the
-        share of the scenes whose picture is nearer to its own reconstruction than to that of a second ago), gap (the
-        mean difference of the two cosines)
-    """
+    "Held-out scenes: share right, share `apart` from a second ago, and mean gap of the two cosines."
     # now, and through the codec: now and a second ago
     own, _, painted, ago = (embed_squeezed(model, pictures[:, k]) for k in range(4))
     shares = share_right(nearest_phrases(model, painted), labels([s for s, _ in said])).values()
@@ -489,15 +380,7 @@ def look_at(model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple]) -> di
 
 
 def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | None = None) -> CLIPModel:
-    """Train, or go on.
-
-    Args:
-        out: the run's folder: state.pt, metrics.json, final
-        lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
-
-    Returns:
-        the trained encoder
-    """
+    "Train, or go on, in `out`: state.pt, metrics.json, final; several runs may share `lessons`."
     out, lessons = Path(out), Path(lessons or Path(out) / "lessons")
     out.mkdir(parents=True, exist_ok=True)
     if (out / "final" / "config.json").exists():
@@ -530,18 +413,7 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
 def facts_exam(
     model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], fitted: np.ndarray, fitted_said: Sequence[tuple]
 ) -> dict[str, dict[str, float | None]]:
-    """Right answers about pictures of now, by two readings.
-
-    Args:
-        model: CLIPModel of `new_encoder`
-        pictures: of the exam, by `four_pictures`
-        said: for each scene of the exam what is told of now and of a second ago
-        fitted, fitted_said: pictures for the linear reading
-
-    Returns:
-        dict: kind -> n, shares right: sentence, linear, decoded (nearest sentence, through the codec), constant (the
-        most frequent answer); the mean of the shares of each phrase by itself: each, each_decoded, each_constant
-    """
+    "Kind -> n and shares right about pictures of now: sentence, linear, decoded, constant; each phrase alike."
     marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
     base, fitted_marks = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
     most = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
@@ -585,15 +457,7 @@ def dreams(made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> tuple[l
 
 
 def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> dict[str, Any]:
-    """Eq. 2 for dreams of many scenes, beside the same with plain pixels.
-
-    Args:
-        made: N scenes with an expert
-        seconds: ahead
-
-    Returns:
-        dict: for "encoder" and "pixels" a dict of dream -> N cosines; moved, N booleans: the view changes
-    """
+    "Eq. 2 for dreams of N scenes: N cosines by encoder and by pixels; moved (N): the view changes."
     truth, dreamt = dreams(made, codec, seconds)
     now = [get_image(s, "CAM_FRONT", codec.size) for s in made]
     # levels out of 255
@@ -612,15 +476,7 @@ def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: f
 def ahead_exam(
     model: CLIPModel, made: Sequence[Scene], codec: Codec, times: Sequence[float] = (0.0, 0.5, 1.0, 1.5)
 ) -> dict[str, float]:
-    """How the cosine of the painted present falls the further ahead the true view lies.
-
-    Args:
-        made: scenes with an expert
-        times: seconds ahead; 0: the present itself
-
-    Returns:
-        seconds -> mean cosine
-    """
+    "Seconds ahead -> mean cosine of the painted present with the true view then; 0: the present itself."
 
     def view(s, t):
         return next_image(s, "CAM_FRONT", codec.size, t) if t else get_image(s, "CAM_FRONT", codec.size)
@@ -630,17 +486,7 @@ def ahead_exam(
 
 # %% ../../nbs/45_base/70_encoder.ipynb #c24db003
 def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | None = None) -> dict[str, Any]:
-    """Lessons, training and exam of one encoder.
-
-    Args:
-        lessons: folder of lessons and squeezed pictures that several runs share; default: in the run's folder
-
-    Returns:
-        the exam, also in out/exam.json
-
-    Raises:
-        RunError: the folder belongs to another recipe, or another process holds it
-    """
+    "Lessons, training and exam of one encoder; the exam, also in out/exam.json. RunError if it is held."
     with hold(out, f"{out}: the encoder"):
         out = start(out, recipe)
         if (out / "exam.json").exists():
@@ -686,16 +532,7 @@ def in_order(cosines: dict[str, list[float]], moved: Sequence[bool]) -> dict[str
 
 # %% ../../nbs/45_base/70_encoder.ipynb #32d762c6
 def encoder_card(recipe: EncoderRecipe, found: dict[str, Any], digest: str) -> str:
-    """The card of an encoder.
-
-    Args:
-        recipe: that made it
-        found: by `make_encoder`
-        digest: SHA-256 of the weights
-
-    Returns:
-        Markdown
-    """
+    "The card of an encoder, in Markdown."
     order = in_order(found["order"]["encoder"], found["order"]["moved"])
     right = {
         k: f"{v['sentence']:.2f} / {v['linear']:.2f} / {v['constant']:.2f}" for k, v in found["kinds"].items() if v["n"]
@@ -722,18 +559,7 @@ def encoder_card(recipe: EncoderRecipe, found: dict[str, Any], digest: str) -> s
 
 
 def pack_encoder(out: str | Path, folder: str | Path = ENCODER, beside: Sequence[str | Path] = ()) -> Path:
-    """Put a finished encoder where `load_encoder("base")` finds it.
-
-    Args:
-        folder: default: in the package
-        beside: folders of runs with other numbers, for the table
-
-    Returns:
-        the folder
-
-    Raises:
-        RunError: a run is not finished
-    """
+    "Put a finished encoder where `load_encoder` finds it as base; RunError if a run is not finished."
     runs = []
     for run in map(Path, (out, *beside)):
         recipe, result = finished(run, "drivelit.base.encoder")

@@ -28,15 +28,7 @@ from ..scene.core import Scene
 
 # %% ../../nbs/45_base/30_exam.ipynb #b0bf1fbf
 def exam_questions(shelf: Shelf, most: int = 200) -> dict[str, list[tuple[int, str, str]]]:
-    """The questions of the exam.
-
-    Args:
-        shelf: of scenes that nothing was trained on
-        most: questions of a kind
-
-    Returns:
-        dict: kind -> list of (scene, question, answer)
-    """
+    "The questions of the exam: kind -> list of (scene, question, answer), at most `most` of a kind."
     out = defaultdict(list)
     for i in range(len(shelf)):
         facts = shelf[i]
@@ -54,16 +46,7 @@ def _stem(question):
 
 
 def constant_answers(asked: Sequence[tuple[int, str, str]], kind: str, tried: int = 40) -> list[str]:
-    """For each question the one answer that is right most often for its text.
-
-    Args:
-        asked: (scene, question, answer)
-        kind: a key of KINDS
-        tried: of the most frequent answers
-
-    Returns:
-        list of answers
-    """
+    "For each question the one answer that is right most often for its text."
     by_text = defaultdict(list)
     for _, question, truth in asked:
         by_text[_stem(question)].append(truth)
@@ -117,15 +100,7 @@ def answers(
 
 # %% ../../nbs/45_base/30_exam.ipynb #3112696a
 def box_error(said: str, truth: str) -> float:
-    """How far a box is off.
-
-    Args:
-        said: by a policy
-        truth: a box in percent
-
-    Returns:
-        mean of four sides in pixels; NaN if there are no four numbers
-    """
+    "How far a box is off: mean of four sides in pixels; NaN if there are no four numbers."
     have, want = numbers(said), numbers(truth)
     if len(have) != 4:
         return float("nan")
@@ -134,29 +109,14 @@ def box_error(said: str, truth: str) -> float:
 
 
 def mean_box_error(said: Sequence[str], asked: Sequence[tuple]) -> float:
-    """How far boxes are off.
-
-    Args:
-        said: answers
-        asked: their questions, as `exam_questions` gives them
-
-    Returns:
-        mean in pixels of those with four numbers; NaN where there is none
-    """
+    "How far boxes are off: mean in pixels of those with four numbers; NaN where there is none."
     off = [box_error(x, t) for x, (*_, t) in zip(said, asked, strict=True)]
     off = [e for e in off if not np.isnan(e)]
     return float(np.mean(off)) if off else float("nan")
 
 
 def read_path(text: str) -> np.ndarray | None:
-    """Eight poses.
-
-    Args:
-        text: an answer
-
-    Returns:
-        (8, 3), or None if it holds no 24 numbers in eight tuples
-    """
+    "Eight poses (8, 3) in an answer; None if it holds no 24 numbers in eight tuples."
     values = numbers(text)
     if len(values) != 24 or text.count("(") != 8 or np.abs(values).max() > 500:
         return None
@@ -164,16 +124,7 @@ def read_path(text: str) -> np.ndarray | None:
 
 
 def path_scores(said: Sequence[str], asked: Sequence[tuple], made: Sequence[Scene] | None) -> dict[str, float]:
-    """Errors and scores of continued motion.
-
-    Args:
-        said: answers
-        asked: their questions
-        made: the scenes, in order; None: no PDMS
-
-    Returns:
-        dict: readable (share), ade (metres) and pdms, means over the readable ones; NaN where there are none
-    """
+    "Continued motion: share readable, and means of ade (metres) and pdms over those; NaN where none."
     plans = [read_path(s) for s in said]
     truths = [np.array(numbers(t)).reshape(8, 3) for *_, t in asked]
     miss = [np.hypot(*(p - t)[:, :2].T).mean() for p, t in zip(plans, truths, strict=True) if p is not None]
@@ -191,14 +142,7 @@ ALWAYS, NOBODY = "always the most frequent box", "always an empty list"
 
 
 def nearest_boxes(facts: dict) -> dict[str, tuple | None]:
-    """What the front picture has to be asked for.
-
-    Args:
-        facts: of a scene
-
-    Returns:
-        dict: kind -> box of the nearest in percent, None where there is none; without kinds of which one is doubtful
-    """
+    "Kind -> the nearest one's box in percent in the front picture, None if absent; doubtful kinds left out."
     out = {}
     for kind in ASKED:
         things = [t for t in facts["front"] if t["kind"] == kind]
@@ -209,15 +153,7 @@ def nearest_boxes(facts: dict) -> dict[str, tuple | None]:
 
 
 def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[str, tuple]]:
-    """Who a policy says is there, and where.
-
-    Args:
-        shelf: of the pictures
-        sight: one of SIGHTS
-
-    Returns:
-        for each scene kind -> box in percent; a box that is none is left out
-    """
+    "The road users that a policy names in each scene: kind -> box in percent; no-boxes are left out."
     asked = [(i, kind) for i in range(len(shelf)) for kind in nearest_boxes(shelf[i])]
 
     def words(text, some):
@@ -235,17 +171,7 @@ def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[s
 
 
 def found_boxes(said: Sequence[dict], truth: Sequence[dict]) -> dict[str, Any]:
-    """How well road users are found.
-
-    Args:
-        said: kind -> box, for each scene
-        truth: of `nearest_boxes`, for each scene
-
-    Returns:
-        dict: perception (mean over the scenes) and scene_perception; perception_some, over scenes with a road user; iou
-            (mean of matched boxes), found (share of the things), right and made_up (shares of the boxes: matched, and
-            of a kind that is not there); NaN where there is none
-    """
+    "How well road users are found: perception, iou, and shares found, right and made_up; NaN where none."
     present = [{k: b for k, b in t.items() if b is not None} for t in truth]
     # boxes and their kinds, as `perception` and `match` take them
     lists = [((list(s.values()), list(t.values())), (list(s), list(t))) for s, t in zip(said, present, strict=True)]
@@ -294,15 +220,7 @@ RANGES = ((0, 10), (10, 20), (20, 35), (35, 70))  # metres
 
 
 def split_shares(right: dict[str, list[bool]], asked: Sequence[tuple]) -> dict[str, dict[str, float]]:
-    """The shares of right answers about what is there and about what is not.
-
-    Args:
-        right: for each sight, whether each answer is right
-        asked: their questions
-
-    Returns:
-        dict: there, absent -> n and a share for each sight; empty where one of the two has no question
-    """
+    "Shares of right answers by sight about what is there and what is absent; empty without both."
     gone = np.array([truth in ABSENT for *_, truth in asked])
     if gone.all() or not gone.any():
         return {}
@@ -314,15 +232,7 @@ def split_shares(right: dict[str, list[bool]], asked: Sequence[tuple]) -> dict[s
 
 
 def range_errors(said: Sequence[str], asked: Sequence[tuple]) -> list[dict[str, float]]:
-    """How far distances are off, by how far the thing is away.
-
-    Args:
-        said: answers
-        asked: their questions
-
-    Returns:
-        for each of RANGES n, mean and median error in metres, of the answers with as many numbers as the truth
-    """
+    "For each of RANGES n, mean and median error in metres, of answers with as many numbers as the truth."
     pairs = [(numbers(s), numbers(t)) for s, (*_, t) in zip(said, asked, strict=True)]
     far = [
         (np.hypot(*(b[:2] if len(b) > 1 else (b[0], 0))), np.abs(np.subtract(a[:2], b[:2])))
@@ -374,14 +284,7 @@ def examine(
 
 
 def exam_table(found: dict[str, Any]) -> pd.DataFrame:
-    """The shares of an exam in percent.
-
-    Args:
-        found: by `examine`
-
-    Returns:
-        a row for each kind; skill: the part of what the best constant leaves open, NaN where that is nothing
-    """
+    "The shares of an exam in percent; skill: the part of what the best constant leaves open, else NaN."
     names = dict(own="its picture", grey="grey", other="another scene's", constant="best constant", n="questions")
     shares = {kind: {k: v for k, v in row.items() if k in names} for kind, row in found["kinds"].items()}
     table = pd.DataFrame(shares).T.rename(columns=names)
@@ -394,14 +297,7 @@ def exam_table(found: dict[str, Any]) -> pd.DataFrame:
 
 
 def there_table(found: dict[str, Any]) -> pd.DataFrame:
-    """Right answers about what is there, and about what is not, in percent.
-
-    Args:
-        found: by `examine`
-
-    Returns:
-        a row for each kind that asks about both
-    """
+    "Right answers about what is there, and about what is not, in percent."
     rows = {k: v for k, v in found["kinds"].items() if "there" in v}
 
     def share(v, sight):

@@ -195,18 +195,7 @@ TEXT = {  # name: (temperature, median, grey)
 def text_plans(
     policy: Policy, made: Sequence[Scene], pictures: Sequence, temperature: float, median: bool, seed: int = 0
 ) -> list[np.ndarray | None]:
-    """The plans that a policy writes.
-
-    Args:
-        made: N scenes
-        pictures: their front pictures
-        temperature: 0: greedy
-        median: of fractions, for temperature 0
-        seed: of what is drawn
-
-    Returns:
-        N plans (8, 3), None where the text is none
-    """
+    "The plans (8, 3) that a policy writes, None where unreadable; temperature 0 is greedy, or the median."
     conversations = []
     for scene, picture in zip(made, pictures, strict=True):
         question = ask("path", motion(scene), np.random.default_rng(0))[0]
@@ -234,16 +223,7 @@ def earned(made: Sequence[Any], plans: Sequence[np.ndarray | None]) -> np.ndarra
 
 
 def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int = LADDER_SEED) -> dict[str, Any]:
-    """All rungs on the same scenes.
-
-    Args:
-        made: N scenes that nothing was trained on
-        learn: scenes that the networks are fitted on
-        seed: of the first of them
-
-    Returns:
-        dict: scores (rung -> N of PDMS), unreadable (rung of text -> share), family (N)
-    """
+    "All rungs on the same N scenes: scores (rung -> N of PDMS), unreadable shares, family (N)."
     ready, pictures = [prepare(s) for s in made], [get_image(s, "CAM_FRONT", SIZE) for s in made]
     # without eyes, and without feedback: one plan a scene
     blind = blind_scores(made, turns=1)
@@ -279,15 +259,7 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
 
 # %% ../../nbs/45_base/35_ladder.ipynb #2fee8ff6
 def ladder_table(found: dict[str, Any], beside: str = "text, greedy") -> pd.DataFrame:
-    """The rungs, the lowest first.
-
-    Args:
-        found: by `ladder`
-        beside: rung that the others are compared with
-
-    Returns:
-        a row for each rung: PDMS and ± 95 %, difference and ± 95 %, unreadable; all in points
-    """
+    "The rungs, the lowest first: PDMS and difference, each ± 95 %, and unreadable; all in points."
     base, rows = 100 * np.array(found["scores"][beside]), {}
 
     def half(x):
@@ -303,14 +275,6 @@ def ladder_table(found: dict[str, Any], beside: str = "text, greedy") -> pd.Data
 
 
 def family_table(found: dict[str, Any], rungs: Sequence[str]) -> pd.DataFrame:
-    """The rungs by family of scenes.
-
-    Args:
-        found: by `ladder`
-        rungs: names
-
-    Returns:
-        a row for each family: mean PDMS in points of each rung, and the number of scenes
-    """
+    "Mean PDMS in points of each rung by family of scenes, and the number of scenes."
     table = pd.DataFrame({r: 100 * np.array(found["scores"][r]) for r in rungs}).groupby(found["family"])
     return table.mean().round(0).assign(scenes=table.size())

@@ -122,14 +122,7 @@ def _ask_distance(facts, key, draw, rng):
 
 # %% ../../nbs/45_base/10_lessons.ipynb #6e8e17c6
 def box_text(box: tuple) -> str:
-    """A box as text.
-
-    Args:
-        box: left, top, right, bottom in percent
-
-    Returns:
-        "(40, 50, 60, 72)"
-    """
+    "A box in percent as text: `(40, 50, 60, 72)`."
     return "(" + ", ".join(map(str, box)) + ")"
 
 
@@ -320,15 +313,7 @@ def _ask_framed(facts, key, draw, rng):
 
 # %% ../../nbs/45_base/10_lessons.ipynb #6a2a4ede
 def history_text(facts: dict, rng: np.random.Generator | None) -> str:
-    """The ego's past as text.
-
-    Args:
-        facts: of a scene
-        rng: of the wording; None: the first
-
-    Returns:
-        one or two sentences
-    """
+    "The ego's past as text, one or two sentences; without `rng` the first wording."
     poses = [place(p, 2) for p in facts["past"]]
     timed = ", ".join(f"{t} s {p}" for t, p in zip(("-1.5", "-1.0", "-0.5", "0.0"), poses, strict=True))
     kmh = f"{3.6 * facts['speed']:.2f} km/h"
@@ -343,15 +328,7 @@ def history_text(facts: dict, rng: np.random.Generator | None) -> str:
 
 
 def way_text(facts: dict, rng: np.random.Generator | None) -> str:
-    """Where the route goes.
-
-    Args:
-        facts: of a scene
-        rng: of the wording; None: the first
-
-    Returns:
-        a sentence
-    """
+    "Where the route goes, in a sentence; without `rng` the first wording."
     words = facts["command"].lower()
     return _say(rng, ("Route: {w}. ", "We go {w}. ", "The route says {w}. "), w=words)
 
@@ -508,16 +485,7 @@ def overlap(a: list[float], b: list[float]) -> float:
 
 
 def is_right(kind: str, said: str, truth: str) -> bool:
-    """Whether an answer agrees with the truth.
-
-    Args:
-        kind: a key of KINDS
-        said: by a policy; anything
-        truth: the answer of `ask`
-
-    Returns:
-        bool
-    """
+    "Whether an answer, any text, agrees with the truth."
     said, truth = said.strip(), truth.strip()
     want, have = numbers(truth), numbers(said)
     if not want or said == truth:
@@ -563,11 +531,7 @@ COMMON = (
 
 @lru_cache(maxsize=1)
 def word_list() -> tuple[str, ...]:
-    """What the tokenizer learns its words from.
-
-    Returns:
-        texts
-    """
+    "The texts that the tokenizer learns its tokens from."
     words = COMMON.split()
     spread = [f" {w}" for w in words] + [f" {w.capitalize()}" for w in words] + [w.capitalize() for w in words] + words
     own = [w for kind in WORDS.values() for w in (f" {kind}", f" {PLURAL.get(kind, kind + 's')}")]

@@ -113,16 +113,7 @@ def parts(recipe: Recipe) -> dict[str, Part]:
 def read_recipe(
     parser: argparse.ArgumentParser, smoke: Any, arguments: Sequence[str] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """A recipe from a command line: its defaults or those of a smoke test, and over them what is told.
-
-    Args:
-        parser: of the other arguments; it gets `--smoke` and one argument for each number of the recipe
-        smoke: recipe of the smoke test, a dataclass with a default for each number
-        arguments: of the command line; None: those of this process
-
-    Returns:
-        (the recipe, all arguments by their names)
-    """
+    "A recipe and all arguments of a command line, over the defaults or those of a smoke test."
     recipe = type(smoke)
     parser.add_argument("--smoke", action="store_true", help="a tiny one, quickly made: nothing is learnt")
     for f in fields(recipe):
@@ -140,19 +131,7 @@ def run_command(
     pack: Callable[..., Path],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """`python -m drivelit.base...`: make a part of the base, or go on making it.
-
-    Args:
-        module: of the command; its last name is the part's and that of the run's folder
-        smoke: as for `read_recipe`
-        make: (folder, recipe, folder of the lessons or None) -> what was found
-        tell: what was found -> a few numbers of it
-        pack: (folder, beside=folders) -> where it lies now
-        arguments: of the command line; None: those of this process
-
-    Returns:
-        0, or 1 after a sentence about what is wrong
-    """
+    "`python -m drivelit.base...`: make a part of the base, or go on; 1 after a sentence on what is wrong."
     part = module.rpartition(".")[2]
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"Make the {part}, or go on making it.")
     parser.add_argument("--out", default=f"runs/{part}", help="folder of the run")
@@ -189,16 +168,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Looks(TrainerCallback):
-    """Short exams during training.
-
-    Args:
-        policy: that is being trained
-        shelf: a few scenes of the exam
-        made: the same scenes
-        out: folder of the exams' files
-        steps: after which updates
-        before: updates and tokens of the parts before
-    """
+    "Short exams during training, after the updates of `steps`, with files in `out`."
 
     def __init__(
         self,
@@ -223,15 +193,7 @@ class Looks(TrainerCallback):
 
 # %% ../../nbs/45_base/40_recipe.ipynb #76b0962a
 def exam_scenes(out: str | Path, recipe: Recipe) -> tuple[Shelf, list]:
-    """The scenes of the exam.
-
-    Args:
-        out: folder of their lessons
-        recipe: how many
-
-    Returns:
-        shelf, scenes
-    """
+    "The scenes of the exam: the shelf of their lessons, and the scenes."
     files = save_lessons(recipe.exam, out, EXAM_SEED, in_file=recipe.exam)
     return Shelf(files), scenes(recipe.exam, seed=EXAM_SEED)
 
@@ -260,26 +222,14 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
 
 
 def beginner(recipe: Recipe) -> Policy:
-    """A base that has learnt nothing.
-
-    Returns:
-        policy of random weights and the tokenizer of the lessons
-    """
+    "A base that has learnt nothing: random weights and the tokenizer of the lessons."
     policy = new_policy(word_tokenizer(word_list(), recipe.words), recipe.size, recipe.seed)
     policy.model.config.drivelit_base = "base"
     return policy
 
 
 def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Path, before: Sequence[int]) -> None:
-    """One part of the training, or go on with it.
-
-    Args:
-        policy: that is trained
-        out: the run's folder; the part's is out/train/name
-        name: of the part
-        lessons: folder of the files of lessons
-        before: updates and tokens of the parts before
-    """
+    "One part of the training in out/train/name, or go on with it; `before`: updates and tokens so far."
     part, number = parts(recipe)[name], list(parts(recipe)).index(name)
     shelf = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED, lesson_scenes))
     rows = Lessons(shelf, part.steps * part.batch, 10 * recipe.seed + number, policy)
@@ -374,18 +324,7 @@ def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, An
 
 # %% ../../nbs/45_base/40_recipe.ipynb #56db11ee
 def base_card(policy: Policy, recipe: Recipe, trained: dict[str, Any], found: dict[str, Any], digest: str) -> str:
-    """The model card of a base.
-
-    Args:
-        policy: the base
-        recipe: that made it
-        trained: what `train_sft` returned
-        found: its exam
-        digest: SHA-256 of the weights
-
-    Returns:
-        Markdown
-    """
+    "The model card of a base, in Markdown."
     short, path, boxes = summary(found), found["path"], found["boxes"]
 
     def sight(s):

@@ -34,15 +34,7 @@ MOST = (0.9, 0.08)  # metres beside the middle of the lane and radians beside it
 
 
 def lesson_scenes(n: int, seed: int) -> list[Scene]:
-    """Scenes to learn from; in one of four the ego stands beside the middle of its lane and finds back.
-
-    Args:
-        n: scenes
-        seed: of the first one
-
-    Returns:
-        list of Scene; a way back that collides, leaves the road or comes too near is not taken
-    """
+    "Scenes to learn from; in one of four the ego stands beside the middle of its lane and finds back."
     return some_aside(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST, late=0)
 
 
@@ -54,15 +46,7 @@ def _png(image):
 
 
 def save_seen(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
-    """Look at scenes and keep what was seen.
-
-    Args:
-        path: file, .npz
-        seed: of what `look` chooses
-
-    Returns:
-        the path
-    """
+    "Look at scenes and keep what was seen in an .npz file; its path."
     path, facts, pictures = Path(path), [], []
     for k, scene in enumerate(made):
         scene_facts, shown = look(scene, np.random.default_rng([seed, k]))
@@ -81,18 +65,7 @@ def save_seen(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
 
 
 def save_lessons(n: int, folder: str | Path, seed: int, make: Callable = scenes, in_file: int = IN_FILE) -> list[Path]:
-    """The lessons of many scenes; what is there already stays.
-
-    Args:
-        n: scenes
-        folder: of the files
-        seed: of the first scene
-        make: (n, seed=...) -> scenes; default: the toy town's
-        in_file: scenes in a file
-
-    Returns:
-        list of files
-    """
+    "The lessons of many scenes, in files; what is there already stays."
     out = []
     for k in tqdm(range(0, n, in_file), desc="lessons", mininterval=5):
         path = Path(folder) / f"{seed + k:07d}.npz"
@@ -103,14 +76,7 @@ def save_lessons(n: int, folder: str | Path, seed: int, make: Callable = scenes,
 
 # %% ../../nbs/45_base/20_rows.ipynb #66a36e2c
 class Shelf(Sequence):
-    """Facts and pictures of many scenes.
-
-    Args:
-        paths: files of `save_lessons`
-
-    Raises:
-        RunError: a file that cannot be read
-    """
+    "Facts and pictures of many scenes; RunError for a file that cannot be read."
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.files, self.where = [], []
@@ -126,29 +92,14 @@ class Shelf(Sequence):
         return len(self.where)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        """The facts of a scene.
-
-        Args:
-            i: number of the scene
-
-        Returns:
-            as `look` gave them
-        """
+        "The facts of scene i, as `look` gave them."
         f, k = self.where[i]
         file = self.files[f]
         begin = int(file["ends"][k - 1]) if k else 0
         return json.loads(file["facts"][begin : int(file["ends"][k])].tobytes())
 
     def picture(self, i: int, number: int) -> Image.Image:
-        """A picture of a scene.
-
-        Args:
-            i: number of the scene
-            number: 0 front, 1 a second ago, 2 another camera, 3 a crop, 4 depth, 5 drawn boxes
-
-        Returns:
-            PIL image, RGB
-        """
+        "An RGB picture of scene i: 0 front, 1 a second ago, 2 another camera, 3 crop, 4 depth, 5 drawn boxes."
         f, k = self.where[i]
         file, n = self.files[f], self.files[f]["stops"].shape[1]
         stops, place = file["stops"].ravel(), k * n + number
@@ -284,11 +235,7 @@ class Lessons(Sequence):
 
 # %% ../../nbs/45_base/20_rows.ipynb #1d4a27ab
 class EncodedLessons(Sequence):
-    """The tokens of lessons, as `train_sft` asks for them.
-
-    Args:
-        lessons: with a policy
-    """
+    "The tokens of lessons, as `train_sft` asks for them."
 
     def __init__(self, lessons: Lessons) -> None:
         self.lessons = lessons
@@ -297,12 +244,5 @@ class EncodedLessons(Sequence):
         return len(self.lessons)
 
     def __getitem__(self, i: int) -> tuple[list[int], list[int]]:
-        """A conversation's tokens.
-
-        Args:
-            i: number of the conversation
-
-        Returns:
-            ids and labels
-        """
+        "Ids and labels of conversation i."
         return self.lessons.encoded(i)

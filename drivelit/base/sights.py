@@ -44,16 +44,7 @@ def solid(pose: np.ndarray, z: float, size: tuple[float, float, float]) -> np.nd
 
 
 def to_pixels(q: np.ndarray, camera: Camera, part: tuple = WHOLE, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """Points before a camera, in pixels.
-
-    Args:
-        q: (N, 3) right, down, forward; metres
-        part: of the image: left, top, width as shares
-        size: (width, height) of the picture shown
-
-    Returns:
-        (N, 2)
-    """
+    "Points (N, 3) right, down, forward in metres before a camera, in pixels (N, 2) of a part of the image."
     uv = (q @ camera.intrinsic.T / q[:, 2:])[:, :2] / [camera.width, camera.height]
     # a part has the image's shape, so its width as a share is its height as a share, too
     return (uv - part[:2]) / part[2] * size
@@ -190,16 +181,7 @@ def seen(
 
 # %% ../../nbs/45_base/00_sights.ipynb #472e4244
 def part_around(box: tuple[int, int, int, int], least: float = 0.12, room: float = 1.6) -> tuple[float, float, float]:
-    """A part of the image, in the image's shape, around a box.
-
-    Args:
-        box: left, top, right, bottom in percent
-        least: width of the part, as a share
-        room: times the box's own size
-
-    Returns:
-        left, top, width as shares
-    """
+    "A part of the image (left, top, width as shares), in its shape, around a box in percent."
     x0, y0, x1, y1 = np.array(box) / 100
     share = float(np.clip(room * max(x1 - x0, y1 - y0), least, 1.0))
     left, top = (float(np.clip((a + b - share) / 2, 0, 1 - share)) for a, b in ((x0, x1), (y0, y1)))
@@ -226,15 +208,7 @@ SPAN = (2.0, 80.0)  # metres: white, black
 
 
 def depth_sight(scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] = SIZE) -> tuple[Image.Image, list]:
-    """A depth picture, and how far the nearest thing is in its left, middle and right third.
-
-    Args:
-        scene: of the toy town
-        size: (width, height) of the picture
-
-    Returns:
-        PIL image, near is bright; three distances in metres along the camera's axis, None where nothing stands
-    """
+    "A depth picture, near is bright; metres to the nearest in left, middle and right third, or None."
     depth, cam = get_depth(scene, camera, size), scene.cameras[camera]
     # logarithmic: differences near the car are the ones that matter
     grey = 1 - np.log(np.clip(depth, *SPAN) / SPAN[0]) / np.log(SPAN[1] / SPAN[0])
@@ -260,18 +234,7 @@ def boxes_sight(
     image: Image.Image | None = None,
     things: list[Thing] | None = None,
 ) -> tuple[Image.Image, list[Thing]]:
-    """A picture with the nearest things framed.
-
-    Args:
-        scene: of the toy town
-        most: things that are framed
-        size: (width, height) of the picture
-        image: the camera's picture, if it is there already
-        things: what it shows, likewise
-
-    Returns:
-        PIL image, list of Thing
-    """
+    "A picture with the nearest things framed, at most `most`, and the list of them."
     cam = scene.cameras[camera]
     image = get_image(scene, camera, size) if image is None else image.copy()
     things = seen(scene, camera, size=size) if things is None else things
@@ -295,15 +258,7 @@ CLEAR = 50.0  # metres: further than that a lane is simply free
 
 
 def free_ahead(scene: Scene, ids: set[str]) -> float:
-    """How far the ego's lane is free.
-
-    Args:
-        scene: with a centre line
-        ids: of what can be seen
-
-    Returns:
-        metres from the ego's front, at most 50
-    """
+    "How far the ego's lane is free of what can be seen: metres from its front, at most 50."
     path = Path(scene.map.centerline)
     start = float(path.project(np.zeros((1, 2)))[0][0]) + EGO_FRONT
     free = CLEAR

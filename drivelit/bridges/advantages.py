@@ -52,15 +52,7 @@ def episodes_of(batch: Mapping[str, torch.Tensor], sessions: Sequence[Session]) 
 
 # %% ../../nbs/65_bridges/75_advantages.ipynb #c009
 class TurnAdvantages(GRPOTrainer):
-    """TRL's trainer with an advantage for each turn.
-
-    Args:
-        *args: of GRPOTrainer
-        advantage: a key of `drivelit.training.grpo.ADVANTAGES`, or a function like those in it
-        cut: episode -> episode with other turns, such as the stages of one answer
-        **options: of GRPOTrainer; `environment_factory` of `drivelit.bridges.trl_environment.environment`, and its
-            `episode_reward` among the reward functions, which has the last answers judged
-    """
+    "TRL's trainer with an advantage for each turn; `cut` may change an episode's turns, as into stages."
 
     def __init__(
         self,

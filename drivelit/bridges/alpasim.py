@@ -103,20 +103,7 @@ def _ego(session, now_us):
 
 
 def scene_of(session: Any, now_us: int, files: dict[str, dict[int, str]], names: dict[str, str]) -> Scene:
-    """What a session knows now.
-
-    Args:
-        session: SessionState of the package, with a pose at least
-        now_us: microseconds
-        files: the session's camera -> microseconds -> picture
-        names: the session's camera -> its view in the scene; without one it is found by its own name
-
-    Returns:
-        Scene: the ego's past, cameras, the route as the centre line, the command; no road users, no map
-
-    Raises:
-        SceneError: a camera that is no pinhole, or poses that no car can have driven
-    """
+    "What a session knows at `now_us` microseconds: past, cameras, route, command; no road users, no map."
     route = np.asarray(session.route_waypoints_in_rig, float)[:, :2]
     near = route[np.hypot(*route.T) < REACH] if len(route) else route
     cameras = {}
@@ -161,16 +148,7 @@ class Track:
 
 
 def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: np.ndarray) -> tuple:
-    """A plan that goes on, from the point of it that the ego has reached: a car that was held up makes no leap.
-
-    Args:
-        plan: (T, 3) local poses every half second, the first where it was made, and (T,) microseconds; or None
-        now_us: microseconds
-        pose: (3,) the ego's, local
-
-    Returns:
-        tuple: (N, 3) poses in the ego's frame and (N,) microseconds, all later than now; empty: stand
-    """
+    "A plan from the point that the ego has reached: (N, 3) in the ego frame, microseconds (N,); empty: stand."
     if plan is None or now_us >= plan[1][-1]:
         return np.zeros((0, 3)), np.zeros(0)
     points = to_frame(plan[0], pose)
@@ -200,13 +178,7 @@ def _kind(image):
 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #dbdb9880
 class Answers:
-    """Plans for the sessions of a simulator, whatever the planner does.
-
-    Args:
-        planner: of `drivelit.bridges.score.find_planner`: a scene -> poses every half second
-        patience: seconds that an answer is waited for; then the last plan goes on, and the answer is used when it comes
-        names: the simulator's camera -> its view in a scene, such as CAM_FRONT
-    """
+    "Plans for the sessions of a simulator, even if the planner fails or is late (`patience` in seconds)."
 
     def __init__(self, planner: Callable, patience: float = 30.0, names: dict[str, str] | None = None) -> None:
         self.planner, self.patience, self.names = planner, patience, names or {}
@@ -214,14 +186,7 @@ class Answers:
         self.one, self.lock = ThreadPoolExecutor(1), threading.Lock()  # a model answers one question at a time
 
     def begin(self, session: Any) -> None:
-        """A session begins.
-
-        Args:
-            session: SessionState
-
-        Raises:
-            SceneError: a camera that is no pinhole
-        """
+        "A session begins; SceneError for a camera that is no pinhole."
         for k, declared in session.cameras.items():
             camera_of(declared, k, {})
         with self.lock:
@@ -230,11 +195,7 @@ class Answers:
             self.tracks[session.uuid] = Track(folder)
 
     def end(self, session: Any) -> None:
-        """A session is over; its pictures go.
-
-        Args:
-            session: SessionState
-        """
+        "A session is over; its pictures are deleted."
         track = self.tracks.pop(session.uuid, None)
         if track:
             if track.asked:
@@ -248,14 +209,7 @@ class Answers:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def keep(self, session: Any, camera: str, time_us: int, image: bytes) -> None:
-        """A picture of a camera.
-
-        Args:
-            session: SessionState
-            camera: the simulator's name
-            time_us: microseconds
-            image: as it came: PNG or JPEG; one above MOST_PICTURE is counted, and not kept
-        """
+        "A PNG or JPEG of a camera; one above MOST_PICTURE is counted, and not kept."
         track = self.tracks[session.uuid]
         if len(image) > MOST_PICTURE:
             return track.lost.update(["picture too large"])
@@ -266,16 +220,7 @@ class Answers:
         _forget(files, time_us - 5_200_000)
 
     def answer(self, session: Any, now_us: int) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
-        """The plan of a session now.
-
-        Args:
-            session: SessionState
-            now_us: microseconds
-
-        Returns:
-            tuple: (N, 3) poses in the ego's frame and (N,) microseconds, empty: stand; and what is told beside it:
-            without_plan: decisions up to now that had none of their own, old: whether this is an old plan
-        """
+        "The plan of a session now: (N, 3) in the ego frame, microseconds (N,), counts; empty: stand."
         track, pose = self.tracks[session.uuid], session.latest_pose()
         if pose is None:
             return *what_is_left(None, now_us, np.zeros(3)), dict(without_plan=0.0, old=1.0)
@@ -316,18 +261,7 @@ server = Extra("carla_driver_interface.server", "alpasim")
 
 
 def driver_of(answers: Answers, name: str = "drivelit") -> Any:
-    """What the package's server serves.
-
-    Args:
-        answers: plans for its sessions
-        name: that the simulator is told
-
-    Returns:
-        BaseDriver
-
-    Raises:
-        ImportError: without the extra `alpasim`
-    """
+    "What the package's server serves; ImportError without the extra `alpasim`."
 
     def drive(self: Any, ctx: Any) -> Any:
         poses, times, told = answers.answer(ctx.session, ctx.time_now_us)
@@ -347,18 +281,7 @@ def driver_of(answers: Answers, name: str = "drivelit") -> Any:
 
 
 def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
-    """A planner by its name.
-
-    Args:
-        what: folder of a run of any system; or a function, as `find_planner` takes it
-        stage: of the run; "": the last one that has left a policy
-
-    Returns:
-        a function of a scene
-
-    Raises:
-        RunError: neither of them
-    """
+    "A planner, a function of a scene, from the folder of a run or a name as `find_planner` takes it."
     if not Path(what).is_dir():
         return find_planner(what)
     from drivelit.road.wheel import take_wheel

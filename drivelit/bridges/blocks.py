@@ -88,14 +88,7 @@ def kept(folder: str | Path) -> str:
 
 # %% ../../nbs/65_bridges/05_blocks.ipynb #1b2604ff
 def read_block(path: str | Path) -> list[Row] | None:
-    """The rows of a block.
-
-    Args:
-        path: its file
-
-    Returns:
-        list of rows; None if there is no file, or one that is damaged: the block is made again then
-    """
+    "The rows of a block; None if there is no file or a damaged one: the block is made again then."
     try:
         rows = json.loads(Path(path).read_text())
     except (OSError, ValueError):
@@ -172,21 +165,7 @@ TOGETHER = 32  # scenes that are worked on at once
 def blocks_of(
     source: str, root: str | Path, options: dict[str, Any], limit: int | None = None, in_block: int | None = None
 ) -> list[list[str]]:
-    """The names of the parts of a source, in blocks.
-
-    Args:
-        source: "json" or a key of SOURCES
-        root: folder of the data
-        options: of the reader's `scenes`
-        limit: only so many parts; None: all
-        in_block: parts in a block; None: 32 scenes of the town or files, of other sources as many as in a shard
-
-    Returns:
-        list of lists of names
-
-    Raises:
-        RunError: nothing to read
-    """
+    "The names of the parts of a source, in blocks: 32 scenes of the town or files, else as in a shard."
     size = in_block or (TOGETHER if source in ("toy", "json") else IN_SHARD.get(source, 1))
     try:
         names = parts_of(source, root, options)[:limit]
@@ -226,19 +205,7 @@ FILTERS = "navsim/planning/script/config/common/train_test_split/scene_filter"  
 
 
 def options_of(source: str, root: str | Path, **given: Any) -> dict[str, Any]:
-    """The options of a reader as they were asked for.
-
-    Args:
-        source: "json" or a key of SOURCES
-        root: folder of the data
-        **given: of the reader's `scenes`; None: not asked for. tokens: a list, or the file of one, see `read_tokens`
-
-    Returns:
-        dict: without None, NAVSIM's lists as their tokens
-
-    Raises:
-        RunError: an unknown source or option, a list of tokens that is not there or cannot be read
-    """
+    "The options of a reader as they were asked for, without None, NAVSIM's lists as their tokens."
     options = {k: v for k, v in given.items() if v is not None}
     if source not in (every := ["json", *SOURCES]):
         raise RunError(f"no source {source!r}; the nearest is {nearest(source, every)!r} (of {', '.join(every)})")

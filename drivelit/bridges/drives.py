@@ -21,14 +21,7 @@ from ..scene.core import Scene
 
 # %% ../../nbs/65_bridges/74_drives.ipynb #c005
 class DriveTask(Task):
-    """A drive: a question for each decision.
-
-    Args:
-        asks: a task whose prompt is the question; it judges nothing
-        read: the plan in an answer, (points, 3) rear-axle poses in the ego frame every 0.5 s, or why there is none
-        points: poses of a plan
-        make: a world that takes plans: `World`, or another with its interface
-    """
+    "A drive: a question for each decision; plans are (points, 3) rear-axle poses every 0.5 s, ego frame."
 
     def __init__(
         self,
@@ -40,14 +33,7 @@ class DriveTask(Task):
         self.asks, self.read, self.points, self.make, self.stops = asks, read, points, make, asks.stops
 
     def begin(self, scene: Scene) -> Any:
-        """The world at the start of a drive.
-
-        Args:
-            scene: a route, or any scene with a centre line
-
-        Returns:
-            world of `make`
-        """
+        "The world at the start of a drive on a scene with a centre line."
         world = self.make(points=self.points)
         world.reset(options=dict(scene=scene))
         return world
@@ -57,17 +43,7 @@ class DriveTask(Task):
         return self.asks.prompt(self.begin(scene).scene)
 
     def step(self, state: TurnState, completion: Completion) -> Step:
-        """Drive on for a decision.
-
-        Args:
-            state: its memory holds the world
-            completion: the plan's text
-
-        Returns:
-            Step: rewards has reward, and at the end score (Bench2Drive's driving score, 0 to 100); info has unreadable
-            (why, or ""), reason (why the drive is over, or ""), late (the time was over), pose (3,) in the frame of the
-            start, and at the end the record in Bench2Drive's words
-        """
+        "Drive on for a decision; at the end rewards have Bench2Drive's `score`, 0 to 100."
         if "world" not in state.memory:
             state.memory.update(world=self.begin(state.scene), kept=None)
         world, plan = state.memory["world"], self.read(completion.text)

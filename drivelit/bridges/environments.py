@@ -69,31 +69,13 @@ class Session:
         return bool(self.turns) and self.turns[-1].done
 
     def reset(self, scene: Any, opening: str = "") -> list[dict]:
-        """Begin an episode; one under way is given up.
-
-        Args:
-            scene: what the task understands
-            opening: the answer's first words, of the task's `opening`; the policy has read them and does not say them
-
-        Returns:
-            the first messages
-        """
+        "Begin an episode and get its first messages; one under way is given up."
         self._state, self.turns = TurnState(scene, list(self.task.prompt(scene)), 0), []
         self._name, self.opening = str(getattr(scene, "id", scene)), opening
         return list(self._state.messages)
 
     def step(self, text: str) -> Turn:
-        """Hand an answer to the task.
-
-        Args:
-            text: of the model; what stands behind one of the task's stops counts as never written
-
-        Returns:
-            Turn
-
-        Raises:
-            SessionError: no episode has begun, it is over, or the answer is no text
-        """
+        "Hand an answer to the task; what stands behind one of the task's stops counts as never written."
         if self._state is None:
             raise SessionError("no episode has begun: reset first")
         if self.done:
@@ -110,11 +92,7 @@ class Session:
         return self.turns[-1]
 
     def episode(self) -> Episode:
-        """What was played, as the task's `outcome` reads it.
-
-        Returns:
-            Episode without token ids
-        """
+        "What was played, without token ids, as the task's `outcome` reads it."
         parts = [p for m in self.messages if not isinstance(m["content"], str) for p in m["content"]]
         texts = [m["content"][0]["text"] for m in self.messages if m["role"] == "assistant"]
         pictures = [p["image"] for p in parts if p["type"] == "image"]

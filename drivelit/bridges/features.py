@@ -70,12 +70,7 @@ def features(scene: Scene, way_left: float, time_left: float) -> np.ndarray:
 
 # %% ../../nbs/65_bridges/50_gymnasium.ipynb #61098fc4
 class LaneWorld(gym.Env):
-    """The town for small agents: ten numbers in, one of five accelerations out, along the lane.
-
-    Args:
-        part: of the seeds that `reset` draws routes from without one
-        seen: routes of that part that are drawn from; None: all
-    """
+    "The town for small agents: ten numbers in, one of five accelerations out, along the lane."
 
     def __init__(self, part: str = "train", seen: int | None = None) -> None:
         self.world, self.scenes = World(part=part), None if seen is None else routes(seen, part)
@@ -89,14 +84,7 @@ class LaneWorld(gym.Env):
         return features(self.world.scene, way_left, time_left)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Begin a drive.
-
-        Args:
-            options: dict(scene=...): this route
-
-        Returns:
-            tuple: observation, info
-        """
+        "Begin a drive, with `options=dict(scene=...)` on this route: observation, info."
         super().reset(seed=seed)
         if options is None and self.scenes is not None:
             options = dict(scene=self.scenes[int(self.np_random.integers(len(self.scenes)))])
@@ -105,14 +93,7 @@ class LaneWorld(gym.Env):
         return self._look(observation), info
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Drive on for half a second.
-
-        Args:
-            action: index of CHOICES
-
-        Returns:
-            tuple: observation, reward, terminated, truncated, info
-        """
+        "Drive on for half a second; `action` is an index of CHOICES."
         scene = self.world.scene
         v, limit = float(scene.ego.velocity[0]), scene.map.speed_limit
         a = min(CHOICES[int(action)], max((limit - v) / 2, 0.0)) if CHOICES[int(action)] > 0 else CHOICES[int(action)]

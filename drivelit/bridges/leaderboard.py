@@ -50,18 +50,7 @@ SIZE = (1600, 900)  # pixels of a camera, as Bench2Drive mounts them
 
 
 def sensors_of(cameras: Sequence[str], size: tuple[int, int] = SIZE) -> list[dict[str, Any]]:
-    """What the agent asks the leaderboard for.
-
-    Args:
-        cameras: keys of MOUNTS
-        size: (width, height) of a picture, pixels
-
-    Returns:
-        list of dicts in the leaderboard's words: metres and degrees, left-handed
-
-    Raises:
-        RunError: no such camera
-    """
+    "What the agent asks the leaderboard for, in its terms: metres and degrees, left-handed."
     if unknown := [c for c in cameras if c not in MOUNTS]:
         raise RunError(f"camera: {unknown[0]!r} is not one of {', '.join(MOUNTS)}")
     level, out = dict(roll=0.0, pitch=0.0), []
@@ -84,18 +73,7 @@ def _raised_latitude(degrees: np.ndarray) -> np.ndarray:
 
 
 def projection_of(gps: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The town's projection, from places that are known in both.
-
-    Args:
-        gps: (N, 2) latitude, longitude; degrees
-        places: (N, 2) x, y in the town; metres, left-handed
-
-    Returns:
-        (3,) k, c_x, c_y; metres a radian, metres
-
-    Raises:
-        ValueError: all places are one
-    """
+    "The town's projection (3,): k, c_x, c_y, from gps (N, 2) in degrees and left-handed places (N, 2)."
     lam, psi = np.radians(gps[:, 1]), _raised_latitude(gps[:, 0])
     a = np.r_[lam - lam.mean(), psi.mean() - psi]
     if not a @ a > 0:
@@ -106,15 +84,7 @@ def projection_of(gps: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def places_of(gps: np.ndarray, projection: np.ndarray) -> np.ndarray:
-    """Where something is in the town, by CARLA's old projection and by its new one.
-
-    Args:
-        gps: (2,) latitude, longitude; degrees
-        projection: of `projection_of`
-
-    Returns:
-        (2, 2) x, y: of CARLA up to 0.9.15, and of 0.9.16; metres, right-handed
-    """
+    "Where gps (2,) is in the town, (2, 2), right-handed metres: CARLA up to 0.9.15, and 0.9.16."
     k, cx, cy = projection
     lat0, lon0 = np.arctan(np.sinh(cy / k)), -cx / k  # what lies at x = y = 0
     lat, lon = np.radians(gps)
@@ -236,14 +206,7 @@ class _Seat:
         self.folder = tempfile.TemporaryDirectory(prefix="drivelit-leaderboard-")
 
     def begin(self, name: str, route: np.ndarray, known: np.ndarray, car: Sequence[float] = ()) -> None:
-        """A route begins.
-
-        Args:
-            name: of the route
-            route: (N, 3) latitude, longitude, RoadOption; degrees
-            known: (M, 4) latitude, longitude, x, y: way-points told in both ways; degrees, metres, left-handed
-            car: wheelbase, full steering, origin to middle: metres, radians, metres; empty: those of Bench2Drive's car
-        """
+        "Begin a route; `known` (M, 4) is latitude, longitude in degrees and x, y in left-handed metres."
         for file in Path(self.folder.name).iterdir():
             file.unlink()
         projection = projection_of(known[:, :2], known[:, 2:])
@@ -271,11 +234,7 @@ class _Seat:
         self.files.append(files)
 
     def scene(self) -> Scene:
-        """The present moment.
-
-        Returns:
-            Scene: of what sensors and route tell
-        """
+        "The present moment, of what sensors and route tell."
         track, times = self.track, 0.5 * np.arange(-10, 1)
 
         def filled(rows):
@@ -308,29 +267,10 @@ class _Seat:
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #82990b9d
 class Pilot(_Seat):
-    """A policy at the leaderboard's wheel: sensors in, controls out.
-
-    Args:
-        planner: of `take_wheel`, or any other
-        points: poses of its plans, every 0.5 s
-        cameras: that it is shown
-        size: (width, height) of their pictures, pixels
-        quality: of the JPEGs; 0: PNG
-    """
+    "A policy in the leaderboard's car: sensors in, controls out."
 
     def step(self, data: dict[str, np.ndarray], now: float) -> tuple[float, float, float]:
-        """A tick of 0.05 s.
-
-        Args:
-            data: as `Track.feel` takes it; each EVERY ticks also pictures (H, W, 4) uint8, blue first
-            now: seconds
-
-        Returns:
-            tuple: throttle, steer, brake: 0 to 1, -1 to 1 to the right, 0 to 1
-
-        Raises:
-            SensorError: a sensor that is missing or no number, a picture of another size
-        """
+        "A tick of 0.05 s: throttle, steer (to the right), brake; pictures (H, W, 4) uint8 BGRA each EVERY ticks."
         self.track.feel(data, now)
         if self.ticks % EVERY == 0:
             self._decide(data)
@@ -374,11 +314,7 @@ class Pilot(_Seat):
         return float(throttle), wheel(self.angle, self.wheelbase, self.most), float(brake)
 
     def end(self) -> dict[str, Any]:
-        """What is to be told of a drive.
-
-        Returns:
-            dict: route, decisions, seconds (of planning), unreadable (reason -> decisions), lost (compass, gnss: ticks)
-        """
+        "The record of a drive: route, decisions, seconds, unreadable by reason, lost ticks of sensors."
         told = dict(decisions=len(self.past), seconds=round(self.planned, 3), unreadable=dict(self.unreadable))
         return dict(route=self.name) | told | dict(lost={k: n for k, n in self.track.lost.items() if n})
 
@@ -534,17 +470,7 @@ def serve(conf: dict[str, Any], source: BinaryIO, sink: BinaryIO) -> None:
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #66358a30
 def cameras_of(run: str | Path) -> tuple[str, ...]:
-    """The cameras that the policy of a run is shown.
-
-    Args:
-        run: folder of the run
-
-    Returns:
-        keys of MOUNTS
-
-    Raises:
-        RunError: no run in the folder
-    """
+    "The cameras that the policy of a run is shown, keys of MOUNTS."
     profile = run_profile(run)
     if profile.system == "mtdrive":
         return ("CAM_FRONT",)
@@ -569,23 +495,7 @@ def write_agent(
     size: tuple[int, int] = SIZE,
     quality: int = QUALITY,
 ) -> tuple[Path, Path]:
-    """Write the agent's file and its configuration.
-
-    Args:
-        folder: for both
-        planner: folder of a run of any system; or a function, as `find_planner` takes it
-        stage: of the run; "": the last one that has left a policy
-        temperature: of sampled words; 0: the likeliest
-        cameras: that are mounted; (): those that the run's policy is shown, of a function CAM_FRONT
-        size: (width, height) of their pictures, pixels
-        quality: of the JPEGs that a policy is shown; 0: PNG
-
-    Returns:
-        tuple: the leaderboard's --agent and its --agent-config
-
-    Raises:
-        RunError: no such run, stage or camera, a folder with a "+" in its name
-    """
+    "Write the agent's file and its configuration: the leaderboard's --agent and --agent-config."
     folder, run = Path(folder).resolve(), Path(planner).is_dir()
     if "+" in str(folder):
         raise RunError(f"{folder}: a folder without '+', for Bench2Drive hangs a route's name to the path with it")
@@ -631,16 +541,7 @@ def _theirs() -> SimpleNamespace:
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #d56e1e9f
 def configuration(theirs: Any, route: Route, library: Any = carla) -> Any:
-    """A route in the leaderboard's words.
-
-    Args:
-        theirs: its classes
-        route: of `read_routes`: its way-points, and none that fill a gap, for it is the leaderboard that fills it
-        library: the module `carla`
-
-    Returns:
-        RouteScenarioConfiguration
-    """
+    "A route as the leaderboard's RouteScenarioConfiguration, without way-points that fill a gap."
     out = theirs.RouteScenarioConfiguration()
     out.town, out.name, out.index, out.repetition_index = route.town, f"RouteScenario_{route.id}", 0, 0
     out.keypoints = [library.Location(x=float(x), y=-float(y), z=float(z)) for x, y, z in route.waypoints]

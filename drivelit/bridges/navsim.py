@@ -33,17 +33,7 @@ from ..scene.files import RunError, json_line, sha256, whole_file, write_text
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #9f99ccc9
 def last_stage(run: str | Path, seed: int = 0) -> str:
-    """The stage of a run that trained its last policy.
-
-    Args:
-        run: folder of the run
-
-    Returns:
-        name of the stage
-
-    Raises:
-        RunError: no run, or none of its stages has left a policy
-    """
+    "The name of the stage that trained a run's last policy; RunError if none has."
     system = find_system(run_profile(run).system)
     kinds = system.stages.kinds
     for stage in [s for s in reversed(system.stages.needs) if kinds.get(s) in ("sft", "rl")]:
@@ -100,27 +90,7 @@ def write_plans(
     fresh: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Write a policy's plans, or go on with it; any number of processes and machines may work in the folder.
-
-    Args:
-        run: folder of the run
-        source: "json" or a key of SOURCES
-        root: folder of the data; "-" for the town
-        out: folder of plans.jsonl: a line for each scene, with id and log, and poses or reason
-        stage: that trained the policy; "": the last one that has left one
-        temperature: of sampled words; 0: the likeliest
-        workers: processes
-        limit: only so many logs, drives or files
-        fresh: nothing that was planned before is used
-        **options: of the reader's `scenes`; of NAVSIM also split="navtest"
-
-    Returns:
-        dict: scenes, planned, without_plan (kind of reason -> how many), unread, points (poses of a plan), file, before
-        (how many plans an earlier call has made, or "")
-
-    Raises:
-        RunError: as `take_wheel` and `score`; the policy's weights are others than when the folder was begun
-    """
+    "Write a policy's plans, or go on with it; any number of processes and machines may share the folder."
     stage = stage or last_stage(run, seed)
     options, system = options_of(source, root, **options), run_profile(run).system
     told = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
@@ -154,11 +124,7 @@ class Trajectory:
 
 
 class TrajectorySampling:
-    """nuPlan's class of this name, likewise.
-
-    Args:
-        points: poses, every half second
-    """
+    "nuPlan's class of this name, likewise; `points` poses, every half second."
 
     def __init__(self, points: int) -> None:
         self.num_poses, self.time_horizon, self.interval_length = points, 0.5 * points, 0.5
@@ -227,22 +193,7 @@ def write_submission(
     points: int | None = None,
     team: dict[str, str] | None = None,
 ) -> dict[str, int]:
-    """The file that the devkit's `run_pdm_score_from_submission` reads.
-
-    Args:
-        file: submission.pkl
-        first: plans.jsonl of the split's scenes
-        second: plans.jsonl of v2's second stage; None: none
-        devkit: "v1" or "v2"
-        points: poses that a plan is carried on to; None: as it is
-        team: team_name, authors, email, institution, country: what the challenge asks for
-
-    Returns:
-        dict: how many plans it has, and how many scenes it lacks since they have no plan
-
-    Raises:
-        RunError: an unknown devkit or name, or no plan at all
-    """
+    "Write the file for the devkit's `run_pdm_score_from_submission`; counts of plans and of scenes without."
     names = ("team_name", "authors", "email", "institution", "country")
     if devkit not in ("v1", "v2"):
         raise RunError(f"devkit: {devkit!r} is not 'v1' or 'v2'")
@@ -312,14 +263,7 @@ class ReplayAgent(AbstractAgent):
 
 
 def write_agent(folder: str | Path) -> Path:
-    """Write the agent's file.
-
-    Args:
-        folder: that is put on the PYTHONPATH of the devkit
-
-    Returns:
-        the file
-    """
+    "Write the agent's file into a folder that is put on the devkit's PYTHONPATH."
     file = Path(folder) / "drivelit_replay.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(AGENT)

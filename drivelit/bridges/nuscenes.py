@@ -19,19 +19,7 @@ from ..scene.pickles import PlainUnpickler
 
 # %% ../../nbs/65_bridges/30_nuscenes.ipynb #dbd8ca56
 def write_predictions(file: str | Path, plans: str | Path, instead: str | Path | None = None) -> dict[str, int]:
-    """The file that the public scripts read; plain lists, so that any numpy and torch open it.
-
-    Args:
-        file: pred_trajs_dict.pkl
-        plans: plans.jsonl, ids are sample tokens
-        instead: plans.jsonl that is asked where `plans` has none; None: every scene must have a plan
-
-    Returns:
-        dict: how many plans there are, and how many of them come from `instead`
-
-    Raises:
-        RunError: a scene without a plan, or one of fewer than six poses
-    """
+    "Write the pickle for the public scripts as plain lists; counts of plans, and of those from `instead`."
     by_token, other, out, lent = read_plans(plans), read_plans(instead) if instead else {}, {}, 0
     for token, plan in by_token.items():
         if isinstance(plan, str):
@@ -50,18 +38,7 @@ def write_predictions(file: str | Path, plans: str | Path, instead: str | Path |
 
 
 def read_predictions(file: str | Path) -> dict[str, np.ndarray]:
-    """Way-points of such a file, of ours or of a public planner's.
-
-    Args:
-        file: pred_trajs_dict.pkl
-
-    Returns:
-        token -> (6, 2) metres, x right, y ahead
-
-    Raises:
-        SceneError: a pickle that asks for more than arrays and plain values
-        RunError: way-points of another shape
-    """
+    "Way-points of a pred_trajs_dict.pkl, ours or another's: token -> (6, 2) metres, x right, y ahead."
     out = {}
     for token, points in PlainUnpickler(Path(file).read_bytes()).load().items():
         points = np.asarray(points, float)

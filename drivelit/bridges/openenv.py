@@ -42,13 +42,7 @@ def _refusal(text):
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c006
 class Episodes:
-    """What one client may do: one episode at a time of a task.
-
-    Args:
-        task: of any system
-        scenes: that a seed draws from
-        lock: shared by all clients of the task, for it keeps prepared scenes: one answer is judged at a time
-    """
+    "What one client may do: one episode at a time of a task."
 
     def __init__(self, task: Any, scenes: Sequence[Any], lock: Any = None) -> None:
         from drivelit.bridges.environments import TextEnv
@@ -57,19 +51,7 @@ class Episodes:
         self.scene, self.episode_id, self.closed = None, None, False
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **more: Any) -> dict[str, Any]:
-        """Begin an episode; one under way is given up.
-
-        Args:
-            seed: draws the scene
-            episode_id: the client's name of the episode; default: a new one
-            **more: scene: this one, counted from 0
-
-        Returns:
-            what `step` returns, before the first answer
-
-        Raises:
-            SessionError: another argument or type, no such scene, or a connection that was closed
-        """
+        "Begin an episode, of a scene that the seed draws or of `scene` from 0; one under way is given up."
         self._check_open()
         numbers = dict(seed=seed, scene=more.pop("scene", None))
         if more:
@@ -86,18 +68,7 @@ class Episodes:
         return self._observation(info["messages"], {}, np.nan)
 
     def step(self, text: str) -> dict[str, Any]:
-        """Answer.
-
-        Args:
-            text: what the model has written; behind one of the task's stops it counts as never written
-
-        Returns:
-            dict: `messages` that are new to the model, `done`, `reward` (None where the task gives none), its parts
-            `rewards`, `turn` (answers up to now), `scene` (its number) and `scene_id`
-
-        Raises:
-            SessionError: no episode, one that is over, no text, too long a text, or a connection that was closed
-        """
+        "Answer: new `messages`, `done`, `reward` (None where the task gives none), its parts and counts."
         self._check_open()
         if isinstance(text, str) and len(text) > MOST_TEXT:
             raise _refusal(f"an answer of {len(text):,} characters; {MOST_TEXT:,} are read")
@@ -138,14 +109,7 @@ class Episodes:
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c007
 def picture_of(part: dict[str, Any]) -> bytes:
-    """The picture of a message's part.
-
-    Args:
-        part: of the type image_url, with a data URL
-
-    Returns:
-        bytes of a PNG
-    """
+    "The picture of a message's part (image_url with a data URL), as bytes of a PNG."
     return base64.b64decode(part["image_url"]["url"].partition(",")[2])
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c015
@@ -153,15 +117,7 @@ _Scope, _Receive, _Send = MutableMapping[str, Any], Callable[[], Awaitable[Any]]
 
 
 class Guarded:
-    """A web application (ASGI) whose addresses begin with a secret.
-
-    Args:
-        app: what is behind it
-        secret: letters, digits, "-" and "_", 16 at least; "": whoever reaches the server may ask
-
-    Raises:
-        RunError: another secret
-    """
+    "A web application (ASGI) whose addresses begin with a secret, 16 characters or more; empty: open to all."
 
     def __init__(self, app: Callable[..., Awaitable[None]], secret: str) -> None:
         if secret and not re.fullmatch(r"[A-Za-z0-9_-]{16,}", secret):
@@ -266,22 +222,7 @@ def _environment(observation, state):
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c020
 def app_of(task: Any, scenes: Sequence[Any], secret: str, sessions: int = 64, idle: float = 600.0) -> Guarded:
-    """A task as a web application; OpenEnv's own server does the talking.
-
-    Args:
-        task: of any system
-        scenes: that a seed draws from
-        secret: as of `Guarded`
-        sessions: connections at the same time
-        idle: seconds without a request, after which a session's place is given to others
-
-    Returns:
-        Guarded: an ASGI application, for uvicorn
-
-    Raises:
-        MissingExtra: no openenv-core
-        RunError: a secret that cannot stand in an address
-    """
+    "A task as an ASGI application; OpenEnv's own server handles the protocol. `idle` is in seconds."
     made, lock = models(), threading.Lock()
     limits = _types.ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle)
 
@@ -373,14 +314,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def server_of(app: Callable[..., Awaitable[None]]) -> Any:
-    """The server of an application.
-
-    Args:
-        app: of `app_of`
-
-    Returns:
-        uvicorn.Server; `run(sockets=[...])` serves until it is ended. Requests are not logged: they hold the secret
-    """
+    "The uvicorn.Server of an application; requests are not logged: they hold the secret."
     limits = dict(ws_max_size=1_000_000, h11_max_incomplete_event_size=100_000, timeout_graceful_shutdown=2)
     return _uvicorn.Server(_uvicorn.Config(app, access_log=False, log_level="warning", lifespan="on", **limits))
 
@@ -491,18 +425,7 @@ _TEXTS = dict(
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c030
 def write_space(folder: str | Path, section: str) -> Path:
-    """The folder that `openenv push` takes.
-
-    Args:
-        folder: new or empty
-        section: as of `task_of`
-
-    Returns:
-        Path: the folder, with card, openenv.yaml, Dockerfile and the modules that the hub wants
-
-    Raises:
-        RunError: the folder holds something, or cannot be written
-    """
+    "Write the folder that `openenv push` takes; RunError if it holds something."
     task_of(section)
     folder, system = Path(folder), find_system(section.partition(".")[0])
     about = dict(section=section, name=system.name, title=system.title, text=_TEXTS[system.name])

@@ -48,17 +48,7 @@ from ..scene.town_routes import SEEDS, routes
 
 # %% ../../nbs/65_bridges/10_score.ipynb #0f2f9b1d
 def read_plans(file: str | Path) -> dict[str, np.ndarray | str]:
-    """Plans that are already there.
-
-    Args:
-        file: plans.jsonl: in each line `id` of a scene, and `poses` or the `reason` why there are none
-
-    Returns:
-        id of the scene -> (T, 3) poses, or the reason
-
-    Raises:
-        RunError: naming the line that is no plan, or that stands twice
-    """
+    "Plans of a plans.jsonl by scene id: poses (T, 3), or the reason; RunError names a wrong line."
     plans = {}
     try:
         lines = Path(file).read_text().splitlines()
@@ -94,18 +84,7 @@ def _from_file(file):
 
 @lru_cache
 def find_planner(name: str) -> Callable:
-    """The function that a name stands for.
-
-    Args:
-        name: "package.module:function", or "folder/file.py:function"; a class is called without arguments; or a
-            plans.jsonl, see `read_plans`
-
-    Returns:
-        the function, or the object of the class
-
-    Raises:
-        RunError: nothing is there, or nothing that can be called; and what its file raises when it is imported
-    """
+    "The function or object of `package.module:function`, `folder/file.py:function` or a plans.jsonl."
     if name.endswith(".jsonl"):
         return _from_file(name)
     with _watching(name):
@@ -518,14 +497,7 @@ def score(
 
 # %% ../../nbs/65_bridges/10_score.ipynb #fe4260a9
 def by_function(planner: Callable) -> Callable:
-    """A function of a scene as a planner of routes.
-
-    Args:
-        planner: of `find_planner`
-
-    Returns:
-        a `drivelit.rollout.road.Planner` of eight poses
-    """
+    "A function of a scene as a planner of routes, of eight poses."
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
         plans = [plan_of(planner, w.scene, 8) for w in worlds]
@@ -535,15 +507,7 @@ def by_function(planner: Callable) -> Callable:
 
 
 def controls_of(planner: Callable, observation: dict[str, Any]) -> np.ndarray | ParseError:
-    """What a planner of controls gives, or why it is none.
-
-    Args:
-        planner: of `find_planner`
-        observation: of the world
-
-    Returns:
-        (2,) acceleration m/s², steering rate rad/s; or a reason
-    """
+    "A planner's controls (2,), acceleration m/s² and steering rate rad/s, or why they are none."
     try:
         controls = np.asarray(planner(observation), float)
     except Exception as e:  # whatever a user's function raises is its answer to this moment
@@ -591,23 +555,7 @@ def _route(number, planner, part, controls, cameras):
 def in_carla(
     planner: Callable, file: str | Path, out: Path, simulator: str, controls: bool, **options: Any
 ) -> list[Row]:
-    """The rows of Bench2Drive's routes in a simulator.
-
-    Args:
-        planner: of `find_planner`
-        file: bench2drive220.xml or the like
-        out: folder of the records; routes that are there are not driven again
-        simulator: HOST:PORT
-        controls: the planner is asked for controls
-        **options: of `CarlaWorld`
-
-    Returns:
-        list of rows
-
-    Raises:
-        NoSimulator: nobody answers there
-        SceneError: the file cannot be read
-    """
+    "The rows of Bench2Drive's routes in a simulator; routes that are in `out` are not driven again."
     from drivelit.road.carla import SIZE, drive_in_carla  # all systems, and torch
     from drivelit.rollout.carla import MOUNTS, CarlaWorld
     from drivelit.scene.routes import read_routes
@@ -642,28 +590,7 @@ def score_routes(
     fresh: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Let a planner drive routes, or go on with it.
-
-    Args:
-        planner: of `find_planner`: a scene -> poses, or with `controls` an observation -> controls
-        source: "town", or "carla": Bench2Drive's routes in a simulator
-        root: "-", or the routes' file
-        out: folder of what is found: scenes.csv, summary.json, results.json as Bench2Drive's tools read it
-        workers: processes in the town
-        n: routes of the town
-        part: of the town's seeds
-        controls: what the planner gives
-        cameras: of the observation, in the town
-        simulator: HOST:PORT
-        fresh: nothing that was found before is used
-        **options: of `CarlaWorld`
-
-    Returns:
-        dict: counts (routes, ends, decisions without a plan), scores and text, the page
-
-    Raises:
-        RunError: as `score`; too many routes, or no simulator
-    """
+    "Let a planner drive routes, or go on with it; counts, scores and the page as text."
     if source == "town" and part not in SEEDS:
         raise RunError(f"part: {part!r} is not one of {', '.join(SEEDS)}")
     about = dict(planner=planner, source=source, root=str(root), controls=controls, cameras=list(cameras))

@@ -104,17 +104,7 @@ def rows(task: Task, scenes: Sequence[Any]) -> Dataset:
 def episode_reward(
     completions: list[list[dict]], environments: list[Any], scene: Sequence[int], **row: Any
 ) -> list[float]:
-    """The reward of GRPO, MTDrive eq. 2 over the turns; it also judges the answer that TRL's loop has left.
-
-    Args:
-        completions: the messages behind each prompt
-        environments: of `environment`
-        scene: of each; episodes of one scene are a group, for a task that compares
-        **row: the other columns of the data set
-
-    Returns:
-        for each episode the mean over its turns
-    """
+    "The reward of GRPO, MTDrive eq. 2, mean over the turns; it also judges the answer that TRL's loop left."
     for messages, env in zip(completions, environments, strict=True):
         if not env._session.done and messages and messages[-1]["role"] == "assistant":
             env.answer(messages[-1]["content"])
@@ -122,15 +112,7 @@ def episode_reward(
 
 
 def end_at(policy: Policy, stops: Sequence[str]) -> None:
-    """Let generation end at the stops of a task, where a tool speaks next.
-
-    Args:
-        policy: the generation settings of its model are changed; TRL takes them from there
-        stops: of the task, each one token of the policy
-
-    Raises:
-        ValueError: a stop that is several tokens
-    """
+    "Let generation end at the stops of a task, where a tool answers next; a stop must be one token."
     ends = [policy.tokenizer.eos_token_id]
     for stop in stops:
         ids = policy.tokenizer(stop, add_special_tokens=False)["input_ids"]
@@ -141,15 +123,7 @@ def end_at(policy: Policy, stops: Sequence[str]) -> None:
 
 
 def processor_for(policy: Policy) -> Any:
-    """A policy's processor as TRL's loop needs it.
-
-    Args:
-        policy: is not changed
-
-    Returns:
-        a copy: every answer is parsed as a call of `answer`, media come as tensors, pictures at the policy's size; it
-            saves the policy's own
-    """
+    "A copy of a policy's processor as TRL's loop needs it; it saves the policy's own."
     processor = copy.deepcopy(policy.processor)
     images, resize = processor.image_processor, getattr(processor, "resize", lambda image: image)
     prepared = images.preprocess

@@ -55,16 +55,7 @@ def _until(light: Light, whole: Light, clock: float) -> Light:
 
 
 def way_on(start: Scene, driver: Driver = true_idm) -> Callable[[World], Scene | None]:
-    """Who says what is right at the moments of a route.
-
-    Args:
-        start: the route
-        driver: the expert
-
-    Returns:
-        function of a world that drives this route: its moment as a Scene with an expert of four seconds and a
-            `meta["future"]` of eight; None where the driver violates a rule in these eight seconds
-    """
+    "World -> its moment as a Scene with a 4 s expert and 8 s future; None if the driver violates a rule."
     endless = replace(start, meta=start.meta | dict(goal=1e5, seconds=1e5))
     ahead = World()
 
@@ -158,15 +149,7 @@ SMOOTH, ROUGH = 0.04, 0.015  # metres (deviations): after four seconds, and at e
 
 
 def disturbed(driver: Driver, seed: Sequence[int]) -> Driver:
-    """A driver whose plans are not always carried out.
-
-    Args:
-        driver: the expert
-        seed: of the disturbances
-
-    Returns:
-        Driver, of one route
-    """
+    "A driver, of one route, whose plans are not always carried out."
     rng, left, by = np.random.default_rng(seed), 0, (0.0, 1.0)
 
     def plan(world: World) -> np.ndarray:
@@ -185,14 +168,7 @@ def disturbed(driver: Driver, seed: Sequence[int]) -> Driver:
 
 
 def noisy(scene: Scene, rng: np.random.Generator) -> Scene:
-    """A scene whose expert and past carry some centimetres of noise.
-
-    Args:
-        scene: with an expert
-
-    Returns:
-        Scene; the present pose is as it was
-    """
+    "A scene whose expert and past carry some centimetres of noise; the present pose is as it was."
     poses, past = scene.expert.poses.copy(), scene.ego.poses.copy()
     k, (a, b) = np.arange(1, len(poses) + 1) / len(poses), rng.normal(0, SMOOTH, 2)
     poses[:, 1] += a * k + b * k**2
@@ -205,18 +181,7 @@ MOST_ROUTES = 20  # for each moment: more do not give what is asked for
 
 
 def expert_drives(n: int, part: str = "train", seed: int = 0, first: int = 0, driver: Driver = true_idm) -> list[Scene]:
-    """Moments of an expert's drives with disturbances.
-
-    Args:
-        n: how many
-        part: of the routes: a key of `town_routes.SEEDS`
-        seed: of the disturbances, of which moments are kept, and of the noise
-        first: route of the part
-        driver: the expert
-
-    Returns:
-        list of Scene, in a drawn order
-    """
+    "Moments of an expert's drives with disturbances, in a drawn order; `part` is a key of SEEDS."
     found, world, rng = Moments(n, seed, driver), World(), np.random.default_rng([seed, 32])
     with tqdm(total=n, desc="moments of drives", mininterval=5) as bar:
         for k in range(first, first + MOST_ROUTES * n):

@@ -136,16 +136,7 @@ def picture_name(image: Image.Image) -> str:
 
 # %% ../../nbs/35_data/00_rows.ipynb #9cbb07b6
 def save_picture(image: Image.Image, folder: str | Path, name: str = "") -> str:
-    """Write a picture, unless it is there.
-
-    Args:
-        image: PIL image, written as RGB
-        folder: of all pictures of a data set
-        name: of `picture_name`, if it is known
-
-    Returns:
-        its name in the folder
-    """
+    "Write a picture as RGB, unless it is there; its name in the folder."
     name = name or picture_name(image)
     path = Path(folder) / name
     if path.exists():
@@ -232,14 +223,7 @@ class Picture(Image.Image):
 
 # %% ../../nbs/35_data/00_rows.ipynb #77cfe439
 def source_of(image: Image.Image) -> str:
-    """The file that a picture shows, resized or as it is.
-
-    Args:
-        image: perhaps of `drivelit.scene.cameras.get_image`
-
-    Returns:
-        absolute path; "" if there is none, or if its pixels are others
-    """
+    "Absolute path of the file that a picture shows, perhaps resized; empty if its pixels are others."
     if isinstance(image, Picture):  # its pixels have been compared with its name
         return image.source
     if not (path := str(image.info.get("file", ""))):
@@ -427,14 +411,7 @@ def write_part(rows: Iterable[dict], path: str | Path, note: Callable[[], dict])
 
 
 def part_note(path: str | Path) -> dict:
-    """What a part was made from.
-
-    Args:
-        path: of `write_part`
-
-    Returns:
-        dict; empty if there is no whole file
-    """
+    "What a part was made from; empty if there is no whole file."
     try:
         return json.loads((pq.ParquetFile(path).metadata.metadata or {}).get(PART, b"{}"))
     except (OSError, pa.ArrowInvalid):
@@ -622,26 +599,12 @@ def read_rows(*paths: str | Path) -> Rows:
 
 # %% ../../nbs/35_data/00_rows.ipynb #05b5b725
 def refused_rows(path: str | Path) -> int:
-    """How many rows `write_rows` left out of a file.
-
-    Args:
-        path: Parquet file
-
-    Returns:
-        rows with a control word in an answer
-    """
+    "How many rows `write_rows` left out of a file for a control token in an answer."
     return int((pq.ParquetFile(path).metadata.metadata or {}).get(REFUSED, 0))
 
 
 def content_hash(rows: Rows) -> tuple[str, str]:
-    """Hashes of what the rows say and show, independent of how Parquet and PNG pack it.
-
-    Args:
-        rows: of `read_rows`
-
-    Returns:
-        (hash of the words, hash of the pictures): 16 hexadecimal digits each
-    """
+    "Hashes of texts and pictures, 16 hex digits each, independent of how Parquet and PNG pack them."
     words, pictures = hashlib.sha256(), hashlib.sha256()
     for column in ("messages", "kind", "scene_id", "meta"):
         for v in rows.stream(column):
@@ -728,18 +691,7 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
 
 # %% ../../nbs/35_data/00_rows.ipynb #faf918a7
 def check_card(path: str | Path, card_path: str | Path) -> None:
-    """Hold a data set against its card.
-
-    Args:
-        path: Parquet file
-        card_path: its Markdown card
-
-    Returns:
-        None
-
-    Raises:
-        ValueError: the first line in which card and data differ, or a picture that is missing or damaged
-    """
+    "ValueError for the first line in which card and data set differ, or for a missing or damaged picture."
     lines = Path(card_path).read_text().split(f"\n{NOTES}\n")[0].splitlines()
     title = lines[0].removeprefix("# ") if lines else ""
     command = next((line[len("- Made by `") : -2] for line in lines if line.startswith("- Made by `")), "")

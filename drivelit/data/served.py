@@ -198,19 +198,7 @@ class Journal:
 
 # %% ../../nbs/35_data/10_served.ipynb #4fab1349
 def asked_key(model: str, conversation: Conversation, **sampling: Any) -> str:
-    """A hash of what is asked.
-
-    Args:
-        model: name of the model
-        conversation: its messages, its opening and its stops count
-        **sampling: settings of sampling, plain JSON values
-
-    Returns:
-        32 hexadecimal digits
-
-    Raises:
-        TypeError: a message holds something that is neither JSON nor a picture
-    """
+    "A hash, 32 hex digits, of a model's name, messages, opening, stops and sampling; may raise TypeError."
 
     def plain(value):
         if isinstance(value, Image.Image):
@@ -269,14 +257,7 @@ def ask_all(
 
 # %% ../../nbs/35_data/10_served.ipynb #04fc7dea
 def unclean(text: str) -> str:
-    """What makes a model's text unfit for a data set.
-
-    Args:
-        text: of a teacher, judge, ...
-
-    Returns:
-        the reason, or "" for a clean text
-    """
+    "The reason that makes a model's text unfit for a data set; empty for a clean text."
     if words := control_words(text):
         return f"control word {words[0]}"
     for c in text:
@@ -292,14 +273,7 @@ class Refused(EngineError):
 
 
 class ServedEngine:
-    """An engine that never asks the same twice.
-
-    Args:
-        engine: such as OpenAIEngine; its `model` names the model
-        journal: Journal, which several engines may share; None: nothing is kept
-        at_once: conversations under way at the same time
-        on_error: what stands in place of a refused conversation: "raise", or "return": a Refused
-    """
+    "An engine that never asks the same twice; several may share a journal, None keeps nothing."
 
     def __init__(self, engine: Any, journal: Journal | None = None, at_once: int = 16, on_error: str = "raise"):
         self.engine, self.at_once, self.on_error = engine, at_once, on_error
@@ -314,22 +288,7 @@ class ServedEngine:
         seed: int | None = None,
         on_error: str | None = None,
     ) -> list:
-        """Continue every conversation by one assistant turn.
-
-        Args:
-            conversations: what has been said in each
-            temperature: 0: the most likely words
-            top_p: share of the probability that is drawn from
-            seed: of the first; the next ones count up; None: the server draws
-            on_error: default: the engine's
-
-        Returns:
-            list of Completion, in the same order; a Refused in place of a refused one if `on_error` is "return"
-
-        Raises:
-            Refused: a conversation was refused, and `on_error` is "raise"; the answers to the others are kept
-            EngineError: the server is down, or refuses everything; the answers so far are kept
-        """
+        "Completions in order, one assistant turn each; Refused is raised or put in its place (`on_error`)."
         sampling = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
         jobs = [(c, dict(sampling, seed=None if seed is None else seed + i)) for i, c in enumerate(conversations)]
         name = getattr(self.engine, "model", type(self.engine).__name__)

@@ -175,21 +175,7 @@ Block = Sequence[Scene] | Callable[[Callable[[SceneError], None]], Iterable[Scen
 def write_shard(
     block: Block, path: str | Path, run: str = "", references: bool = False, root: str | Path | None = None
 ) -> dict[str, Any]:
-    """Write one shard in a stream; the file is complete or absent.
-
-    Args:
-        block: scenes, or a function that takes what is called with each error and yields the scenes that can be read
-        path: a .parquet file
-        run: what it belongs to
-        references: keep PDM-Closed's plan beside each scene
-        root: folder of the data; the paths of pictures below it are kept without it
-
-    Returns:
-        dict: file, run, scenes, in_group, hash of the content, left_out (reasons), as in the file's footer
-
-    Raises:
-        ShardError: the disk is full or read-only
-    """
+    "Write one shard in a stream; the file is complete or absent. The dict is also in the file's footer."
     path, left_out, digest, count = Path(path), [], hashlib.sha256(), 0
     rows = _rows(iter(block(left_out.append) if callable(block) else block), references, root, left_out)
     try:
@@ -397,24 +383,13 @@ class _Rows:
         return dict(zip(SCHEMA.names, [v.as_py() for v in values[:2]] + arrays, strict=True))
 
     def ids(self) -> Iterator[str]:
-        """The ids of all scenes of the folder, in order; nothing else is read.
-
-        Returns:
-            iterator of ids
-        """
+        "The ids of all scenes of the folder, in order; nothing else is read."
         for k, shard in enumerate(self.shards):
             for group in range(-(-shard["scenes"] // shard["in_group"])):
                 yield from self._table(k, group, ["id"])["id"].to_pylist()
 
     def check(self) -> int:
-        """Read everything once and compare it with the index; pictures are not opened.
-
-        Returns:
-            how many scenes there are
-
-        Raises:
-            ShardError: the first shard that is missing, damaged, or of another preparation
-        """
+        "Read everything once and compare it with the index, without opening pictures; the number of scenes."
         for k, shard in enumerate(self.shards):
             digest, start = hashlib.sha256(), self._ends[k] - shard["scenes"]
             self._file(k)  # also one without scenes

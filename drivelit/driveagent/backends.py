@@ -30,12 +30,7 @@ from ..scene.weights import load_pretrained
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #93f90f59
 class DepthAnything:
-    """Depth Anything V2 through transformers; `metric` says whether it is in metres.
-
-    Args:
-        name_or_folder: on the hub, or a folder
-        device: where the model runs
-    """
+    "Depth Anything V2 through transformers; `metric` says whether it is in metres."
 
     def __init__(
         self, name_or_folder: str = "depth-anything/Depth-Anything-V2-Metric-Outdoor-Small-hf", device: str = "cpu"
@@ -46,11 +41,7 @@ class DepthAnything:
 
     @torch.inference_mode()
     def depth(self, scene: Scene, camera: str, size: tuple[int, int]) -> np.ndarray:
-        """The depth of a view at `size` (width, height).
-
-        Returns:
-            (H, W) float32 metres, or 0 far to 1 near
-        """
+        "The depth (H, W) of a view at `size` (width, height): float32 metres, or 0 far to 1 near."
         inputs = self.processor(full_view(scene, camera), return_tensors="pt").to(self.model.device)
         out = self.model(**inputs)
         d = (
@@ -77,17 +68,7 @@ TYPICAL = dict(
 
 
 def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float = 1.0) -> Box | None:
-    """A rectangle as a box.
-
-    Args:
-        score: 0 to 1
-        rectangle: x_min, y_min, x_max, y_max: pixels of the full image
-        depth: (H, W) metres of the same view, any resolution
-        name: what it was called
-
-    Returns:
-        Box in the ego's frame, or None where the depth is not known
-    """
+    "A rectangle in pixels of the full image as a box in the ego frame; None where the depth is not known."
     x0, y0, x1, y1 = rectangle
     h, w = depth.shape
     inner = np.array(
@@ -112,14 +93,7 @@ def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float =
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #c507324a
 class OpenVocabularyDetector:
-    """OWLv2 through transformers, lifted to three dimensions by a metric depth.
-
-    Args:
-        depth: a metric back end, such as DepthAnything
-        name_or_folder: on the hub, or a folder
-        threshold: score below which a find is dropped
-        device: where the model runs
-    """
+    "OWLv2 through transformers, lifted to three dimensions by a metric depth."
 
     note = "; sizes are typical, headings unknown"
 
@@ -141,11 +115,7 @@ class OpenVocabularyDetector:
 
     @torch.inference_mode()
     def rectangles(self, image: Any, words: Any) -> list[tuple]:
-        """What OWLv2 finds in an image.
-
-        Returns:
-            list of (word, x_min, y_min, x_max, y_max, score)
-        """
+        "What OWLv2 finds in an image: (word, x_min, y_min, x_max, y_max, score), in pixels."
         length = self.model.config.text_config.max_position_embeddings
         text = self.tokenizer(
             [f"a photo of a {w}" for w in words],
@@ -171,11 +141,7 @@ class OpenVocabularyDetector:
         return [(words[k], *clip(b), s) for k, b, s in rows if clip(b)[0] < clip(b)[2] and clip(b)[1] < clip(b)[3]]
 
     def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:
-        """Objects of these words; any word is allowed.
-
-        Returns:
-            list of Box
-        """
+        "The boxes of objects of these names, in the ego frame; any name is allowed."
         words = object_parts(text)
         if not words:
             raise ToolError("bad parameter", "object_text is empty; name what to look for.")
@@ -207,19 +173,7 @@ def _box(b, k, camera):
 
 
 def read_boxes(answer: Any, camera: Camera) -> list[Box]:
-    """A served detector's answer in the ego's frame. Names are cut to 40 characters, places to 1,000 m, sizes to 100 m,
-    and no more than 200 boxes are read.
-
-    Args:
-        answer: parsed JSON
-        camera: that the picture came from
-
-    Returns:
-        list of Box
-
-    Raises:
-        ValueError: for anything that is no such answer
-    """
+    "A served detector's answer in the ego frame: 200 boxes within 1,000 m at most; ValueError for any other."
     boxes = answer["boxes"] if isinstance(answer, dict) and isinstance(answer.get("boxes"), list) else None
     if boxes is None:
         raise ValueError("no list under 'boxes'")
@@ -284,12 +238,7 @@ def post_json(url: str, value: Any, seconds: float = 30.0, most: int = LONGEST_A
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #d43467ff
 class ServedDetector:
-    """A monocular 3D detector behind HTTP.
-
-    Args:
-        url: of the POST
-        timeout: seconds for a whole answer
-    """
+    "A monocular 3D detector behind HTTP; `timeout` is seconds for a whole answer."
 
     note = ""
 
@@ -297,18 +246,7 @@ class ServedDetector:
         self.url, self.timeout = url, timeout
 
     def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:
-        """Objects of these words.
-
-        Args:
-            camera: name of a camera of the scene
-            text: what to look for
-
-        Returns:
-            list of Box in the ego's frame
-
-        Raises:
-            ToolError: "bad parameter" without a word, "not available" for whatever the server does wrong
-        """
+        "Boxes of the named objects in the ego frame; ToolError without a name and for any fault of the server."
         words, cam, data = object_parts(text), scene.cameras[camera], io.BytesIO()
         if not words:
             raise ToolError("bad parameter", "object_text is empty; name what to look for.")

@@ -29,19 +29,7 @@ def _as_stock(value):
 
 
 def export_policy(policy: Policy, folder: str | Path, dtype: str = "bfloat16") -> Path:
-    """Write a policy as a folder that stock transformers, and so a harness, opens. The policy is not changed.
-
-    Args:
-        policy: with or without adapters
-        folder: is made; its path names the generation of the model
-        dtype: of the weights
-
-    Returns:
-        the folder
-
-    Raises:
-        ValueError: a path from which VLMEvalKit would take the model for another
-    """
+    "Write a policy as a folder that stock transformers, and so a harness, opens. The policy is not changed."
     folder = Path(folder).resolve()
     if not any(g in str(folder).lower() for g in GENERATION):
         raise ValueError(f"{folder}: VLMEvalKit goes by the path, which must hold one of {', '.join(GENERATION)}")
@@ -75,14 +63,7 @@ TASKS = "mmstar,mmvet,mmbench_en_dev,mmerealworld_lite,ocrbench,mmmu_val,ai2d"  
 
 
 def harness_config(folders: dict[str, str | Path]) -> dict[str, Any]:
-    """The file that VLMEvalKit's `run.py --config` reads.
-
-    Args:
-        folders: name of a row -> folder of `export_policy`, or a model on the hub
-
-    Returns:
-        plain JSON values
-    """
+    "The file that VLMEvalKit's `run.py --config` reads, as plain JSON values."
     common = {
         "class": "Qwen2VLChat",
         "min_pixels": 1280 * PATCH,

@@ -37,27 +37,13 @@ from ..runs.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533
 def middles(scenes: Sequence[Scene], n: int, seed: int = 0) -> list[int]:
-    """Moments from the middle of clips, drawn at random (3.1.1): the memory holds five seconds, and eight are ahead.
-
-    Args:
-        scenes: all moments of all clips
-        n: how many to draw, without repetition; fewer if there are fewer
-
-    Returns:
-        numbers of the scenes, in rising order
-    """
+    "Moments drawn from the middle of clips (3.1.1): the memory holds five seconds, and eight are ahead."
     whole = [i for i, s in enumerate(scenes) if label_scene(s) and len(frames_of(s, VIEWS["front"])) == len(FRAMES)]
     return sorted(np.random.default_rng(seed).permutation(whole)[:n].tolist())
 
 
 class Chosen(Sequence):
-    """Some of the scenes, some of them with other labels; read when they are asked for.
-
-    Args:
-        scenes: all of them
-        which: their numbers
-        labels: scene's id -> the 4 (speed, trajectory) that stand for those of the rules
-    """
+    "Some of the scenes, some of them with other labels; read when they are asked for."
 
     def __init__(self, scenes: Sequence[Scene], which: Sequence[int], labels: dict[str, list]) -> None:
         self.scenes, self.which, self.labels = scenes, which, labels
@@ -75,14 +61,7 @@ class Chosen(Sequence):
 
 
 def chosen_scenes(out: str | Path, split: str) -> Sequence[Scene]:
-    """The scenes of a run as its stage `scenes` has drawn and labelled them.
-
-    Args:
-        split: "train" or "heldout"
-
-    Returns:
-        list[Scene]; a sequence that reads them when they are asked for, where the source is one
-    """
+    "The scenes of a run's split (train or heldout) as its stage `scenes` has drawn and labelled them."
     scenes, file = load_scenes(out, split), Path(out) / "scenes" / f"{split}.chosen.json"
     if not file.exists():
         return scenes
@@ -123,17 +102,7 @@ def _play_by(engine, policy, scenes, task, profile, seed, temperature):
 def score_actions(
     actions: np.ndarray, truth: np.ndarray, need: np.ndarray, weights: tuple[np.ndarray, np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """How right answers are, whoever gave them.
-
-    Args:
-        actions: (N, 4, 2) of `encode`; -1: unreadable, which is wrong
-        truth: (N, 4, 2)
-        need: (N,) bool: scenes that need a look
-        weights: of the accuracy reward: (4, 4) and (3, 4); default: all 1
-
-    Returns:
-        dict of shares and, under scene_, lists with a value for each scene
-    """
+    "Shares of right answers (N, 4, 2), and under scene_ a value for each scene; -1 is unreadable and wrong."
     # c: (N, 4), the share of a step that is right; the relaxed comparison of the meta-actions
     c, unreadable = credit(actions, truth), (actions < 0).any((1, 2))
     weights = weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))
@@ -249,28 +218,14 @@ def summary(
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #aae55eb5
 def read_weights(out: str | Path) -> tuple[np.ndarray, ...]:
-    """of speeds (4, 4) and trajectories (3, 4).
-
-    Returns:
-        of speeds (4, 4) and trajectories (3, 4)
-    """
+    "A run's position-action weights of speeds (4, 4) and trajectories (3, 4)."
     return tuple(np.array(w) for w in json.loads((Path(out) / "data" / "weights.json").read_text()))
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #85b46d8f
 def latency(
     policy: Policy, scenes: list[Scene], profile: DriveAgentProfile, variant: str, modes: list[str]
 ) -> dict[str, float]:
-    """Table 8: batch size 1, at the temperature of sampled evaluation.
-
-    Args:
-        policy: the model and its processor
-        scenes: the moments, in order; the first `clock_scenes` are played, `clock_runs` times
-        variant: key of VARIANTS
-        modes: those that are timed
-
-    Returns:
-        dict: mode -> seconds an answer, one at a time
-    """
+    "Table 8: seconds an answer by mode, at batch size 1 and the temperature of sampled evaluation."
     engine, out = TransformersEngine(policy, profile.together, profile.kept_bytes), {}  # the clock is for one process
     some = list(scenes[: profile.clock_scenes])
     for m in modes:
@@ -283,11 +238,7 @@ def latency(
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #9b2a4adf
 def read_need(out: str | Path) -> np.ndarray:
-    """Which held-out scenes need a look, as the stage `scenes` found.
-
-    Returns:
-        (N,) bool, of those with labels
-    """
+    "Which held-out scenes with labels need a look, (N,) bool, as the stage `scenes` found."
     return np.array(json.loads((Path(out) / "scenes" / "done.json").read_text())["scene_need"], bool)
 
 

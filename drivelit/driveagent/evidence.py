@@ -155,15 +155,7 @@ def _thing(scene, agent, image_size):
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #b9b92383
 @remembered  # readers, teachers and judges all ask
 def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evidence]:
-    """What matters in a scene.
-
-    Args:
-        scene: Scene with agents and lights: the ground truth
-        image_size: of the front view as the model gets it
-
-    Returns:
-        list of Evidence, what is nearest first, each finding once
-    """
+    "What matters in a scene by the ground truth, what is nearest first, each finding once."
     lights = [e for x in scene.lights if (e := _light(scene, x, image_size))]
     near = sorted(
         (a for a in scene.agents if _matters(scene, a)),
@@ -174,15 +166,7 @@ def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evid
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #d9033199
 def needs_look(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> bool:
-    """Whether something matters that the front view does not show and a tool would.
-
-    Args:
-        scene: the moment that is looked at
-        image_size: (width, height) in pixels
-
-    Returns:
-        True: such evidence is missing from the front view, and a call of a tool would show it
-    """
+    "Whether something matters that the front view does not show and a tool would."
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #41905472
@@ -206,36 +190,18 @@ def partition(
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #0e2d16d1
 def hash_of(text: str) -> int:
-    """A number of a text that is the same in every process.
-
-    Args:
-        text: what was written
-
-    Returns:
-        at least 0; of the last seven bytes of its UTF-8
-    """
+    "A number of a text that is the same in every process: the last seven bytes of its UTF-8."
     return int.from_bytes(text.encode()[-7:], "little")
 
 
 class ScriptedReader:
-    """In place of a model. It is right if it can see what matters, goes on (or sets off) as if nothing were there
-    otherwise, and errs at a given rate.
-
-    Args:
-        noise: share of the scenes in which it errs
-        seed: of these errors
-        image_size: (width, height) of the front view as the model gets it
-    """
+    "In place of a model: right where it can see what matters, and wrong at a given rate (`noise`)."
 
     def __init__(self, noise: float = 0.1, seed: int = 0, image_size: tuple[int, int] = (168, 84)) -> None:
         self.noise, self.seed, self.image_size = noise, seed, image_size
 
     def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:
-        """How right the answers are.
-
-        Returns:
-            (N,) the mean credit of the four actions
-        """
+        "The mean credit (N,) of the four actions of each scene."
         truth, answers = [label_scene(s) for s in scenes], []
         for s, t in zip(scenes, truth, strict=True):
             blind = mode == "text" and needs_look(s, self.image_size)
@@ -255,15 +221,7 @@ class ScriptedReader:
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #3bfdcf2e
 class PolicyReader:
-    """A real model, by playing the scenes in one mode.
-
-    Args:
-        engine: what writes the answers
-        policy: whose tokens the rows are written in
-        task_of: mode -> DriveAgentTask
-        batch: scenes at a time
-        **limits: of `rollout`
-    """
+    "A real model, by playing the scenes in one mode."
 
     def __init__(
         self, engine: Any, policy: Policy, task_of: Callable[[str], Any], batch: int = 512, **limits: Any
@@ -339,14 +297,7 @@ def along(
 
 
 def switches(moments: Sequence[DriveMoment]) -> list[tuple[int, str, str]]:
-    """Where the mode changes; moments without a mode are passed over.
-
-    Args:
-        moments: of `along`
-
-    Returns:
-        list of (number of the first moment in the new mode, the mode before, the new mode)
-    """
+    "Where the mode changes: (number, mode before, new mode); moments without a mode are passed over."
     with_mode = [(k, m.mode) for k, m in enumerate(moments) if m.mode]
     return [
         (k, before, mode) for (_, before), (k, mode) in zip(with_mode, with_mode[1:], strict=False) if mode != before
@@ -357,16 +308,7 @@ _MODES = dict(text="#868e96", tool="#4263eb")
 
 
 def plot_along(moments: Sequence[DriveMoment], scenes: Sequence[Scene], most: int = 4) -> Figure:
-    """Mode, tools and the first action along a drive, and the front views before and after a change of the mode.
-
-    Args:
-        moments: of `along`
-        scenes: the same moments
-        most: pictures; of a drive without changes the first moment is shown
-
-    Returns:
-        Figure
-    """
+    "Mode, tools and first action along a drive, with the front views around each change of the mode."
     columns = [j for k, *_ in switches(moments) for j in (k - 1, k)][:most] or [0]
     fig = plt.figure(figsize=(9, 4.2), layout="constrained")
     grid, time = fig.add_gridspec(2, len(columns)), [m.time for m in moments]

@@ -67,11 +67,7 @@ class ToolCall:
 
 
 def format_call(call: ToolCall) -> str:
-    """A call as listings 1 to 4 of A.2 write it.
-
-    Returns:
-        four lines
-    """
+    "A call as listings 1 to 4 of A.2 write it, in four lines."
     return f"<tool_call>\n<tool_name>{call.name}</tool_name>\n<params>{json.dumps(call.params)}</params>\n</tool_call>"
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #d992c548
@@ -99,14 +95,7 @@ def _cut_call(text):
 
 
 def parse_call(text: Any) -> ToolCall | ParseError | None:
-    """The call of a turn, in time linear in its length.
-
-    Args:
-        text: one turn of a policy; anything
-
-    Returns:
-        ToolCall, None if there is nothing like a call, or a ParseError
-    """
+    "The call of a turn, in time linear in its length; None if there is nothing like a call."
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     if not any(part in text for part in PARTS):
@@ -219,14 +208,7 @@ def _items(text):
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #f4b408f9
 def parse_action(text: str) -> tuple[str, str] | ParseError:
-    """One composite action.
-
-    Args:
-        text: such as "Decelerate, Left Turn"
-
-    Returns:
-        (speed, trajectory) or a ParseError
-    """
+    "One composite action as (speed, trajectory), from a text such as `Decelerate, Left Turn`."
     words = [part.strip() for part in text.split(",")]
     if len(words) != 2:
         return ParseError(f"{text[:40]!r} is not 'speed, trajectory'")
@@ -238,14 +220,7 @@ def parse_action(text: str) -> tuple[str, str] | ParseError:
 
 
 def parse_actions(text: Any) -> list[tuple[str, str]] | ParseError:
-    """The meta-actions of an answer, in time linear in its length.
-
-    Args:
-        text: anything
-
-    Returns:
-        list of 4 (speed, trajectory), or a ParseError
-    """
+    "The 4 meta-actions (speed, trajectory) of an answer, in time linear in its length."
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     blocks = _between(text, "<meta actions>", "</meta actions>")
@@ -261,17 +236,7 @@ def parse_actions(text: Any) -> list[tuple[str, str]] | ParseError:
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #8555ede1
 def format_actions(sequence: Iterable[tuple[str, str]]) -> str:
-    """The last line of an answer.
-
-    Args:
-        sequence: 4 of (speed, trajectory)
-
-    Returns:
-        text that `parse_actions` reads back
-
-    Raises:
-        ValueError: for a sequence that could not be read back
-    """
+    "The last line of an answer, from 4 (speed, trajectory); ValueError if it could not be read back."
     text = "<meta actions>[" + ", ".join(f"'{s}, {t}'" for s, t in sequence) + "]</meta actions>"
     if isinstance(back := parse_actions(text), ParseError):
         raise ValueError(back.reason)
@@ -406,14 +371,7 @@ def fixed_parts(
 
 
 def kit_lines(sentences: Iterable[str] = ()) -> tuple[str, ...]:
-    """What a toy's tokenizer should know to write this language.
-
-    Args:
-        sentences: what a teacher may say
-
-    Returns:
-        texts, each once
-    """
+    "Texts, each once, that a toy's tokenizer should know to write this language and a teacher's sentences."
     # An action in all four steps shows its words; the thought is empty, since its sentences come by `sentences`.
     thought, answers = {k: [] for k in SECTIONS}, []
     for speed, trajectory, words, mode in product(SPEEDS, TRAJECTORIES, WORDS, ("text", "tool")):

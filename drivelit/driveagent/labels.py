@@ -41,15 +41,7 @@ POINT_STEP = 0.5  # seconds between the points of A.7
 
 
 def turn_of_points(points: np.ndarray, least: float = 0.25) -> float:
-    """The angle between the first and the last direction vector of a way (A.7.1).
-
-    Args:
-        points: (N, 2) x, y, at equal times
-        least: metres; a shorter step has no direction
-
-    Returns:
-        degrees from -180 to 180, left is positive; 0 with fewer than two directions
-    """
+    "The angle in degrees, left positive, from the first to the last direction of a way (N, 2) (A.7.1)."
     steps = np.diff(np.asarray(points, float), axis=0)
     steps = steps[np.hypot(*steps.T) >= least]
     if len(steps) < 2:
@@ -89,16 +81,7 @@ def window(
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #fdd31970
 def windows(times: np.ndarray, poses: np.ndarray, turns_by: str = "heading") -> np.ndarray:
-    """What the car does around each of the four moments. Raises ValueError for a drive that is too short.
-
-    Args:
-        times: (T,) seconds from now, from -1 or earlier to 8 or later
-        poses: (T, 3) rear-axle poses in any one frame
-        turns_by: of TURNS_BY; another word is a ValueError, too
-
-    Returns:
-        (4, 3) mean speed m/s, acceleration m/s², turn in degrees
-    """
+    "Mean m/s, m/s², turn in degrees (4, 3) around each moment; ValueError for times short of -1 to 8 s."
     if turns_by not in TURNS_BY:
         raise ValueError(f"turns_by: {turns_by!r} is not 'heading' or 'points'")
     times, poses = np.asarray(times, float), np.asarray(poses, float)
@@ -112,15 +95,7 @@ def windows(times: np.ndarray, poses: np.ndarray, turns_by: str = "heading") -> 
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #1a439fbe
 def name_actions(measured: np.ndarray, thresholds: Thresholds = Thresholds()) -> list[tuple[str, str]]:
-    """The rules of A.7.1.
-
-    Args:
-        measured: (4, 3) of `windows`
-        thresholds: m/s, m/s² and degrees at which a word begins
-
-    Returns:
-        list of 4 (speed, trajectory)
-    """
+    "The rules of A.7.1: 4 (speed, trajectory) of measured (4, 3)."
     out = []
     for v, a, turn in measured:
         if v < thresholds.stop:
@@ -177,15 +152,7 @@ def drive_of(scene: Scene) -> tuple[np.ndarray, np.ndarray] | None:
 def label_scene(
     scene: Scene, thresholds: Thresholds = Thresholds(), turns_by: str = "heading"
 ) -> list[tuple[str, str]] | None:
-    """The meta-actions of a scene: the noted ones, if `meta["actions"]` holds them, else those of the rules.
-
-    Args:
-        thresholds: m/s, m/s² and degrees at which a word begins
-        turns_by: of TURNS_BY; a run that takes the points notes their labels in its stage `scenes`
-
-    Returns:
-        list of 4 (speed, trajectory); None where `drive_of` is None
-    """
+    "The meta-actions of a scene, from `meta` or else the rules; None where `drive_of` is None."
     if thresholds == Thresholds() and "actions" in scene.meta:
         return [tuple(pair) for pair in scene.meta["actions"]]
     drive = drive_of(scene)
@@ -198,16 +165,7 @@ STILL = 1.0  # metres
 def plausible(
     sequence: list[tuple[str, str]], points: np.ndarray | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """The plausibility rules of A.7.2.
-
-    Args:
-        sequence: list of 4 (speed, trajectory)
-        points: (16, 2 or 3) the way from 0.5 s to 8 s in the scene's frame; None: only the words are looked
-            at
-
-    Returns:
-        the corrected sequence, list of reasons
-    """
+    "The plausibility rules of A.7.2: the corrected sequence and reasons; points (16, 2 or 3) may be None."
     way = None if points is None else np.concatenate([[[0.0, 0.0]], np.asarray(points, float)[:16, :2]])
     out, reasons = [], []
     for k, (speed, turn) in enumerate(sequence):
@@ -285,16 +243,7 @@ BEND = "turn with the road"
 
 
 def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
-    """By how much the route's centreline turns along the part that is driven between two times.
-
-    Args:
-        end: seconds from now
-        scene: Scene with `meta["future"]`
-        start: seconds from now
-
-    Returns:
-        degrees, left is positive
-    """
+    "Degrees, left positive, that the route's centreline turns on the part driven from start to end (s)."
     times, poses = drive_of(scene)
     line = scene.map.centerline
     ends = [np.interp(t, times, poses[:, i]) for t in (start, end) for i in (0, 1)]
@@ -303,15 +252,7 @@ def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #810e0266
 def agrees(scene: Scene, sequence: list[tuple[str, str]]) -> bool | None:
-    """Does the sequence say what the scene's script meant?
-
-    Args:
-        scene: Scene with `meta["intent"]`
-        sequence: list of 4 (speed, trajectory)
-
-    Returns:
-        True, False, or None where the intent decides nothing
-    """
+    "Does the sequence fit what the scene's script meant? None where the intent decides nothing."
     intent = scene.meta.get("intent", "").removeprefix("at night: ")
     if intent in RULES:
         return bool(RULES[intent][1](sequence))
@@ -322,15 +263,7 @@ def agrees(scene: Scene, sequence: list[tuple[str, str]]) -> bool | None:
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #b0e25f65
 def usual_answer(truth: np.ndarray, relaxed: bool = True) -> np.ndarray:
-    """The best answer that is always the same.
-
-    Args:
-        truth: (N, steps, 2) of `encode`
-        relaxed: at each step the action that earns most credit; False: the most frequent one
-
-    Returns:
-        (steps, 2)
-    """
+    "The best constant answer (steps, 2) to truth (N, steps, 2), by credit if relaxed, else the most frequent."
     actions = np.array([(s, w) for s in range(len(SPEEDS)) for w in range(len(TRAJECTORIES))])
     return actions[credit(actions[:, None, None], truth, relaxed).mean(1).argmax(0)]
 
@@ -346,15 +279,7 @@ def _knows(scene):
 
 
 def blind_answers(known: list[Scene], scenes: list[Scene]) -> dict[str, np.ndarray]:
-    """What drivers without eyes say.
-
-    Args:
-        known: scenes with labels, from which they have learnt
-        scenes: to be answered
-
-    Returns:
-        dict: key of BLIND -> (N, steps, 2) of `encode`
-    """
+    "Answers (N, steps, 2) of the blind baselines in BLIND, which learn from known scenes with labels."
     truth, keys, groups = encode([label_scene(s) for s in known]), [_knows(s) for s in known], {}
     for key, q in zip(keys, truth, strict=True):
         for depth in range(len(key) + 1):
@@ -371,16 +296,7 @@ def blind_answers(known: list[Scene], scenes: list[Scene]) -> dict[str, np.ndarr
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #67918878
 def blind_table(known: list[Scene], scenes: list[Scene]) -> pd.DataFrame:
-    """Sequence score of the drivers without eyes by family, in percent.
-
-    Args:
-        known: scenes with labels, from which they have learnt
-        scenes: scenes with labels, which they answer
-
-    Returns:
-        DataFrame: a row for each family and one for all; scenes, a column for each key of BLIND, what the best constant
-        answer of the family alone earns there, and the share of steps that go straight
-    """
+    "Sequence score of the blind baselines by family, in percent; a row for each family and one for all."
 
     def earned(answers, of):
         return 100 * credit(answers, encode([label_scene(s) for s in of])).mean(1)
@@ -408,14 +324,7 @@ WITHIN = 60.0  # metres from the car: who is farther away does not count
 
 
 def traits(scene: Scene) -> frozenset[str]:
-    """What is done and who is there.
-
-    Args:
-        scene: labels, road users and lights are read, and no picture
-
-    Returns:
-        words such as "step 2: Stop, Straight", "pedestrian", "red light", "night"; also "two or more" of a kind
-    """
+    "What is done and who is there, such as `step 2: Stop, Straight`, `red light`; no picture is read."
     kinds = Counter(a.type for a in scene.agents if (p := a.at(0.0)) is not None and float(np.hypot(*p[:2])) <= WITHIN)
     actions = enumerate(label_scene(scene) or (), 1)
     return frozenset(
@@ -430,14 +339,7 @@ def traits(scene: Scene) -> frozenset[str]:
 
 
 def rarity(of: Sequence[Collection[Hashable]]) -> np.ndarray:
-    """How rare each scene is among all.
-
-    Args:
-        of: N collections of traits
-
-    Returns:
-        (N, 2) bits: of the rarest trait, and of all traits together; 0 without traits
-    """
+    "Bits (N, 2) of N collections of traits: of the rarest trait, and of all traits together; 0 without any."
     count = Counter(t for scene_traits in of for t in set(scene_traits))
 
     def bits(scene_traits):
@@ -447,19 +349,7 @@ def rarity(of: Sequence[Collection[Hashable]]) -> np.ndarray:
 
 
 def rarest(scenes: Iterable[Scene], share: float) -> list[int]:
-    """The rarest scenes of many; each is read once, and none is held.
-
-    Args:
-        scenes: N, such as shards
-        share: of them that is chosen, from 0 to 1
-
-    Returns:
-        numbers of the chosen scenes, in rising order; of equally rare ones those with more bits together, then the
-        first
-
-    Raises:
-        ValueError: a share that is not from 0 to 1
-    """
+    "Numbers of the rarest scenes, in rising order; `share` is from 0 to 1, and no scene is held."
     if not 0 <= share <= 1:
         raise ValueError(f"share: {share!r} is not from 0 to 1")
     bits = rarity([traits(s) for s in scenes])

@@ -85,18 +85,7 @@ def ego_state(scene: Scene) -> np.ndarray:
 # %% ../../nbs/51_driveagent/65_motion.ipynb #b663d01f
 @torch.no_grad()
 def visual_tokens(policy: Policy, images: Sequence[Image.Image], batch: int = 32) -> np.ndarray:
-    """The mean of each image's tokens after the vision tower's merger.
-
-    The policy is only read: no gradients, evaluation mode, and afterwards the mode that it was in.
-
-    Args:
-        policy: whose vision tower looks at the images, at its own image size
-        images: N PIL images
-        batch: images that go through the tower at once; it changes the memory needed, not the result
-
-    Returns:
-        (N, hidden size of the language model) float32
-    """
+    "The mean (N, D) of each image's tokens after the vision tower's merger; the policy is only read."
 
     def encoded(i):
         return policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
@@ -221,20 +210,7 @@ class MotionHead(nn.Module):
     def forward(
         self, actions: torch.Tensor, visual: torch.Tensor, ego: torch.Tensor, straight: torch.Tensor
     ) -> torch.Tensor:
-        """The way-points, with gradients; `predict` is the way to read them.
-
-        Args:
-            actions: (N, 29) of `one_hot`
-            visual: (N, D) visual tokens; they are normalised here and cut at 5 deviations
-            ego: (N, 11) of `ego_state`
-            straight: (N, 6, 2) metres, constant velocity, to which the head adds
-
-        Returns:
-            (N, 6, 2) metres, x right, y forward
-
-        Raises:
-            ValueError: for visual tokens of another width than those of its training
-        """
+        "The way-points (N, 6, 2) with gradients, metres, x right, y forward; `predict` is the way to read them."
         if "visual" in self.config["inputs"]:
             if visual.shape[1] != len(self.mean):
                 raise ValueError(f"visual: {visual.shape[1]} wide, this head reads {len(self.mean)}: another policy?")
@@ -288,28 +264,7 @@ def train_head(
     loss: str = "l1",
     seed: int = 0,
 ) -> tuple[MotionHead, list[float]]:
-    """A head from scratch; the same on every run, and the global random state stays as it was.
-
-    Args:
-        features: arrays by name, of `features`, for N scenes
-        target: (N, 6, 2) metres, of `way_points`
-        inputs: names out of INPUTS that the head looks at
-        hidden: units in each of its two hidden layers
-        dropout: share of hidden units that are dropped in training, 0 to 1
-        epochs: passes over the scenes
-        batch: scenes in a step of the optimizer
-        lr: the highest learning rate of the one cycle
-        weight_decay: of AdamW
-        loss: "l1" or "l2", the mean over coordinates
-        seed: of the first weights, the order of the scenes and the dropout
-
-    Returns:
-        the head in evaluation mode, and the mean loss of each epoch
-
-    Raises:
-        ValueError: for an unknown loss or input, no scene at all, or a target whose shape the
-            features do not ask for
-    """
+    "A head from scratch and each epoch's mean loss; reproducible, and the global random state stays."
     losses = dict(l1=nn.functional.l1_loss, l2=nn.functional.mse_loss)
     if loss not in losses:
         raise ValueError(f"loss: {loss!r} is not one of {', '.join(losses)}")
@@ -338,15 +293,7 @@ def train_head(
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #51b30928
 def save_head(head: MotionHead, folder: str | Path) -> Path:
-    """Write the weights to head.safetensors and the configuration to head.json, and a mark of both.
-
-    Args:
-        head: what is saved
-        folder: created if needed; a head that lies there is replaced
-
-    Returns:
-        the folder
-    """
+    "Write the weights to head.safetensors and the configuration to head.json, and a mark of both."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(head.state_dict(), folder / "head.safetensors")
@@ -381,13 +328,7 @@ def load_head(folder: str | Path) -> MotionHead:
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #c7cc961b
 class Grids:
-    """The obstacles of scene i, drawn when asked for: `grids[i]` is (6, 200, 200) bool.
-
-    Args:
-        scenes: with recorded futures
-        how: further arguments of `drivelit.metrics.open_loop.obstacles`: the types of road users, and whether row 0 is
-            in front
-    """
+    "The obstacles of scene i, drawn when asked for: `grids[i]` is (6, 200, 200) bool."
 
     def __init__(self, scenes: Sequence[Scene], *how: Any) -> None:
         self.scenes, self.how = scenes, how
@@ -421,34 +362,14 @@ def score(
 def evaluate_head(
     head: MotionHead, features: dict[str, np.ndarray], scenes: Sequence[Scene], drop_unreadable: bool = False
 ) -> pd.DataFrame:
-    """Table 3 for a head.
-
-    Args:
-        head: trained or not
-        features: arrays by name, of `features` for these scenes
-        scenes: N scenes with three seconds of an expert, and with recorded futures of the road users
-        drop_unreadable: True: where the answer cannot be read there is no plan; False: the head plans without it
-
-    Returns:
-        the table of `score`; it counts the unreadable answers either way
-
-    Raises:
-        ValueError: as `predict` and `score`
-    """
+    "Table 3 for a head; `drop_unreadable` leaves no plan where the answer cannot be read."
     unreadable = features["actions"][:, -1] > 0
     plans = [None if drop_unreadable and u else p for p, u in zip(predict(head, features), unreadable, strict=True)]
     return score(plans, scenes, unreadable)
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #dd7aeb93
 def from_lidar(points: np.ndarray) -> np.ndarray:
-    """A way of the lidar as poses of the rear axle.
-
-    Args:
-        points: (6, 2) metres, x right, y forward, as `metrics.open_loop.to_lidar` gives them
-
-    Returns:
-        (6, 3) x, y, heading in the ego frame: metres, radians; between two points the turn is taken to be small
-    """
+    "Rear-axle poses (6, 3) in the ego frame from lidar points (6, 2), metres, x right, y forward."
     rear, out = np.zeros(2), []
     for x, y in np.asarray(points, float):
         lidar = np.array([y + LIDAR_AHEAD, -x])

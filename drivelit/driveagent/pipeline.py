@@ -77,26 +77,12 @@ STAGES = Stages("drivelit.driveagent", **GRAPH)
 
 
 def variant_of(stage: str) -> str:
-    """Which variant a stage trains.
-
-    Args:
-        stage: key of NEEDS
-
-    Returns:
-        key of VARIANTS
-    """
+    "Which variant, a key of VARIANTS, a stage trains."
     return stage if stage in VARIANTS else "full"
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3d7fe6f3
 def reward_weights(truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Position-action weights of the training labels (A.5).
-
-    Args:
-        truth: (N, 4, 2) of `encode`
-
-    Returns:
-        of speeds (4, 4) and trajectories (3, 4)
-    """
+    "Position-action weights (A.5) of labels (N, 4, 2): of speeds (4, 4) and trajectories (3, 4)."
     return tuple(position_weights(truth[..., k], n) for k, n in enumerate((len(SPEEDS), len(TRAJECTORIES))))
 
 
@@ -104,24 +90,12 @@ EXPERT = "expert"
 
 
 def some_of(scenes: Sequence[Scene], numbers: Iterable[int]) -> Sequence[Scene]:
-    """Some of many scenes; each is read when it is asked for, whatever they come from.
-
-    Args:
-        scenes: a list, shards, or scenes with other labels
-        numbers: which, in the order that is wanted
-
-    Returns:
-        a sequence that holds none
-    """
+    "Some of many scenes, in the order of the numbers; each is read when it is asked for, and none is held."
     return vqa_data.Lazily(scenes.__getitem__, [*numbers])
 
 
 def labelled(scenes: Sequence[Scene]) -> Sequence[Scene]:
-    """Those of some scenes that have meta-actions.
-
-    Returns:
-        as `some_of`
-    """
+    "Those of some scenes that have meta-actions; read when they are asked for."
     return some_of(scenes, (i for i, s in enumerate(scenes) if label_scene(s)))
 
 
@@ -145,16 +119,7 @@ ALL = 10**9  # more scenes than a folder holds
 
 
 def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int]) -> list[int]:
-    """As many scenes as there are, so that a share of them needs a look; which of the others stay is always the same.
-
-    Args:
-        scenes: those without meta-actions are left out
-        share: above 0, at most 1
-        image_size: (width, height) of the front view as the model gets it
-
-    Returns:
-        numbers of scenes, in order
-    """
+    "As many scenes as possible of which a share needs a look; which others stay is always the same."
     kinds = ([], [])
     for i, s in enumerate(scenes):
         if label_scene(s):
@@ -190,18 +155,7 @@ def _by_points(scenes):
 
 
 def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: DriveAgentProfile) -> dict[str, Counter]:
-    """Draw scenes, label them and have labels reviewed, as the profile says, and note it for `chosen_scenes`.
-
-    Args:
-        made: scenes by split
-        profile: its eval_draw, look_share, turns_by and reviewer
-
-    Returns:
-        dict: split -> what became of the reviewer's answers
-
-    Raises:
-        RunError: no scene of a split is left by look_share
-    """
+    "Draw scenes, label them, have labels reviewed, note it for `chosen_scenes`; review counts by split."
     here, counts = STAGES.folder(out, "scenes"), {}
     with journal_of(here, profile) as journal:
         for split, scenes in made.items():
@@ -274,30 +228,13 @@ AT_ONCE = 16  # scenes for which a served teacher and judge are asked at the sam
 
 
 def journal_of(folder: Path, profile: DriveAgentProfile) -> Journal:
-    """The journal of a stage that asks other models.
-
-    Args:
-        folder: of the stage
-        profile: its teacher, judge, readers and reviewer
-
-    Returns:
-        Journal on disk if one of them is served, else one that keeps nothing
-    """
+    "The journal of a stage that asks other models: on disk if one is served, else it keeps nothing."
     names = (profile.teacher, profile.judge, profile.reader_small, profile.reader_large, profile.reviewer)
     return Journal(folder / "journal.jsonl" if any("@" in name for name in names) else None)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #eb50b942
 def necessity(scenes: Sequence[Scene], profile: DriveAgentProfile, journal: Journal | None = None) -> np.ndarray:
-    """Which scenes need tools, by two readers (A.4, step 1).
-
-    Args:
-        scenes: with labels
-        profile: names the readers
-        journal: of what served readers answered
-
-    Returns:
-        (N,) of "text", "tool", "explore"
-    """
+    "Which scenes need tools, by two readers (A.4, step 1): (N,) of text, tool, explore."
     size, policy = tuple(profile.image_size), None
     if "@" in profile.reader_small + profile.reader_large:
         policy = load_to_play(profile.model, profile, asks=True)  # the question's tokens; it does not answer
@@ -365,19 +302,7 @@ def thought_lines(rows: Rows, sample: int = 100) -> set[str]:
 def save_variant(
     folder: Path, scenes: list[Scene], kept: list, profile: DriveAgentProfile, variant: str, counts: dict
 ) -> Path:
-    """The thoughts of a variant as rows, played by its task, so that the pictures of the tools are kept with them.
-
-    Args:
-        folder: of the stage `data`
-        scenes: of the run
-        kept: list of (scene number, turns)
-        profile: of the task
-        variant: key of VARIANTS
-        counts: for the card
-
-    Returns:
-        path of the Parquet file
-    """
+    "Save a variant's thoughts as rows, played by its task, so that the tools' pictures are kept with them."
 
     def play(i, turns):
         return thoughts.row_of(task_for(profile, variant, formats.mode_of(turns[0])), scenes[i], turns, number=i)
@@ -387,15 +312,7 @@ def save_variant(
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #01aa2779
 def hold_back(kinds: dict[int, str], n: int, seed: int = 0) -> set[int]:
-    """Scenes that nobody is tuned on, so that those to explore can be mixed as all are.
-
-    Args:
-        kinds: scene number -> "text", "tool" or "explore", of the labelled scenes
-        n: scenes to explore
-
-    Returns:
-        numbers of scenes: of each kind its share of n, but no more than half of the kind
-    """
+    "Scenes that nobody is tuned on, of each kind its share of n, but no more than half of the kind."
     rng, held = np.random.default_rng(seed), set()
     for kind in ("text", "tool", "explore"):
         of_kind = [i for i in kinds if kinds[i] == kind]
@@ -411,18 +328,7 @@ def hold_back(kinds: dict[int, str], n: int, seed: int = 0) -> set[int]:
 def draw_explore(
     labels: dict[int, list], used: set[int], n: int, kinds: dict[int, str] | None = None, seed: int = 0
 ) -> list[int]:
-    """The exploratory set: rare actions have a better chance at each step (3.1.1).
-
-    Args:
-        labels: scene number -> action sequence, of the labelled scenes
-        used: set of scene numbers that were tuned on
-        n: how many to draw, without repetition; fewer if there are fewer
-        kinds: scene number -> kind, of the labelled scenes; each kind gets its share of n, as far as it lasts; None:
-            one kind
-
-    Returns:
-        list of scene numbers, in random order
-    """
+    "The exploratory set, in random order: rare actions have a better chance at each step (3.1.1)."
     kinds, drawn = kinds or dict.fromkeys(labels, ""), []
 
     def some(numbers, m):
@@ -437,16 +343,7 @@ def draw_explore(
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #f0f17c26
 def with_views(scenes: Sequence[Scene], numbers: list[int], variant: str) -> list[int]:
-    """Those of some scenes that have every view that a variant shows at once.
-
-    Args:
-        scenes: of the run
-        numbers: of the scenes in question
-        variant: key of VARIANTS
-
-    Returns:
-        numbers of scenes, in their order
-    """
+    "Those of some scenes that have every view that a variant shows at once."
     if VARIANTS[variant].get("view") != "surround":
         return numbers
     return [i for i in numbers if set(VIEWS.values()) <= set(scenes[i].cameras)]
@@ -512,21 +409,12 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #87c14dd7
 def save_weights(folder: str | Path, labels: dict[int, list]) -> None:
-    """Position-action weights of the training labels (A.5), as weights.json.
-
-    Args:
-        folder: of the stage `data`
-        labels: scene number -> action sequence
-    """
+    "Save position-action weights of the training labels (A.5) as weights.json."
     write_json(folder / "weights.json", [w.tolist() for w in reward_weights(encode(list(labels.values())))])
 
 
 def attention_tasks(profile: Profile) -> dict[str, Any]:
-    """The three settings of table 11 (A.13.1).
-
-    Returns:
-        dict: "text", "told" (where to look), "roi" (looking by RoI Inspection alone) -> DriveAgentTask
-    """
+    "The three settings of table 11 (A.13.1): text, told (where to look), roi (RoI Inspection alone)."
     tasks = {k: task_for(profile, "full", m) for k, m in dict(text="text", told="text", roi="tool").items()}
     tasks["told"].hint = ATTENTION
     tasks["roi"].toolkit = replace(tasks["roi"].toolkit, tools=("RoI Inspection",))
@@ -549,35 +437,19 @@ def words_of(profile: Profile, lines: set[str]) -> dict[str, list[str]]:
 
 
 def save_words(folder: str | Path, lines: set[str], profile: Profile) -> None:
-    """The words of a run, as text.json.
-
-    Args:
-        folder: of the stage `data`
-        lines: set of lines of thoughts
-    """
+    "Save the texts of a run as text.json, for its tokenizer."
     write_json(folder / "text.json", words_of(profile, lines))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #243552ef
 def features_of(profile: DriveAgentProfile) -> Any:
-    """By what pictures are alike (A.3.1, step 1).
-
-    Args:
-        profile: its cluster_by
-
-    Returns:
-        function of pictures, as `vqa_data.vqa_rows` takes it
-    """
+    "By what pictures are alike (A.3.1, step 1): a function for `vqa_data.vqa_rows`."
     if profile.cluster_by == "thumbnails":
         return vqa_pairs.thumbnails
     return vqa_pairs.clip_features(load_encoder(os.path.expandvars(profile.cluster_by)).to(device_of(profile)))
 
 
 def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    """Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones.
-
-    Returns:
-        dict[str, Any]
-    """
+    "Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones."
     here, size = STAGES.folder(out, "vqa"), tuple(profile.image_size)
     train, heldout = (load_scenes(out, split) for split in ("train", "heldout"))
     with journal_of(here, profile) as journal:
@@ -641,12 +513,7 @@ def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #1b0dcfff
 def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    """Stage `align`: domain alignment on questions and answers (2.2); accuracy of each category before and after, with
-    grey pictures, and of the most frequent answer.
-
-    Returns:
-        dict[str, Any]
-    """
+    "Stage `align`: domain alignment on questions (2.2); accuracy before, after, with grey pictures and blind."
     rows, test = (read_rows(STAGES.folder(out, "vqa") / f"{k}.parquet") for k in ("train", "test"))
     asked = vqa_data.of_each_category([m["category"] for m in test.column("meta")], profile.test_vqa)
     tell_if_few("align, questions of the test", len(asked), profile.test_vqa)
@@ -666,19 +533,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
 def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str | Path, aligned: bool) -> Policy:
-    """DM-SFT of a variant.
-
-    Args:
-        variant: key of VARIANTS
-        folder: where it is kept
-        aligned: whether it starts from the aligned model
-
-    Returns:
-        the tuned policy, which is saved in the folder, too
-
-    Raises:
-        RunError: the variant has no thoughts
-    """
+    "DM-SFT of a variant, also saved in the folder; RunError if the variant has no thoughts."
     data = STAGES.folder(out, "data")
     policy = load(trained(out, "align", seed), profile, seed) if aligned else base(out, profile, seed)
     rows = read_rows(path := data / f"{variant}.parquet")
@@ -796,14 +651,7 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #e5efa079
 def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    """Stages `retrieve`, `front`, `surround`, `alignment_swapped`: all training of another variant, each step kept.
-
-    Args:
-        stage: key of NEEDS
-
-    Returns:
-        dict[str, Any]
-    """
+    "Stages `retrieve`, `front`, `surround`, `alignment_swapped`: all training of a variant, each step kept."
     here, variant = STAGES.folder(out, stage, seed), variant_of(stage)
     tools = VARIANTS[variant]["tools"]
     steps = [
@@ -843,12 +691,7 @@ HEADS = (  # name, whose actions, what the head looks at
 
 
 def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    """Stage `motion`: a head on the frozen policy's words, tokens and the car's motion (3.3); and heads that know less
-    or more.
-
-    Returns:
-        dict: heads: name -> rows of the metrics; scenes and of_scenes: how many of how many were used, by split
-    """
+    "Stage `motion`: heads on the frozen policy's actions, visual tokens and ego state, or parts (3.3)."
     policy, size = load_to_play(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
     whole = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
     splits = {k: v[: profile.motion_scenes or None] for k, v in whole.items()}
@@ -879,12 +722,7 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3f6a1507
 def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    """Stage `attention`: DriveAgent-R1 in text, in text and told where to look, and looking by RoI Inspection alone
-    (A.13.1).
-
-    Returns:
-        dict: "text", "told", "roi" -> numbers of `summary` in the play that tables compare
-    """
+    "Stage `attention`: DriveAgent-R1 in text, told where to look, and with RoI Inspection alone (A.13.1)."
     policy, (_, heat) = load_to_play(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
     need, weights, results = read_need(out), read_weights(out), {}
@@ -894,15 +732,7 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
 def run_measured(stage: str, run: Callable, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    """A stage, whose numbers are kept as rows of the [record](../42_runs/50_record.ipynb) when it ends.
-
-    Args:
-        stage: key of NEEDS
-        run: function of (out, profile, seed)
-
-    Returns:
-        what `run` returns
-    """
+    "A stage, whose numbers are kept as rows of the [record](../42_runs/50_record.ipynb) when it ends."
     result = run(out, profile, seed)
     if stage == "scenes":
         write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in result["drivers"].items()))

@@ -356,17 +356,7 @@ def yes(value: bool | None) -> str | None:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #674557d2
 def road_way(f: Facts, view: str, kind: str) -> str | None:
-    """Where the road goes in the next forty metres, by the route's turn between its ends.
-
-    Args:
-        f: the facts of the pictures shown
-        view: not looked at; every form's rule takes it
-        kind: not looked at; every form's rule takes it
-
-    Returns:
-        "Straight." below 6°, "Left." or "Right." from 12° on; None in between, without forty metres of route, and
-        where the command is not to go straight on
-    """
+    "Where the road goes in the next 40 m: `Straight.` below 6°, `Left.` or `Right.` from 12° on, else None."
     if f.route is None or f.scene.command != "GO STRAIGHT" or f.route.length < 40:
         return None
     (ax, ay), (bx, by), (cx, cy), (dx, dy) = (
@@ -378,16 +368,7 @@ def road_way(f: Facts, view: str, kind: str) -> str | None:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #30a23978
 def describe(f: Facts, view: str, kind: str) -> str | None:
-    """Who is in the picture, and whether it is day or night, in one line.
-
-    Args:
-        f: the facts of the pictures shown
-        view: one of the views shown
-        kind: not looked at; every form's rule takes it
-
-    Returns:
-        such as "Day. 2 vehicles. 1 person." or "Night. Nobody."; None if a count or the time of day is not certain
-    """
+    "Who is in the picture and day or night, such as `Day. 2 vehicles. 1 person.`; None if uncertain."
     counts = {k: f.of(view, k) for k in ("vehicle", "pedestrian", "bicycle")}
     if None in counts.values() or not f.time_known:
         return None
@@ -427,31 +408,13 @@ def exists(f: Facts, view: str, kind: str) -> str | None:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #d719e77a
 def closest(f: Facts, view: str, kind: str) -> str | None:
-    """Which kind of thing is the nearest, lights aside.
-
-    Args:
-        f: the facts of the pictures shown
-        view: one of the views shown
-        kind: not looked at; every form's rule takes it
-
-    Returns:
-        the kind in the words of KINDS, such as "Person."; None if nothing is there or the nearest is doubtful
-    """
+    "Which kind of thing is the nearest, lights aside, such as `Person.`; None if nothing or in doubt."
     t = f.nearest(view)
     return t and f"{KINDS[t.kind][0].capitalize()}."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #cc2527cf
 def light_colour(f: Facts, view: str, kind: str) -> str | None:
-    """The colour of the traffic light in the front view.
-
-    Args:
-        f: the facts of the pictures shown
-        view: not looked at; every form's rule takes it
-        kind: not looked at; every form's rule takes it
-
-    Returns:
-        such as "Red."; None if there is no light or it cannot be read
-    """
+    "The colour of the traffic light in the front view, such as `Red.`; None if none or unreadable."
     return f"{f.light.capitalize()}." if f.light else None
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #424568c7
@@ -491,32 +454,13 @@ def side(f: Facts, view: str, kind: str) -> str | None:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #f52926f8
 def how_far(f: Facts, view: str, kind: str) -> str | None:
-    """The distance to the nearest of a kind.
-
-    Args:
-        f: the facts of the pictures shown
-        view: one of the views shown
-        kind: a key of KINDS
-
-    Returns:
-        whole metres over ground from the camera, such as "12 m"; None if there is none or the nearest is doubtful
-    """
+    "Whole metres over ground from the camera to the nearest of a kind, such as `12 m`; None if in doubt."
     t = f.nearest(view, kind)
     return t and f"{t.distance:.0f} m"
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #b761c78d
 def which_view(f: Facts, view: str, kind: str) -> str | None:
-    """Which of the views shows the nearest of a kind.
-
-    Args:
-        f: the facts of the pictures shown
-        view: not looked at: all views shown are compared
-        kind: a key of KINDS
-
-    Returns:
-        such as "Back left view."; None if there is none, if one is doubtful, and where another view shows one that is
-        less than 2 m farther (it may be the same one)
-    """
+    "Which view shows the nearest of a kind; None if in doubt or another view has one less than 2 m farther."
     if any(not t.clear for v in f.views for t in f.seen[v] if t.kind == kind):
         return None
     # (metres, view), the nearest first
@@ -527,16 +471,7 @@ def which_view(f: Facts, view: str, kind: str) -> str | None:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #c363afed
 def must(f: Facts, view: str, kind: str) -> str | None:
-    """What the driver has to do: stop for red and yellow, slow down for what is in the lane or wants to cross.
-
-    Args:
-        f: the facts of the pictures shown
-        view: not looked at; every form's rule takes it
-        kind: not looked at; every form's rule takes it
-
-    Returns:
-        "Stop.", "Slow down." or "Go."; None if the light, the lane or the people at a crossing are not certain
-    """
+    "What the driver has to do: stop for red and yellow, slow down for what is in the lane or wants to cross."
     if f.light in ("red", "yellow"):
         return "Stop."
     if f.light is None or f.lane_free is None or f.give_way is None:
@@ -850,26 +785,12 @@ def _all_questions():
 
 
 def recognise(question: str) -> tuple[Form, str, str] | None:
-    """Which form a question is, in whatever wording.
-
-    Args:
-        question: any text
-
-    Returns:
-        (form, kind, view), where a question that names no view is about "front"; None for any other text
-    """
+    "The (form, kind, view) of a question in whatever wording; view is `front` where none is named; or None."
     return _all_questions().get(question)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #0e742531
 def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
-    """What the toy's tokenizer should know to read these questions and answers.
-
-    Args:
-        image_size: (width, height) of the pictures in pixels; boxes need every number up to the larger one
-
-    Returns:
-        texts without duplicates: questions, answers and their pieces
-    """
+    "Texts that the toy's tokenizer should know to read these questions and answers, each once."
     numbers = [str(n) for n in range(max(image_size) + 1)]
     # One box and one distance show the signs between the numbers, which are pieces of their own.
     answers = [a for f in FORMS for a in f.options] + ["[1, 1, 1, 1]", "1 m"]
@@ -883,14 +804,7 @@ def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #eaf86141
 def category_of(question: str) -> str:
-    """The category of any question: by its form, else by its words (the four categories of section 2.2).
-
-    Args:
-        question: any text; one that no rule knows counts as a scene description
-
-    Returns:
-        one of CATEGORIES
-    """
+    "The category of any question: by its form, else by its words (the four categories of section 2.2)."
     if recognised := recognise(question):
         return recognised[0].category
     text = question.lower()
@@ -993,17 +907,7 @@ def _likely(form, facts, view, rng):
 def possible(
     facts: Facts, six: bool, rng: np.random.Generator, wording: int = 0
 ) -> Iterator[tuple[Form, str, str, str, str]]:
-    """Everything that can be asked here, with the true answer; each form at most once.
-
-    Args:
-        facts: of the pictures shown
-        six: whether six views are shown: questions then name theirs
-        rng: draws the order of forms, kinds and views
-        wording: which of a form's wordings, see `question_text`
-
-    Returns:
-        iterator of (form, kind, view, question, answer), in random order but one category after the other
-    """
+    "Everything that can be asked here, in random order, with the true answer; each form at most once."
     order = [
         [f for f in rng.permutation(np.array(FORMS, object)) if f.category == c] for c in rng.permutation(CATEGORIES)
     ]
@@ -1023,18 +927,7 @@ def possible(
 def template_pairs(
     ask: Ask, rng: np.random.Generator, n: int = 4, taken: Sequence[str] = (), attempt: int = 0
 ) -> list[Pair]:
-    """Questions from templates, answered from the facts (A.3.1, step 2).
-
-    Args:
-        ask: the pictures
-        rng: draws which questions are asked
-        n: how many pairs are wanted
-        taken: questions that were asked before and are not asked again
-        attempt: the round, written into the pairs
-
-    Returns:
-        at most n pairs with different questions; fewer where the pictures answer no more
-    """
+    "At most n different questions from templates, answered from the facts (A.3.1, step 2)."
     out = {}
     for *_, question, answer in possible(ask.facts, ask.six, rng):
         if len(out) == n:
@@ -1066,17 +959,7 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> float:
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b268d60
 def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
-    """Whether an answer counts as right.
-
-    Args:
-        said: what was answered; anything that is no text is wrong
-        truth: the answer of a pair; it decides whether boxes, distances or words are compared
-        slack: 1 asks boxes for an overlap of 0.5 and distances for 2 m or a fifth; 2 asks for half the overlap and
-            allows twice the distance
-
-    Returns:
-        True: right
-    """
+    "Whether an answer counts as right; slack 1: box overlap 0.5, distance within 2 m or a fifth."
     if not isinstance(said, str):
         return False
     said, truth = said.strip(), truth.strip()

@@ -32,18 +32,7 @@ BLUE = (0.10, 0.30, 1.0)
 
 
 def bev_picture(scene: Scene, size: tuple[int, int] = (560, 360)) -> Image.Image:
-    """The bird's-eye view with the future way in blue (A.7.2).
-
-    Args:
-        scene: Scene with `meta["future"]`, of which the first 16 points (8 s) are drawn
-        size: (width, height) in pixels
-
-    Returns:
-        PIL image, RGB, of exactly this size
-
-    Raises:
-        KeyError: for a scene without `meta["future"]`
-    """
+    "The bird's-eye view with the next 8 s in blue (A.7.2); KeyError for a scene without `meta['future']`."
     way = np.vstack([[0.0, 0.0], np.asarray(scene.meta["future"], float)[:POINTS, :2]])
     low, high = way.min(0), way.max(0)
     half = max(15.0, (high[1] - low[1]) / 2 + 8)
@@ -123,15 +112,7 @@ class Review:
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #e5e5c2e5
 def parse_review(text: str | ParseError, tentative: list[tuple[str, str]]) -> Review | ParseError:
-    """A strict reader of the reviewer's JSON (A.7.2). It never raises for a text.
-
-    Args:
-        text: the whole answer; a ParseError (such as the Refusal of a server) is handed back
-        tentative: 4 of (speed, trajectory): the rules' label, whose speeds the answer must keep
-
-    Returns:
-        the Review, or a ParseError that says which rule the answer breaks
-    """
+    "A strict reader of the reviewer's JSON (A.7.2); never raises, and the rules' speeds must be kept."
     if isinstance(text, ParseError):
         return text
     got = parse_json(text, keys=("score", "reason", "final_meta_actions"))
@@ -156,31 +137,13 @@ def parse_review(text: str | ParseError, tentative: list[tuple[str, str]]) -> Re
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #ac02d76b
 class ChatReviewer:
-    """A vision-language model as the reviewer (A.7.2: GPT-4.1).
-
-    Args:
-        engine: any engine whose model reads pictures; with a ServedEngine a refused question becomes a Refusal and the
-            others go on
-        new_tokens: an answer has at most so many tokens
-    """
+    "A vision-language model as the reviewer (A.7.2: GPT-4.1); a ServedEngine turns refusals into Refusal."
 
     def __init__(self, engine: Any, new_tokens: int = 512) -> None:
         self.engine, self.new_tokens = engine, new_tokens
 
     def answers(self, scenes: Sequence[Scene], tentative: Sequence[list[tuple[str, str]]]) -> list[str | Refusal]:
-        """What the model says of each label, at temperature 0.
-
-        Args:
-            scenes: N scenes with `meta["future"]`
-            tentative: N labels, each 4 of (speed, trajectory)
-
-        Returns:
-            N texts; a Refusal in the place of one that the server did not give
-
-        Raises:
-            ValueError: for more or fewer labels than scenes
-            EngineError: if the server fails, or refuses and the engine is no ServedEngine
-        """
+        "The model's N texts for N labels of 4 actions, at temperature 0; Refusal where the server gave none."
         asked = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
         return replies(self.engine, asked, max_new_tokens=self.new_tokens, temperature=0.0)
 
@@ -204,18 +167,7 @@ class ScriptedReviewer:
         self.fault_rate, self.seed, self.turn, self.made = fault_rate, seed, turn, Counter()
 
     def answers(self, scenes: Sequence[Scene], tentative: Sequence[list[tuple[str, str]]]) -> list[str]:
-        """What it says of each label.
-
-        Args:
-            scenes: N scenes with a second of history and `meta["future"]`
-            tentative: N labels, each 4 of (speed, trajectory)
-
-        Returns:
-            N texts, as a model would write them
-
-        Raises:
-            ValueError: for more or fewer labels than scenes
-        """
+        "N texts as a model would write them, for N labels of 4 (speed, trajectory)."
         rng = np.random.default_rng(self.seed)
         return [
             self._one(s, t, rng.random() < self.fault_rate, int(rng.integers(len(BROKEN))))
@@ -262,19 +214,7 @@ class Refined:
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #93fe050a
 def refine(scenes: Sequence[Scene], reviewer: Any, confident: int = 9) -> Refined:
-    """The final pass of A.7.2: corrected where the reviewer objects and its answer holds, the rules' label otherwise.
-
-    Args:
-        scenes: with a second of history and eight seconds of `meta["future"]`
-        reviewer: ChatReviewer, ScriptedReviewer, or any object with their `answers`
-        confident: a score from here on leaves the rules' label alone: it is not a hard case; 0 to 10
-
-    Returns:
-        the labels in the order of the scenes, the scores, and what became of the answers
-
-    Raises:
-        ValueError: for a scene without a label to review; it names the first one
-    """
+    "The final pass of A.7.2: corrected where the reviewer objects and its answer holds, else the rules' own."
     tentative = [label_scene(s) for s in scenes]
     missing = [s.id for s, t in zip(scenes, tentative, strict=True) if t is None]
     if missing:

@@ -51,14 +51,7 @@ collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #a39572f6
 def needy(results: Record, need: bool = True) -> list[int]:
-    """The held-out scenes that need a look.
-
-    Args:
-        need: False: the others
-
-    Returns:
-        their numbers; none where the run has not noted it
-    """
+    "Numbers of the held-out scenes that need a look, or of the others; none if the run has not noted it."
     noted = results.values(driver(EXPERT), "need")
     return [scene for scene, value in noted.iloc[0].items() if value == need] if len(noted) else []
 
@@ -223,14 +216,7 @@ table8 = Sheet(
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #c4e2f9a4
 def table9(results: Record) -> pd.DataFrame | str:
-    """Questions and answers of held-out scenes before and after domain alignment, share of right answers; the same with
-    grey pictures, and the most frequent answer to each question.
-
-    A box is right if every number is within a twentieth of the picture's width.
-
-    Returns:
-        DataFrame; a sentence for results without the stage
-    """
+    "Share of right VQA answers before and after alignment, with grey pictures and the most frequent answer."
     rows = results.sets[(results.sets.play == QUESTIONS_PLAY) & (results.sets.swap == ASKED["vqa"])]
     if not len(rows):
         return "not run"
@@ -245,11 +231,7 @@ SETTINGS = dict(text="text mode", told="text mode, told where to look", roi="loo
 
 
 def table11(results: Record) -> pd.DataFrame | str:
-    """The same policy in text, told where to look, and looking (A.13.1).
-
-    Returns:
-        DataFrame; a sentence for results without the stage
-    """
+    "The same policy in text, told where to look, and looking (A.13.1); a sentence without the stage."
     if "attention" not in results.ran:
         return "not run"
     rows = [(dict(setting=words), Condition("attention", ATTENTION_PLAY, k)) for k, words in SETTINGS.items()]
@@ -299,16 +281,7 @@ def claims(results: Record) -> list[Claim]:
 
 
 def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) -> pd.DataFrame:
-    """Comparisons in the play that tables compare; and in the other one.
-
-    Args:
-        some: what is compared
-        family: as `compared` takes it
-
-    Returns:
-        DataFrame of `compared`; where there is a second play, a column with the difference and the word there, if both
-        sides were played
-    """
+    "Comparisons in the play that tables compare, and in the other one where there is a second play."
     some, (_, *second) = list(some), plays(results)
     frame = compared(results, STUDY, some, family)
     for p in second:
@@ -354,11 +327,7 @@ QUESTIONS += claims_of(
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #dd59a4f2
 def plot_stages(results: Record) -> plt.Axes:
-    """Figure 4: adaptive accuracy and MSA after each stage.
-
-    Returns:
-        Axes
-    """
+    "Figure 4: adaptive accuracy and MSA after each stage."
     stages = [s for s in ("sft", "fcm", "ams") if results.ran.get(s) == results.seeds]
     _, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
     titles = dict(sequence="adaptive accuracy", msa="mode selection accuracy")

@@ -15,19 +15,7 @@ import numpy as np
 def position_weights(
     sequences: np.ndarray, count: int, gamma: float = 0.5, low: float = 0.7, high: float = 1.3, eps: float = 1e-6
 ) -> np.ndarray:
-    """Position-action weights (DriveAgent-R1 A.5): rare actions weigh more.
-
-    Args:
-        sequences: (N, steps) int, actions of the training data
-        count: size of the vocabulary
-        gamma: exponent of the inverse frequency
-        low: smallest raw weight
-        high: largest raw weight
-        eps: keeps an action that never occurs finite
-
-    Returns:
-        (count, steps), mean 1 at each step
-    """
+    "Position-action weights (count, steps) (DriveAgent-R1 A.5), mean 1 at each step; rare actions weigh more."
     s = np.asarray(sequences)
     f = np.stack([(s == c).mean(0) for c in range(count)])
     w = np.clip(((f.mean(0) + eps) / (f + eps)) ** gamma, low, high)
@@ -40,20 +28,7 @@ EDIT_COST = 0.6  # of an insertion or a deletion
 def edit_distance(
     predicted: np.ndarray, truth: np.ndarray, weights: np.ndarray, border: float = EDIT_COST
 ) -> np.ndarray:
-    """The weighted Levenshtein distance (DriveAgent-R1 A.5), for many pairs at once.
-
-    Args:
-        predicted: (N, m) int
-        truth: (N, n) int
-        weights: (count, n): of the *true* action at the *true* step
-        border: cost of a step along the border; the released code has 1.0
-
-    Returns:
-        (N,)
-
-    Raises:
-        ValueError: if the shapes do not fit
-    """
+    "Weighted Levenshtein distance (N,) of (N, m) and (N, n) (DriveAgent-R1 A.5), weighted by the true action."
     p, t = np.asarray(predicted), np.asarray(truth)
     if p.ndim != 2 or t.ndim != 2 or len(p) != len(t):
         raise ValueError(f"predicted {p.shape} and truth {t.shape}: expected (N, m) and (N, n)")
@@ -71,17 +46,7 @@ def edit_distance(
 def sequence_reward(
     predicted: np.ndarray, truth: np.ndarray, weights: np.ndarray, border: float = EDIT_COST
 ) -> np.ndarray:
-    """R_seq: 1 for the true sequence where all weights are 1.
-
-    Args:
-        predicted: (N, m) int
-        truth: (N, n) int
-        weights: (count, n)
-        border: as in `edit_distance`
-
-    Returns:
-        (N,)
-    """
+    "R_seq (N,) of (N, m) and (N, n): 1 for the true sequence where all weights are 1."
     return 1 - edit_distance(predicted, truth, weights, border) / max(np.shape(predicted)[1], np.shape(truth)[1])
 
 # %% ../../nbs/51_driveagent/10_rewards.ipynb #be2b8f96
@@ -95,18 +60,7 @@ def accuracy_reward(
     trajectory_weights: np.ndarray,
     border: float = EDIT_COST,
 ) -> np.ndarray:
-    """R_acc.
-
-    Args:
-        predicted: (N, steps, 2) int of `encode`; -1: unreadable
-        truth: (N, steps, 2)
-        speed_weights: (4, steps)
-        trajectory_weights: (3, steps)
-        border: as in `edit_distance`
-
-    Returns:
-        (N,); NaN where unreadable
-    """
+    "R_acc (N,) of actions (N, steps, 2) of `encode`; NaN where an answer is unreadable (-1)."
     r = SPEED_SHARE * sequence_reward(predicted[..., 0], truth[..., 0], speed_weights, border)
     r = r + (1 - SPEED_SHARE) * sequence_reward(predicted[..., 1], truth[..., 1], trajectory_weights, border)
     return np.where((predicted >= 0).all((1, 2)), r, np.nan)
@@ -144,17 +98,7 @@ TOOL_REWARD_LIMIT = 0.2
 def tool_reward(
     accuracy: np.ndarray, mode: Sequence[str | None], calls: Sequence[int], group: np.ndarray
 ) -> np.ndarray:
-    """R_tool; an unreadable answer counts as accuracy 0, in the baseline too.
-
-    Args:
-        accuracy: (N,) R_acc; NaN where unreadable
-        mode: (N,) "text", "tool" or None
-        calls: (N,) tool calls made, readable or not
-        group: (N,) int: which question
-
-    Returns:
-        (N,) in [-0.2, 0.2]; 0 for text answers and in groups without one
-    """
+    "R_tool (N,) in [-0.2, 0.2]; an unreadable answer counts as accuracy 0, in the baseline too."
     accuracy, group = np.nan_to_num(np.asarray(accuracy, float)), np.asarray(group)
     text, tool = (np.array([m == k for m in mode]) for k in ("text", "tool"))
     out = np.zeros(len(accuracy))

@@ -37,18 +37,7 @@ def answer_call(
     most: int = 3,
     words: str = "paper",
 ) -> tuple[str, Any, str]:
-    """The answer to a call, whatever the call is.
-
-    Args:
-        call: what was read
-        mode: "text", "tool" or None: how the policy began
-        used: calls before this one, readable or not
-        most: calls that are allowed
-        words: key of formats.WORDS
-
-    Returns:
-        text, image or None, error ("" if the call was carried out)
-    """
+    "The answer to any call: text, image or None, and error; `used` counts earlier calls, readable or not."
     if used >= most:
         return f"No call is left, you have made {most}. Finish with your meta-actions.", None, "too many calls"
     if mode != "tool":
@@ -60,15 +49,7 @@ def answer_call(
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #37386f02
 def outcome_of(episode: Episode, words: str = "paper") -> dict[str, Any]:
-    """What the reward needs of an episode, readable or not, finished or cut off.
-
-    Args:
-        episode: of a DriveAgentTask
-        words: key of formats.WORDS
-
-    Returns:
-        dict: turns, mode, parts (of the form), calls (readable or not), scene, actions (None: unreadable), truth
-    """
+    "What the reward needs of an episode, readable or not, finished or cut off; unreadable actions are None."
     answer = read(episode.texts, words)
     unreadable = isinstance(answer.actions, ParseError)
     return dict(
@@ -89,21 +70,7 @@ def group_rewards(
     with_tool_reward: bool = False,
     border: float = EDIT_COST,
 ) -> dict[str, np.ndarray]:
-    """R_acc, R_fmt, R_tool and their sum (2.3, A.5); an unreadable answer gets what its form deserves.
-
-    Args:
-        outcomes: B dicts of `outcome_of`
-        groups: (B,) which scene
-        weights: (4, 4) and (3, 4) position-action weights of speeds and trajectories
-        with_tool_reward: R_tool, for AMS-RL
-        border: cost of the border of the edit distance
-
-    Returns:
-        dict of (B,) arrays: accuracy (NaN: unreadable), format, tool, reward
-
-    Raises:
-        ValueError: for a scene whose meta-actions are not known
-    """
+    "R_acc, R_fmt, R_tool and their sum (2.3, A.5), each (B,); the form of an unreadable answer still counts."
     # an episode that was cut off never reached its truth, but the others of its group did
     truths = {g: o["truth"] for g, o in zip(groups, outcomes, strict=True) if o["truth"]}
     missing = [o["scene"] for g, o in zip(groups, outcomes, strict=True) if g not in truths]
@@ -121,15 +88,7 @@ PICTURES = ("own", "grey", "none")
 
 
 def image_parts(images: Sequence[Image.Image], pictures: str = "own") -> list[dict]:
-    """Pictures as parts of a message.
-
-    Args:
-        images: in their order
-        pictures: one of PICTURES: as they are, grey of the same size, or left out
-
-    Returns:
-        a part for each; none at all for "none"
-    """
+    "Pictures as parts of a message: their own, grey ones of the same size, or no part at all."
     if pictures == "none":
         return []
 
@@ -183,39 +142,13 @@ KEPT_SCENES = 64  # whose first pictures are kept: a group asks for the same one
 
 
 def first_pictures(scene: Scene, view: str, size: tuple[int, int], pictures: str = "own") -> list[Image.Image]:
-    """The pictures of the prompt.
-
-    Args:
-        view: "front" or "surround"
-        size: (width, height) in pixels
-        pictures: one of PICTURES; only the own ones are painted, since no other is shown
-
-    Returns:
-        one picture, or six
-    """
+    "The pictures of the prompt, one or six; only `own` ones are painted, since no other is shown."
     views = ("front",) if view == "front" else SURROUND
     return [get_image(scene, VIEWS[v], size) if pictures == "own" else Image.new("RGB", size) for v in views]
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #53f6300b
 class DriveAgentTask(Task):
-    """Meta-actions with hybrid thinking (DriveAgent-R1 section 2).
-
-    Args:
-        toolkit: default: all four tools with the embedded back ends; False: a passive variant
-        mode: one of MODES
-        weights: (4, 4) and (3, 4) position-action weights of speeds and trajectories; default: all 1
-        with_tool_reward: R_tool, for AMS-RL
-        max_calls: tool calls in an episode (3.1.3)
-        view: "front" or "surround": what is shown at the start
-        pictures: one of PICTURES: the scene's, grey ones, or the text alone
-        words: key of formats.WORDS
-        image_size: (width, height) in pixels of every picture that is shown
-        border: cost of the border of the edit distance; 1.0 in the released code
-        spare_turn: a call too many is answered in words, and one more turn follows; False: it ends the episode (2.1)
-
-    Raises:
-        ValueError: for an unknown word, a mode without its tools, or tools that show pictures of another size
-    """
+    "Meta-actions with hybrid thinking (DriveAgent-R1 section 2); `toolkit=False` is a passive variant."
 
     def __init__(
         self,

@@ -55,14 +55,7 @@ def because(found: Sequence[str]) -> list[str]:
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #aa608794
 def in_words(actions: Sequence[tuple[str, str]]) -> list[str]:
-    """The last section of a scripted thought: what will be done.
-
-    Args:
-        actions: 4 of (speed, trajectory)
-
-    Returns:
-        a sentence for the first speed; a second one for a turn or, without a turn, for a stop that comes later
-    """
+    "The last section of a scripted thought, from 4 (speed, trajectory): a sentence or two."
     ways = {w for _, w in actions}
     turn = "Then I go left." if "Left Turn" in ways else "Then I go right." if "Right Turn" in ways else ""
     stop = "Then I stop." if actions[0][0] != "Stop" and any(s == "Stop" for s, _ in actions) else ""
@@ -270,14 +263,7 @@ class ScriptedJudge:
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #c361473b
 def parse_score(text: object) -> float | ParseError:
-    """A judge's answer, strictly: one JSON object with a number under `score`.
-
-    Args:
-        text: a judge's reply, or anything else; a ParseError or Refusal is handed on
-
-    Returns:
-        float in [0, 1], or a ParseError
-    """
+    "A judge's answer, strictly: one JSON object with a number in [0, 1] under `score`."
     if isinstance(text, ParseError):
         return text
     got = parse_json(text)
@@ -389,11 +375,7 @@ def clean(
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #47418ad1
 def _accepted(scene, mode, teacher, judge, used, threshold, tries):
-    """Step 2 for one scene: the teacher, until the judge accepts.
-
-    Returns:
-        turns or None, Counter
-    """
+    "Step 2 for one scene: the teacher, until the judge accepts; turns or None, and a Counter."
     actions, count = label_scene(scene), Counter()
     for attempt in range(tries):
         turns = teacher.think(scene, mode, actions, used, attempt)
@@ -474,17 +456,7 @@ def annotate(
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b8cacac2
 def row_of(task: DriveAgentTask, scene: Scene, turns: list[str], **meta: object) -> dict:
-    """A thought as a conversation with the task's own answers.
-
-    Args:
-        task: in the thought's mode
-        scene: that the thought is about
-        turns: of the thought
-        **meta: more that the row says of itself
-
-    Returns:
-        row; every answer of the assistant is learnt
-    """
+    "A thought as a conversation with the task's own answers; every answer of the assistant is learnt."
     messages, state = list(task.prompt(scene)), TurnState(scene, [], 0)
     for state.turn, turn in enumerate(turns):
         messages.append(says("assistant", turn))
@@ -495,16 +467,7 @@ def row_of(task: DriveAgentTask, scene: Scene, turns: list[str], **meta: object)
 def equal_halves(
     kept: Sequence[tuple[int, list[str]]], modes: Sequence[str], n: int | None = None, seed: int = 0
 ) -> list[tuple[int, list[str]]]:
-    """As many thoughts with tools as without, for the cold start (A.4).
-
-    Args:
-        kept: (scene's number, turns), as `annotate` gives them
-        modes: "text" or "tool" for each scene, not for each thought
-        n: thoughts in all, at most; None: twice the smaller half
-
-    Returns:
-        list of (scene's number, turns) in random order; none if one mode has none
-    """
+    "As many thoughts with tools as without, in random order, for the cold start (A.4)."
     rng = np.random.default_rng(seed)
     halves = [[k for k in kept if modes[k[0]] == m] for m in ("text", "tool")]
     each = min(*map(len, halves), *([n // 2] if n else []))
@@ -513,19 +476,7 @@ def equal_halves(
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #cd5335d7
 def balanced(sequences: Sequence[Sequence[tuple[str, str]]], n: int, seed: int = 0) -> np.ndarray:
-    """Draw scenes by how rare their actions are at each step: more even than all, as far as the rare ones last
-    (3.1.1).
-
-    Args:
-        sequences: N of 4 (speed, trajectory), one for each scene
-        n: how many to draw, without repetition
-
-    Returns:
-        (min(n, N),) int: numbers of the scenes
-
-    Raises:
-        ValueError: a scene has no actions, or a word that is not in the vocabulary
-    """
+    "Numbers of scenes, drawn by how rare their actions are at each step: more even than all (3.1.1)."
     a = encode(sequences)
     pair = a[..., 0] * 3 + a[..., 1]
     rare = np.stack([1 / np.bincount(pair[:, t], minlength=12)[pair[:, t]] for t in range(pair.shape[1])], 1).mean(1)
@@ -534,17 +485,7 @@ def balanced(sequences: Sequence[Sequence[tuple[str, str]]], n: int, seed: int =
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #0e2cc0d9
 def save_thoughts(path: str | Path, rows: Iterable[dict], counts: dict, how: str = "") -> Path:
-    """Thoughts as rows, and their data card beside them.
-
-    Args:
-        path: .parquet; the card gets the ending .md
-        rows: of `row_of`
-        counts: what became of all that was thought
-        how: the command that makes the file again
-
-    Returns:
-        the path
-    """
+    "Write thoughts as rows to .parquet, and their data card beside them as .md."
     path = write_rows(rows, path)
     notes = ["| what | count |", "| --- | ---: |", *(f"| {k} | {v} |" for k, v in counts.items())]
     title = "DM-SFT thoughts (DriveAgent-R1 A.4)"

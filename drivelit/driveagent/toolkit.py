@@ -61,13 +61,7 @@ class Result:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #b31fff67
 class ToolError(Exception):
-    """Why there is no picture.
-
-    Args:
-        kind: of error, for the counters
-        text: for the policy
-        reason: for the log
-    """
+    "Why there is no picture: the kind for the counters, a text for the policy, a reason for the log."
 
     def __init__(self, kind: str, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -83,14 +77,7 @@ _WHAT = {
 
 
 def examples(size: tuple[int, int]) -> dict[str, dict[str, Any]]:
-    """Parameters of one right call of each tool.
-
-    Args:
-        size: (width, height) in pixels of the pictures that are shown
-
-    Returns:
-        tool -> params
-    """
+    "Parameters of one right call of each tool, for pictures of `size` (width, height) in pixels."
     part = [round(share * side) for share, side in zip((0.475, 0.422, 0.525, 0.489), size * 2, strict=True)]
     return {
         "Retrieve View": {"frame_index": "-1s", "view_index": "front_left"},
@@ -101,14 +88,7 @@ def examples(size: tuple[int, int]) -> dict[str, dict[str, Any]]:
 
 
 def descriptions(size: tuple[int, int]) -> dict[str, str]:
-    """A line of the prompt for each tool.
-
-    Args:
-        size: (width, height) in pixels of the pictures that are shown
-
-    Returns:
-        tool -> its line
-    """
+    "A line of the prompt for each tool, for pictures of `size` (width, height) in pixels."
     params = examples(size)
     return {t: f"{t}: {_WHAT[t].format(*size)}. params: {json.dumps(params[t])}" for t in TOOLS}
 
@@ -132,16 +112,7 @@ def _listed(words):
 
 
 def check_params(tool: str, params: dict[str, Any], size: tuple[int, int]) -> None:
-    """Are they an object with the right keys?
-
-    Args:
-        tool: one of TOOLS
-        params: anything
-        size: (width, height) in pixels of the pictures that are shown
-
-    Returns:
-        None; raises ToolError
-    """
+    "ToolError unless the parameters are an object with the right keys for this tool."
     example = examples(size)[tool]
     right = f"{tool} takes {json.dumps(example)}."
     if not isinstance(params, dict):
@@ -158,15 +129,7 @@ def check_params(tool: str, params: dict[str, Any], size: tuple[int, int]) -> No
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #35eab4db
 def view_camera(scene: Scene, view: str) -> str:
-    """The camera of a view.
-
-    Args:
-        scene: the moment that is looked at
-        view: key of VIEWS
-
-    Returns:
-        the camera's name; raises ToolError
-    """
+    "The name of the camera of a view, a key of VIEWS; else ToolError."
     if view not in VIEWS:
         raise ToolError("unknown view", f"no view {_show(view)}; the views are {_listed(VIEWS)}.")
     if VIEWS[view] not in scene.cameras:
@@ -178,15 +141,7 @@ def view_camera(scene: Scene, view: str) -> str:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #791a3720
 def frames_of(scene: Scene, camera: str) -> list[str]:
-    """The memory pool of a camera.
-
-    Args:
-        scene: the moment that is looked at
-        camera: name of a camera, such as CAM_FRONT
-
-    Returns:
-        list of keys of FRAMES
-    """
+    "The memory pool of a camera: keys of FRAMES."
     files = scene.cameras[camera].files
     if files:
         return [f for f, t in FRAMES.items() if min(abs(t - k) for k in files) <= 0.3]
@@ -194,16 +149,7 @@ def frames_of(scene: Scene, camera: str) -> list[str]:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #8915e715
 def retrieve_view(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
-    """Listing 1.
-
-    Args:
-        kit: the Toolkit that is asked
-        scene: the moment that is looked at
-        params: of the call, checked
-
-    Returns:
-        the view in the kit's size, in words and as a picture
-    """
+    "Listing 1: the view in the kit's size, in words and as a picture."
     view, frame = params["view_index"], params.get("frame_index", "0s")
     camera = view_camera(scene, view)
     pool = frames_of(scene, camera)
@@ -219,29 +165,12 @@ SMALLEST = 8  # pixels of the camera's own image
 
 @lru_cache(maxsize=4)
 def full_view(scene: Scene, camera: str) -> Image.Image:
-    """PIL image at full resolution, kept for the next call.
-
-    Args:
-        scene: the moment that is looked at
-        camera: name of a camera, such as CAM_FRONT
-
-    Returns:
-        PIL image at full resolution, kept for the next call
-    """
+    "PIL image at full resolution, kept for the next call."
     return get_image(scene, camera)  # 4 MB each
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #0a944a7f
 def check_box(box: Any, size: tuple[int, int], full: tuple[int, int]) -> tuple[float, ...]:
-    """A box that lies in the picture, or what is wrong with it.
-
-    Args:
-        box: anything
-        size: (width, height) in pixels of the picture shown, in which the box is given
-        full: (width, height) in pixels of the camera's own image, of which the box must hold a few
-
-    Returns:
-        four floats; raises ToolError
-    """
+    "A box that lies in the picture shown, as four floats in its pixels; else ToolError."
 
     def bad(text, kind="bad parameter"):
         return ToolError(kind, f"bbox {_show(box)}: {text}")
@@ -283,16 +212,7 @@ def grow(box: Any, width: int, height: int) -> tuple[tuple[float, ...], float]:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #963ba74e
 def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
-    """Listing 2.
-
-    Args:
-        kit: the Toolkit that is asked
-        scene: the moment that is looked at
-        params: of the call, checked
-
-    Returns:
-        the box, grown to the picture's shape and magnified to its size
-    """
+    "Listing 2: the box, grown to the picture's shape and magnified to its size."
     camera = view_camera(scene, params["view_index"])
     cam, size = scene.cameras[camera], kit.image_size
     box, share = grow(check_box(params["bbox"], size, (cam.width, cam.height)), *size)
@@ -310,39 +230,18 @@ THIRDS = ("left", "centre", "right")
 
 
 def grey_picture(share: np.ndarray) -> Image.Image:
-    """An array as a picture.
-
-    Args:
-        share: (H, W) 0 black, 1 white
-
-    Returns:
-        PIL image, RGB
-    """
+    "An array (H, W) as an RGB picture, 0 black to 1 white."
     return Image.fromarray(np.round(255 * np.clip(share, 0, 1)).astype(np.uint8)).convert("RGB")
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #ae2c6cf7
 def depth_picture(depth: Any) -> Image.Image:
-    """Near is bright.
-
-    Args:
-        depth: (H, W) metres
-
-    Returns:
-        PIL image, RGB
-    """
+    "A depth (H, W) in metres as an RGB picture; near is bright."
     near, far = DEPTH_RANGE
     return grey_picture(1 - np.log(np.clip(depth, near, far) / near) / np.log(far / near))
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #fc87b0eb
 def above_road(depth: Any, camera: Camera) -> np.ndarray:
-    """Which pixels show something that stands on the road.
-
-    Args:
-        depth: (H, W) metres
-
-    Returns:
-        (H, W) bool
-    """
+    "Which pixels (H, W) show something that stands on the road, from a depth (H, W) in metres."
     h, w = depth.shape
     u, v = np.meshgrid((np.arange(w) + 0.5) * camera.width / w, (np.arange(h) + 0.5) * camera.height / h)
     ray = np.stack([u, v, np.ones_like(u)], -1) @ np.linalg.inv(camera.intrinsic).T
@@ -355,14 +254,7 @@ def _thirds(values):
 
 
 def depth_words(depth: Any, camera: Camera) -> str:
-    """The nearest thing in each third.
-
-    Args:
-        depth: (H, W) metres
-
-    Returns:
-        left, middle and right third with the tenth smallest depth in metres, or "nothing"
-    """
+    "The nearest thing in each third: the tenth smallest depth above the road in metres, or `nothing`."
     nearest = [np.sort(d[m]) for d, m in zip(_thirds(depth), _thirds(above_road(depth, camera)), strict=True)]
     return _listed(
         f"{name} {f'{d[9]:.1f} m' if len(d) > 9 else 'nothing'}" for name, d in zip(THIRDS, nearest, strict=True)
@@ -370,16 +262,12 @@ def depth_words(depth: Any, camera: Camera) -> str:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #307ba3b7
 class ExactDepth:
-    """The toy town's own depth, not an estimate. Back ends have `depth` and say whether it is `metric`: if not, it is 0
-    far to 1 near."""
+    "The toy town's own depth, not an estimate; a back end that is not `metric` gives 0 far to 1 near."
 
     metric = True
 
     def depth(self, scene: Scene, camera: str, size: tuple[int, int]) -> np.ndarray:
-        """
-        Returns:
-            (H, W) float32 metres, infinity where nothing is
-        """
+        "Depth (H, W) of a view in metres, float32; infinity where nothing is."
         if scene.source != "toy":
             raise ToolError(
                 "not available", "there is no depth of this scene.", f"exact depth of a scene from {scene.source!r}"
@@ -388,16 +276,7 @@ class ExactDepth:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #514b9645
 def depth_estimation(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
-    """Listing 3.
-
-    Args:
-        kit: the Toolkit that is asked
-        scene: the moment that is looked at
-        params: of the call, checked
-
-    Returns:
-        the depth of a view as a grey picture, and in words with its scale
-    """
+    "Listing 3: the depth of a view as a grey picture, and in words with its scale."
     view = params["view_index"]
     camera = view_camera(scene, view)
     depth = kit.depth.depth(scene, camera, kit.image_size)
@@ -461,10 +340,7 @@ def _frame(b):
 
 
 def _place(shares, b):
-    """
-    Returns:
-        (N, 3) shares of the box's size -> (N, 3) points in the ego's frame
-    """
+    "Points (N, 3) in the ego frame, from shares (N, 3) of a box's size."
     centre, size, turn = _frame(b)
     return (shares * size) @ turn + centre
 
@@ -490,14 +366,7 @@ def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #781f2ae8
 def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
-    """In the image and not hidden.
-
-    Args:
-        box: in the frame of the ego
-
-    Returns:
-        SEEN or more of its 27 points are in the image and not behind another box
-    """
+    "Whether SEEN or more of a box's 27 points are in the image and not behind another box; ego frame."
     points = _place(_GRID, box)
     pixel, depth = project(points, camera)
     inside = (depth > NEAR) & (pixel >= 0).all(1) & (pixel < (camera.width, camera.height)).all(1)
@@ -529,15 +398,7 @@ LONGEST_LIST, MOST_OBJECTS = 200, 8  # characters and names of an object text th
 
 
 def object_parts(text: str) -> list[str]:
-    """The objects of a text, one by one.
-
-    Args:
-        text: such as "cars and traffic cones"; a policy may write anything, so no more than 200 characters and 8 names
-            are read
-
-    Returns:
-        names in small letters
-    """
+    "The objects of a text in small letters; no more than 200 characters and 8 names are read."
     text = text[:LONGEST_LIST]
     for mark in (" and ", ".", ";", "/"):
         text = text.replace(mark, ",")
@@ -545,27 +406,13 @@ def object_parts(text: str) -> list[str]:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #e88fc823
 def object_type(part: str) -> str | None:
-    """What a word means to the table.
-
-    Args:
-        part: "the parked cars"
-
-    Returns:
-        a type of road user, "traffic light", "all", or None
-    """
+    "What `the parked cars` means: a type of road user, `traffic light`, `all`, or None."
     word = part.split()[-1]
     return next((WORDS[w] for w in (word, word.removesuffix("s"), word.removesuffix("es")) if w in WORDS), None)
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #ecca8293
 def object_types(text: str) -> set[str]:
-    """What an object text asks for.
-
-    Args:
-        text: what was written
-
-    Returns:
-        set of types of road users and "traffic light"; raises ToolError
-    """
+    "The types of road users and `traffic light` that a text asks for; else ToolError."
     parts = object_parts(text)
     if not parts:
         raise ToolError("bad parameter", f"object_text is empty; known are {_listed(KNOWN)}.")
@@ -577,16 +424,12 @@ def object_types(text: str) -> set[str]:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #2dfef3f2
 class ExactDetector:
-    """The scene's annotations, as far as the camera can see them: not a detection. Back ends have `detect`, and a
-    `note` for the policy."""
+    "The scene's annotations, as far as the camera can see them: not a detection; `note` is for the policy."
 
     note = ""
 
     def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:
-        """
-        Returns:
-            list of Box
-        """
+        "The boxes of what a text asks for and the camera can see, in the ego frame."
         wanted, boxes = (
             object_types(text),
             [("traffic light", Box("traffic light", *x.position, 0.25, 0.45, 1.2, x.heading)) for x in scene.lights],
@@ -614,11 +457,7 @@ MOST_LINES = 5  # of an answer
 
 
 def box_line(b: Box) -> str:
-    """A box for a small language model: one decimal, two for the heading.
-
-    Returns:
-        such as "vehicle (12.3, -1.0), 4.6 x 1.9 x 1.6 m, heading +0.02"
-    """
+    "A box in words, such as `vehicle (12.3, -1.0), 4.6 x 1.9 x 1.6 m, heading +0.02`."
 
     def n(v):
         return f"{round(float(v), 1) + 0.0:.1f}"
@@ -629,14 +468,7 @@ def box_line(b: Box) -> str:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #2578e5a0
 def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
-    """Wire frames; the front face has its own colour.
-
-    Args:
-        image: PIL image, drawn into
-
-    Returns:
-        the image
-    """
+    "Wire frames drawn into a PIL image; the front face has its own colour."
     draw, width = ImageDraw.Draw(image), max(1, image.width // 400)
     k, scale = camera.intrinsic, np.array(image.size) / (camera.width, camera.height)
     for b in boxes:
@@ -654,16 +486,7 @@ def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #ef8d3dfb
 def object_detection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
-    """Listing 4.
-
-    Args:
-        kit: the Toolkit that is asked
-        scene: the moment that is looked at
-        params: of the call, checked
-
-    Returns:
-        the boxes in words, in metres, the nearest first, and drawn into the view
-    """
+    "Listing 4: the boxes in words, in metres, the nearest first, and drawn into the view."
     view, text = params["view_index"], params["object_text"]
     camera = view_camera(scene, view)
     boxes = sorted(kit.detector.detect(scene, camera, text), key=lambda b: np.hypot(b.x, b.y))
@@ -703,12 +526,7 @@ class Toolkit:
             raise ValueError(f"tools: {unknown[0]!r} is not one of {_listed(TOOLS)}")
 
     def __call__(self, scene, name, params) -> Result:
-        """Run a tool.
-
-        Args:
-            name: anything
-            params: anything
-        """
+        "Run a tool; its name and parameters may be anything."
         try:
             if not isinstance(name, str) or name not in self.tools:
                 raise ToolError(

@@ -27,16 +27,7 @@ VARIANTS = dict(
 # %% ../../nbs/51_driveagent/57_variants.ipynb #8ea4ceb0
 @lru_cache
 def backends(depth: Any, detector: Any, device: str = "cpu") -> tuple[Any, Any]:
-    """The depth and the detector behind two tools.
-
-    Args:
-        depth: "exact", or the name of a depth model
-        detector: "exact", the name of an open-vocabulary detector, or the URL of a server
-        device: where the models run
-
-    Returns:
-        (depth, detector), one pair for each process
-    """
+    "The depth and the detector behind two tools, one pair for each process; `exact`, a model or a URL."
     if (depth, detector) == ("exact", "exact"):
         return ExactDepth(), ExactDetector()
     # transformers' vision models are slow to import, and the toy town needs none

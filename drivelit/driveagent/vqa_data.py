@@ -49,16 +49,7 @@ PERFECT = 10
 
 
 def judge_prompt(views: Sequence[str], question: str, answer: str) -> str:
-    """The request to a judge (A.3.1, step 3: the paper names the three dimensions, the words are ours).
-
-    Args:
-        views: keys of VIEWS: the pictures that stand before the text, in this order
-        question: of the pair
-        answer: of the pair
-
-    Returns:
-        the text of the request, which asks for the JSON object that `parse_scores` reads
-    """
+    "The request to a judge (A.3.1, step 3: the paper names the three dimensions, the text is ours)."
     seen = (
         "a front-view image"
         if tuple(views) == ("front",)
@@ -76,14 +67,7 @@ def judge_prompt(views: Sequence[str], question: str, answer: str) -> str:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #f309e019
 def parse_scores(text: object) -> dict | ParseError:
-    """A judge's reply, strictly.
-
-    Args:
-        text: a judge's reply, or anything else; a ParseError or Refusal is handed on
-
-    Returns:
-        dict of the three scores, whole numbers from 0 to 10; or a ParseError
-    """
+    "A judge's reply, strictly: three whole scores from 0 to 10; a ParseError or Refusal is handed on."
     if isinstance(text, ParseError):
         return text
     scores = parse_json(text, keys=SCORES)
@@ -188,20 +172,7 @@ class ChatJudge:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7306059d
 def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6, seed: int = 0) -> np.ndarray:
-    """Pairs that teach to guess (A.3.1, step 4): majority answers beyond a share of their question's pairs.
-
-    A question that always has the same answer goes entirely; one that was asked once stays: nobody can learn a habit
-    from it. A teacher's own questions are seldom asked twice in the same words.
-
-    Args:
-        keys: (N,) what counts as the same question, for each pair
-        answers: (N,) the pairs' answers; equal texts are equal answers
-        share: that the most frequent answer to a question may have of what stays, from 0 to below 1
-        seed: of the draw which of the majority's pairs stay
-
-    Returns:
-        (N,) bool: True for a pair that is to be left out
-    """
+    "Which pairs (N,) teach to guess (A.3.1, step 4): majority answers beyond a share of their question's."
     rng, out, groups = np.random.default_rng(seed), np.zeros(len(keys), bool), {}
     for i, k in enumerate(keys):
         groups.setdefault(k, []).append(i)
@@ -214,17 +185,7 @@ def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #122edd5f
 def parse_question(text: object, old: str) -> str | ParseError:
-    """A rewritten question, strictly: one line, a question, with the numbers and the view of the old one.
-
-    It raises nothing, whatever the text is.
-
-    Args:
-        text: a rewriter's reply, or anything else; a ParseError or Refusal is handed on
-        old: the question that was to be put into other words
-
-    Returns:
-        the new question, or a ParseError that says what it lacks
-    """
+    "A rewritten question, strictly: one line with the numbers and the view of the old one; never raises."
     if isinstance(text, ParseError):
         return text
     if not isinstance(text, str):
@@ -249,24 +210,13 @@ def parse_question(text: object, old: str) -> str | ParseError:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6058f2c4
 class ScriptedRewriter:
-    """Wordings from the table of forms, in place of the rewriting model of A.3.1, step 4.
-
-    Args:
-        seed: of the wordings that are drawn
-    """
+    "Wordings from the table of forms, in place of the rewriting model of A.3.1, step 4."
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def rewrite(self, questions: Sequence[str]) -> list[str]:
-        """One wording for each question; it may be the old one.
-
-        Args:
-            questions: N; one that is in no form stays as it is
-
-        Returns:
-            N texts for `parse_question`; the same for the same questions in the same order
-        """
+        "One wording for each question; it may be the old one, and always is for one that is in no form."
         rng, out = np.random.default_rng(self.seed), []
         for q in questions:
             form, kind, view = recognise(q) or (None, "", "")
@@ -276,26 +226,13 @@ class ScriptedRewriter:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bca0318b
 class ChatRewriter:
-    """A large model that puts questions into other words, without the pictures (A.3.1, step 4).
-
-    Args:
-        engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
-        temperature: of sampling; high, because the wordings should differ
-        max_new_tokens: tokens of a reply
-    """
+    "A large model that puts questions into other words, without the pictures (A.3.1, step 4)."
 
     def __init__(self, engine: Any, temperature: float = 0.9, max_new_tokens: int = 100, seed: int = 0) -> None:
         self.engine, self.how = engine, dict(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
 
     def rewrite(self, questions: Sequence[str]) -> list[str | Refusal]:
-        """One wording for each question.
-
-        Args:
-            questions: N, each of one line
-
-        Returns:
-            N texts for `parse_question`; a Refusal where the model gave none
-        """
+        "One wording for each question, for `parse_question`; a Refusal where the model gave none."
         ask = (
             "Put this question into other words. Keep its meaning, every number and a view that it names at its "
             "beginning (such as 'Back left "
@@ -307,24 +244,7 @@ class ChatRewriter:
 def judged_pairs(
     asks: Sequence[Ask], teacher: Any, judge: Any, rounds: int = 2, each: int = 4, seed: int = 0
 ) -> tuple[list[Pair], Counter, Counter, Counter]:
-    """Pairs that a judge lets through (A.3.1, steps 2 and 3): make, judge, make again what was rejected.
-
-    A question that was judged once is not taken a second time for the same pictures, whichever ask brings it up.
-
-    Args:
-        teacher: has `questions`, as ScriptedTeacher
-        judge: has `scores`, as ScriptedJudge
-        rounds: 1: what is rejected is missing; 2: it is made again once; and so on
-        each: pairs wanted for an ask; fewer stay if the rounds do not suffice
-        seed: of the templates' questions
-
-    Returns:
-        (the kept pairs in the order of the asks, counts of replies, counts by (category, what became of it), counts by
-            (injected fault or "none", whether it was kept))
-
-    Raises:
-        ValueError: the teacher or the judge does not give one reply for each question put to it
-    """
+    "Pairs that a judge lets through (A.3.1, steps 2 and 3), with counts; what is rejected is made again."
     asked_about, kept = {a.shown: set() for a in asks}, [[] for _ in asks]
     taken = [asked_about[a.shown] for a in asks]
     replies, table, faults, number_of = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
@@ -358,15 +278,7 @@ def judged_pairs(
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #d508737b
 def vqa_row(pair: Pair, question: str) -> dict:
-    """A pair as a row for `train_sft`: the pictures and the question, then the answer.
-
-    Args:
-        pair: that the judge let through
-        question: its final wording; the first one stands in the row's `meta`
-
-    Returns:
-        row, as `make_row` makes it
-    """
+    "A pair as a row for `train_sft`: pictures, question, answer; the first wording stands in `meta`."
     ask, recognised = pair.ask, recognise(pair.question)
     return make_row(
         "vqa",
@@ -383,12 +295,7 @@ def vqa_row(pair: Pair, question: str) -> dict:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #78830ca9
 class Lazily(Sequence):
-    """A sequence whose items are made when they are asked for, and not kept.
-
-    Args:
-        make: function of one of `of`
-        of: what the items are made from
-    """
+    "A sequence whose items are made when they are asked for, and not kept."
 
     def __init__(self, make: Callable[[Any], Any], of: Sequence[Any]) -> None:
         self.make, self.of = make, of
@@ -421,15 +328,7 @@ class Counts:
     faults: Counter = field(default_factory=Counter)
 
     def of(self, what: str, category: str | None = None) -> int:
-        """How many pairs went one way.
-
-        Args:
-            what: second half of a key of `table`, such as "made"
-            category: one of CATEGORIES; None: all together
-
-        Returns:
-            pairs; 0 where the table has no such key
-        """
+        "How many pairs went one way, such as `made`, in a category or in all; 0 without such a key."
         return sum(n for (c, w), n in self.table.items() if w == what and category in (None, c))
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #99460221
@@ -472,34 +371,7 @@ def vqa_rows(
     share: float = 0.6,
     seed: int = 0,
 ) -> tuple[Lazily, Counts]:
-    """DriveAlign-VQA in small: all four stages of A.3.1.
-
-    Args:
-        scenes: with a front camera; at least one. Each is read when it is needed, and none is held
-        teacher: has `questions`; default: ScriptedTeacher
-        judge: has `scores`; default: ScriptedJudge
-        rewriter: has `rewrite`; default: ScriptedRewriter
-        features: function of N front pictures -> (N, D) vectors, by which varied ones are chosen: `thumbnails`, or
-            what `clip_features` gives; None: all scenes are taken
-        clusters: of these vectors
-        each: scenes from a cluster, at most
-        wanted: scenes in all, as many from each cluster as that takes; None: `each` from each
-        asks: times that a scene is asked about
-        pairs: that an ask gives, at most
-        templates: share of the asks that use templates; the others are asked freely
-        six: share of the asks that show all six views
-        image_size: (width, height) in pixels of every picture
-        rounds: of making and judging; with 2, what the judge rejects is made again once
-        share: that the most frequent answer to a question may have, below 1
-        seed: of all draws here, and of the scripted teacher and rewriter
-
-    Returns:
-        (rows for `train_sft`, whose pictures are made when a row is asked for, and what became of everything)
-
-    Raises:
-        SceneError: a scene has no front camera, or the file of a picture is missing
-        ValueError: a teacher, judge or rewriter does not give one reply for each question put to it
-    """
+    "DriveAlign-VQA in small: all four stages of A.3.1; pictures are made when a row is asked for."
     scenes = scenes if isinstance(scenes, Sequence) else list(scenes)
     teacher, judge = teacher or ScriptedTeacher(seed=seed), judge or ScriptedJudge()
     fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
@@ -530,17 +402,7 @@ def part_rows(scenes: Iterable[Scene], told: Iterable[tuple]) -> Iterator[dict]:
 
 
 def rows_in_parts(parts: Parts, name: str, rows: Lazily, count: int) -> Iterator[dict]:
-    """The first rows of `vqa_rows`, made by several processes.
-
-    Args:
-        parts: the processes; without any the rows are made here
-        name: of the parts
-        rows: of `vqa_rows`
-        count: rows wanted
-
-    Returns:
-        iterator of rows
-    """
+    "The first `count` rows of `vqa_rows`, made by several processes."
     if not parts.workers or not len(rows):
         return islice(rows, count)
     pairs = rows.of[:count]
@@ -554,16 +416,7 @@ def rows_in_parts(parts: Parts, name: str, rows: Lazily, count: int) -> Iterator
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd
 def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:
-    """The data card: what the file holds, and under "Notes" what became of all that was made.
-
-    Args:
-        path: Parquet file of rows of `vqa_rows`
-        counts: what became of everything
-        how: the command that makes the file again
-
-    Returns:
-        the text of the card
-    """
+    "The data card: what the file holds, and under `Notes` what became of all that was made."
     lines = [f"| {category} | {outcome} | {n} |" for (category, outcome), n in sorted(counts.table.items())]
     faults = [f"| {kind} | {'kept' if kept else 'caught'} | {n} |" for (kind, kept), n in sorted(counts.faults.items())]
     notes = [
@@ -584,16 +437,7 @@ _BOX = re.compile(rf"\[{_WHOLE}, {_WHOLE}, {_WHOLE}, {_WHOLE}\]")
 
 
 def right_answer(said: str, true: str, width: int = 168) -> bool:
-    """Whether an answer counts: boxes within a twentieth of the picture, distances within a fifth, words exactly.
-
-    Args:
-        said: the model's answer
-        true: the right one
-        width: of the picture that boxes are in, pixels
-
-    Returns:
-        True: right
-    """
+    "Whether an answer counts: boxes within 1/20 of the picture, distances within a fifth, the rest exactly."
     a, b = _BOX.fullmatch(said.strip()), _BOX.fullmatch(true.strip())
     if a and b:
         return all(abs(int(x) - int(y)) <= width / 20 for x, y in zip(a.groups(), b.groups(), strict=True))
@@ -604,15 +448,7 @@ def right_answer(said: str, true: str, width: int = 168) -> bool:
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #7f9f2030
 def of_each_category(categories: Sequence[str], n: int, seed: int = 0) -> list[int]:
-    """The questions of a test: as many of each category (A.9.1: 200 of each of four).
-
-    Args:
-        categories: of each question
-        n: questions in all; a category with fewer than its share gives all it has
-
-    Returns:
-        numbers of the questions, in rising order
-    """
+    "Numbers of a test's questions: as many of each category (A.9.1: 200 of each of four)."
     rng, categories = np.random.default_rng(seed), np.asarray(categories)
     names = sorted(set(categories.tolist()))
     drawn = [rng.permutation(np.flatnonzero(categories == c))[: n // len(names)] for c in names]
@@ -629,17 +465,7 @@ def _shares(answers, rows):
 
 
 def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", engine: Any = None) -> dict[str, float]:
-    """How many questions a policy answers right, at temperature 0, by `right_answer`.
-
-    Args:
-        policy: that is tested
-        rows: N of `vqa_rows`, or read back from a file; of scenes that the policy has not learnt from
-        pictures: "own", or "grey" for grey ones in their place
-        engine: who answers; default: the policy
-
-    Returns:
-        dict: category -> share of right answers, from 0 to 1; and `all` of them
-    """
+    "The share of right answers at temperature 0, by category and under `all`; by `right_answer`."
 
     def see(p):
         return image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
@@ -651,15 +477,7 @@ def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", en
 
 
 def vqa_usual(known: Sequence[dict], rows: Sequence[dict]) -> dict[str, float]:
-    """How many are right by the most frequent answer to the same question, which needs no picture.
-
-    Args:
-        known: rows from which the answers are counted; a question that is not among them gets its category's answer
-        rows: N, as in `vqa_accuracy`
-
-    Returns:
-        as `vqa_accuracy`
-    """
+    "How many are right by the most frequent answer to the same question, which needs no picture."
 
     # the same words; else the same form of question about the same thing; else the category
     def keys(meta):

@@ -37,17 +37,7 @@ from ..scene.core import Scene, SceneError, to_rgb
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #694ca470
 def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -> np.ndarray:
-    """Colour and layout of pictures as vectors, in place of CLIP in the toy town (A.3.1, step 1).
-
-    The vectors depend on the whole set: only vectors of one call can be compared.
-
-    Args:
-        images: N pictures, at least one, of any sizes
-        size: (width, height) in pixels to which each picture is shrunk before it becomes a vector
-
-    Returns:
-        (N, 3 · width · height) float; each column has mean 0, in units of the whole set's deviation
-    """
+    "Colour and layout as vectors (N, 3 · width · height) (A.3.1, step 1); comparable within one call only."
     v = np.stack([np.asarray(to_rgb(i).resize(size, Image.BOX)).ravel() for i in images]) / 255
     # The deviation, and all else in place: with many pictures the vectors are what weighs.
     deviation = np.sqrt(max(np.vdot(v, v) / v.size - v.mean() ** 2, 0.0))
@@ -57,15 +47,7 @@ def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #13162944
 def clip_features(model: torch.nn.Module, batch: int = 32) -> Callable[[Sequence[Image.Image]], np.ndarray]:
-    """The paper's embedding (A.3.1, step 1), as a function that `vqa_rows` takes under `features`.
-
-    Args:
-        model: CLIP of transformers, as in `drivelit.metrics.images`
-        batch: pictures that go through the model at once; fewer need less memory and give the same vectors
-
-    Returns:
-        function: N PIL images, at least one -> (N, D) unit vectors
-    """
+    "The paper's embedding (A.3.1, step 1) for `vqa_rows`: N PIL images -> (N, D) unit vectors."
 
     def features(images):
         return np.concatenate(
@@ -78,18 +60,7 @@ def clip_features(model: torch.nn.Module, batch: int = 32) -> Callable[[Sequence
 def diverse(
     features: np.ndarray, clusters: int = 8, each: int = 8, seed: int = 0, wanted: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A fixed number of pictures from each cluster, however large it is (A.3.1, step 1).
-
-    Args:
-        features: (N, D) a vector for each picture, N at least 1
-        clusters: of k-means; with fewer pictures than that, as many as there are pictures
-        each: pictures drawn from a cluster; a cluster with fewer gives all it has
-        seed: of the start of k-means and of the draw; the same seed chooses the same pictures
-        wanted: the number from each is the smallest with which all clusters together give so many; None: `each`
-
-    Returns:
-        ((M,) numbers of the chosen pictures in rising order, (N,) the cluster of every picture)
-    """
+    "As many pictures from each cluster (A.3.1, step 1): chosen numbers (M,), and the cluster of each, (N,)."
     features = np.asarray(features, float)
     _, label = kmeans2(features, min(clusters, len(features)), minit="++", seed=seed, missing="warn")
     rng, sizes = np.random.default_rng(seed), np.bincount(label)
@@ -146,14 +117,7 @@ def teacher_prompt(views: Sequence[str] = ("front",), asked: Sequence[str] = (),
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #48bc1fd1
 def format_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Pairs in the form of the paper's prompt (A.3.1): Q1:, A1:, Q2:, and so on.
-
-    Args:
-        pairs: (question, answer), each of one line
-
-    Returns:
-        a text that `parse_pairs` reads back; empty without pairs
-    """
+    "Pairs in the form of the paper's prompt (A.3.1): Q1:, A1:, Q2:, and so on."
     return "\n\n".join(f"Q{k}: {q}\nA{k}: {a}" for k, (q, a) in enumerate(pairs, 1))
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #7bb5db74
@@ -163,19 +127,7 @@ _LINE = re.compile(r"([QA])([1-9][0-9]?): (\S.*)")
 def parse_pairs(
     text: object, count: int | None = 4, asked: Sequence[str] = (), longest: int = 400
 ) -> list[tuple[str, str]] | ParseError:
-    """The pairs of a reply, strictly: nothing but Q1:, A1:, Q2:, ... in order, one line each.
-
-    One fault refuses the whole reply. It raises nothing, whatever the text is.
-
-    Args:
-        text: a teacher's reply, or anything else; a ParseError or Refusal is handed on
-        count: pairs expected; None: any number from 1 to 99
-        asked: the questions that must stand there, in this order; empty: any
-        longest: characters of a line, with its "Q1: "
-
-    Returns:
-        list of (question, answer), or a ParseError whose reason names the line
-    """
+    "The pairs of a reply, strictly Q1:, A1:, Q2:, ... one line each; one fault refuses all; never raises."
     if isinstance(text, ParseError):
         return text
     if not isinstance(text, str):
@@ -206,15 +158,7 @@ def parse_pairs(
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #b2204149
 def as_message(images: list, text: str) -> dict:
-    """A question about pictures.
-
-    Args:
-        images: PIL images, shown before the text
-        text: what is asked
-
-    Returns:
-        a user's message
-    """
+    "A question about pictures as a user's message, the pictures before the text."
     return {
         "role": "user",
         "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}],
@@ -225,15 +169,7 @@ AT_A_TIME = 256  # conversations whose pictures are in memory together
 
 
 def in_parts(items: Sequence[Any], size: int = AT_A_TIME) -> list[Sequence[Any]]:
-    """What is too much for the memory at once, in parts.
-
-    Args:
-        items: N of them, in order
-        size: of a part, at most
-
-    Returns:
-        parts, in order
-    """
+    "What is too much for the memory at once, in parts of at most `size`, in order."
     return [items[k : k + size] for k in range(0, len(items), size)]
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #a79b2bbf
@@ -385,24 +321,7 @@ def make_asks(
     seed: int = 0,
     numbers: Sequence[int] | None = None,
 ) -> list[Ask]:
-    """How each scene is asked about, and which pictures are shown (A.3.1, step 2).
-
-    The shares are exact up to rounding. A scene without the other five cameras shows the front view all the same.
-
-    Args:
-        scenes: each with a front camera; read one after another, and not held
-        templates: share of the asks that use templates, from 0 to 1; the others are asked freely
-        six: share of the asks that show all six views, from 0 to 1
-        size: (width, height) in pixels of every picture, and of the boxes in the answers
-        seed: of which scene falls into which share
-        numbers: (N,) of the scenes that are asked about, some of them perhaps several times; None: each once
-
-    Returns:
-        N asks, in the order of the numbers
-
-    Raises:
-        SceneError: a scene has no front camera
-    """
+    "How each scene is asked about, with which pictures (A.3.1, step 2); shares are exact up to rounding."
     numbers = range(len(scenes)) if numbers is None else numbers
     rng, n = np.random.default_rng(seed), len(numbers)
     origin = rng.permutation(np.arange(n) < round(n * templates))
@@ -436,26 +355,7 @@ def generate_pairs(
     seed: int,
     counts: Counter,
 ) -> list[Pair]:
-    """One round of questions and answers (A.3.1, step 2).
-
-    Templates are answered from the scene's facts where these are known; all else is asked of the teacher. A reply
-    that is refused or cannot be read gives no pair and is counted.
-
-    Args:
-        asks: N; one from templates whose facts are not known gets the questions that the teacher answers
-        missing: (N,) pairs that each ask still needs; none gets more
-        taken: (N,) questions of each that were judged before and are not made again; not changed here
-        teacher: has `questions`, as ScriptedTeacher
-        attempt: round from 0: other questions in each
-        seed: of the templates' questions
-        counts: gets the number of `replies`, `replies refused` and `replies unreadable` added
-
-    Returns:
-        the pairs in the order of the asks, at most `missing` for each, not judged yet
-
-    Raises:
-        ValueError: the teacher does not give one reply for each ask
-    """
+    "One round of pairs (A.3.1, step 2), not judged yet; the teacher answers where facts are not known."
     out, ask = {}, []
     for i, a in enumerate(asks):  # each scene is read once
         rng = np.random.default_rng([seed, attempt, i])

@@ -94,14 +94,7 @@ def blind_plans(scene: Scene, accelerations: Sequence[float] = ACCELERATIONS) ->
 
 # %% ../../nbs/10_metrics/25_blind.ipynb #cf5efc78
 def complains(result: PDMResult) -> np.ndarray:
-    """Whether the feedback agent finds something wrong with each plan.
-
-    Args:
-        result: of N plans
-
-    Returns:
-        (N,) bool: NC, DAC or TTC below 1
-    """
+    "Whether the feedback agent finds something wrong with each plan: (N,) bool, NC, DAC or TTC below 1."
     return (result.nc < 1) | (result.dac < 1) | (result.ttc < 1)
 
 

@@ -176,17 +176,7 @@ def _json(path):
 
 
 def read_comfort(path: str | Path) -> float:
-    """Bench2Drive's comfort of one route from the file that its agents write.
-
-    Args:
-        path: metric_info.json: step -> acceleration, angular_velocity, forward_vector, right_vector, each x, y, z
-
-    Returns:
-        float: as `smooth_pieces`, of the steps in the order of the file
-
-    Raises:
-        ValueError: naming the file, the step and the field
-    """
+    "Bench2Drive's comfort of one route from its metric_info.json; ValueError names step and field."
     steps = _json(path)
     if not isinstance(steps, dict):
         raise ValueError(f"{path}: not an object of steps")
@@ -266,17 +256,7 @@ def write_results(path: str | Path, records: list[dict]) -> Path:
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30c004
 def route_number(record: dict) -> int:
-    """The number in a record's `route_id`.
-
-    Args:
-        record: of `read_results`
-
-    Returns:
-        int: 1711 for "RouteScenario_1711_rep0"
-
-    Raises:
-        ValueError: for an id of another form
-    """
+    "The number in a record's `route_id`: 1711 for `RouteScenario_1711_rep0`; else ValueError."
     if not (m := REPETITION.fullmatch(record["route_id"])):
         raise ValueError(f"route_id: {record['route_id']!r} is not of the form RouteScenario_1711_rep0")
     return int(m[1])
@@ -403,15 +383,7 @@ def scenario_of(record: dict) -> str:
 
 
 def passed(record: dict, share: float) -> bool:
-    """Whether a drive came past its first junction and ran no red light and no stop sign on its way.
-
-    Args:
-        record: of `read_results`
-        share: of the route, up to the junction and 8 m more
-
-    Returns:
-        bool
-    """
+    "Whether a drive came past a share of its route, its first junction, and ran no red light or stop sign."
     ran = any(record["infractions"].get(k) for k in ("stop_infraction", "red_light"))
     return record["scores"]["score_route"] / 100 > share and not ran
 

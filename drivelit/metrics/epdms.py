@@ -61,14 +61,7 @@ TTC_STEPS, OFF_LINE, OFF_STEPS = 32, 0.5, 20  # steps, metres, steps
 
 
 def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
-    """LK: does the ego stay near the centre line?
-
-    Args:
-        states: (N, 41, 11)
-
-    Returns:
-        np.ndarray: (N,) 0 where it is more than 0.5 m off for 20 steps in a row, else 1; 1 without a route
-    """
+    "LK (N,): 0 where the ego is over 0.5 m off the centre line for 20 steps in a row; 1 without a route."
     if prepared.route is None:
         return np.ones(len(states))
     center = pdm.ego_centers(states)[..., :2]
@@ -83,29 +76,13 @@ def lane_keeping(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #13f8e005
 def progress_score(own: np.ndarray, allowed: np.ndarray, reference: float) -> np.ndarray:
-    """EP: the whole way over the best safe one; 1 where that is 5 m or less.
-
-    Args:
-        own: (N,) metres along the route
-        allowed: (N,) product of the multiplied scores
-        reference: metres times that product, of the reference
-
-    Returns:
-        np.ndarray: (N,) in [0, 1]
-    """
+    "EP: the whole way over the best safe one; 1 where that is 5 m or less."
     best = np.maximum(own * allowed, reference)
     return np.where(best > 5.0, np.clip(own / np.maximum(best, 1e-9), 0, 1), 1.0)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8195
 def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:
-    """The filtered signals of v2's comfort.
-
-    Args:
-        states: (N, T, 11)
-
-    Returns:
-        dict: the names of `kinematics.COMFORT`, each (N, T)
-    """
+    "The filtered signals of v2's comfort: the names of `kinematics.COMFORT`, each (N, T)."
     n, f = states.shape[1], kin._filter
     shift = VEHICLE.to_center * (states[..., YAW_RATE] ** 2 + states[..., YAW_ACC])  # the official quirk, see above
 
@@ -161,15 +138,7 @@ def past_states(ego: Ego, seconds: float = 1.5) -> np.ndarray:
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #d2ef8009
 def history_comfort(states: np.ndarray, past: np.ndarray) -> np.ndarray:
-    """HC: do all signals stay inside v1's bounds, from the past to the plan's end?
-
-    Args:
-        states: (N, 41, 11)
-        past: (H, 11) of `past_states`
-
-    Returns:
-        np.ndarray: (N,) 1.0 or 0.0
-    """
+    "HC (N,): 1 if all signals stay inside v1's bounds from the past (H, 11) to the plan's end, else 0."
     full = np.concatenate([np.repeat(past[None], len(states), 0), states], 1)
     return np.all(
         [((s > kin.COMFORT[k][0]) & (s < kin.COMFORT[k][1])).all(1) for k, s in comfort_signals(full).items()], 0
@@ -192,19 +161,7 @@ def _extended_signals(states):
 
 
 def extended_comfort(states: np.ndarray, before: np.ndarray, interval: float = 0.5) -> np.ndarray:
-    """EC: does the plan agree with the plan of the frame before?
-
-    Args:
-        states: (N, 41, 11) drives of the plans of now
-        before: (N, 41, 11) or (41, 11) drives of the plans of the frame before
-        interval: seconds between the frames, 0 to 0.55
-
-    Returns:
-        np.ndarray: (N,) 1.0 or 0.0
-
-    Raises:
-        ValueError: for frames that are farther apart
-    """
+    "EC (N,) 1 or 0: does the plan agree with that of the frame before? ValueError over 0.55 s apart."
     if not 0 <= interval < 0.55:
         raise ValueError(f"interval: {interval} s; frames more than 0.55 s apart are not compared")
     k = round(interval / kin.DT)
@@ -263,14 +220,7 @@ class EPDMSResult:
         return self.progress * self.product
 
     def against(self, reference: float) -> "EPDMSResult":
-        """The same drives with another EP.
-
-        Args:
-            reference: metres · product of the reference
-
-        Returns:
-            EPDMSResult: a copy
-        """
+        "A copy with another EP; `reference` is in metres · product of the multiplied scores."
         return replace(self, ep=progress_score(self.progress, self.product, reference))
 
     @property
@@ -429,15 +379,7 @@ SIGMA2 = 0.1  # m²
 
 
 def second_stage_weights(end: ArrayLike, starts: ArrayLike) -> np.ndarray:
-    """How much each second-stage moment counts.
-
-    Args:
-        end: (2,) global end point of the first-stage plan, metres
-        starts: (M, 2) global start points of the second-stage moments, metres
-
-    Returns:
-        np.ndarray: (M,), their sum is 1
-    """
+    "Weights (M,), with sum 1, of second-stage moments by their starts (M, 2) and the plan's end (2,)."
     d2 = ((np.asarray(starts, float) - np.asarray(end, float)) ** 2).sum(-1)
     w = np.exp(-d2 / (2 * SIGMA2))
     return np.full(len(w), 1 / len(w)) if np.isclose(w.sum(), 0.0) else w / w.sum()
@@ -474,15 +416,7 @@ def _row_score(row):
 
 
 def with_extended_comfort(table: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """The table with EC for both frames of each pair, and its score.
-
-    Args:
-        table: as in `two_stage`
-        pairs: tokens (now, before)
-
-    Returns:
-        DataFrame: a copy with the columns `ec` and `score`
-    """
+    "A copy of the table with `ec` for both frames of each pair of tokens (now, before), and its `score`."
     table = table.assign(ec=np.nan) if "ec" not in table else table.copy()
     for now, before in pairs:
         gap = table.at[now, "time"] - table.at[before, "time"]
@@ -492,20 +426,7 @@ def with_extended_comfort(table: pd.DataFrame, pairs: Iterable[tuple[str, str]])
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b021
 def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple[str, str]]]]) -> dict[str, pd.Series]:
-    """NAVSIM v2's pseudo closed-loop score.
-
-    Args:
-        table: one row a token: nc ... hc, states, time (s), x, y (start), end_x, end_y (m); `valid`, if it is there,
-            marks the readable plans
-        mappings: (now, before, [(second-stage now, second-stage before), ...])
-
-    Returns:
-        dict: combined, stage_one, stage_two: a Series of COLUMNS each
-
-    Raises:
-        ValueError: for a token that has no valid row, since a plan that could not be read has to be decided on before;
-            and as `whole`
-    """
+    "NAVSIM v2's pseudo closed-loop score: combined, stage_one, stage_two; ValueError without a valid row."
     table = whole(table)
     tokens = {t for now, before, second in mappings for t in (now, before, *[x for pair in second for x in pair])}
     if missing := sorted(tokens - set(table.index)):

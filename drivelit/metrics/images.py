@@ -92,17 +92,7 @@ def frechet(a: Moments, b: Moments) -> float:
 def frechet_of(
     extract: Callable[[list], ArrayLike | torch.Tensor], real: Sequence, made: Sequence, batch: int = 32
 ) -> float:
-    """The same from images, with any extractor.
-
-    Args:
-        extract: images -> (B, D) features
-        real: PIL images
-        made: PIL images
-        batch: images at a time
-
-    Returns:
-        float: squared distance
-    """
+    "Squared Fréchet distance of real and made PIL images, with any extractor: images -> features (B, D)."
 
     def parts(images):
         return [images[i : i + batch] for i in range(0, len(images), batch)]
@@ -262,36 +252,14 @@ def embed_texts(model: torch.nn.Module, tokens: dict[str, torch.Tensor]) -> torc
 
 # %% ../../nbs/10_metrics/70_images.ipynb #bbc58011
 def image_similarity(model: torch.nn.Module, dreamed: Sequence, true: Sequence, crop: bool | None = None) -> np.ndarray:
-    """MindDriver eq. 2.
-
-    Args:
-        model: CLIP-like
-        dreamed: B PIL images
-        true: B PIL images
-        crop: as in `embed_images`
-
-    Returns:
-        np.ndarray: (B,) cosine in [-1, 1]
-
-    Raises:
-        ValueError: for numbers that do not match
-    """
+    "MindDriver eq. 2: cosine (B,) in [-1, 1] of dreamed and true images; `crop` as in `embed_images`."
     if len(dreamed) != len(true):
         raise ValueError(f"{len(dreamed)} dreamed and {len(true)} true images")
     return (embed_images(model, dreamed, crop) * embed_images(model, true, crop)).sum(-1).numpy()
 
 # %% ../../nbs/10_metrics/70_images.ipynb #bbc58012
 def clip_score(model: torch.nn.Module, images: Sequence, tokens: dict[str, torch.Tensor]) -> np.ndarray:
-    """The CLIP score of images and sentences.
-
-    Args:
-        model: CLIP-like
-        images: B PIL images
-        tokens: of one sentence for each image
-
-    Returns:
-        np.ndarray: (B,) in [0, 100]
-    """
+    "The CLIP score (B,) in [0, 100] of images and sentences, one for each image."
     return (100 * (embed_images(model, images) * embed_texts(model, tokens)).sum(-1)).clamp_min(0).numpy()
 
 # %% ../../nbs/10_metrics/70_images.ipynb #dcfcb69c

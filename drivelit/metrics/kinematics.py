@@ -113,16 +113,7 @@ _PLAIN = SimpleNamespace(cos=math.cos, sin=math.sin, tan=math.tan, ceil=math.cei
 
 
 def _each_step(loop: Callable[..., list[tuple]], rows: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Run a loop over the steps of plans.
-
-    Args:
-        loop: (m, rows, first) -> what each step yields; m is numpy, or math for the plain numbers of one plan
-        rows: (T, C, N) what each step needs
-        first: (D, N) where the loop begins
-
-    Returns:
-        np.ndarray: (T, E, N)
-    """
+    "Run a loop over the steps of plans: rows (T, C, N) from first (D, N) to (T, E, N), in numpy or math."
     if not 0 < rows.shape[-1] <= FEW:
         return np.array(loop(np, rows, first))
     each = [loop(_PLAIN, rows[..., n].tolist(), first[..., n].tolist()) for n in range(rows.shape[-1])]
@@ -301,18 +292,7 @@ _LEFT = _WAY.sum(1, keepdims=True) - np.cumsum(_WAY, 1)  # metres that are left 
 
 
 def _ahead(v, u, curvature, wheelbase=VEHICLE.wheelbase):
-    """What `control` finds when it looks ahead, for all steps at once.
-
-    Args:
-        v: (T, N) m/s now
-        u: (T, N) m/s² wanted
-        curvature: (N, T + HORIZON) 1/m
-        wheelbase: metres
-
-    Returns:
-        tuple of (T, N): the factors of steering rate in offset and heading; of heading and steering in the offset; of
-            steering in the heading; what the road takes from offset and heading
-    """
+    "Factors (T, N) that `control` finds when it looks ahead, all steps at once; curvature (N, T + HORIZON)."
     both = np.stack([v, u]).reshape(2, -1)
 
     def linear(a):
@@ -413,11 +393,7 @@ COMFORT = dict(  # signal: (low, high), strictly inside
 
 @lru_cache
 def _filter(n, window, degree=2, order=0):
-    """A Savitzky-Golay filter as an (n, n) matrix: each row fits a polynomial to the window around its step.
-
-    scipy.signal has it, too, but takes a second and a half to import. As there, the first and last steps are read off
-    the first and last window, and a window of even length has no middle: the others are read off half a step later.
-    """
+    "A Savitzky-Golay filter as an (n, n) matrix, equal to scipy.signal's, which takes 1.5 s to import."
     window = min(window, n)
     if window <= degree:
         raise ValueError(f"{n} states: a polynomial of degree {degree} needs {degree + 1}")
@@ -432,14 +408,7 @@ def _filter(n, window, degree=2, order=0):
 
 
 def comfort_signals(states: np.ndarray) -> dict[str, np.ndarray]:
-    """The filtered signals that the comfort checks look at.
-
-    Args:
-        states: (N, T, 11)
-
-    Returns:
-        dict: the names of COMFORT, each (N, T); m/s², m/s³, rad/s, rad/s²
-    """
+    "The filtered signals (N, T) of COMFORT from states (N, T, 11); m/s², m/s³, rad/s, rad/s²."
     n = states.shape[1]
     ax, ay, heading = states[..., AX], states[..., AY], np.unwrap(states[..., HEADING], axis=1)
 

@@ -107,16 +107,7 @@ def confusion(
     truths: Sequence[Sequence[tuple[str, str]]],
     which: str = "speed",
 ) -> pd.DataFrame:
-    """Counts over all steps.
-
-    Args:
-        predictions: N sequences, None where unreadable
-        truths: N sequences
-        which: "speed" or "trajectory"
-
-    Returns:
-        DataFrame: counts, truth by said, with a column for unreadable
-    """
+    "Counts over all steps, truth by prediction, with a column for unreadable; `speed` or `trajectory`."
     words, k = (SPEEDS, 0) if which == "speed" else (TRAJECTORIES, 1)
     p, t = encode(predictions)[..., k].ravel(), encode(truths)[..., k].ravel()
     table = np.zeros((len(words), len(words) + 1), int)

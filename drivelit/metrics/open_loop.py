@@ -117,18 +117,7 @@ def box_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) 
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #71969004
 def point_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) -> np.ndarray:
-    """Does the way-point itself lie in an occupied cell?
-
-    VAD's is off by a quarter of the grid (it halves an offset); it is kept for comparison only.
-
-    Args:
-        trajectory: (6, 2) x right, y forward, metres
-        grid: (6, 200, 200) bool
-        front_first: True: VAD's rows and its offset; False: UniAD's
-
-    Returns:
-        np.ndarray: (6,) bool
-    """
+    "Way-points (6, 2) in occupied cells, (6,) bool; VAD's quarter-grid error is kept for comparison only."
     x, y = np.asarray(trajectory, np.float32).T
     first = np.float32(-SIDE + CELL / 2)
     rows, columns = (

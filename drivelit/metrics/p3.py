@@ -41,15 +41,7 @@ def boxes(values: ArrayLike, name: str = "boxes") -> np.ndarray:
 
 # %% ../../nbs/10_metrics/65_p3.ipynb #00b8e002
 def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union.
-
-    Args:
-        a: (N, 4)
-        b: (M, 4)
-
-    Returns:
-        np.ndarray: (N, M) in [0, 1]
-    """
+    "Intersection over union (N, M) of boxes (N, 4) and (M, 4)."
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.clip(high - low, 0, None), -1)
 

@@ -68,18 +68,7 @@ def _keep_way(prepared, reference, score, result):
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917030
 def reference_plan(prepared: PDMScene, reference: ArrayLike | None = None) -> np.ndarray:
-    """The plan that progress is measured against.
-
-    Args:
-        prepared: keeps PDM-Closed's plan
-        reference: (41, 3); None: PDM-Closed's
-
-    Returns:
-        np.ndarray: (41, 3) poses at 10 Hz
-
-    Raises:
-        ValueError: for a reference with NaN or of the wrong shape
-    """
+    "The plan (41, 3) at 10 Hz that progress is measured against; by default PDM-Closed's, which is kept."
     if reference is None:
         if prepared.reference is None:
             add_references([prepared])
@@ -93,18 +82,7 @@ def reference_plan(prepared: PDMScene, reference: ArrayLike | None = None) -> np
 
 
 def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -> float:
-    """How far the reference gets, as far as it is safe.
-
-    Args:
-        prepared: keeps what was computed last
-        reference: (41, 3); None: PDM-Closed's
-
-    Returns:
-        float: metres, progress · NC · DAC
-
-    Raises:
-        ValueError: as `reference_plan`
-    """
+    "How far the reference gets, as far as it is safe: progress · NC · DAC in metres; the last is kept."
     plan = reference_plan(prepared, reference)
     if (way := _kept_way(prepared, plan, "pdms")) is None:
         states = kin.track(plan[None], prepared.scene.ego)
@@ -115,17 +93,7 @@ def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -
 def score_against(
     prepared: PDMScene, plans: np.ndarray, reference: np.ndarray, score: str, judge: Callable[[np.ndarray], Any]
 ) -> Any:
-    """Drive and score plans against a reference, whose metres the scene keeps.
-
-    Args:
-        plans: (N, 41, 3)
-        reference: (41, 3) of `reference_plan`
-        score: its name; each has its own metres
-        judge: (M, 41, 11) states -> a result that has `way` and `against`
-
-    Returns:
-        the result of the N plans
-    """
+    "Drive and score plans (N, 41, 3) against a reference (41, 3), whose metres the scene keeps by score."
     if (way := _kept_way(prepared, reference, score)) is not None:
         return judge(kin.track(plans, prepared.scene.ego)).against(way)
     result = judge(kin.track(np.concatenate([reference[None], plans]), prepared.scene.ego))

@@ -55,15 +55,7 @@ class Forecast:
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f001
 def box_polygons(poses: np.ndarray, half: np.ndarray) -> np.ndarray:
-    """Rectangles.
-
-    Args:
-        poses: (..., 3) centres
-        half: (..., 2) half length, half width, metres
-
-    Returns:
-        np.ndarray: (...) polygons
-    """
+    "Rectangles (...) with centres (..., 3) and half length and half width (..., 2) in metres."
     sign = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
     c, s = np.cos(poses[..., None, 2]), np.sin(poses[..., None, 2])
     a, b = sign[:, 0] * half[..., None, 0], sign[:, 1] * half[..., None, 1]
@@ -93,11 +85,7 @@ def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f007
 def forecast(prepared: PDMScene) -> Forecast:
-    """What the planner expects of the next five seconds.
-
-    Returns:
-        Forecast: no recorded future is in it
-    """
+    "What the planner expects of the next five seconds; no recorded future is in it."
     scene = prepared.scene
     agents = present(scene)
     pose = np.array([p for _, p, _ in agents]).reshape(-1, 3)
@@ -193,11 +181,7 @@ class Track:
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #2ada762b
 class Poses:
-    """Where one is after some metres along each of P tracks.
-
-    Args:
-        tracks: of one or many scenes
-    """
+    "Where one is after some metres along each of P tracks, of one or many scenes."
 
     def __init__(self, tracks: Sequence[Track]) -> None:
         longest = max(len(t.s) for t in tracks)
@@ -245,17 +229,7 @@ class Blocking:
 
 
 def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndarray, reach: np.ndarray) -> Blocking:
-    """Which boxes touch the corridor of each path.
-
-    Args:
-        tracks: P
-        worlds: P, the forecast of the scene of each
-        start: (P,) metres along, where the corridor begins
-        reach: (P,) metres that it goes on
-
-    Returns:
-        Blocking: who touches the ego now is left out
-    """
+    "Which boxes touch the corridor (P,) metres of each path; who touches the ego now is left out."
     hits = []
     for p, (track, world) in enumerate(zip(tracks, worlds, strict=True)):
         if world.ignored.all():  # an empty scene, too
@@ -273,18 +247,7 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #e5542d81
 def leaders(poses: Poses, length: np.ndarray, block: Blocking, s: np.ndarray, step: int) -> np.ndarray:
-    """Which road user is followed at each speed, as the official loop fills its rows.
-
-    Args:
-        poses: of P paths
-        length: (P,) metres of the paths
-        block: of `blocking`
-        s: (P, 5) metres along the paths, of the ego at the five speeds
-        step: of 0.1 s
-
-    Returns:
-        np.ndarray: (P, 5, 3) metres along of the leader's rear, its speed m/s, and what to subtract from the gap
-    """
+    "Leader's rear, speed and gap correction (P, 5, 3) at s (P, 5), as the official loop fills its rows."
     now = slice(*np.searchsorted(block.step, [step // EVERY, step // EVERY + 1]))
     path, box, position = block.path[now], block.box[now], block.position[now]
     out = np.zeros((*s.shape, 3))
@@ -313,15 +276,7 @@ def leaders(poses: Poses, length: np.ndarray, block: Blocking, s: np.ndarray, st
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9ef16241
 def proposals(prepared: Sequence[PDMScene], worlds: Sequence[Forecast] | None = None) -> np.ndarray:
-    """Three paths times five speeds for each scene, all scenes at once.
-
-    Args:
-        prepared: C of `pdm.prepare`, each with a route
-        worlds: None: the forecast of each
-
-    Returns:
-        np.ndarray: (C, 15, 41, 3) rear-axle poses at 10 Hz, on the paths
-    """
+    "Three paths times five speeds for each scene: rear-axle poses (C, 15, 41, 3) at 10 Hz, on the paths."
     worlds = worlds or [forecast(p) for p in prepared]
     tracks = [Track(p.scene.map.centerline, o) for p in prepared for o in OFFSETS]
 
@@ -363,15 +318,7 @@ def best(result: PDMResult) -> int:
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858012
 def constant_speed(ego: Ego, points: int = 8) -> np.ndarray:
-    """Straight on at the present speed: what is left where there is no route.
-
-    Args:
-        ego: its velocity counts
-        points: every half second
-
-    Returns:
-        np.ndarray: (points, 3)
-    """
+    "Straight on at the present speed, (points, 3) every 0.5 s: what is left where there is no route."
     t = 0.5 * np.arange(1, points + 1)
     return np.stack([np.hypot(*ego.velocity) * t, 0 * t, 0 * t], -1)
 
@@ -427,14 +374,7 @@ def reference(scene: Scene | PDMScene, brake: bool = False) -> np.ndarray:
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5e846692
 def emergency_brake(ego: Ego) -> np.ndarray:
-    """A plan at the speed that makes the tracker brake as hard as comfort allows.
-
-    Args:
-        ego: its velocity and acceleration along x count
-
-    Returns:
-        np.ndarray: (41, 3) poses at 10 Hz; they may lead backwards
-    """
+    "A plan (41, 3) that makes the tracker brake as hard as comfort allows; it may lead backwards."
     v, a = ego.velocity[0], ego.acceleration[0]
     # bounds of comfort, m/s²: -4.05 and 2.40
     if v > 0.2:

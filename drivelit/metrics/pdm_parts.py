@@ -54,14 +54,7 @@ def kinematic(scene: Scene) -> Scene:
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #b0861003
 def at_10hz(agent: Agent) -> np.ndarray | None:
-    """Where a road user is at each tenth of a second.
-
-    Args:
-        agent: with poses every half second
-
-    Returns:
-        np.ndarray: (51, 3) box centre poses, NaN where it does not exist; None if it is not observed from now on
-    """
+    "A road user's box centre poses (51, 3) at each 0.1 s, NaN where absent; None if not seen from now on."
     seen = (agent.times > -1e-6) & (agent.times < AHEAD * kin.DT + 1e-6)
     if not seen.any():
         return None
@@ -85,14 +78,7 @@ def _behind(line, depth=0.5):
 
 
 def red_zones(scene: Scene) -> list[shapely.Polygon]:
-    """What a red light on the route keeps the ego off: its lane connectors, or a strip behind its stop line.
-
-    Args:
-        scene: its lights and the lanes on route count
-
-    Returns:
-        list: polygons; a strip is half a metre deep
-    """
+    "Polygons that a red light on the route closes: lane connectors, or a 0.5 m strip behind its stop line."
     route, out = {a.id: a for a in scene.map.areas if a.on_route}, []
     for light in scene.lights:
         if light.at(0.0) != "red":
@@ -153,14 +139,7 @@ def _union(areas):
 
 
 def check_agents(scene: Scene) -> None:
-    """A scene without annotations is no empty road: a score of collisions needs all road users.
-
-    Returns:
-        None
-
-    Raises:
-        ValueError: its reader says that the road users of the next four seconds are not known
-    """
+    "ValueError if a scene's road users of the next 4 s are not known: no annotations is no empty road."
     if not scene.meta.get("agents_known", True):
         raise ValueError(
             f"scene {scene.id}: its road users are not known for the next 4 s (a split without boxes, a gap, the end "
@@ -310,14 +289,7 @@ def inside(geometry: shapely.Geometry | None, points: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #825af018
 def in_several_lanes(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
-    """Corners in more than one lane, and no lane that holds all four.
-
-    Args:
-        states: (M, 11)
-
-    Returns:
-        np.ndarray: (M,) bool
-    """
+    "Corners in more than one lane, and no lane that holds all four: (M,) bool of states (M, 11)."
     if not prepared.lanes or not len(states):
         return np.zeros(len(states), bool)
     points = corners(states)
@@ -379,16 +351,7 @@ def at_fault(
 def no_collision(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """NC: no at-fault collision.
-
-    Args:
-        states: (N, 41, 11)
-        touching: (N, 41, 4, A) of `contacts`
-        offroad: (N, 41) of `off_road`
-
-    Returns:
-        tuple: (N,) 0, 0.5 or 1; (N,) step of the first at-fault contact, -1 without; (N,) index of who was hit, or -1
-    """
+    "NC: (N,) 0, 0.5 or 1; step of the first at-fault contact (N,); index of who was hit (N,); -1 if none."
     return _worst(len(states), *at_fault(prepared, states, touching, offroad))
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #52d56021
@@ -420,29 +383,13 @@ def too_close(
 def time_to_collision(
     prepared: PDMScene, states: np.ndarray, touching: np.ndarray, offroad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """TTC: does the ego stay far enough from a collision?
-
-    Args:
-        states: (N, 41, 11)
-        touching: (N, 41, 4, A) of `contacts`
-        offroad: (N, 41) of `off_road`
-
-    Returns:
-        tuple: (N,) 0 or 1; (N,) step of the first violation, -1 without; (N,) index of the road user, or -1
-    """
+    "TTC: (N,) 0 or 1; step of the first violation (N,); index of the road user (N,); -1 if none."
     n, k, a = too_close(prepared, states, touching, offroad)
     return _worst(len(states), n, k, a, np.zeros(len(n)))
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #5458946a
 def off_road(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
-    """Is a corner outside the drivable area?
-
-    Args:
-        states: (N, 41, 11)
-
-    Returns:
-        np.ndarray: (N, 41) bool; never without a map
-    """
+    "Is a corner outside the drivable area? (N, 41) bool of states (N, 41, 11); never without a map."
     if prepared.drivable is None:
         return np.zeros(states.shape[:2], bool)
     return ~inside(prepared.drivable, corners(states)).all(-1)
@@ -474,14 +421,7 @@ def direction(prepared: PDMScene, states: np.ndarray, skip_intersections: bool =
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #54589025
 def raw_progress(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
-    """How far along the route a drive gets.
-
-    Args:
-        states: (N, 41, 11)
-
-    Returns:
-        np.ndarray: (N,) metres, not negative; without a route, metres straight ahead
-    """
+    "Metres (N,) along the route, not negative, of states (N, 41, 11); straight ahead without a route."
     center = ego_centers(states)[:, [0, -1], :2]
     if prepared.route is None:
         return np.maximum(0, center[:, 1, 0] - center[:, 0, 0])
@@ -490,16 +430,7 @@ def raw_progress(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #2e917026
 def progress_score(own: np.ndarray, reference: float, allowed: np.ndarray) -> np.ndarray:
-    """EP from the progress of plan and reference.
-
-    Args:
-        own: (N,) metres, progress · NC · DAC of the plans
-        reference: metres, progress · NC · DAC of the reference
-        allowed: (N,) NC · DAC of the plans
-
-    Returns:
-        np.ndarray: (N,) in [0, 1]
-    """
+    "EP (N,) in [0, 1] from progress · NC · DAC of plans and reference, metres; `allowed` is NC · DAC."
     best = np.maximum(own, reference)
     return np.where(best > 5.0, own / np.maximum(best, 1e-9), np.where(allowed == 0, 0.0, 1.0))
 

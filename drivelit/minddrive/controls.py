@@ -148,27 +148,13 @@ def _by_rule(world, words):
 
 
 def by_words(say: Callable[[World], Decision | ParseError]) -> Player:
-    """A rule as a player: its speed word carried out to the letter along the navigator's lane.
-
-    Args:
-        say: the decision in a world's moment, or its text, for example a server's answer
-
-    Returns:
-        Player; what is no decision has no plan
-    """
+    "A rule as a player: its speed word carried out exactly along the navigator's lane."
 
     return lambda worlds, images, texts: [Choice(words := _read(say(w)), _by_rule(w, words)) for w in worlds]
 
 
 def to_the_letter(player: Player) -> Player:
-    """A player's speed words, carried out by rule along the navigator's lane: its way-points are not asked for.
-
-    Args:
-        player: says the words
-
-    Returns:
-        Player
-    """
+    "A player's speed words, carried out by rule along the navigator's lane; its way-points are not used."
 
     def play(worlds, images, texts):
         choices = player(worlds, images, texts)
@@ -207,11 +193,7 @@ class Drive:
 
 
 def new_world() -> World:
-    """A world that takes the plans of this system.
-
-    Returns:
-        a World that is driven by SPEED_POINTS poses every 0.5 s
-    """
+    "A world that takes the plans of this system: SPEED_POINTS poses every 0.5 s."
     return World(points=SPEED_POINTS, dt=0.5)
 
 
@@ -221,19 +203,7 @@ RENDERED = (1600, 900)  # pixels of a camera in CARLA, as Bench2Drive mounts the
 def new_carla(
     host: str, port: int, inputs: Inputs, ends: str = "infraction", scenario: Callable | None = None, hold: float = 0.5
 ) -> CarlaWorld:
-    """A simulator that takes the plans of this system.
-
-    Args:
-        host: of the simulator
-        port: its first one
-        inputs: its views are mounted; grey pictures need none
-        ends: "infraction" or "leaderboard", as `CarlaWorld` takes it
-        scenario: puts others on a route, as `CarlaWorld` takes it
-        hold: seconds that a decision holds, as `CarlaWorld` takes it
-
-    Returns:
-        CarlaWorld; to be closed
-    """
+    "A simulator that takes the plans of this system, to be closed; `hold` is seconds of a decision."
     cameras = VIEWS[inputs.views] if inputs.pictures == "own" else ()
     options = dict(cameras=cameras, size=RENDERED, points=SPEED_POINTS, dt=0.5, hold=hold)
     return CarlaWorld(host=host, port=port, ends=ends, scenario=scenario, **options)

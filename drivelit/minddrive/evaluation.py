@@ -55,14 +55,7 @@ EXPERT = "the expert's words"
 
 
 def expert_words(world: Any) -> Decision:
-    """What the expert would say.
-
-    Args:
-        world: in a drive
-
-    Returns:
-        Decision
-    """
+    "What the expert would decide in a drive's present moment."
     m = named(world, true_idm(world))
     return Decision(m.speed, m.path)
 
@@ -175,21 +168,7 @@ BLIND = (*(n for n in DRIVERS if n not in KNOWS), *(f"always {w}" for w in SPEED
 
 
 def player_of(who: str, experts: Experts | None, profile: MindDriveProfile, seed: int = 0, number: int = 0) -> Player:
-    """Who drives a route.
-
-    Args:
-        who: of PLAYS: the policy; of BLIND: a driver without eyes
-        experts: the policy
-        profile: actions, together
-        seed: of sampled words
-        number: of the route; each has its own draws
-
-    Returns:
-        Player
-
-    Raises:
-        ValueError: nobody of this name
-    """
+    "Who drives a route: the policy for a name of PLAYS, a blind baseline for one of BLIND."
     if who in PLAYS:
         draw = int(np.random.default_rng([60, seed, number]).integers(2**31))
         generator = torch.Generator().manual_seed(draw) if who == "sampled" else None
@@ -241,25 +220,7 @@ def on_simulators(
     experts: Experts | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Let somebody drive on the profile's simulators.
-
-    Args:
-        routes: of heldout.xml
-        profile: simulators, routes, collectors, tries, inputs
-        who: of PLAYS or BLIND
-        folder: of this driver; a file for each route that is done is kept in it
-        weights: folder of the experts, for PLAYS; collectors that are processes read it
-        experts: the same experts, for a collector in this process
-        seed: of sampled words
-
-    Returns:
-        dict of `summed`; a drive whose simulator was lost every time counts with what its last try has driven, and as
-            `simulator_lost` in `ends`; one that could not begin counts with nothing, and as `no_start`
-
-    Raises:
-        RuntimeError: a collector did not come to its end in any of its tries
-        NoSimulator: likewise, in this process
-    """
+    "Let a policy or blind baseline drive on the profile's simulators; lost drives count, see `ends`."
     folder, names, n = Path(folder), [r.id for r in routes], max(profile.collectors, 1)
 
     def job(k):
@@ -277,16 +238,7 @@ def on_simulators(
 def blind_on_simulators(
     routes: Sequence[Route], profile: MindDriveProfile, folder: str | Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """What drivers without eyes make of routes in CARLA: `without_policy` without those who are told the future.
-
-    Args:
-        routes: of heldout.xml
-        profile: as for `on_simulators`
-        folder: a folder for each driver is kept in it
-
-    Returns:
-        dict: name -> records in the order of the routes
-    """
+    "The blind baselines on CARLA's routes: `without_policy` without those who are told the future."
 
     def place(who):
         return Path(folder) / re.sub(r"\W+", "-", who)

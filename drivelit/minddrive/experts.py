@@ -41,17 +41,7 @@ from ..scene.files import write_json
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #31c65882
 def gaussian_kl(m: torch.Tensor, log_s: torch.Tensor, mu: torch.Tensor, log_sigma: torch.Tensor) -> torch.Tensor:
-    """KL(N(m, s²) || N(mu, sigma²)) of diagonal Gaussians.
-
-    Args:
-        m: (N, D)
-        log_s: (N, D) ln s²
-        mu: (N, D)
-        log_sigma: (N, D) ln sigma²
-
-    Returns:
-        torch.Tensor: (N,)
-    """
+    "KL(N(m, s²) || N(mu, sigma²)) of diagonal Gaussians, (N,); `log_s` is ln s², `log_sigma` ln sigma²."
     return 0.5 * (log_sigma - log_s + (log_s.exp() + (m - mu) ** 2) / log_sigma.exp() - 1).sum(1)
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #27a80e8e
@@ -77,16 +67,7 @@ def carried_on(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class WayDecoder(nn.Module):
-    """A conditional VAE from the hidden state of a word to way-points in every mode.
-
-    Args:
-        hidden: width of the language model
-        modes: words
-        points: way-points
-        step: metres that a step has by its size
-        latent: numbers of z
-        width: of the GRU
-    """
+    "A conditional VAE from the hidden state of a token to way-points in every mode."
 
     def __init__(
         self, hidden: int, modes: int, points: int, step: float, latent: int = LATENT, width: int = 64
@@ -108,18 +89,7 @@ class WayDecoder(nn.Module):
         way: torch.Tensor | None = None,
         noise: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Way-points of all modes.
-
-        Args:
-            hidden: (N, hidden) of a word
-            state: (N, 9) of `state_of`
-            start: (N, points, 2) metres, of `carried_on`
-            way: (N, points, 2) metres, the true one: z is drawn from q; without it z is the mean of p
-            noise: (N, latent) standard normal, of that draw; None: drawn here
-
-        Returns:
-            tuple: (N, modes, points, 2) metres in the ego frame, and (N,) KL(q || p), 0 without a way
-        """
+        "Way-points (N, modes, points, 2) and KL(q || p) (N,); with `way` z is drawn from q, else p's mean."
         seen = torch.cat([hidden, state / TEN], 1)
         mu, log_sigma = self.prior(seen).chunk(2, 1)
         log_sigma = log_sigma.clamp(-6, 4)
@@ -138,17 +108,7 @@ WAYS = ("positions", "increments")  # what the error of a way is taken of
 
 
 def way_loss(ways: torch.Tensor, way: torch.Tensor, mode: torch.Tensor, of: str = "positions") -> torch.Tensor:
-    """How far the label's mode is from the true way; the other modes are not asked.
-
-    Args:
-        ways: (N, modes, points, 2) metres
-        way: (N, points, 2) metres
-        mode: (N,) of the label's word
-        of: of WAYS: the points, or the steps from one to the next, of which the first begins at the car
-
-    Returns:
-        torch.Tensor: mean |error| of a coordinate, metres
-    """
+    "Mean |error| in metres of the label's mode from the true way; the other modes are not asked."
     off = ways[torch.arange(len(ways)), mode] - way
     if of == "increments":
         off = torch.diff(off, dim=1, prepend=torch.zeros_like(off[:, :1]))
@@ -156,17 +116,7 @@ def way_loss(ways: torch.Tensor, way: torch.Tensor, mode: torch.Tensor, of: str 
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #521d3c33
 def add_words(policy: Policy) -> Policy:
-    """Make the thirteen words single tokens.
-
-    Args:
-        policy: without adapters; changed in place. What it knows already is left as it is
-
-    Returns:
-        the policy
-
-    Raises:
-        ValueError: a policy with adapters
-    """
+    "Make the thirteen words single tokens, in place; ValueError for a policy with adapters."
     if hasattr(policy.model, "peft_config"):
         raise ValueError("the policy has adapters: add the words first")
     old, model = policy.tokenizer, policy.model
@@ -188,17 +138,7 @@ def add_words(policy: Policy) -> Policy:
 
 
 def start_policy(model: str = "base", seed: int = 0, image_size: Sequence[int] = (168, 84), **how: Any) -> Policy:
-    """The policy that the experts are put on.
-
-    Args:
-        model: "base", "toy", a folder or a name on the hub
-        seed: of a toy's weights
-        image_size: (width, height) in pixels; multiples of 28
-        **how: as `load_policy` takes it: dtype, device, ...
-
-    Returns:
-        Policy with the thirteen words as tokens
-    """
+    "The policy that the experts are put on, with the thirteen words as tokens."
     return add_words(load_policy(model, seed=seed, image_size=image_size, text=kit_text(), fixed=TOKENS, **how))
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #55793dd5
@@ -229,27 +169,13 @@ class _Adapters(nn.Module):
     "Whose weights are whose, and one look through one role's; `Experts` sets model, policy, roles and tokens."
 
     def adapter(self, name: str) -> dict[str, nn.Parameter]:
-        """The numbers of one adapter.
-
-        Args:
-            name: of the adapter: a value of `roles`
-
-        Returns:
-            dict: name of the layer -> parameter; the adapter's own name is left out
-        """
+        "The numbers of one adapter: name of the layer, without the adapter's own -> parameter."
         pieces = {n: n.split(".") for n, _ in self.model.named_parameters()}
         cut = {n: ".".join(x for x in p if x != name) for n, p in pieces.items() if name in p}
         return {cut[n]: p for n, p in self.model.named_parameters() if n in cut}
 
     def trained(self, *roles: str) -> list[nn.Parameter]:
-        """The weights of roles.
-
-        Args:
-            *roles: "decision", "action", "value"
-
-        Returns:
-            list of parameters: adapters, and the decoders of the action expert or the head of the value
-        """
+        "The weights of roles: adapters, and the action expert's decoders or the value's head."
         parameters = []
         for role in roles:
             adapter = list(self.adapter(self.roles[role]).values())
@@ -259,14 +185,7 @@ class _Adapters(nn.Module):
 
     @torch.no_grad()
     def look(self, prompts: Sequence[Encoded]) -> list[Look]:
-        """What the vision encoder makes of pictures. It is frozen, so one look serves all roles and every update.
-
-        Args:
-            prompts: N of `encode`
-
-        Returns:
-            list of N Looks
-        """
+        "The vision encoder's outputs. It is frozen, so one look serves all roles and every update."
         inputs = self.policy.pixels([i for p in prompts for i in p.images])
         inputs = {k: v.to(self.policy.device) for k, v in inputs.items()}
         features = self.model.get_base_model().get_image_features(**inputs, return_dict=True).pooler_output
@@ -293,20 +212,7 @@ class _Adapters(nn.Module):
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #cfb1bbf9
 class Experts(_Adapters):
-    """Decision expert, action expert and their decoders on one policy.
-
-    Args:
-        model: "base", "toy", a folder or a name on the hub; its weights are frozen
-        rank: of the adapters
-        alpha: their scale is alpha / rank
-        single: one adapter has both roles
-        latent: numbers of the decoders' z
-        seed: of everything new
-        image_size: (width, height) in pixels; multiples of 28
-        layers: of LAYERS: where the adapters are
-        dropout: share of an adapter's inputs that are dropped in training
-        **how: as `load_policy` takes it: dtype, device, ...
-    """
+    "Decision expert, action expert and their decoders on one frozen policy; `single`: one adapter for both."
 
     def __init__(
         self,
@@ -340,30 +246,13 @@ class Experts(_Adapters):
         self.to(policy.device).eval()
 
     def encode(self, images: Sequence[Image.Image], text: str) -> Encoded:
-        """A moment's prompt as tokens.
-
-        Args:
-            images: of `words.shown`
-            text: of `words.state_text`
-
-        Returns:
-            Encoded
-        """
+        "A moment's prompt as tokens, from the pictures and the text of its state."
         return self.policy.encode(question(images, text))
 
     def words(
         self, prompts: Sequence[Encoded], role: str = "decision", looks: Sequence[Look] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the decision expert would say.
-
-        Args:
-            prompts: N of `encode`
-            role: "decision", or "reference" for the expert as it was
-            looks: of `look`, if there are any
-
-        Returns:
-            tuple: (N, 7) log-probabilities of SPEEDS, (N, 6) of PATHS
-        """
+        "The decision expert's log-probabilities: (N, 7) of SPEEDS, (N, 6) of PATHS."
         logits, _ = self._read(role, prompts, looks)
         speed, path = logits.split([len(SPEEDS), len(PATHS)], 1)
         return speed.log_softmax(1), path.log_softmax(1)
@@ -378,20 +267,7 @@ class Experts(_Adapters):
         looks: Sequence[Look] | None = None,
         noise: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where the action expert would drive, in every mode.
-
-        Args:
-            prompts: N of `encode`
-            speed: (N,) the speed words that were said, in [0, 7)
-            path: (N,) the path words, in [0, 6)
-            state: (N, 9) of `words.state_of`
-            truth: (N, 6, 2) and (N, 20, 2) true way-points, to learn from
-            looks: of `look`, if there are any
-            noise: (N, latent) for each decoder, if truth is given; None: drawn
-
-        Returns:
-            tuple: (N, 7, 6, 2) and (N, 6, 20, 2) metres in the ego frame, and (N,) KL of both decoders
-        """
+        "The action expert's ways in every mode, (N, 7, 6, 2) and (N, 6, 20, 2) in metres, and the KL (N,)."
         words = zip(speed.tolist(), path.tolist(), strict=True)
         words = [[self.tokens[a], self.tokens[len(SPEEDS) + b]] for a, b in words]
         _, hidden = self._read("action", prompts, looks, words)
@@ -457,24 +333,13 @@ def _fill(experts, name, tensors, where):
 
 
 def copy_action(experts: Experts, role: str = "decision") -> None:
-    """Give another role the numbers of the action expert's adapter.
-
-    Args:
-        experts: changed in place
-        role: "decision" or "value"; the value has no rows of words
-    """
+    "Give another role the numbers of the action expert's adapter; the value has no rows of words."
     name, numbers = experts.roles[role], _tensors(experts, experts.roles["action"])
     _fill(experts, name, {k: numbers[k] for k in experts.adapter(name)}, "the action expert")
 
 
 def add_value(experts: Experts, seed: int = 0, copied: bool = False) -> None:
-    """Give the experts a value: an adapter of its own and a line of weights, 0 at first.
-
-    Args:
-        experts: changed in place
-        seed: of the adapter
-        copied: it begins as the action expert's
-    """
+    "Give the experts a value: an adapter of its own and a line of weights, 0 at first."
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         experts.model.add_adapter("value", _lora(experts.how))
@@ -489,11 +354,7 @@ def add_value(experts: Experts, seed: int = 0, copied: bool = False) -> None:
 
 
 def add_reference(experts: Experts) -> None:
-    """Keep the decision expert as it is now under the name "reference".
-
-    Args:
-        experts: changed in place
-    """
+    "Keep the decision expert as it is now under the name `reference`."
     experts.model.add_adapter("reference", _lora(experts.how, experts.tokens))
     _fill(experts, "reference", _tensors(experts, experts.roles["decision"]), "the decision expert")
     experts.roles["reference"] = "reference"
@@ -523,17 +384,7 @@ def _heads(experts):
 def save_experts(
     experts: Experts, folder: str | Path, dtype: torch.dtype = torch.float32, roles: Sequence[str] = (), **how: Any
 ) -> Path:
-    """Write adapters and heads, so that `load_experts(folder)` gives the same experts.
-
-    Args:
-        folder: created if needed
-        dtype: of the numbers in the files
-        roles: only these; (): all
-        **how: of `Experts`, in place of its own: `model=".."`, a policy in the folder above
-
-    Returns:
-        the folder
-    """
+    "Write adapters and heads, so that `load_experts(folder)` gives the same experts."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     some = {r: name for r, name in experts.roles.items() if not roles or r in roles}
@@ -600,15 +451,7 @@ class Bundle(NamedTuple):
         return self.policy.model
 
     def save(self, folder: str | Path, card: str = "") -> Path:
-        """Write the policy into a folder, and the two experts into `experts` below it.
-
-        Args:
-            folder: created if needed
-            card: Markdown, for README.md; "": the policy's own
-
-        Returns:
-            the folder
-        """
+        "Write the policy into a folder, and the two experts into `experts` below it."
         self.policy.save(folder, card) if card else self.policy.save(folder)
         save_experts(self.experts, Path(folder) / "experts", self.model.dtype, ("decision", "action"), model="..")
         return Path(folder)

@@ -187,15 +187,7 @@ def _outside(ways, edges):
 
 
 def bound_loss(ways: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-    """What way-points lack of a metre to the edge of the road, until the edge is crossed (VAD's map-bound loss).
-
-    Args:
-        ways: (N, T, 2) metres, in the ego frame
-        edges: (N, S, 4) pieces from x, y to x, y, metres
-
-    Returns:
-        torch.Tensor: (N, T) metres
-    """
+    "What ways (N, T, 2) lack of 1 m to edges (N, S, 4), until crossed: (N, T) metres (VAD's map-bound loss)."
     # the matrix product of the default would lose the metres beside NOWHERE
     far = torch.cdist(ways, edges.unflatten(2, (2, 2)).flatten(1, 2), compute_mode="donot_use_mm_for_euclid_dist")
     return F.relu(CLEARANCE - far.amin(2)).masked_fill(_outside(ways, edges), 0.0)
@@ -214,15 +206,7 @@ def _to_middle(ways):
 
 
 def collision_loss(ways: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """What a plan lacks of the distance to others at the same time (VAD's collision loss).
-
-    Args:
-        ways: (N, T, 2) metres, rear axles in the ego frame
-        others: (N, A, T, 2) middles of others, metres
-
-    Returns:
-        torch.Tensor: (N, T, 2) metres along x and along y
-    """
+    "What a plan lacks of the distance to others at the same time, (N, T, 2) metres (VAD's collision loss)."
     gap = others - (ways + _to_middle(ways))[:, None]
     near = gap.abs().masked_fill(gap.norm(dim=-1, keepdim=True) > AROUND, NOWHERE).amin(1)
     return F.relu(near.new_tensor([AHEAD, ASIDE]) - near)
@@ -231,15 +215,7 @@ def collision_loss(ways: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 def question_loss(
     experts: Experts, asked: Sequence[tuple[list[int], list[int], list]], role: str = "decision"
 ) -> torch.Tensor:
-    """How surprised an expert is by answers.
-
-    Args:
-        asked: N of (ids, labels, images), labels -100 where nothing is learnt
-        role: "decision" or "action"
-
-    Returns:
-        torch.Tensor: mean over the tokens of the answers, nats
-    """
+    "The mean negative log-likelihood of answers, in nats a token; labels are -100 where nothing is learnt."
     experts.model.set_adapter(experts.roles[role])
     ids, labels, images = zip(*asked, strict=True)
     batch = experts.policy.collate(list(ids), list(images), pad="right")
@@ -323,20 +299,7 @@ def parts(
 def save_point(
     out: str | Path, step: int, experts: Experts, optimizer: torch.optim.Optimizer, keep: int | None = None, **told: Any
 ) -> Path:
-    """Write a checkpoint; an older one stays until this one is whole.
-
-    Args:
-        step: number of the next step
-        optimizer: whose state is kept
-        keep: how many checkpoints stay, the newest; None: all
-        **told: plain values that `latest_point` gives back
-
-    Returns:
-        its folder
-
-    Raises:
-        OSError: it could not be written; the checkpoint before it is there
-    """
+    "Write a checkpoint; an older one stays until this one is whole. `step` is the next one's number."
     folder = Path(out) / f"checkpoint-{step}"
     with told_if_full(folder):
         save_experts(experts, folder)
@@ -348,14 +311,7 @@ def save_point(
 
 
 def latest_point(out: str | Path, **how: Any) -> tuple[Experts, dict[str, Any]] | None:
-    """The newest whole checkpoint.
-
-    Args:
-        **how: as `load_experts` takes it
-
-    Returns:
-        tuple: experts, and a dict with "step", "optimizer" and what was told; None without a checkpoint
-    """
+    "The newest whole checkpoint: experts, and a dict with step, optimizer and more; None without one."
     folder = last_checkpoint(out)
     if folder is None:
         return None
@@ -397,19 +353,7 @@ def _optimizer(experts, how, speaker="decision"):
 
 
 def descend(optimizer: torch.optim.Optimizer, most: float, told: Mapping[str, float]) -> float:
-    """Cut the gradients and take the step, unless they are no numbers.
-
-    Args:
-        optimizer: whose weights have their gradients
-        most: the largest norm of all gradients together
-        told: what was logged of this update, for the error
-
-    Returns:
-        the norm before the cut
-
-    Raises:
-        RunError: a loss has exploded; weights and checkpoints are as they were before this update
-    """
+    "Cut the gradients and take the step; the norm before the cut. RunError if they are no numbers."
     # Switching adapters switches gradients off and on again, so a weight may be asleep and still have one.
     norm = float(torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], most))
     if not np.isfinite(norm):
@@ -475,15 +419,7 @@ def _step(experts, known, optimizer, which, asked, weights=Weights(), max_norm=1
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
-    """How likely a moment is drawn, by its speed word.
-
-    Args:
-        words: (N,) numbers or names of words
-        balance: 0: all moments alike; 1: all words alike; between: a word's share to the power of 1 - balance
-
-    Returns:
-        (N,) probabilities
-    """
+    "How likely a moment is drawn (N,), by its speed word; `balance` 0: all moments alike, 1: all words alike."
     seen = Counter(words)
     p = np.array([seen[w] ** -balance for w in words])
     return p / p.sum()
@@ -500,18 +436,7 @@ def _passes(count, need, seed):
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #9e0d1df5
 def rate_at(step: int, steps: int, schedule: str = "cosine", warmup: float = 30.0, least: float = 0.0) -> float:
-    """The learning rate of an update, as a share of the highest one.
-
-    Args:
-        step: from 0
-        steps: of the run
-        schedule: down to 0 by a "cosine" or a line ("linear"), or "constant"
-        warmup: updates in which it rises on top of that; below 1: a share of all
-        least: share of the highest one to which cosine and line go down
-
-    Returns:
-        between 0 and 1
-    """
+    "The learning rate of an update, as a share of the highest one; `warmup` below 1 is a share of all."
     rising = warmup if warmup >= 1 else np.ceil(warmup * steps)
     share = step / steps
     falls = dict(cosine=0.5 * (1 + np.cos(np.pi * share)), linear=1 - share, constant=1.0)
@@ -522,16 +447,7 @@ ORDERS = ("together", "stages")
 
 
 def stage_of(step: int, steps: int, order: str = "together") -> tuple[int, str]:
-    """Where an update lies in its stage, and what the stage learns.
-
-    Args:
-        step: from 0
-        steps: updates of a stage
-        order: of ORDERS: one stage of plans and questions, or three stages: questions, plans, plans and questions
-
-    Returns:
-        tuple: number of the update in its stage; "questions", "plans" or "both"
-    """
+    "An update's number in its stage, and what the stage learns: questions, plans or both."
     return step % steps, ("questions", "plans", "both")[step // steps] if order == "stages" else "both"
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #17a00004
@@ -551,31 +467,7 @@ def imitate(
     clock: Callable[[], float] = time.monotonic,
     order: str = "together",
 ) -> tuple[Experts, list[dict[str, float]]]:
-    """Train both experts and their decoders; on several GPUs if torchrun or the cluster has started several processes.
-
-    Args:
-        experts: changed in place, unless `out` holds a checkpoint to go on from
-        steps: updates, of each stage
-        batch: plans in an update, of all processes together; a quarter as many questions, or as many in a stage that
-            has no plans
-        how: learning rates, decay, cut and schedule
-        out: folder of checkpoints, the newest two of which are kept, of metrics.jsonl and metrics.png; None: nothing
-            is written
-        save_every: updates between two checkpoints
-        balance: of `chances`: how much more often moments with rare speed words are drawn
-        weights: of the parts of the loss; with the action expert as the speaker the decision expert becomes its copy
-        passes: plans and questions come each once in a pass over them; else they are drawn, by `balance`
-        save_minutes: between two checkpoints, in place of `save_every`; 0: by `save_every`
-        clock: seconds, for `save_minutes`
-        order: of ORDERS; each stage begins with a new optimiser and has the schedule anew
-
-    Returns:
-        tuple: the experts, and for each update its loss by part
-
-    Raises:
-        RunError: a loss has exploded; or there is a stage of questions, and there are none
-        OSError: a checkpoint could not be written
-    """
+    "Train both experts and their decoders, from a checkpoint in `out` if there is one; on several GPUs, too."
     keep_memory()
     if order == "stages" and not len(known.asked):
         raise RunError("sft_order: the first of the stages learns from questions, and the rows have none")

@@ -167,12 +167,7 @@ _watch = None  # in a collector's process: the file in which is told where it ha
 
 
 def still_here(k: int = 0, world: Any = None) -> None:
-    """A collector decides something, so it does not hang; in any other process nothing happens.
-
-    Args:
-        k: number of the drive, as `play` tells it
-        world: unused
-    """
+    "A collector decides something, so it does not hang; in any other process nothing happens."
     if _watch:
         faulthandler.dump_traceback_later(_watch[1], exit=True, file=_watch[0])
 
@@ -252,18 +247,7 @@ def collect(
 def collect_groups(
     experts: Experts, scenes: Sequence[Scene], profile: MindDriveProfile, seed: int, budget: int
 ) -> list[Played]:
-    """Groups of drives from one state, for GRPO.
-
-    Args:
-        experts: decide, their words are drawn
-        scenes: routes; gone over again until the budget is used
-        profile: group, actions, inputs
-        seed: of the words and of the decisions from which groups start
-        budget: steps of 0.1 s that may be simulated; the last group is driven to its end
-
-    Returns:
-        list of Played, the drives of a group one after the other; a scout's first decisions belong to none
-    """
+    "Groups of drives from one state, for GRPO; `budget` in steps of 0.1 s, the last group is finished."
     rng, generator = np.random.default_rng([55, seed]), torch.Generator().manual_seed(seed)
     player = by_experts(experts, generator, profile.actions == "both", profile.together)
     collected, used, k = [], 0, 0
@@ -317,19 +301,7 @@ def simulator(
 
 
 def routes_of(profile: MindDriveProfile, split: str) -> list[Route]:
-    """The routes that simulators drive.
-
-    Args:
-        profile: routes; train_scenes or eval_scenes
-        split: "train" or "heldout"
-
-    Returns:
-        list of Route, in the order of the file
-
-    Raises:
-        RunError: the folder is not known here, or has too few routes for a round
-        SceneError: the file cannot be read
-    """
+    "The routes that simulators drive, `train` or `heldout`, in the order of the file."
     path = Path(os.path.expandvars(profile.routes)) / f"{split}.xml"
     if not path.is_file():
         raise RunError(f"routes: there is no {path}; routes is a folder with train.xml and heldout.xml")
@@ -422,21 +394,7 @@ def side_by_side(
     told: Callable[[int], Path],
     profile: MindDriveProfile,
 ) -> Counter:
-    """Let a process for each collector do what is missing, and start those again that died.
-
-    Args:
-        work: function of a module, called with a job
-        jobs: number of the collector -> what it is called with
-        missing: why what the collector k makes is not there; "" if it is
-        told: file in which the collector k says what it died of
-        profile: collectors (0: they work in this process, one after another), tries, silence
-
-    Returns:
-        Counter: kept (they had nothing to do), started again
-
-    Raises:
-        RuntimeError: something is missing after all tries; what the others made stays
-    """
+    "Let a process for each collector do what is missing, and start those again that died."
     context, counted = fork_server(), Counter()
     counted["kept"] = sum(not missing(k) for k in jobs)
     for attempt in range(profile.tries):
@@ -472,23 +430,7 @@ def collect_round(
     seed: int = 0,
     budget: int = 0,
 ) -> tuple[list[Played], Counter]:
-    """The drives of a round, by all collectors.
-
-    Args:
-        out: folder of the run, with checkpoint-<number>
-        scenes: routes, at least as many as collectors
-        profile: collectors, tries, and what `collect` needs
-        number: of the round
-        budget: for GRPO: steps of 0.1 s of all collectors together
-
-    Returns:
-        tuple: the drives in the order of the collectors, and a count of what happened to collectors; on simulators
-            with "lost drives", which are left out
-
-    Raises:
-        RuntimeError: a collector left no file in any of its tries; the files of the others stay
-        RunError: the run in this folder has other routes
-    """
+    "The drives of a round by all collectors, in their order, and a count of what happened to collectors."
     _routes(out, scenes)
     files = {k: _told(out, profile, number, seed, k, budget) for k in range(max(profile.collectors, 1))}
     jobs = {k: (out, profile, number, seed, k, budget) for k in files}
@@ -507,28 +449,12 @@ def collect_round(
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #23d15542
 def joint(speed: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of pairs of words that are independent.
-
-    Args:
-        speed: (N, 7) log-probabilities
-        path: (N, 6)
-
-    Returns:
-        torch.Tensor: (N, 42), the pair (a, b) at 6 a + b
-    """
+    "Log-probabilities (N, 42) of pairs of independent words; the pair (a, b) is at 6 a + b."
     return (speed[:, :, None] + path[:, None, :]).flatten(1)
 
 
 def group_advantages(drives: Sequence[Played], std: str = "population") -> list[np.ndarray]:
-    """What a drive earned beyond its group, for each of its decisions.
-
-    Args:
-        drives: with their groups
-        std: of a group: "population" or "sample"
-
-    Returns:
-        list of (T,) for each drive; NaN in groups that say nothing
-    """
+    "What a drive earned beyond its group, (T,) for its decisions; NaN in groups that say nothing."
     earned = np.array([d.rewards.sum() for d in drives])
     group = np.array([d.group for d in drives])
     out = []
@@ -543,15 +469,7 @@ VALUE = 4.0  # the head of the value begins at nothing: its learning rate is so 
 
 
 def optimizer_of(experts: Experts, profile: MindDriveProfile) -> torch.optim.Optimizer:
-    """AdamW over the decision expert and, for PPO, the value; the action expert is not touched.
-
-    Args:
-        experts: with a value
-        profile: rl_lr, adapter_rate, algorithm, value_learns, weight_decay
-
-    Returns:
-        AdamW; `most` is the highest learning rate of a group
-    """
+    "AdamW over the decision expert and, for PPO, the value; the action expert is not touched."
     low = profile.adapter_rate * profile.rl_lr
     groups = [dict(params=experts.trained("decision"), lr=low)]
     if profile.algorithm == "ppo":
@@ -610,23 +528,7 @@ def improve(
     seed: int,
     tell: Callable[[dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Go over a round's decisions.
-
-    Args:
-        experts: with reference and value; changed in place
-        optimizer: of `optimizer_of`
-        drives: of `collect_round`
-        profile: of PPO or GRPO
-        tell: is told what each update logs
-
-    Returns:
-        dict: means over the updates of what `ppo_loss` logs, "norm", "updates", and for PPO "explained", the share
-            of the returns' variance that the value had expected
-
-    Raises:
-        RunError: a loss has exploded
-        ValueError: the value expects what is no number
-    """
+    "Go over a round's decisions, in place; means over the updates of what `ppo_loss` logs."
     experts.eval()  # what is compared with has no dropout
     prompts, rng = _prompts(experts, drives), np.random.default_rng([57, seed])
     looks = _looks(experts, prompts, profile)

@@ -76,15 +76,7 @@ def _draw_drive(axes, drive, ego, world):
 
 
 def plot_drives(player: Player, scenes: Sequence[Scene], inputs: Inputs, title: str = "") -> Figure:
-    """Drives from above with their words, and their speed.
-
-    Args:
-        player: decides
-        scenes: routes, at least one
-
-    Returns:
-        Figure, two axes for each route
-    """
+    "Drives from above with their words, and their speed; two axes for each route."
     drives, egos, worlds = _watched(player, scenes, inputs)
     size = (11, 4.2 * len(scenes) + 0.4)
     figure, axes = plt.subplots(
@@ -212,19 +204,7 @@ def film_run(
     number: int,
     arms: Sequence[str] = ("rl", "il"),
 ) -> Drive:
-    """A held-out route as a trained policy drives it, as a moving picture; its title says how many others it completes.
-
-    Args:
-        path: file, .webp or .gif
-        number: of the route, from 0
-        arms: the first of these stages that is done is shown
-
-    Returns:
-        Drive
-
-    Raises:
-        ValueError: none of the arms is done, or the run drove on simulators
-    """
+    "A held-out route as a trained policy drives it, as .webp or .gif; the title counts completed others."
     stage = _done(out, seed, profile, arms)
     won = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), WON.measure)
     player, scenes = _player(out, seed, profile, stage), load_scenes(out, "heldout")
@@ -233,16 +213,7 @@ def film_run(
 
 # %% ../../nbs/54_minddrive/66_pictures.ipynb #filmpk02
 def film_package(path: str | Path, number: int = 20, shown: slice = slice(11, 66)) -> Drive:
-    """The package's trained policy, greedy, on one of the town's held-out routes, as a moving picture.
-
-    Args:
-        path: file, .webp or .gif
-        number: of the route, from 0
-        shown: which decisions have a frame
-
-    Returns:
-        Drive
-    """
+    "The package's trained policy, greedy, on one of the town's held-out routes, as .webp or .gif."
     scene = routes(number + 1, "held_out")[number]
     title = f"A trained policy, greedy, on a held-out route: {scene.family.replace('_', ' ')}"
     player = by_experts(load_experts("minddrive").eval())

@@ -59,14 +59,7 @@ STAGES = Stages("drivelit.minddrive", **GRAPH)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #62774e3b
 def make_routes(profile: MindDriveProfile) -> dict[str, Sequence[Scene]]:
-    """The routes of the toy town that a profile names.
-
-    Args:
-        profile: train_scenes, eval_scenes, tuning, twice
-
-    Returns:
-        dict: train, heldout: the families in turn; train ends with as many more of each family that comes twice
-    """
+    "The toy town's routes of a profile, train and heldout, the families in turn; train ends with the doubled."
     learn, judge = (("tuning", 0), ("tuning", PART // 2)) if profile.tuning else (("train", 0), ("held_out", 0))
     sizes = profile.train_scenes, profile.eval_scenes
     splits = [routes(n, part, first=first) for n, (part, first) in zip(sizes, (learn, judge), strict=True)]
@@ -180,14 +173,7 @@ def _words_of(rows: Iterable[dict], words: Counter) -> Iterator[dict]:
 
 
 def chat_folder(profile: MindDriveProfile) -> Path | None:
-    """Where the questions of recorded moments are.
-
-    Returns:
-        Path; None: the kit's own question is asked
-
-    Raises:
-        RunError: the folder is not there, or its $VARIABLE is not set
-    """
+    "Where the questions of recorded moments are; None: the kit's own question is asked."
     folder = Path(os.path.expandvars(profile.chat))
     if profile.chat != NONE and not folder.is_dir():
         raise RunError(f"chat: {folder} is no folder; give Chat-B2D's, or 'none' for the kit's own question")
@@ -305,15 +291,7 @@ def judged(
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #dd3550b0
 def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
-    """Stage `warm`: all weights learn the rows, words and answers alike, before there are experts.
-
-    Args:
-        profile: of MindDrive; with `warm_steps = 0` nothing is done
-        seed: unused: all seeds share the warm-up; `warm_seed` is of new weights, of the draws and of their order
-
-    Returns:
-        dict: what `train_sft` returns, or nothing
-    """
+    "Stage `warm`: all weights learn the rows, words and answers alike, before there are experts."
     seed = profile.warm_seed
     if not profile.warm_steps:
         return {}
@@ -327,32 +305,12 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
 
 
 def model_of(out: str | Path, profile: MindDriveProfile) -> str:
-    """What the experts are put on.
-
-    Args:
-        profile: warm_steps, model
-
-    Returns:
-        the folder that stage `warm` has made, or the profile's model
-    """
+    "What the experts are put on: the folder that stage `warm` has made, or the profile's model."
     return str(STAGES.trained(out, "warm").resolve()) if profile.warm_steps else profile.model
 
 
 def try_some(known: Lessons, profile: MindDriveProfile, most: int = 500) -> None:
-    """Read some rows, spread over all, before training begins.
-
-    Args:
-        known: Lessons; a row that is too long or damaged is an error when it is read
-        profile: w_bound
-        most: how many rows
-
-    Returns:
-        None
-
-    Raises:
-        RunError: a question is longer than `tokens`, or `w_bound` is given and no row has an edge of the road
-        ValueError: a row that cannot be read
-    """
+    "Read some rows, spread over all, before training begins; RunError or ValueError for an unfit one."
     some = np.unique(np.linspace(0, len(known.plans) - 1, most).astype(int))
     edges = [known.plans[int(k)].edges for k in some]
     if profile.w_bound and not any(e is not None and len(e) for e in edges):
@@ -360,17 +318,7 @@ def try_some(known: Lessons, profile: MindDriveProfile, most: int = 500) -> None
 
 
 def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
-    """Stages `il` and `il_single`: learn from the expert's rows, on one GPU or several, then drive.
-
-    Args:
-        stage: key of IMITATED
-
-    Returns:
-        dict: steps, rows, asked (questions), loss (its parts, mean over the last tenth), and what `judged` returns
-
-    Raises:
-        RunError: a question is longer than `tokens`, or a loss asks for what the rows do not have
-    """
+    "Stages `il` and `il_single`: learn from the expert's rows, on one GPU or several, then drive."
     profile, here = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
     numbers += profile.lora_layers, profile.lora_dropout
@@ -431,14 +379,7 @@ def chosen(scenes: Sequence[Scene | Route], n: int, seed: int, twice: tuple[str,
 
 
 def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, dict[str, Any]]:
-    """How the policy drove after each round, on the first held-out routes.
-
-    Args:
-        stage: key of REINFORCED, which has been reinforced and judged
-
-    Returns:
-        dict: number of the round, 0 for imitation -> `scored`; of an OPTIONAL arm the first and the last
-    """
+    "How the policy drove after each round, on the first held-out routes; round 0 is imitation."
     here, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
 
     def greedy(s):

@@ -27,17 +27,7 @@ _DECODER = re.compile(rf"(pw_)?({'|'.join(MODULES)})\.(.*)")
 
 
 def open_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint of mmcv, by their names there.
-
-    Args:
-        path: .pth: a dict with state_dict, or the state_dict itself
-
-    Returns:
-        dict: name -> tensor
-
-    Raises:
-        WeightsError: damaged, with something that is no tensor, or without weights
-    """
+    "The tensors of a checkpoint of mmcv (.pth), by their names there; WeightsError if damaged."
     told = read_pickle(path)
     state = told.get("state_dict", told) if isinstance(told, Mapping) else {}
     named = {str(k).removeprefix("module."): v for k, v in state.items() if isinstance(v, torch.Tensor)}
@@ -47,14 +37,7 @@ def open_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def our_name(name: str) -> tuple[str, str]:
-    """Where a tensor of the released network would be in ours.
-
-    Args:
-        name: in the checkpoint
-
-    Returns:
-        (role or "heads", name there); ("", "") for what has no counterpart
-    """
+    "Where a released tensor would be in ours: (role or `heads`, name); two empty texts if nowhere."
     if m := EXPERT.fullmatch(name):
         return ROLES[m[3]], (m[2] + m[4]).replace("_model.model.model.", "_model.model.model.language_model.", 1)
     if m := _DECODER.fullmatch(name):
@@ -147,20 +130,7 @@ def fill(experts: Experts, state: Mapping[str, torch.Tensor], where: str | Path)
 
 
 def experts_of(path: str | Path, base: str, alpha: float = 16.0, image_size: tuple[int, ...] = (168, 84)) -> Experts:
-    """The experts of a checkpoint.
-
-    Args:
-        path: .pth
-        base: folder or name of the vision-language model that they are put on
-        alpha: scale of the adapters, which the file does not say
-        image_size: (width, height) in pixels
-
-    Returns:
-        Experts; with a value, if the file has one
-
-    Raises:
-        WeightsError: as `open_checkpoint` and `fill`
-    """
+    "The experts of a checkpoint (.pth) on the model `base`; with a value, if the file has one."
     state = open_checkpoint(path)
     ranks = {t.shape[0] for n, t in state.items() if ".lora_A." in n} or {16}
     whole = any(re.search(r"\.mlp\..*lora_A", n) for n in state)

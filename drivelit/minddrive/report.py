@@ -79,11 +79,7 @@ STUDY = Study(
 
 
 def usual_word(results: Record) -> str:
-    """The driver that always says what the expert says most often.
-
-    Returns:
-        its name
-    """
+    "The name of the baseline that always gives the expert's most frequent word."
     words = results.about["data"]["words"]
     return f"always {max(words, key=words.get)}"
 
@@ -125,11 +121,7 @@ DRIVING = (
 
 
 def table_driving(results: Record) -> pd.DataFrame:
-    """Bench2Drive's numbers of everybody, and the paper's two rows.
-
-    Returns:
-        DataFrame: drivers without a policy, arms (greedy; sampled, grey and ruled beside it), the paper
-    """
+    "Bench2Drive's numbers of everybody, and the paper's two rows."
     frame = table(results, STUDY, beside(results) + arm_rows(results, STUDY, "driver"), DRIVING)
     paper = [
         {"driver": f"MindDrive on Bench2Drive: {n}", "driving score": f"{score:.2f}", "success %": f"{won:.2f}"}
@@ -139,30 +131,14 @@ def table_driving(results: Record) -> pd.DataFrame:
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #40112bef
 def family_means(results: Record, c: Condition, measure: str = "score") -> pd.DataFrame:
-    """Scores by family.
-
-    Args:
-        c: who, and how played
-        measure: score or success
-
-    Returns:
-        families x seeds, means over the family's routes
-    """
+    "Scores by family: families x seeds, means over the family's routes; `score` or `success`."
     v = results.values(c, measure)
     families = results.about["families"]
     return v.T.groupby(np.array(families), sort=False).mean() if len(v) else pd.DataFrame(index=dict.fromkeys(families))
 
 
 def table_families(results: Record, arms: Sequence[str] = ("il", "rl"), play: str = "greedy") -> pd.DataFrame:
-    """Driving score and success of each family.
-
-    Args:
-        arms: that are shown
-        play: of the arms
-
-    Returns:
-        DataFrame: a row for each family
-    """
+    "Driving score and success of each family."
     who = {"best without eyes": driver(best_without_eyes(results, STUDY, "score"))}
     who |= {EXPERT: driver(EXPERT)} if EXPERT in results.drivers else {}
     who |= {ROWS[s]: Condition(s, play) for s in arms}
@@ -188,11 +164,7 @@ UPDATE = {"KL": "kl", "clipped": "clipped", "entropy, nats": "entropy", "value e
 
 
 def table_rounds(results: Record) -> pd.DataFrame:
-    """Each round of each reinforced arm.
-
-    Returns:
-        DataFrame: a row for each arm and round; what was collected and updated led to the round's policy
-    """
+    "Each round of each reinforced arm; what was collected and updated led to the round's policy."
     rows = []
     for s, c in _after(results):
         row = {"arm": ROWS[s], "round": c.turn}
@@ -215,11 +187,7 @@ def table_rounds(results: Record) -> pd.DataFrame:
 
 
 def plot_rounds(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
-    """The driving score after each round.
-
-    Returns:
-        the Axes: a line for each arm, mean over seeds, with the range of the seeds
-    """
+    "The driving score after each round: a line for each arm, mean and range of the seeds."
     ax = ax or plt.subplots(figsize=(8, 3.6), layout="constrained")[1]
     rounds = {}
     for s, c in _after(results):

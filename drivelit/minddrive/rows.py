@@ -54,14 +54,7 @@ CLEAR = "The lane is free."
 
 
 def look_out(scene: Scene) -> str:
-    """What is in the lane, in a sentence.
-
-    Args:
-        scene: of a moment, with a centre line
-
-    Returns:
-        str: "There is a red light 15 m ahead.", or that the lane is free
-    """
+    "What is in the lane, such as `There is a red light 15 m ahead.`, or that the lane is free."
     line = Line(scene.map.centerline)
     here = float(line.project(np.zeros(2))[0]) + VEHICLE.front
     things = []
@@ -207,17 +200,7 @@ def _imitated(scene, inputs, driver, share, seed, count):
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #cdfa8b78
 def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | None]:
-    """A moment's questions and answers in a file of Chat-B2D.
-
-    Args:
-        path: CLIP/FRAME.json
-
-    Returns:
-        tuple: (question, answer) of each round; and the decision, which is the last round of Chat-B2D-plus, or None
-
-    Raises:
-        ValueError: the file cannot be read or has another form; names it and the round
-    """
+    "A moment's (question, answer) rounds in a file of Chat-B2D, and Chat-B2D-plus's decision or None."
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
@@ -243,15 +226,7 @@ def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | Non
 
 
 def chat_file(folder: str | Path, scene: Scene) -> Path:
-    """Where the questions of a recorded moment are.
-
-    Args:
-        folder: `train` or `val` of Chat-B2D
-        scene: of a clip of Bench2Drive
-
-    Returns:
-        CLIP/FRAME.json below it
-    """
+    "Where the questions of a recorded moment are: CLIP/FRAME.json below `train` or `val` of Chat-B2D."
     clip, _, frame = scene.id.rpartition("-")
     return Path(folder) / clip / f"{frame}.json"
 

@@ -75,20 +75,7 @@ def asked(word: str, v: float, limit: float) -> tuple[float, float]:
 
 
 def speed_way(word: str, v: float, limit: float, times: np.ndarray | None = None) -> np.ndarray:
-    """How far a car gets that does what a speed word asks for.
-
-    Args:
-        word: of SPEEDS
-        v: m/s now
-        limit: m/s
-        times: (T,) seconds from now; default: those of the speed way-points
-
-    Returns:
-        (T,) metres
-
-    Raises:
-        ValueError: no such word
-    """
+    "Metres (T,) that a car gets at `times` (s) if it does what a speed word asks for; speeds in m/s."
     goal, accel = asked(word, v, limit)
     t = SPEED_DT * np.arange(1, SPEED_POINTS + 1) if times is None else np.asarray(times, float)
     tau = np.minimum(t, abs(goal - v) / accel)
@@ -96,15 +83,7 @@ def speed_way(word: str, v: float, limit: float, times: np.ndarray | None = None
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #ddf07daf
 def speed_word(v0: float, v3: float) -> str:
-    """The speed word for a motion.
-
-    Args:
-        v0: m/s now
-        v3: m/s three seconds later
-
-    Returns:
-        str: of SPEEDS
-    """
+    "The speed word, of SPEEDS, for a motion: m/s now and three seconds later."
     a = (v3 - v0) / (SPEED_POINTS * SPEED_DT)
     if v3 < STILL:
         return "stop"
@@ -129,15 +108,7 @@ ROAD_OPTIONS = {  # what a recorded navigator says, in the words of `scene.bench
 
 
 def path_word(points: np.ndarray, scene: Scene) -> str:
-    """The path word for a way.
-
-    Args:
-        points: (20, 2) metres, in the ego frame
-        scene: of the moment, with a centre line
-
-    Returns:
-        str: of PATHS
-    """
+    "The path word, of PATHS, for a way (20, 2) in metres in the ego frame."
     points = np.concatenate([np.zeros((1, 2)), np.asarray(points, float)])
     headings = np.arctan2(*np.diff(points, axis=0).T[::-1])
     turn = np.unwrap(headings)[-1] - headings[0]
@@ -173,15 +144,7 @@ class Moment:
 
 
 def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
-    """The navigator's lane as the expert drives it: around what blocks it, and back to it from beside.
-
-    Args:
-        world: in a drive
-        metres: (T,) ahead
-
-    Returns:
-        (T, 3) poses in the ego frame
-    """
+    "Poses (T, 3) in the navigator's lane as the expert drives it: around what blocks it, and back."
     stage, now = world.stage, world.state
     ahead = now.along + np.asarray(metres, float)
     beside = float(stage.route.project(now.ego[:2])[1]) - float(aside(stage, now.along))

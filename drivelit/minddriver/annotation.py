@@ -25,14 +25,7 @@ from ..scene.core import Scene
 
 # %% ../../nbs/53_minddriver/25_annotation.ipynb #a22a0006
 def format_feedback(text: str) -> str:
-    """Table 9: a format error.
-
-    Args:
-        text: a thought
-
-    Returns:
-        "Missing Scene Analysis / Action Decision part.", what makes it unfit for an answer, or "" for a whole thought
-    """
+    "Table 9: a format error of a thought; empty for a whole one."
     tags = [f"<{slash}{t}>" for t in TAGS for slash in ("", "/") if f"<{slash}{t}>" in text]
     if bad := [*tags, *control_words(text)]:
         return f"{harmless(bad[0], 40)} must not stand in it."
@@ -41,15 +34,7 @@ def format_feedback(text: str) -> str:
 
 
 def decision_feedback(said: tuple[str, str], truth: tuple[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Table 9: a decision error.
-
-    Args:
-        said: (direction, speed) of the thought
-        truth: (direction, speed) of the true trajectory
-
-    Returns:
-        (the feedback, "" for the right decision; which of "direction" and "speed" are wrong)
-    """
+    "Table 9: a decision error, empty if none, and which of `direction` and `speed` are wrong."
     wrong = [k for k in (0, 1) if said[k] != truth[k]]
     named = [f"{('Direction', 'Speed')[k]} decision error(GT: {truth[k]}; Prediction: {said[k]})." for k in wrong]
     return " ".join(f"{n}.{t}" for n, t in enumerate(named, 1)), tuple(("direction", "speed")[k] for k in wrong)
@@ -270,24 +255,7 @@ def helpers(
     behaviours: int = 3,
     cuts: Cuts = TOWN,
 ) -> tuple[Any, Any]:
-    """Teacher and judge by their names in a profile.
-
-    Args:
-        teacher, judge: "scripted", or NAME@URL of a model behind an OpenAI-compatible endpoint
-        inputs: what a served teacher is shown
-        instruction: that a served teacher gets, one of INSTRUCTIONS
-        journal: of their answers; None: nothing is kept
-        at_once: conversations under way at the same time
-        seed: of the scripted ones
-        behaviours: that a scripted thought proposes
-        cuts: borders between the action words of the scripted teacher, and the horizon of the plans
-
-    Returns:
-        (teacher, judge)
-
-    Raises:
-        ValueError: a name of neither form
-    """
+    "Teacher and judge by their names in a profile: `scripted`, or NAME@URL of an OpenAI-compatible endpoint."
     scripted = ScriptedTeacher(seed=seed, behaviours=behaviours, cuts=cuts), ScriptedJudge(seed=seed)
     return (
         connect(

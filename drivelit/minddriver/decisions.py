@@ -88,32 +88,14 @@ class Horizon:
         return self.points * self.step
 
     def pick(self, poses: np.ndarray, dt: float = DT) -> np.ndarray:
-        """The points of this plan in a longer drive, or in one with more points.
-
-        Args:
-            poses: (T, ...) from dt on, every dt seconds
-            dt: seconds
-
-        Returns:
-            (points, ...)
-
-        Raises:
-            ValueError: the drive is too short, or has no pose at the time of a point
-        """
+        "The points (points, ...) of this plan in a longer or denser drive (T, ...), which begins at `dt` seconds."
         each = round(self.step / dt)
         if each < 1 or abs(each * dt - self.step) > 1e-6 or len(poses) < each * self.points:
             raise ValueError(f"{self.points} poses every {self.step} s are needed, there are {len(poses)} every {dt} s")
         return np.asarray(poses, float)[each - 1 : each * self.points : each]
 
     def of(self, scene: Scene) -> np.ndarray:
-        """Where the expert of a scene drives.
-
-        Returns:
-            (points, 3) x, y, heading, ego frame; metres, radians
-
-        Raises:
-            SceneError: no expert, or one that knows less
-        """
+        "The expert's way (points, 3): x, y, heading, ego frame; SceneError if it knows less."
         if scene.expert is None:
             raise SceneError(f"scene {scene.id}: expert: there is no expert")
         try:
@@ -190,16 +172,7 @@ TOWN = Cuts()
 
 
 def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
-    """The borders of a data set (supplement 6).
-
-    Args:
-        measured: (N, 6) of `measure`
-        horizon: that it was measured over
-
-    Returns:
-        borders between the action words, in m/s² and degrees; where nobody slows down, speeds up, turns left or turns
-        right, those are the toy town's, and a warning says so
-    """
+    "The borders of a data set in m/s² and degrees (supplement 6); the toy town's, with a warning, where none."
     measured, fixed = np.asarray(measured, float).reshape(-1, 6), Cuts()
     moving = measured[(measured[:, :2] > fixed.still).any(1)]
     a, turn = moving[:, 2], moving[:, 3]
@@ -267,35 +240,12 @@ def decide(measured: np.ndarray, cuts: Cuts = TOWN, words: str = "paper") -> tup
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a10011
 @remembered
 def decision_of(scene: Scene, cuts: Cuts = TOWN, words: str = "paper") -> tuple[str, str]:
-    """The true decision of a scene.
-
-    Args:
-        scene: with an expert
-        cuts: the borders, and over which horizon
-        words: key of WORDS
-
-    Returns:
-        (direction, speed)
-
-    Raises:
-        SceneError: no expert, or one that knows less than the horizon
-    """
+    "The true decision (direction, speed) of a scene; SceneError if the expert knows less than the horizon."
     return decide(measured_of(scene, cuts.horizon), cuts, words)
 
 
 def measured_of(scene: Scene, horizon: Horizon = PLAN) -> np.ndarray:
-    """What the expert of a scene does.
-
-    Args:
-        scene: with an expert
-        horizon: over which it is looked at
-
-    Returns:
-        (6,) of `measure`
-
-    Raises:
-        SceneError: no expert, or one that knows less than the horizon
-    """
+    "What the expert of a scene does: (6,) of `measure`."
     return measure(horizon.of(scene), float(np.hypot(*scene.ego.velocity)), horizon)
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a10015

@@ -23,21 +23,7 @@ from ..scene.core import Scene, remembered, to_rgb
 
 # %% ../../nbs/53_minddriver/50_dreams.ipynb #drm00005
 def right_codes(dreamed: Sequence[np.ndarray | None], true: np.ndarray, present: np.ndarray) -> dict[str, Any]:
-    """Which dreamed codes are right, scene by scene.
-
-    Args:
-        dreamed: B times (n,) ints; None: unreadable
-        true: (B, n) codes of the true next views
-        present: (B, n) codes of the present views
-
-    Returns:
-        dict: unreadable (count), changes ((B,) share of codes that change), all and changed ((B,) shares right; NaN for
-        unreadable dreams, and in changed where nothing changes), copied_all and copied_changed (likewise, for the
-        present codes as the dream)
-
-    Raises:
-        ValueError: numbers or shapes that do not match; says which
-    """
+    "Shares of dreamed codes that are right, scene by scene, beside the present codes as the dream."
     true, present = np.asarray(true), np.asarray(present)
     if true.ndim != 2 or true.shape != present.shape or len(dreamed) != len(true):
         raise ValueError(
@@ -92,19 +78,7 @@ class Mover:
 
 @remembered  # the dreams of a scene, greedy and sampled, are held against the same one
 def most_visible_mover(scene: Scene, size: tuple[int, int], seconds: float = 0.5) -> Mover | None:
-    """Of the road users that move, the one with the most pixels in the true next front view.
-
-    Args:
-        scene: of the toy town, with an expert
-        size: (width, height) of the view in pixels
-        seconds: from now
-
-    Returns:
-        Mover; None: nobody who moves is seen, or the scene's pictures are recorded
-
-    Raises:
-        SceneError: the scene has no view of that time
-    """
+    "Of the road users that move, the one with the most pixels in the true next front view; None if none."
 
     def paint(s):
         return np.asarray(next_image(s, "CAM_FRONT", size, seconds), float)
@@ -176,18 +150,7 @@ CLOSE = 6.0  # pixels of FRAME
 
 
 def mover_errors(movers: Sequence[Mover | None], pictures: Sequence[Image.Image | None]) -> np.ndarray:
-    """How far from its true place pictures have the moving road user.
-
-    Args:
-        movers: of B scenes; None: no road user to look for
-        pictures: dreamed, decoded; None: unreadable
-
-    Returns:
-        (B,) pixels of FRAME; infinity: it is not there; NaN: nobody to look for, or no picture
-
-    Raises:
-        ValueError: another number of pictures, or one of another size
-    """
+    "Pixels (B,) of the mover from its true place; infinity: not there; NaN: nobody to look for."
     out = np.full(len(movers), np.nan)
     for k, (mover, picture) in enumerate(zip(movers, pictures, strict=True)):
         if mover is not None and picture is not None:
@@ -225,20 +188,7 @@ def told(errors: np.ndarray) -> dict[str, float | int | None]:
 
 # %% ../../nbs/53_minddriver/50_dreams.ipynb #drm00028
 def picture_psnr(a: Sequence[Image.Image], b: Sequence[Image.Image], size: tuple[int, int]) -> np.ndarray:
-    """Peak signal-to-noise ratio, picture by picture.
-
-    Args:
-        a: B pictures
-        b: B pictures
-        size: (width, height) at which they are compared
-
-    Returns:
-        (B,) decibels, at most 100
-
-    Raises:
-        ValueError: numbers that do not match
-        CodecError: something that is no picture
-    """
+    "Peak signal-to-noise ratio (B,), picture by picture, at `size`; decibels, at most 100."
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} pictures")
     error = ((pixels(a, size) - pixels(b, size)) / 2).square().mean((1, 2, 3))
@@ -256,20 +206,7 @@ def frechet_table(
     made: dict[str, Sequence[Image.Image]],
     batch: int = 32,
 ) -> dict[str, float]:
-    """Fréchet distances of sets of pictures to the true ones (MindDriver table 2, with any encoder).
-
-    Args:
-        encoder: pictures -> (B, D) features
-        true: the true next views
-        made: name -> pictures
-        batch: pictures at a time
-
-    Returns:
-        dict: name -> squared distance, in the order of `made`
-
-    Raises:
-        ValueError: fewer than two pictures in a set, or features of a wrong shape or with NaN
-    """
+    "Squared Fréchet distances of sets of pictures to the true ones (MindDriver table 2, with any encoder)."
 
     def moments(pictures):
         total = Moments()
@@ -306,30 +243,7 @@ def summary_of_dreams(
     others: Sequence[Scene] = (),
     inception: Callable[[list], ArrayLike] | None = None,
 ) -> dict[str, Any]:
-    """What a policy's dreams show, beside the copied present and the codec's floor.
-
-    Args:
-        scenes: with an expert each
-        dreams: of each scene (n,) codes; None: unreadable
-        codec: has `size`, `n`, `codes`, `encode` and `decode`, as drivelit.policy.codec.Codec
-        seconds: how far ahead the dreamed view lies
-        encoder: pictures -> (B, D) features; None: no Fréchet distances in them
-        others: other scenes, of which as many are taken: their true views are a row of the Fréchet distances
-        inception: likewise, of `inception_features`; None: no FID
-
-    Returns:
-        dict for JSON; None where there is nothing to average. n, unreadable (share), seconds. right: all, changed,
-        copied, changes (shares of codes). scene_right_changed, scene_close: lists of n. road_user: dream, copied,
-        floor, each as of `told`, in pixels of 192 x 128. psnr: dream, copied, floor against the true view,
-        dream_to_floor and copied_to_floor against its reconstruction; decibels of the mean squared error. frechet, of
-        the encoder's features, and fid: dream, copied, floor, others; None without a network or with fewer than two
-        readable dreams
-
-    Raises:
-        ValueError: another number of dreams than of scenes, or no scenes
-        CodecError: a dream with a wrong number of codes or an unknown one; says which
-        SceneError: a scene without a present or next view
-    """
+    "What a policy's dreams show, beside the copied present and the codec's floor; None where no average."
     if len(scenes) != len(dreams) or not len(scenes):
         raise ValueError(f"{len(scenes)} scenes and {len(dreams)} dreams: expected as many, and at least one")
     size, dreams = codec.size, _checked(dreams, codec)

@@ -199,31 +199,12 @@ def drivers(
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
 def engine_for(policy: Policy, codec: Any, together: int = 256, memory: float | None = None) -> TransformersEngine:
-    """Who answers: the policy under the rule of the dream.
-
-    Args:
-        policy: knows the codes
-        codec: has `n` and `codes`
-        together: conversations that it continues at a time
-        memory: as the engine takes it
-
-    Returns:
-        TransformersEngine
-    """
+    "Who answers: the policy under the rule of the dream, `together` conversations at a time."
     return TransformersEngine(policy, together, memory, DreamRule(policy, codec.n, codec.codes))
 
 
 def engine_of(policy: Policy, profile: MindDriverProfile, codec: Any) -> Any:
-    """Who answers in a run: the profile's player under the rule of the dream.
-
-    Args:
-        policy: knows the codes
-        profile: its `player`
-        codec: has `n` and `codes`
-
-    Returns:
-        what `player_for` returns
-    """
+    "Who answers in a run: the profile's player under the rule of the dream."
     return player_for(policy, profile, DreamRule(policy, codec.n, codec.codes))
 
 
@@ -342,19 +323,7 @@ def openings_of(
 def summary_of_thoughts(
     scenes: Sequence[Scene], thoughts: Sequence[str | None], points: Sequence[np.ndarray | None], cuts: Cuts = TOWN
 ) -> dict[str, Any]:
-    """What thoughts say of their scenes.
-
-    Args:
-        scenes: N, at least one
-        thoughts: N of a thought, or None where there is none
-        points: N of (points, 2) metres, the plans behind them, or None
-        cuts: borders between the action words, and the horizon of the plans
-
-    Returns:
-        dict: whole, sound (no `logic_errors`), right, direction and speed (the decision, or a part of it, is the true
-            one) as shares of all scenes; follows, the share of decisions whose plan is read as the same decision
-            (None without one); different, a count; scene_decided, 1 or 0
-    """
+    "What thoughts state of their scenes: whole, sound, right as shares of all; follows, of those with a plan."
     seen = [(decision_of(s, cuts), float(np.hypot(*s.ego.velocity))) for s in scenes]
     true, paces = [d for d, _ in seen], [v for _, v in seen]
     read = [read_thought(t) for t in thoughts]

@@ -22,17 +22,7 @@ _POINT = re.compile(rf"\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")
 
 
 def format_points(points: np.ndarray, horizon: Horizon = PLAN) -> str:
-    """A trajectory as the answer spells it.
-
-    Args:
-        points: (6, 2) x, y in metres, as many as the horizon has; of poses the heading is left out
-
-    Returns:
-        "[(+3.10, -0.02), ...]"
-
-    Raises:
-        ValueError: another number of points, NaN, or a point a kilometre away: what could not be read back
-    """
+    "A trajectory (6, 2) in metres as the answer spells it: `[(+3.10, -0.02), ...]`; ValueError if unreadable."
     points = np.asarray(points, float)
     if points.ndim != 2 or len(points) != horizon.points or points.shape[1] not in (2, 3):
         raise ValueError(f"points: expected shape ({horizon.points}, 2), found {points.shape}")
@@ -70,15 +60,7 @@ STANDS = 0.1  # metres in half a second: less than that has no direction
 
 
 def poses_of(points: np.ndarray, step: float = DT) -> np.ndarray:
-    """The points of an answer as poses.
-
-    Args:
-        points: (n, 2) metres
-        step: seconds between them
-
-    Returns:
-        (n, 3) x, y, heading: metres, radians; who stands keeps the heading
-    """
+    "The points (n, 2) of an answer as poses (n, 3); who stands keeps the heading."
     points = np.asarray(points, float)
     moves = np.diff(np.concatenate([np.zeros((1, 2)), points]), axis=0)
     chord, heading = [], 0.0
@@ -128,14 +110,7 @@ class Thought:
 
 
 def read_thought(text: object) -> Thought:
-    """The sections of a thought and its decision, in time linear in its length.
-
-    Args:
-        text: anything
-
-    Returns:
-        Thought; a decision that cannot be read makes the action decision missing
-    """
+    "The sections of a thought and its decision, in time linear in its length."
     text = text if isinstance(text, str) else ""
     heads = [f"[{s}]:" for s in SECTIONS]
     starts = [text.find(h) if text.count(h) == 1 else -1 for h in heads]
@@ -180,20 +155,7 @@ def spans_of(form: str) -> tuple[str, ...]:
 def write_answer(
     form: str, points: np.ndarray, thought: str = "", codes: Sequence[int] | None = None, horizon: Horizon = PLAN
 ) -> str:
-    """An answer as eq. 8 has it.
-
-    Args:
-        form: key of FORMS
-        points: (6, 2) metres
-        thought: what stands in `<think>`; forms without one leave it out
-        codes: (n,) of the picture; likewise
-
-    Returns:
-        text that `parse_answer` reads back
-
-    Raises:
-        ValueError: the form has a span that nothing was given for, or a thought holds a tag or a control word
-    """
+    "An answer as eq. 8 has it, which `parse_answer` reads back; points (6, 2) in metres."
     parts = dict(answer=format_points(points, horizon))
     if "think" in spans_of(form):
         bad = [*(f"<{t}>" for t in TAGS), *(f"</{t}>" for t in TAGS)]
@@ -248,20 +210,7 @@ def _order(text, form):
 
 
 def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon = PLAN) -> Answer:
-    """An answer, in time linear in its length.
-
-    Args:
-        text: what a policy wrote; anything
-        form: key of FORMS
-        n: codes of a picture
-        codes: size of the codebook
-
-    Returns:
-        Answer: each span a value or a ParseError
-
-    Raises:
-        ValueError: an unknown form
-    """
+    "An answer, each span a value or a ParseError, in time linear in its length; `n` codes of a picture."
     spans = spans_of(form)
     if not isinstance(text, str):
         bad = ParseError(f"not a text but {type(text).__name__}")

@@ -75,21 +75,7 @@ def plot_dreams(
     title: str = "",
     horizon: Horizon = PLAN,
 ) -> Figure:
-    """Single scenes: present view, true next view, dreamed view, their difference, and the plan from above.
-
-    Args:
-        scenes: N, with an expert each
-        codes: N of (n,) dreamed codes; None: unreadable, or none was dreamed
-        plans: N of (points, 2 or 3) x, y, metres; None: unreadable
-        codec: has `size`, `encode` and `decode`, as drivelit.policy.codec.Codec
-        seconds: how far ahead the dreamed view lies
-
-    Returns:
-        Figure, a row for each scene
-
-    Raises:
-        ValueError: other numbers of codes or plans than of scenes, or no scene
-    """
+    "Single scenes: present, true next and dreamed view, their difference, and the plan from above."
     if not len(scenes) == len(codes) == len(plans) or not len(scenes):
         raise ValueError(
             f"{len(scenes)} scenes, {len(codes)} dreams, {len(plans)} plans: expected as many, at least one"

@@ -104,14 +104,7 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
 def distances(profile: MindDriverProfile) -> list[float]:
-    """How far ahead the views of a run lie.
-
-    Args:
-        profile: its `seconds`
-
-    Returns:
-        seconds, those of table 5 among them
-    """
+    "How far ahead the views of a run lie, in seconds, those of table 5 among them."
     return sorted({*VIEWS_AHEAD, profile.seconds})
 
 
@@ -133,15 +126,7 @@ def check_scene(profile: MindDriverProfile, scene: Scene, split: str) -> None:
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #15b65019
 def cuts_of(scenes: Sequence[Scene], profile: MindDriverProfile) -> Cuts:
-    """The borders between action words: the toy town's, or the percentiles of other data (supplement 6).
-
-    Args:
-        scenes: to learn from
-        profile: its source, and the horizon of its plans
-
-    Returns:
-        Cuts
-    """
+    "The borders between actions: the toy town's, or the percentiles of other data (supplement 6)."
     if profile.source == "toy" and profile.horizon == PLAN:
         return TOWN
     return fit_cuts(np.array([measured_of(s, profile.horizon) for s in scenes]), profile.horizon)
@@ -213,17 +198,7 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000b
 class ArmRows(Sequence):
-    """The rows that an arm learns from.
-
-    Args:
-        drives: of stage `data`
-        scenes: id -> Scene
-        thoughts: scene id -> thought
-        codes: scene id -> (n,) codes of the next view
-        inputs: what is shown; its pictures are those of the drives
-        form: key of FORMS
-        seconds: how far ahead the dreamed picture lies
-    """
+    "The rows that an arm learns from."
 
     def __init__(
         self,
@@ -245,14 +220,7 @@ class ArmRows(Sequence):
         return len(self.numbers)
 
     def __getitem__(self, i: int) -> dict:
-        """A row.
-
-        Args:
-            i: its number
-
-        Returns:
-            as `make_row` makes it
-        """
+        "A row, as `make_row` makes it."
         row = self.drives[self.numbers[i]]
         name, asked = row["scene_id"], question(self.inputs, self.form, self.seconds, self.horizon)
         scene = self.scenes[name]
@@ -309,15 +277,7 @@ START_FORMS = (
 
 
 def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
-    """Stage `start`: learn to write points, next views and thoughts, in every order that an arm has.
-
-    Args:
-        profile: of MindDriver; with `start_steps = 0`, or where `start` names weights, nothing is done
-        seed: of new weights and of the order
-
-    Returns:
-        dict: what `train_sft` returns, or nothing
-    """
+    "Stage `start`: learn to write points, next views and thoughts, in every order that an arm has."
     if profile.start != "train" or not profile.start_steps:
         return {}
     policy = freeze_vision(fresh(out, profile, seed), profile.freeze_vision)
@@ -377,17 +337,7 @@ def run_served(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
 
 
 def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
-    """Put the weights that a run's stage `start` has made where `start = packed` finds them, in half precision.
-
-    Args:
-        folder: default: in the package
-
-    Returns:
-        the folder
-
-    Raises:
-        RunError: the stage has not run
-    """
+    "Copy the weights of a run's stage `start`, in half precision, to where `start = packed` finds them."
     policy, told, profile = load_policy(STAGES.trained(out, "start")), STAGES.result(out, "start"), run_profile(out)
     policy.model.half()
     last = read_metrics(STAGES.folder(out, "start"))[-1]
@@ -419,17 +369,7 @@ def features(profile: MindDriverProfile) -> tuple[Any, Any]:
 
 
 def inception_of(profile: MindDriverProfile) -> Any:
-    """Inception's features, where the profile names its weights.
-
-    Args:
-        profile: its `inception`; $VARIABLES are read
-
-    Returns:
-        a function from images to (B, 2048) features, for FID; None: the profile says "none"
-
-    Raises:
-        ValueError: there is no such network
-    """
+    "Inception's features (B, 2048) for FID, where the profile names its weights; else None."
     return (
         None
         if profile.inception == "none"
@@ -568,14 +508,7 @@ def make(
 
 
 def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
-    """Stages `rft*`: reinforce, then drive the held-out scenes.
-
-    Args:
-        stage: key of REINFORCED
-
-    Returns:
-        dict: what `train_rl` and `examine` return
-    """
+    "Stages `rft*`: reinforce, then drive the held-out scenes."
     before, learnt = REINFORCED[stage]
     steps = dict(image=profile.rl_steps, plan=profile.rl_steps_plan, both=profile.rl_steps + profile.rl_steps_plan)
     (engine, policy, task), here = make(stage, out, profile, seed), STAGES.folder(out, stage, seed)

@@ -249,19 +249,7 @@ Self-driving vehicle's optimal direction and speed change: <Maintain Current Lan
 
 
 def teacher_text(scene: Scene, inputs: Inputs = PAPER, instruction: str = "short", seconds: float = 3.0) -> str:
-    """The teacher's instruction.
-
-    Args:
-        scene: whose command is told
-        instruction: one of INSTRUCTIONS: figure 9 word for word, with the target behind it, or its parts in short
-        seconds: that a plan covers
-
-    Returns:
-        text
-
-    Raises:
-        ValueError: an unknown instruction
-    """
+    "The teacher's instruction: figure 9 verbatim with the target behind it, or its parts in short."
     if instruction not in INSTRUCTIONS:
         raise ValueError(f"instruction: {instruction!r} is not one of {', '.join(INSTRUCTIONS)}")
     past = STEP * inputs.history

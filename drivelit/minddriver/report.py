@@ -98,11 +98,7 @@ STUDY = Study(
 
 
 def metrics_of(results: Record) -> list[str]:
-    """What plans are scored by.
-
-    Returns:
-        keys of SIGN: PDMS is left out where the run's profile has none
-    """
+    "What plans are scored by, keys of SIGN; without PDMS where the run's profile has none."
     return [m for m in SIGN if not all(np.isnan(results.numbers(driver(n), m)).all() for n in results.drivers)]
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00016
@@ -110,14 +106,7 @@ ADE_M, PDMS_PERCENT = Column("ade", digits=2), Column("pdms", percent=True)
 
 
 def score_columns(results: Record, times: Sequence[int] = (3,)) -> dict[str, Column]:
-    """The numbers of table 1.
-
-    Args:
-        times: positions in TIMES
-
-    Returns:
-        dict: name -> Column
-    """
+    "The numbers of table 1, name -> Column; `times` are positions in TIMES."
     columns = {}
     for key in PROTOCOLS:
         if not np.isnan(results.numbers(driver(EXPERT), f"l2_{key}_0")).all():  # plans of six points have them
@@ -198,11 +187,7 @@ WHOSE = dict(dream="", copied=", copied present", floor=", codec's floor")
 
 
 def distances(results: Record) -> dict[str, tuple[str, int]]:
-    """The Fréchet distances of a run by the names that they have in tables.
-
-    Returns:
-        dict: name -> key in a summary of dreams, digits: of the run's encoder, which is named; and FID, if there is one
-    """
+    "The Fréchet distances of a run by their names in tables: (key in a summary of dreams, digits)."
     whose = "our encoder" if results.about["profile"].get("encoder", "base") == "base" else "CLIP"
     seen = any(np.isfinite(results.numbers(Condition(s), FID.measure)).any() for s in (*DREAMS, "given"))
     return {f"Fréchet distance, {whose}": ("frechet", 3)} | ({"FID": ("fid", 1)} if seen else {})
@@ -250,11 +235,7 @@ THOUGHT_COLUMNS = {
 
 
 def table_thoughts(results: Record) -> pd.DataFrame:
-    """What the thoughts say of their scenes, of the play that the tables compare.
-
-    Returns:
-        DataFrame, a row for each arm with thoughts, then the most frequent decision
-    """
+    "What the thoughts state of their scenes, of the play that the tables compare."
     rows = []
     for s in (*THOUGHTS, *_given(results)):
         # one value for each seed
@@ -286,15 +267,7 @@ RL_ROWS = {"no reinforcement": "sft", "one stage": "rft_once", "two stages": "rf
 
 
 def ablation(title: str, first: str, rows: dict[str, str]) -> Sheet:
-    """One of the tables 4 to 7: the arms, the expert and the best drivers without eyes.
-
-    Args:
-        first: the column of what is changed
-        rows: its words -> stage
-
-    Returns:
-        Sheet; with grey pictures where that was measured
-    """
+    "One of the tables 4 to 7: the arms, the expert and the best blind baselines."
     arms = [({first: words}, Condition(s)) for words, s in rows.items()]
 
     def columns(results: Record) -> dict[str, Column]:
@@ -439,11 +412,7 @@ def questions(results: Record) -> pd.DataFrame:
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00038
 def plot_ade(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
-    """The ADE of all arms.
-
-    Returns:
-        the Axes
-    """
+    "The ADE of all arms."
     arms = [s for s in TRAINED if s in results.ran]
     ax = ax or plt.subplots(figsize=(9, 1.2 + 0.3 * max(len(arms), 1)), layout="constrained")[1]
     for y, s in enumerate(reversed(arms)):

@@ -10,15 +10,7 @@ import numpy as np
 
 # %% ../../nbs/53_minddriver/40_rewards.ipynb #e9200005
 def displacement(points: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Distances between two drives.
-
-    Args:
-        points: (..., 6, 2) x, y of the plan, metres
-        truth: (..., 6, 2 or 3) of the expert
-
-    Returns:
-        (..., 6) metres
-    """
+    "Distances (..., 6) in metres of a plan (..., 6, 2) and the expert's (..., 6, 2 or 3)."
     return np.linalg.norm(np.asarray(points, float)[..., :2] - np.asarray(truth, float)[..., :2], axis=-1)
 
 
@@ -49,23 +41,7 @@ def reward_of(
     w_image: float = 0.33,
     w_plan: float = 0.67,
 ) -> float:
-    """The reward of eq. 7.
-
-    Args:
-        learnt: one of LEARNT
-        image: r_Img of eq. 2; NaN where there is no dream that can be read
-        plan: r_L2 of eq. 3
-        form: r_format, 0 or 1
-        w_format: lambda_1 and lambda_2
-        w_image: weight of the picture if both are learnt
-        w_plan: weight of the plan if both are learnt
-
-    Returns:
-        the weighted sum; a dream that cannot be read counts as NO_DREAM
-
-    Raises:
-        ValueError: another word
-    """
+    "The reward of eq. 7; a dream that cannot be read (NaN) counts as NO_DREAM."
     if learnt not in LEARNT:
         raise ValueError(f"learnt: {learnt!r} is not one of {', '.join(LEARNT)}")
     weights = dict(image=(1.0, 0.0), plan=(0.0, 1.0), both=(w_image, w_plan))[learnt]

@@ -29,19 +29,7 @@ AT_ONCE = 32  # next views that are encoded together
 
 
 def next_codes(codec: Any, scenes: Sequence[Scene], seconds: float = 0.5) -> np.ndarray:
-    """The codes of the true next front views.
-
-    Args:
-        codec: has `size`, `n` and `encode`, as drivelit.policy.codec.Codec
-        scenes: with an expert each
-        seconds: from now
-
-    Returns:
-        (B, n) ints
-
-    Raises:
-        SceneError: a scene has no view of that time
-    """
+    "The codes (B, n) of the true front views `seconds` from now; SceneError if a scene has none."
     if not len(scenes):
         return np.zeros((0, codec.n), int)
 

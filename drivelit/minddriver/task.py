@@ -41,30 +41,13 @@ def truth_of(scene: Scene, horizon: Horizon = PLAN) -> np.ndarray:
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae0008
 class Views:
-    """How near dreamed pictures are to the true next views: eq. 2.
-
-    Args:
-        encoder: a CLIP of transformers
-        size: (width, height) of the pictures
-        seconds: how far ahead the true view lies
-        keep: embeddings of true views that are kept
-    """
+    "How near dreamed pictures are to the true next views: eq. 2, by a CLIP of transformers."
 
     def __init__(self, encoder: Any, size: tuple[int, int], seconds: float = 0.5, keep: int = 20_000) -> None:
         self.encoder, self.size, self.seconds, self.keep, self.known = encoder, tuple(size), seconds, keep, {}
 
     def true(self, some: Sequence[Scene]) -> np.ndarray:
-        """Embeddings of the true next views.
-
-        Args:
-            some: B scenes
-
-        Returns:
-            (B, D) unit vectors
-
-        Raises:
-            SceneError: a scene has no view of that time
-        """
+        "Embeddings of the true next views: unit vectors (B, D)."
         new = list({s.id: s for s in some if s.id not in self.known}.values())
         if len(self.known) > self.keep:
             self.known = {s.id: self.known[s.id] for s in some if s.id in self.known}
@@ -78,14 +61,7 @@ class Views:
         return embed_images(self.encoder, images, crop=False).cpu().numpy()
 
     def similarity(self, images: Sequence, some: Sequence[Scene]) -> np.ndarray:
-        """Cosines of dreamed and true views.
-
-        Args:
-            images: B PIL images
-
-        Returns:
-            (B,) in [-1, 1]
-        """
+        "Cosines (B,) in [-1, 1] of dreamed and true views."
         return (self.embed(images) * self.true(some)).sum(1) if len(images) else np.zeros(0)
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #92ae000b
@@ -98,20 +74,7 @@ def turn_of(
     strict: bool,
     horizon: Horizon = PLAN,
 ) -> tuple[dict, dict]:
-    """The rewards and the info of an answer.
-
-    Args:
-        answer: of `parse_answer`
-        scene: with an expert
-        image: r_Img, NaN where there is none
-        learnt: one of LEARNT
-        numbers: ade_max, ade_scale, w_format, w_image, w_plan
-        strict: the format asks for every span
-
-    Returns:
-        rewards: reward, format, ade (m), plan, image; info: unreadable (0 or 1: the points), reasons by span, points
-        (6, 2) or None, dream (n,) or None, think
-    """
+    "The rewards and the info of an answer; `image` is r_Img, NaN where there is none."
     points = answer.answer if isinstance(answer.answer, np.ndarray) else None
     ade = np.nan if points is None else float(displacement(points, truth_of(scene, horizon)).mean())
     form, plan = format_reward(answer, strict), plan_reward(ade, numbers["ade_max"], numbers["ade_scale"])
@@ -126,25 +89,7 @@ def turn_of(
 
 # %% ../../nbs/53_minddriver/45_task.ipynb #7a5c0f45
 class MindDriverTask(Task):
-    """Think in words, dream the next view, drive.
-
-    Args:
-        codec: of the pictures, as drivelit.policy.codec.Codec
-        form: key of FORMS
-        seconds: how far ahead the dreamed picture lies
-        learnt: one of LEARNT: what is rewarded
-        encoder: a CLIP; None: dreams are not judged
-        openings: scene id -> first words of the answer, which are given and not drawn
-        ade_max: lambda of eq. 3, metres
-        ade_scale: alpha of eq. 3, metres
-        w_format: lambda_1 and lambda_2 of eq. 7
-        w_image: weight of the picture if both are learnt
-        w_plan: weight of the plan if both are learnt
-        strict_format: the format asks for every span in its place
-
-    Raises:
-        ValueError: an unknown form or word, or a picture is to be learnt and there is no encoder or no picture
-    """
+    "Think in text, dream the next view, drive; without an encoder dreams are not judged."
 
     def __init__(
         self,
@@ -176,45 +121,15 @@ class MindDriverTask(Task):
         self.numbers = dict(ade_max=ade_max, ade_scale=ade_scale, w_format=w_format, w_image=w_image, w_plan=w_plan)
 
     def prompt(self, scene: Scene) -> list[dict]:
-        """The question.
-
-        Args:
-            scene: with its cameras
-
-        Returns:
-            messages
-
-        Raises:
-            SceneError: a camera, a time or a file that the scene does not have
-        """
+        "The question, as messages; SceneError for a camera, a time or a file that the scene does not have."
         return policy_prompt(scene, self.inputs, self.form, self.seconds, self.look, self.horizon)
 
     def opening(self, scene: Scene, place: int, group: int) -> str:
-        """The first words of the answer, if they are given.
-
-        Args:
-            scene: of the episode
-            place: in its group
-            group: its size
-
-        Returns:
-            text; "" where the policy chooses them
-        """
+        "The first tokens of the answer as text, if they are given; empty where the policy chooses them."
         return self.openings.get(scene.id, "")
 
     def step_batch(self, states: Sequence[TurnState], completions: Sequence[Completion]) -> list[Step]:
-        """Judge answers.
-
-        Args:
-            states: with their scenes
-            completions: one for each
-
-        Returns:
-            one Step for each, the last of its episode, with the rewards and the info of `turn_of`
-
-        Raises:
-            SceneError: a scene without an expert or without a next view
-        """
+        "Judge answers: one Step each, the last of its episode, with rewards and info of `turn_of`."
         read = partial(parse_answer, form=self.form, n=self.codec.n, codes=self.codec.codes, horizon=self.horizon)
         answers = [read(c.text) for c in completions]
         images, some = np.full(len(answers), np.nan), [s.scene for s in states]

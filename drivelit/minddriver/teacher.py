@@ -127,15 +127,7 @@ def _camera(scene, point):
 
 # %% ../../nbs/53_minddriver/20_teacher.ipynb #7ea50008
 def risks_of(scene: Scene, most: int = 3) -> list[Risk]:
-    """Who matters for the ego, by the true futures of all.
-
-    Args:
-        scene: with road users and cameras
-        most: so many at most
-
-    Returns:
-        list of Risk, who moves before who stands, then the nearest first
-    """
+    "Who matters for the ego, by the true futures of all; who moves before who stands, then the nearest."
     way, risks = _way(scene), []
     together = np.abs(TIMES[:, None] - TIMES) <= SLACK + 1e-6
     for agent in scene.agents:
@@ -162,14 +154,7 @@ def _smaller(area, other):
 
 @remembered
 def facts_of(scene: Scene) -> Facts:
-    """What a thought about a scene speaks of.
-
-    Args:
-        scene: with road users, map and lights: the ground truth
-
-    Returns:
-        Facts
-    """
+    "What a thought about a scene speaks of, from the ground truth."
     lanes = [a.polygon for a in scene.map.of("lane") if a.on_route]
     beside = sum(p.buffer(0.1).intersects(shapely.Point(6.0, y)) for p in lanes for y in (-3.5, 3.5))
     area = "Uncertain" if not lanes else "Large" if beside else "Medium"
@@ -183,15 +168,7 @@ SLOW = SPEEDS[:4]  # standing and everything that slows down
 
 
 def reason_of(facts: Facts, decision: tuple[str, str]) -> str:
-    """Why a decision is taken, from what was said before it.
-
-    Args:
-        facts: of the scene
-        decision: (direction, speed)
-
-    Returns:
-        a sentence without a full stop
-    """
+    "Why a decision is taken, from what stands before it; a sentence without a full stop."
     direction, speed = decision
     first = facts.risks[0].category if facts.risks else ""
     if facts.signal == SIGNALS[0]:
@@ -208,16 +185,7 @@ def reason_of(facts: Facts, decision: tuple[str, str]) -> str:
 
 
 def choices_of(facts: Facts, decision: tuple[str, str], most: int = 3) -> list[tuple[str, str, str]]:
-    """The behaviours that a thought proposes: the decision, and others of the same direction.
-
-    Args:
-        facts: of the scene
-        decision: (direction, speed)
-        most: how many
-
-    Returns:
-        list of (direction, speed, reason), the decision first
-    """
+    "The behaviours that a thought proposes: the decision first, and others of the same direction."
     direction, speed = decision
     k = SPEEDS.index(speed)
     others = [j for j in (k - 1, k + 1, k - 2, k + 2) if 0 <= j < len(SPEEDS)]
@@ -228,16 +196,7 @@ def choices_of(facts: Facts, decision: tuple[str, str], most: int = 3) -> list[t
 def write_thought(
     facts: Facts, decision: tuple[str, str], choices: Sequence[tuple[str, str, str]] | None = None
 ) -> str:
-    """A thought in the form of figure 9.
-
-    Args:
-        facts: what it speaks of
-        decision: (direction, speed) that it ends in
-        choices: behaviours that it proposes; None: those of `choices_of`
-
-    Returns:
-        text that `read_thought` reads
-    """
+    "A thought in the form of figure 9, which `read_thought` reads."
     choices = choices_of(facts, decision) if choices is None else choices
     seen = [f"<{r.camera}>: <{r.category}>, <{r.motion}>" for r in facts.risks] or ["None"]
     lines = [
@@ -267,14 +226,7 @@ def _chosen(thought):
 
 
 def logic_errors(text: str) -> list[str]:
-    """What does not hang together in a thought, by its words alone.
-
-    Args:
-        text: a thought
-
-    Returns:
-        sentences; none for a sound one
-    """
+    "What does not hang together in a thought, by its text alone; none for a sound one."
     thought, errors = read_thought(text), []
     if thought.missing:
         return [f"There is no {thought.missing[0]} to follow."]
@@ -435,14 +387,7 @@ class Verdict:
 
 
 def parse_verdict(text: object) -> Verdict | ParseError:
-    """A judge's answer (figure 5).
-
-    Args:
-        text: a judge's reply, or anything else; a ParseError is handed on
-
-    Returns:
-        Verdict, or a ParseError
-    """
+    "A judge's answer (figure 5); a ParseError is handed on."
     if isinstance(text, ParseError):
         return text
     if not isinstance(text, str):

@@ -48,11 +48,7 @@ APPENDIX_SECOND = np.array(
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #343b78c4
 def appendix_scene() -> Scene:
-    """The street of MTDrive appendix A.1, as far as its numbers tell; the width of the road is ours.
-
-    Returns:
-        Scene: a standing bus ahead, three lanes; the paper's second plan is the expert
-    """
+    "The street of MTDrive appendix A.1 by its numbers; the width of the road is ours."
 
     def strip(y0, y1):
         return [[-40, y0], [120, y0], [120, y1], [-40, y1]]
@@ -116,15 +112,7 @@ class FeedbackAgent(Protocol):
     "Judges plans. Empty feedback means that the plan may be driven."
 
     def judge(self, scene: Scene, poses: np.ndarray) -> list[Feedback]:
-        """Judge N plans of one scene.
-
-        Args:
-            scene: where they are planned
-            poses: (N, 8, 3) plans: x, y (m), heading (rad) in the ego frame, half a second apart
-
-        Returns:
-            one Feedback for each plan
-        """
+        "One Feedback for each of N plans (N, 8, 3): x, y (m), heading (rad), ego frame, 0.5 s apart."
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #df164d23
 FEEDBACK_OPENING = (
@@ -150,14 +138,7 @@ ISSUE_SENTENCES = dict(
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #415ef208
 def pose_text(pose: np.ndarray) -> str:
-    """A pose as plans are written: `(+3.10, -0.02, +0.00)`.
-
-    Args:
-        pose: (3,) x, y (m), heading (rad)
-
-    Returns:
-        text with two decimals and signs
-    """
+    "A pose (3,) in m and rad as plans are written: `(+3.10, -0.02, +0.00)`."
     return f"({', '.join(map(format_number, pose))})"
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #07eef334
@@ -175,15 +156,7 @@ def object_text(box: tuple) -> str:
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #86effeb5
 def feedback_text(issues: Sequence[Issue], sentences: dict[str, str] = ISSUE_SENTENCES) -> str:
-    """The user message that lists the issues (MTDrive appendix A.1).
-
-    Args:
-        issues: found in one plan
-        sentences: metric -> sentence
-
-    Returns:
-        the message, a numbered paragraph a metric; "" without issues
-    """
+    "The user message that lists the issues (MTDrive appendix A.1); empty without issues."
     if not issues:
         return ""
     by_metric = {}
@@ -203,19 +176,7 @@ def feedback_text(issues: Sequence[Issue], sentences: dict[str, str] = ISSUE_SEN
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #52910212
 def box_at(prepared: PDMScene, object_id: str, step: int) -> tuple:
-    """An object at a step; where it is not known then, at the nearest step where it is.
-
-    Args:
-        prepared: scene made ready for scoring
-        object_id: of a road user in it
-        step: tenths of a second from now
-
-    Returns:
-        x, y, z, l, w, h (m), heading (rad), name, in the ego frame
-
-    Raises:
-        ValueError: no object of this id
-    """
+    "x, y, z, l, w, h (m), heading (rad), name of an object at a 0.1 s step, or the nearest known one."
     a, agent = prepared.ids.index(object_id), prepared.scene.agent(object_id)
     steps = np.flatnonzero(~np.isnan(prepared.centers[a, :, 0]))
     x, y, h = prepared.centers[a, steps[np.argmin(np.abs(steps - step))]]
@@ -224,18 +185,7 @@ def box_at(prepared: PDMScene, object_id: str, step: int) -> tuple:
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #68700c4b
 def find_issues(prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int, points: str = "first") -> list[Issue]:
-    """What is wrong with plan i.
-
-    Args:
-        prepared: scene made ready for scoring
-        result: of scoring these plans in it
-        poses: (N, 8, 3) the plans that were scored
-        i: number of the plan
-        points: "first": of NC and of TTC the first offence alone; "all": every point, with every object of it
-
-    Returns:
-        issues in the order NC, DAC, TTC, each in the order of the points
-    """
+    "What is wrong with plan i, as NC, DAC, TTC; `first`: of NC and TTC the first offence, `all`: each."
 
     def contact(metric, step, agent):
         if step[i] < 0:
@@ -290,15 +240,7 @@ def _while(contact, begin):
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #372a87e7
 class PreparedScenes:
-    """Scenes prepared for scoring; the most recent ones are kept.
-
-    Args:
-        perception: the future of road users: "oracle" (the true one) or "kinematic" (constant velocity)
-        keep: how many scenes
-
-    Raises:
-        ValueError: another word for perception
-    """
+    "Scenes prepared for scoring, the last `keep`; futures `oracle` (true) or `kinematic` (constant v)."
 
     def __init__(self, perception: str = "oracle", keep: int = 512):
         if perception not in ("oracle", "kinematic"):
@@ -309,11 +251,7 @@ class PreparedScenes:
         return PreparedScenes, (self.perception, self.keep)  # another process begins without what is kept here
 
     def __call__(self, scene: Scene) -> PDMScene:
-        """The scene, prepared.
-
-        Returns:
-            PDMScene with this perception
-        """
+        "The scene, prepared with this perception."
         key = (scene.source, scene.id)
         # Two scenes may bear one name, for instance a scene and a variant of it: identity decides.
         if key not in self.scenes or self.scenes[key].scene is not scene:
@@ -325,16 +263,7 @@ class PreparedScenes:
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #7d7cd84a
 class PDMAgent:
-    """MTDrive's feedback agent: NC, DAC and TTC of the PDM Score, in words (section 3.1).
-
-    Args:
-        perception: "oracle": it knows all futures; "kinematic": it expects constant velocity (table 1)
-        keep: prepared scenes that are kept
-        points: "first" or "all": how much of NC and TTC it names, see `find_issues`
-
-    Raises:
-        ValueError: another word for perception or points
-    """
+    "MTDrive's feedback agent: NC, DAC and TTC of the PDM Score, in text (section 3.1, table 1)."
 
     def __init__(self, perception: str = "oracle", keep: int = 512, points: str = "first"):
         if points not in ("first", "all"):
@@ -347,37 +276,13 @@ class PDMAgent:
         return self.prepared.perception
 
     def judge(self, scene: Scene, poses: np.ndarray) -> list[Feedback]:
-        """Judge N plans of one scene.
-
-        Args:
-            scene: where they are planned
-            poses: (N, 8, 3) plans in the ego frame
-
-        Returns:
-            one Feedback a plan
-
-        Raises:
-            ValueError: NaN in a plan, or a wrong shape
-        """
+        "One Feedback for each plan (N, 8, 3) in the ego frame; ValueError for NaN or a wrong shape."
         return self.judge_many([scene], [poses])[0]
 
     def judge_many(
         self, scenes: Sequence[Scene], plans: Sequence[np.ndarray], results: Sequence[PDMResult] | None = None
     ) -> list[list[Feedback]]:
-        """Judge plans of many scenes, which are driven together.
-
-        Args:
-            scenes: where they are planned
-            plans: (N_i, 8, 3) for each scene
-            results: the scores of these plans in the true future, if they are known: they are not driven again by an
-                agent that knows the true future, too
-
-        Returns:
-            for each scene one Feedback a plan
-
-        Raises:
-            ValueError: NaN in a plan, or a wrong shape
-        """
+        "Feedback for plans (N_i, 8, 3) of many scenes, driven together, or not if `results` are known."
         if not scenes:  # no answer of a whole batch could be read
             return []
         ready, plans = [self.prepared(s) for s in scenes], [np.asarray(p, float) for p in plans]
@@ -392,11 +297,7 @@ class PDMAgent:
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #d3fc14a6
 def braking_scene() -> Scene:
-    """The appendix's street with a car ahead that drives at 8 m/s now and stands after two seconds.
-
-    Returns:
-        Scene in which oracle and kinematic feedback differ: constant velocity runs into the car
-    """
+    "The appendix's street with a car ahead that drives at 8 m/s now and stands after two seconds."
     street, times = appendix_scene(), np.arange(0, 5.1, 0.5)
     stop = np.minimum(times, 2.0)
     x = 18 + 8 * stop - 2 * stop**2
@@ -406,11 +307,7 @@ def braking_scene() -> Scene:
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #03d4c91a
 class SpeedAgent:
-    """Names points that are reached faster than a limit; a second feedback agent, to show that the loop knows none.
-
-    Args:
-        limit: m/s; None: the map's
-    """
+    "Names points faster than a limit in m/s (None: the map's); it shows that the loop knows no agent."
 
     SENTENCES = dict(
         SPEED="The SPEED metric reveals that certain trajectory points are reached faster than the speed limit. "
@@ -421,15 +318,7 @@ class SpeedAgent:
         self.limit = limit
 
     def judge(self, scene: Scene, poses: np.ndarray) -> list[Feedback]:
-        """Judge N plans of one scene.
-
-        Args:
-            scene: where they are planned
-            poses: (N, 8, 3) plans in the ego frame
-
-        Returns:
-            one Feedback a plan
-        """
+        "One Feedback for each of N plans (N, 8, 3) in the ego frame."
         poses, limit = np.asarray(poses, float), self.limit or scene.map.speed_limit
         path = np.concatenate([np.zeros_like(poses[:, :1]), poses], 1)[..., :2]
         fast = np.linalg.norm(np.diff(path, axis=1), axis=-1) / 0.5 > limit + 1e-6

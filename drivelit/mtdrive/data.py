@@ -34,17 +34,7 @@ KINDS = ("single", "two_turn", "three_turn", "mock_multi_turn", "understanding")
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #18e3c7b3
 def expert_poses(scene: Scene) -> np.ndarray:
-    """What the good driver did.
-
-    Args:
-        scene: with an expert of four seconds
-
-    Returns:
-        (8, 3) x, y, heading each half second: metres and radians in the ego's frame
-
-    Raises:
-        SceneError: the scene has no expert of 8 poses
-    """
+    "The expert's poses (8, 3), ego frame, each 0.5 s; SceneError if the scene has no expert of 8 poses."
     if scene.expert is None or len(scene.expert.poses) < 8:
         raise SceneError(f"scene {scene.id}: expert: no expert of 8 poses")
     return scene.expert.poses[:8]
@@ -89,20 +79,7 @@ def dialogue(
     said: Sequence[tuple[np.ndarray, Feedback]] | None = None,
     **meta: object,
 ) -> dict | None:
-    """Question, flawed plans and feedback, and the expert's answer.
-
-    Args:
-        kind: of KINDS
-        scene: with an expert
-        plans: (8, 3) or None each: the flawed plans of the earlier turns, metres and radians in the ego's frame
-        task: whose prompt and feedback agent are used
-        need: at least so many plans must have got feedback; default: all
-        said: of `judged`, if the plans have been judged already
-        **meta: what the row says of itself, plain JSON values
-
-    Returns:
-        row, or None if too few plans got feedback
-    """
+    "Question, flawed plans and feedback, and the expert's answer; None if too few plans got feedback."
     plans = list(plans)
     if said is None:
         ((_, said),) = judged([scene], [plans], task)
@@ -119,16 +96,7 @@ def dialogue(
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #1166899d
 def single_turn(scenes: Iterable[Scene], task: MTDriveTask | None = None, text_only: float = 0.0) -> Iterator[dict]:
-    """Question and expert: how to drive at all.
-
-    Args:
-        scenes: with an expert
-        task: default: the paper's
-        text_only: share of rows without the image, spread evenly
-
-    Returns:
-        iterator of rows, one for each scene
-    """
+    "Question and expert, one row for each scene; a share `text_only` of them without the image."
     task = task or MTDriveTask()
     more = dict(images=False, metric_descriptions=task.metric_descriptions)
     blind = MTDriveTask(task.agent, task.max_turns, task.w_p, task.w_f, **more)
@@ -146,17 +114,7 @@ def two_turn(
     task: MTDriveTask | None = None,
     source: str | None = None,
 ) -> Iterator[dict]:
-    """A flawed plan, the feedback, the expert (appendix B).
-
-    Args:
-        scenes: with an expert
-        predictions: (8, 3) or None for each scene; default: constant velocity
-        task: default: the paper's
-        source: a word for who predicted
-
-    Returns:
-        iterator of rows, one for each scene whose plan gets feedback
-    """
+    "A flawed plan, the feedback, the expert (appendix B); rows of the scenes whose plan gets feedback."
     task, source = task or MTDriveTask(), source or ("constant_velocity" if predictions is None else "model")
     if predictions is None:
         scenes, same = tee(scenes)  # it is the only reader, so it holds one scene at a time
@@ -173,18 +131,7 @@ def three_turn(
     task: MTDriveTask | None = None,
     source: str = "model",
 ) -> Iterator[dict]:
-    """Two flawed plans with their feedback, then the expert (appendix B).
-
-    Args:
-        scenes: with an expert
-        first: (8, 3) or None for each scene: the model's first plan
-        second: its answer to the feedback, or None
-        task: default: the paper's
-        source: a word for who predicted
-
-    Returns:
-        iterator of rows, one for each scene where both plans get feedback
-    """
+    "Two flawed plans with their feedback, then the expert (appendix B); both must get feedback."
     task = task or MTDriveTask()
     for scene, pairs in judged(scenes, zip(first, second, strict=True), task):
         if row := dialogue("three_turn", scene, (), task, need=2, said=pairs, source=source):
@@ -197,17 +144,7 @@ def mock_multi_turn(
     task: MTDriveTask | None = None,
     source: str = "model",
 ) -> Iterator[dict]:
-    """Several sampled conversations of one scene, one after another (appendix B).
-
-    Args:
-        scenes: with an expert
-        samples: for each scene a list of conversations, each a list of its plans ((8, 3) or None)
-        task: default: the paper's
-        source: a word for who predicted
-
-    Returns:
-        iterator of rows with 4 to task.max_turns turns
-    """
+    "Several sampled conversations of one scene, one after another (appendix B); 4 to max_turns turns."
     task = task or MTDriveTask()
     for scene, pairs in judged(scenes, map(_different, samples), task):
         flawed = [(p, s) for p, s in pairs if not s.empty][: task.max_turns - 1]
@@ -268,15 +205,7 @@ def question_text(metric: str, poses: np.ndarray, box: tuple | None = None) -> s
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #a08c5d96
 def variants(plan: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A plan's neighbours, some of them bad.
-
-    Args:
-        plan: (8, 3) metres and radians
-        rng: draws how much they differ
-
-    Returns:
-        (4, 8, 3): faster, slower, to the left, to the right
-    """
+    "A plan's neighbours (4, 8, 3), some of them bad: faster, slower, to the left, to the right."
     bend = np.linspace(0, 1, 8)[:, None] ** 2 * [0, 1, 0]
     left, right = rng.uniform(1.5, 6, 2)
     return np.stack(
@@ -290,17 +219,7 @@ def variants(plan: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #01923228
 def nearest_box(prepared: PDMScene, pose: np.ndarray, k: int, other_than: str | None) -> tuple | None:
-    """The object nearest to a point of a plan.
-
-    Args:
-        prepared: scene as the scorer holds it
-        pose: (3,) x, y, heading: metres, radians
-        k: number of the point, 0 to 7: the objects are where they are at (k + 1) / 2 seconds
-        other_than: id of an object that is left out
-
-    Returns:
-        its box at that time; None if there is none
-    """
+    "The box nearest to point k of a plan, at (k + 1) / 2 seconds; None if there is none."
     centers = prepared.centers[:, 5 * (k + 1), :2]
     order = [
         a
@@ -313,18 +232,7 @@ def nearest_box(prepared: PDMScene, pose: np.ndarray, k: int, other_than: str | 
 def questions_of(
     prepared: PDMScene, result: PDMResult, poses: np.ndarray, i: int, rng: np.random.Generator
 ) -> list[tuple]:
-    """What can be asked about a scored plan.
-
-    Args:
-        prepared: scene as the scorer holds it
-        result: scores of all plans
-        poses: (N, 8, 3) metres and radians
-        i: which plan
-        rng: draws the point and the object asked about
-
-    Returns:
-        list of (metric, poses, box, "Yes." or "No.")
-    """
+    "What can be asked about plan i of (N, 8, 3): list of (metric, poses, box, `Yes.` or `No.`)."
     issues, out = find_issues(prepared, result, poses, i), []
     for metric, bad, good in (("DAC", "No.", "Yes."), ("NC", "Yes.", "No."), ("TTC", "No.", "Yes.")):
         of_metric = [x for x in issues if x.metric == metric]
@@ -345,22 +253,13 @@ MANY = 8192  # questions of a metric and an answer that are kept in any case, so
 
 
 class Reservoir:
-    """So many things, evenly drawn of all that come, in one pass.
-
-    Args:
-        most: that are kept; None: all
-        rng: draws
-    """
+    "At most so many things (None: all), evenly drawn of all that come, in one pass."
 
     def __init__(self, most: int | None, rng: np.random.Generator) -> None:
         self.most, self.rng, self.kept, self.seen = most, rng, [], 0
 
     def add(self, thing: object) -> None:
-        """One more.
-
-        Args:
-            thing: anything
-        """
+        "One more."
         self.seen += 1
         if self.most is None or self.seen <= self.most:
             self.kept.append(thing)
@@ -377,20 +276,7 @@ def pdm_understanding(
     parts: Parts | None = None,
     in_part: int | None = None,
 ) -> Iterator[dict]:
-    """Questions about the metrics with positive and negative answers (appendix A.2).
-
-    Args:
-        scenes: with an expert; read once, and those that a row is about again
-        predictions: (8, 3) or None for each scene; default: constant velocity
-        count: rows; default: all that are balanced
-        task: default: the paper's
-        seed: of the plans' neighbours and of what is drawn
-        parts: the processes that score and make rows; default: this one
-        in_part: scenes that share one generator of random numbers; default: all
-
-    Returns:
-        iterator of rows, as many Yes as No for each metric
-    """
+    "Questions about the metrics (appendix A.2), as many Yes as No for each metric."
     task, parts, size = task or MTDriveTask(), parts or Parts(), in_part or max(len(scenes), 1)
     pools, lots, rng = {}, np.random.default_rng([seed, 1]), np.random.default_rng(seed)
     most = None if count is None else max(MANY, _quota(count))
@@ -465,20 +351,7 @@ CATEGORIES = ("two_turn", "low_score", "other")
 def select_rl(
     empty: np.ndarray, pdms: np.ndarray, size: int, threshold: float = 0.8, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The RL scenes: all 2-turn and low-score ones, others to fill up.
-
-    If even the former are too many, a random part of them is taken.
-
-    Args:
-        empty: (n,) bool: the feedback after the first plan was empty
-        pdms: (n,) PDM Score of the first plan, NaN where it was unreadable
-        size: scenes wanted
-        threshold: a PDM Score below it is low; MTDrive 3.2
-        seed: of what is drawn, and of the order
-
-    Returns:
-        (indices of the chosen scenes in random order, (n,) category of every scene)
-    """
+    "RL scenes in random order: all 2-turn and low-score ones, others to fill up; category (n,) of each."
     empty, pdms = np.asarray(empty, bool), np.asarray(pdms, float)
     talk = ~empty | np.isnan(pdms)  # an unreadable plan is answered too
     category = np.where(talk, "two_turn", np.where(pdms < threshold, "low_score", "other"))
@@ -495,16 +368,7 @@ SAMPLE_COMMAND = (
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #59090e34
 def sample_rows(count: int = 96, seed: int = 0, image_size: tuple[int, int] = (168, 84)) -> Iterator[dict]:
-    """A small set that needs no model: single-turn, 2-turn from constant velocity, understanding.
-
-    Args:
-        count: toy scenes
-        seed: of the scenes and of the questions
-        image_size: (width, height) of the front view, pixels
-
-    Returns:
-        iterator of rows
-    """
+    "A small set that needs no model: single-turn, 2-turn from constant velocity, understanding."
     town, task = toy_scenes(count, seed), MTDriveTask(image_size=image_size)
     yield from single_turn(town, task, text_only=1 / 8)
     yield from two_turn(town, task=task)
@@ -512,15 +376,7 @@ def sample_rows(count: int = 96, seed: int = 0, image_size: tuple[int, int] = (1
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #53ec2dde
 def make_sample(folder: str | Path, card_path: str | Path | None = None) -> Path:
-    """The sample whose card is committed.
-
-    Args:
-        folder: gets mtdrive_sample.parquet and its pictures
-        card_path: also write the card here, such as data_cards/mtdrive_sample.md
-
-    Returns:
-        path of the Parquet file
-    """
+    "The sample whose card is committed: mtdrive_sample.parquet and its pictures in `folder`."
     path = write_rows(sample_rows(), Path(folder) / "mtdrive_sample.parquet")
     if card_path is not None:
         Path(card_path).write_text(card(path, "MTDrive sample on the toy town", SAMPLE_COMMAND, TABLES))

@@ -47,14 +47,7 @@ def carry(values: Sequence[float]) -> np.ndarray:
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #dc8b4d38
 def plan_length(poses: np.ndarray | None) -> float:
-    """How far a plan drives.
-
-    Args:
-        poses: (8, 3) from half a second on; None: there is no plan
-
-    Returns:
-        float: metres; NaN without a plan
-    """
+    "How far a plan (8, 3) drives, in metres; NaN without a plan."
     return np.nan if poses is None else float(np.hypot(*np.diff(poses[:, :2], axis=0, prepend=0.0).T).sum())
 
 

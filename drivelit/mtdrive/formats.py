@@ -21,29 +21,12 @@ SENTENCE = "Here is the planning trajectory "
 
 
 def format_number(value: float) -> str:
-    """Sign and two decimals.
-
-    Args:
-        value: metres or radians
-
-    Returns:
-        "+3.10"; never "-0.00"
-    """
+    "Sign and two decimals: `+3.10`; never `-0.00`."
     return f"{round(float(value), 2) + 0.0:+.2f}"
 
 # %% ../../nbs/50_mtdrive/05_formats.ipynb #e62c6757
 def format_trajectory(poses: np.ndarray | Sequence) -> str:
-    """A plan as MTDrive writes it (appendix A.1); headings within half a turn.
-
-    Args:
-        poses: (8, 3) x, y, heading in the ego frame: metres, radians
-
-    Returns:
-        "Here is the planning trajectory [PT, (+3.10, -0.02, +0.00), ...]."
-
-    Raises:
-        ValueError: another shape, NaN or infinity, or a point a kilometre away: what could not be read back
-    """
+    "A plan (8, 3) in m and rad as MTDrive writes it (A.1); ValueError if it could not be read back."
     poses = np.array(poses, float)
     if poses.shape != (POINTS, 3):
         raise ValueError(f"poses: expected shape ({POINTS}, 3), found {poses.shape}")
@@ -60,16 +43,7 @@ _BLOCK = re.compile(r"\[PT\s*,([^\[\]]*)\]")
 
 
 def parse_trajectory(text: object, points: int = POINTS) -> np.ndarray | ParseError:
-    """The plan in a text; a value or a reason for any text, in time linear in its length. Accepts the paper's own
-    spelling too.
-
-    Args:
-        text: anything
-        points: how many are expected
-
-    Returns:
-        (points, 3) x, y, heading: metres, radians; or a ParseError
-    """
+    "The plan (points, 3) in any text, the paper's spelling too, or a ParseError; in linear time."
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     blocks = _BLOCK.findall(text)
@@ -94,14 +68,7 @@ _EXACT = re.compile(rf"{SENTENCE}\[PT(?:, \({_TWO}, {_TWO}, {_TWO}\)){{{POINTS}}
 
 
 def format_score(text: object) -> float:
-    """The f of MTDrive eq. 2.
-
-    Args:
-        text: anything
-
-    Returns:
-        1.0 exact, 0.5 readable, 0.0 not readable
-    """
+    "The f of MTDrive eq. 2: 1.0 exact, 0.5 readable, 0.0 not readable."
     if isinstance(parse_trajectory(text), ParseError):
         return 0.0
     return 1.0 if _EXACT.fullmatch(text.strip()) else 0.5

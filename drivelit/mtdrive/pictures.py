@@ -40,17 +40,7 @@ PLAN_COLOR, BEFORE_COLOR, WRONG_COLOR = "#c2255c", "#868e96", "#e03131"
 
 
 def turn_words(number: int, poses: np.ndarray | None, issues: Sequence[Issue], pdms: float) -> str:
-    """The title of a turn.
-
-    Args:
-        number: from 1
-        poses: (8, 3) the plan; None if the answer was unreadable
-        issues: that the feedback names
-        pdms: PDM Score in [0, 1]
-
-    Returns:
-        such as "turn 1: hits the vehicle (PDMS 0)"
-    """
+    "The title of a turn, such as `turn 1: hits the vehicle (PDMS 0)`; turns count from 1."
     if poses is None:
         return f"turn {number}: the answer could not be read"
     faults = [f"{WORDS[i.metric]} the {i.box[7].replace('_', ' ')}" for i in issues if i.metric in WORDS and i.box]
@@ -66,15 +56,7 @@ SHORT = 5.0  # metres
 
 
 def shortfall(poses: np.ndarray | None, expert: np.ndarray) -> str:
-    """What a title says of a plan that ends far from where the expert is then: PDMS may be high all the same.
-
-    Args:
-        poses: (8, 3) the plan; None if the answer was unreadable
-        expert: (at least 8, 3) at the same times
-
-    Returns:
-        such as "ends 26 m before the expert's"; "" for a difference of up to SHORT metres of way
-    """
+    "Title text for a plan ending far from the expert, such as `ends 26 m before the expert's`, or empty."
     if poses is None:
         return ""
 
@@ -107,18 +89,7 @@ def draw_turn(
     extent: tuple[float, float, float, float] | None = None,
     title: str = "",
 ) -> plt.Axes:
-    """One turn from above: the plan, the one before it, and what the feedback names.
-
-    Args:
-        scene: where it is planned
-        poses: (8, 3) the plan; None if the answer was unreadable
-        issues: that the feedback names
-        before: (8, 3) the previous plan
-        extent: x from, x to, y from, y to (m); default: fits plans and objects
-
-    Returns:
-        the Axes
-    """
+    "One turn from above: the plan, the one before it, and what the feedback names."
     ax = ax or plt.subplots(figsize=(7, 4), layout="constrained")[1]
     plans = [(before, BEFORE_COLOR, 3, "o--"), (poses, PLAN_COLOR, 4, "o-")]
     if extent is None:
@@ -165,19 +136,7 @@ def turn_legend(
     before: str = "previous plan",
     issues: Sequence[Issue] | None = None,
 ) -> None:
-    """One legend for all panels, below them.
-
-    Args:
-        figure: with constrained layout
-        scene: that is drawn: its expert and its kinds of road users
-        extent: x from, x to, y from, y to (m) of what is seen of it
-        plan: what the magenta line is called
-        before: what the grey line is called; "": there is none
-        issues: all that are drawn: what none of them has is not named; None: a change may bring any
-
-    Returns:
-        None
-    """
+    "One legend below all panels of a figure with constrained layout; without `issues` any may come."
 
     def line(color, style, label, **kw):
         return Line2D([], [], color=color, ls=style, label=label, **kw)
@@ -205,15 +164,7 @@ def turn_legend(
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #8e4ed1d0
 def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
-    """An episode, one panel a turn.
-
-    Args:
-        scene: that was played
-        episode: of MTDriveTask
-
-    Returns:
-        Figure
-    """
+    "An episode, one panel a turn."
     plans = [i["poses"] for i in episode.infos]
     issues = [i for info in episode.infos for i in info["issues"]]
     extent = fit_extent(np.concatenate([np.zeros((1, 2)), *_shown(plans, issues)]))
@@ -240,16 +191,7 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #8ac7b080
 def scripted_episode(scene: Scene, plans: Sequence[np.ndarray], task: MTDriveTask | None = None) -> Episode:
-    """Play given plans instead of a policy's; the feedback and the rewards are real.
-
-    Args:
-        scene: where
-        plans: (8, 3) each, one a turn; those after the end of the episode are not played
-        task: default: MTDrive's with oracle feedback
-
-    Returns:
-        Episode without token ids
-    """
+    "Play given plans (8, 3) instead of a policy's, without token ids; feedback and rewards are real."
     task = task or MTDriveTask(max_turns=len(plans))
     episode = Episode(scene.id, task.prompt(scene), [], [], [], [], 0)
     for turn, plan in enumerate(plans):

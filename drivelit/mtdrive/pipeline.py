@@ -83,15 +83,7 @@ def plans_of(episode: Episode) -> list[np.ndarray | None]:
 
 
 def at_turn(plans: Iterable[Sequence[np.ndarray | None]], turn: int) -> list[np.ndarray | None]:
-    """What was planned at a turn.
-
-    Args:
-        plans: of `plans_of`, of many episodes
-        turn: from 0
-
-    Returns:
-        for each episode a plan (8, 3); None if it was unreadable or the episode was over
-    """
+    "The plan (8, 3) of each episode at a turn, from 0; None if unreadable or the episode was over."
     return [of_scene[turn] if len(of_scene) > turn else None for of_scene in plans]
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #4f5c2192
@@ -136,17 +128,7 @@ def check_scene(profile: MTDriveProfile, scene: Scene, split: str) -> None:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #65970d84
 def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str, wanted: int = 0) -> int:
-    """Write a data set and its card into the folder of a stage; of several processes the first one writes.
-
-    Args:
-        rows: of `drivelit.mtdrive.data`; written one at a time
-        stage: that made them
-        name: of the files, without ending
-        wanted: rows; 0: as many as there are. Fewer are told by a warning
-
-    Returns:
-        the number of rows; 0 in a process that does not write
-    """
+    "Write a data set and its card into a stage's folder; rows written, 0 in all but the first process."
     path = STAGES.folder(out, stage, seed) / f"{name}.parquet"
     if not first_process():
         return 0
@@ -158,15 +140,7 @@ def save_data(rows: Iterable[dict], out: Path, stage: str, seed: int, name: str,
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ef12407b
 def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
-    """Stage `data_single`: one question and the expert's answer for each scene.
-
-    Args:
-        profile: its `data_single` limits the rows
-        seed: unused: all seeds share the data
-
-    Returns:
-        dict: single (rows)
-    """
+    "Stage `data_single`: one question and the expert's answer for each scene; all seeds share the data."
     train = load_scenes(out, "train")
     train = draw(train, profile.data_single or len(train))
     with Parts(STAGES.folder(out, "data_single"), profile.row_workers) as parts:
@@ -175,29 +149,12 @@ def run_data_single(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #871ef25a
 def order_of(count: int, wanted: int, seed: int) -> list[int]:
-    """The order in which scenes give rows.
-
-    Args:
-        count: scenes
-        wanted: rows; 0: as many as there are
-        seed: of a random order, where not all rows are wanted
-
-    Returns:
-        numbers of scenes, each once
-    """
+    "The order in which scenes give rows, each once; random where not all rows are wanted (0: all)."
     return np.random.default_rng(seed).permutation(count).tolist() if wanted else list(range(count))
 
 
 def in_turn(kinds: Sequence[Iterable[dict]], wanted: int) -> Iterator[dict]:
-    """Rows of several kinds.
-
-    Args:
-        kinds: rows of each
-        wanted: so many, a row of each kind in turn as long as it has any; 0: all, one kind after the other
-
-    Returns:
-        iterator of rows, read as they are asked for
-    """
+    "Rows of several kinds: `wanted` of them, a row of each kind in turn; 0: all, kind after kind."
     return islice(_round(map(iter, kinds)), wanted) if wanted else chain(*kinds)
 
 
@@ -213,14 +170,7 @@ def _round(left):
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #76c91b6d
 def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
-    """Stage `data_two`: 2-turn data from the single-turn model and from constant velocity, and PDM understanding.
-
-    Args:
-        profile: its `data_two_turn` and `data_understanding` limit the rows
-
-    Returns:
-        dict: two, understanding (rows)
-    """
+    "Stage `data_two`: 2-turn data of the single-turn model and constant velocity, and understanding."
     train, task = load_scenes(out, "train"), task_for(profile)
     policy = load_to_play(trained(out, "sft_single", seed), profile)
     first_plans = at_turn(play(policy, train, profile, seed=seed, max_turns=1, task=task, of=plans_of), 0)
@@ -242,14 +192,7 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f34a7604
 def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
-    """Stage `data_multi`: 3-turn data from the 2-turn model, mock multi-turn data by stacking its conversations.
-
-    Args:
-        profile: its `data_multi_turn` limits the rows
-
-    Returns:
-        dict: multi (rows)
-    """
+    "Stage `data_multi`: 3-turn data from the 2-turn model, mock multi-turn data of its conversations."
     train, task = load_scenes(out, "train"), task_for(profile)
     policy = load_to_play(trained(out, "sft_pdm", seed), profile)
 
@@ -273,14 +216,7 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
 def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
-    """Stage `data_rl`: which scenes are worth reinforcing (section 3.2).
-
-    Args:
-        profile: its `rl_scenes` is the number wanted
-
-    Returns:
-        dict: category -> scenes found; chosen (count)
-    """
+    "Stage `data_rl`: which scenes are worth reinforcing (section 3.2)."
     train = load_scenes(out, "train")
     policy = load_to_play(trained(out, "sft_multi", seed), profile)
 
@@ -300,15 +236,7 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #5baaa459
 def start_of(stage: str, warm: bool) -> str | None:
-    """The stage whose model a supervised stage goes on from.
-
-    Args:
-        stage: a key of MIX
-        warm: the profile's `sft_warm`
-
-    Returns:
-        a stage; None: the profile's model
-    """
+    "The stage whose model a supervised stage goes on from; None: the profile's model."
     before = dict(sft_two_stage="sft_single")
     if warm:
         before |= dict(sft_one_stage="sft_single", sft_pdm="sft_single", sft_multi="sft_pdm")
@@ -354,14 +282,7 @@ def run_served(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #06089f8a
 def turns_of(stage: str, profile: MTDriveProfile) -> int:
-    """How many turns a trained policy is played with.
-
-    Args:
-        stage: one of TRAINED
-
-    Returns:
-        1 for single-turn tuning, 2 for 2-turn tuning, else all
-    """
+    "How many turns a trained policy is played with: 1 after single-turn tuning, 2 after 2-turn, else all."
     return min(dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2).get(stage, profile.turns), profile.turns)
 
 
@@ -552,18 +473,7 @@ def reinforced(
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #10f8a833
 def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
-    """Stages `size_*`: mtGRPO across turns on more or fewer scenes (appendix C).
-
-    Args:
-        stage: a key of SIZES
-
-    Returns:
-        dict: what `train_rl` and `examine` return; scenes (count); own: `evaluate` on scenes that it learnt from, as
-            many as are held out
-
-    Raises:
-        RunError: `data_rl` is of an older version
-    """
+    "Stages `size_*`: mtGRPO across turns on more or fewer scenes (appendix C)."
     path = STAGES.folder(out, "data_rl", seed) / "sizes.json"
     if not path.exists():
         raise RunError(f"{path}: is missing: an older version made data_rl; choose another folder for the run")

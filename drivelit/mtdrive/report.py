@@ -182,11 +182,7 @@ def table3(results: Record) -> pd.DataFrame:
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #4ae3e2c6
 def table_sizes(results: Record) -> pd.DataFrame:
-    """Appendix C: reinforcement on more or fewer scenes, oracle feedback.
-
-    Returns:
-        DataFrame, a row for each size that has run, and for `mtgrpo_cross`; none without a stage of SIZES
-    """
+    "Appendix C: reinforcement on more or fewer scenes, oracle feedback; empty without a stage of SIZES."
     usual, rows = results.about["profile"].get("rl_scenes"), []
     for s in ("size_hard", "mtgrpo_cross", "size_double", "size_triple") if SIZES.keys() & results.ran.keys() else ():
         if s not in results.ran:
@@ -253,11 +249,7 @@ def asked(results: Record) -> list[Claim]:
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #3ce3cb2b
 def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
-    """PDMS after each turn with oracle feedback, mean and range over the seeds, and drivers that learn nothing.
-
-    Returns:
-        the Axes
-    """
+    "PDMS after each turn with oracle feedback, mean and range over seeds, and drivers that learn nothing."
     ax = ax or plt.subplots(figsize=(9.5, 3.8), layout="constrained")[1]
     x = np.arange(1, results.about["profile"]["turns"] + 1)
 
@@ -282,14 +274,7 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #da7a9e55
 def real_record(real: dict[str, Any]) -> Record:
-    """Recorded scenes as the record of a run of one seed.
-
-    Args:
-        real: from `evaluate_real`
-
-    Returns:
-        Record without single scenes; the arm is "policy"
-    """
+    "Recorded scenes as the record of a run of one seed, without single scenes; the arm is `policy`."
     policy = {real["feedback"]: {real["play"]: real["policy"]}}
     parts = [part_of(name, NO_SEED, of) for name, of in real["drivers"].items()]
     return record_of([*parts, part_of("policy", 0, policy)], profile=dict(eval_play=real["play"]))

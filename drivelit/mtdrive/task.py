@@ -84,47 +84,19 @@ METRICS = ("nc", "dac", "ttc", "comfort", "ep", "pdms")
 
 
 def turn_reward(pdms: float, form: float, w_p: float = 0.8, w_f: float = 0.2) -> float:
-    """MTDrive eq. 2; without a plan only the format part.
-
-    Args:
-        pdms: PDM Score in [0, 1]; NaN if there is no plan
-        form: format score in [0, 1]
-        w_p: weight of the PDM Score
-        w_f: weight of the format score
-
-    Returns:
-        the reward, in [0, w_p + w_f]
-    """
+    "MTDrive eq. 2; without a plan (NaN) only the format part."
     return w_f * form + (0.0 if np.isnan(pdms) else w_p * pdms)
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #d9fa5d9e
 def unreadable_text(reason: object) -> str:
-    """The user message after an answer without a readable trajectory.
-
-    Args:
-        reason: of a ParseError
-
-    Returns:
-        the message, without control words of the tokenizer and of bounded length
-    """
+    "The user message after an unreadable answer, without control tokens and of bounded length."
     return (
         f"Your previous answer could not be read as a trajectory: {harmless(reason, 120).rstrip('.')}.\n{REQUIREMENTS}"
     )
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #3294cceb
 class FrontImages:
-    """The front images of prompts; the most recent ones are kept.
-
-    Args:
-        size: (width, height) pixels
-        when: "auto": if the scene has a front camera; "grey": then a grey one in its place; True: always; False: never
-        required: a scene without the front image is refused, also where a grey one takes its place
-        memory: bytes that pictures may take; 64 of them stay in any case
-        line_break: a line break stands between the image and a question about it (A.1, A.2)
-
-    Raises:
-        ValueError: `when` is another value
-    """
+    "The front images of prompts, the latest kept; `when`: auto, grey (in its place), True or False."
 
     def __init__(
         self,
@@ -143,14 +115,7 @@ class FrontImages:
         self.grey = Image.new("RGB", self.size, (128, 128, 128))
 
     def __call__(self, scene: Scene) -> Image.Image | None:
-        """The front image of a scene.
-
-        Returns:
-            PIL image; None for a prompt without one
-
-        Raises:
-            SceneError: an image is required, and the camera or its file is not there; names the scene and the camera
-        """
+        "The front image of a scene; None for a prompt without one, SceneError if a required one is missing."
         if not self.when or not self.required and "CAM_FRONT" not in scene.cameras:
             return None
         if self.when == "grey":
@@ -160,17 +125,7 @@ class FrontImages:
         return self.painted(scene)
 
     def ask(self, scene: Scene, text: str) -> dict:
-        """A question about what the front camera sees.
-
-        Args:
-            text: of the question
-
-        Returns:
-            user message: the front image (if there is one), then the text, perhaps on a new line
-
-        Raises:
-            SceneError: as when the scene's image is asked for
-        """
+        "A user message: the front image (if there is one), then the text, perhaps on a new line."
         image = self(scene)
         shown = [] if image is None else [{"type": "image", "image": image}]
         between = "\n" if shown and self.line_break else ""
@@ -180,21 +135,7 @@ class FrontImages:
 def readable_turn(
     text: str, plan: np.ndarray, result: PDMResult, k: int, said: Feedback, w_p: float = 0.8, w_f: float = 0.2
 ) -> tuple[dict, dict]:
-    """The rewards and the info of a turn with a plan.
-
-    Args:
-        text: the answer
-        plan: (8, 3) in it
-        result: of scoring this plan and others, with the true future
-        k: number of this plan in the result
-        said: the feedback agent's words about it
-        w_p: weight of the PDM Score, eq. 2
-        w_f: weight of the format score, eq. 2
-
-    Returns:
-        rewards: reward, format, METRICS; info: unreadable (0), reason (""), poses (8, 3), feedback, issues, drive
-        (41, 3): the poses that the car really takes, every tenth of a second
-    """
+    "Rewards and info of a turn with a plan (8, 3); info has the drive (41, 3) that the car really takes."
     scores, form = {m: float(getattr(result, m)[k]) for m in METRICS}, format_score(text)
     rewards = dict(reward=turn_reward(scores["pdms"], form, w_p, w_f), format=form) | scores
     drive = result.states[k, :, :3].astype(np.float32)
@@ -202,16 +143,7 @@ def readable_turn(
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #f813585c
 def unreadable_turn(text: str, reason: str, w_f: float = 0.2) -> tuple[dict, dict]:
-    """The rewards and the info of a turn without a plan.
-
-    Args:
-        text: the answer
-        reason: why it could not be read
-        w_f: weight of the format score, eq. 2
-
-    Returns:
-        as `readable_turn`, with NaN for METRICS, unreadable = 1, poses and drive None
-    """
+    "As `readable_turn` without a plan: NaN for METRICS, unreadable = 1, poses and drive None."
     # NaN and not 0: nothing was driven, so there is no driving score to average.
     nothing, form = dict.fromkeys(METRICS, np.nan), format_score(text)
     rewards = dict(reward=turn_reward(np.nan, form, w_f=w_f), format=form) | nothing
@@ -220,24 +152,7 @@ def unreadable_turn(text: str, reason: str, w_f: float = 0.2) -> tuple[dict, dic
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0adfb775
 class MTDriveTask(Task):
-    """Plan, be told what is wrong, plan again (MTDrive section 3).
-
-    Args:
-        agent: the feedback agent; default: the PDM Agent with oracle perception
-        max_turns: plans in an episode (MTDrive 4.1)
-        w_p: weight of the PDM Score, eq. 2
-        w_f: weight of the format score, eq. 2
-        image_size: (width, height) of the front image in the prompt, pixels
-        images: "auto": a front image if the scene has a front camera; "grey": a grey one in its place; True: always;
-            False: never
-        required: a scene without the front image is refused, also where a grey one takes its place
-        keep: prepared scenes that are kept
-        metric_descriptions: the prompt says what NC, DAC and TTC are (figure 2)
-        line_break: a line break stands between the image and the question (A.1, A.2)
-
-    Raises:
-        ValueError: `images` is another value
-    """
+    "Plan, be told what is wrong, plan again (MTDrive section 3)."
 
     def __init__(
         self,
@@ -262,41 +177,15 @@ class MTDriveTask(Task):
         )
 
     def prompt(self, scene: Scene) -> list[dict]:
-        """The first message: front image (if there is one) and the question.
-
-        Args:
-            scene: any Scene that reaches back 1.5 s
-
-        Returns:
-            list of one user message
-
-        Raises:
-            SceneError: no image where one is demanded, or too short a history
-        """
+        "The first message: front image (if there is one) and the question; SceneError under 1.5 s of history."
         return [self.image.ask(scene, prompt_text(scene, self.metric_descriptions))]
 
     def step(self, state: TurnState, completion: Completion) -> Step:
-        """One turn of one episode.
-
-        Args:
-            state: where the episode stands; turn counts from 0
-            completion: what the policy said
-
-        Returns:
-            rewards of this turn and the next message
-        """
+        "One turn of one episode, from 0: its rewards and the next message."
         return self.step_batch([state], [completion])[0]
 
     def step_batch(self, states: Sequence[TurnState], completions: Sequence[Completion]) -> list[Step]:
-        """One turn of many episodes; the plans of a scene are scored together.
-
-        Args:
-            states: where the episodes stand; turn counts from 0
-            completions: what the policy said, one for each
-
-        Returns:
-            one Step for each, with the rewards and the info of `readable_turn` or `unreadable_turn`
-        """
+        "One turn of many episodes; the plans of a scene are scored together."
         texts = [c.text for c in completions]
         plans = [parse_trajectory(t) for t in texts]
         steps, by_scene = [None] * len(plans), {}

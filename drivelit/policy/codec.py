@@ -255,15 +255,7 @@ _PARTS = ("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_qu
 
 
 def diffusers_name(name: str, levels: int) -> str:
-    """What diffusers calls a weight of MoVQGAN's checkpoint.
-
-    Args:
-        name: such as "decoder.up.3.attn.0.norm.conv_y.weight"
-        levels: of the decoder
-
-    Returns:
-        such as "decoder.up_blocks.0.attentions.0.spatial_norm.conv_y.weight"
-    """
+    "What diffusers calls a weight of MoVQGAN's checkpoint; the decoder's levels count the other way."
     if m := _LEVEL.match(name):
         side, way, level = m[1], m[2], int(m[3])
         name = f"{side}.{way}_blocks.{level if way == 'down' else levels - 1 - level}.{name[m.end() :]}"
@@ -289,17 +281,7 @@ def _levels(state, side):
 
 
 def movqgan_config(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The configuration of diffusers' VQModel that MoVQGAN's weights fit.
-
-    Args:
-        state: the checkpoint's weights by name
-
-    Returns:
-        dict: arguments of VQModel
-
-    Raises:
-        CodecError: a weight that tells the shape is missing; names it
-    """
+    "The arguments of diffusers' VQModel that MoVQGAN's weights fit; CodecError names a missing weight."
     levels = _levels(state, r"encoder\.down")
     try:
         codes, dim = state["quantize.embedding.weight"].shape
@@ -323,17 +305,7 @@ def movqgan_config(state: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def from_movqgan(state: dict[str, torch.Tensor]) -> Any:
-    """MoVQGAN's weights in diffusers' VQModel.
-
-    Args:
-        state: the checkpoint's weights by name
-
-    Returns:
-        VQModel
-
-    Raises:
-        CodecError: a weight is missing, unknown or of another shape; names it
-    """
+    "MoVQGAN's weights in diffusers' VQModel; CodecError names a weight missing, unknown or misshapen."
     config = movqgan_config(state)
     with torch.device("meta"):
         model = _diffusers.VQModel(**config)

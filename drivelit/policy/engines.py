@@ -96,17 +96,7 @@ class EngineError(RuntimeError):
 
 
 def check_sampling(on_error: str, max_new_tokens: int, temperature: float, top_p: float) -> None:
-    """Refuse wrong settings of a generate call.
-
-    Args:
-        on_error: "raise" or "return"
-        max_new_tokens: at least 1
-        temperature: at least 0
-        top_p: above 0, at most 1
-
-    Raises:
-        ValueError: a sentence about the wrong one
-    """
+    "ValueError for wrong settings of a generate call; temperature at least 0, top_p above 0, at most 1."
     if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 1:
         raise ValueError(
             f"temperature {temperature} must be >= 0, top_p {top_p} in (0, 1], max_new_tokens {max_new_tokens} >= 1"
@@ -442,20 +432,7 @@ def _weights_of(model):
 
 # %% ../../nbs/20_policy/20_engines.ipynb #cef5136e
 def fill_ids(policy: Policy, n: int, conversation: Conversation, on_error: str = "raise") -> EngineError | None:
-    """Fill in ids and media of a conversation that has messages only.
-
-    Args:
-        policy: its tokenizer and template write the ids
-        n: the conversation's number, for the error
-        conversation: is changed; its ids end with the opening
-        on_error: "raise", or "return" an EngineError if that cannot be done
-
-    Returns:
-        None, or the error
-
-    Raises:
-        ValueError: a text with a placeholder of its own, if errors are raised
-    """
+    "Fill in ids and media of a conversation of messages, in place; None, or the error if not raised."
     if conversation.ids is not None:
         return None
     try:
@@ -792,16 +769,7 @@ def _reason(error):
 
 
 def server_client(base_url: str, api_key: str = "none", most: int = MOST_BYTES) -> Any:
-    """A client of the OpenAI protocol whose time limit is for the whole answer.
-
-    Args:
-        base_url: "http://localhost:8000/v1"
-        api_key: of the server
-        most: bytes of one answer that are read
-
-    Returns:
-        openai.OpenAI, which tries nothing again by itself
-    """
+    "A client of the OpenAI protocol whose time limit is for the whole answer; it retries nothing itself."
     return _openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=_client(most))
 
 # %% ../../nbs/20_policy/20_engines.ipynb #b28f04d2
@@ -872,20 +840,7 @@ def ask_as_they_come(
     retries: int = 3,
     first: Callable[[int], Any] | None = None,
 ) -> Iterator[dict[int, Any]]:
-    """As `ask_all`, but every answer is handed over as soon as it is there.
-
-    Args:
-        ask: (number, seconds left) -> answer, as for `ask_all`
-        questions: as many answers as it has items; it may grow meanwhile
-        where: number -> words that name the server and the question, for the error
-        threads: questions under way at the same time
-        timeout: seconds for one answer, all tries together
-        retries: tries after the first one
-        first: called in this thread, in order, with the number of each question before it is asked
-
-    Yields:
-        number -> answer, or an EngineError where there is none: all that came since the last time
-    """
+    "As `ask_all`, but yields number -> answer or EngineError at once; `questions` may grow meanwhile."
     pool, asked, under_way = ThreadPoolExecutor(threads), 0, {}
     try:
         while asked < len(questions) or under_way:

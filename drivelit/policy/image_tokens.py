@@ -72,19 +72,7 @@ def parse_image(text: Any, n: int, codes: int) -> np.ndarray | ParseError:
 def parse_dreams(
     text: Any, n: int, codes: int, tag: str = "dream", least: int = 0, most: int = 1
 ) -> list[np.ndarray] | ParseError:
-    """The pictures that an answer holds.
-
-    Args:
-        text: an answer
-        n: codes of a picture
-        codes: size of the codebook
-        tag: of the span
-        least: pictures that must be there
-        most: pictures that may be there
-
-    Returns:
-        (n,) ints for each span, in order; or a ParseError
-    """
+    "The pictures (n,) of code numbers that an answer holds, in order; or a ParseError."
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
     start, end = f"<{tag}>", f"</{tag}>"
@@ -209,15 +197,7 @@ class Walk:
     turn: int
 
     def step(self, state: Dreamed, token: int) -> Dreamed:
-        """How far an answer is after one more token.
-
-        Args:
-            state: before it
-            token: id; one that is not allowed ends the span
-
-        Returns:
-            the state behind it
-        """
+        "The state after one more token id; one that is not allowed ends the span."
         owed, begun = state
         if token == self.turn:
             return Dreamed()
@@ -227,14 +207,7 @@ class Walk:
         return Dreamed(self.n + 1, begun + 1) if token == self.start and begun < self.most else state
 
     def begin(self, ids: Sequence[int]) -> Dreamed:
-        """How far the last answer of a conversation is.
-
-        Args:
-            ids: of the conversation so far
-
-        Returns:
-            the state behind them
-        """
+        "The state of the last answer of a conversation, after its ids so far."
         start = next((k for k in range(len(ids) - 1, -1, -1) if ids[k] == self.turn), 0)
         state = Dreamed()
         for token in ids[start:]:
@@ -248,14 +221,7 @@ class Walk:
         return FREE if state.begun < self.most else DONE
 
     def kinds(self, ids: Sequence[int]) -> list[int]:
-        """The kind of each place of a conversation.
-
-        Args:
-            ids: of the whole conversation
-
-        Returns:
-            for each id, what was allowed where it stands
-        """
+        "For each id of a whole conversation, the kind of token that was allowed in its place."
         state, out = Dreamed(), []
         for token in ids:
             out.append(self.kind(state))
@@ -275,19 +241,7 @@ def _up_to(most):
 
 
 def answer_pattern(n: int, codes: int, tag: str = "dream", most: int = 1, owed: int = 0, begun: int = 0) -> str:
-    """What the rest of an answer looks like, as a regular expression for a server's structured output.
-
-    Args:
-        n: codes of a picture
-        codes: size of the codebook
-        tag: of the span
-        most: pictures in an answer, at most
-        owed: tokens until a span that is open already is closed
-        begun: spans that were begun already
-
-    Returns:
-        a pattern without look-around, for the whole text
-    """
+    "The rest of an answer as a regular expression without look-around, for a server's structured output."
     code, first = rf"<\|({_up_to(codes - 1)})\|>", tag[0]
     text = f"([^<]|<[^<|/{first}]|</[^<|{first}])*"
 

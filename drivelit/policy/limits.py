@@ -210,14 +210,7 @@ def _nested(pattern, inside=False) -> bool:
 
 
 def check_adapter_config(folder: str | Path) -> None:
-    """Refuse the configuration of adapters that no adapters have.
-
-    Args:
-        folder: with an adapter_config.json
-
-    Raises:
-        ValueError: names the file: an expression that may not end, a rank without measure, a base that is itself
-    """
+    "ValueError for an adapter_config.json with an endless expression, a huge rank or itself as base."
     path = Path(folder) / "adapter_config.json"
     config = _json(path)
     for key in ("target_modules", "exclude_modules", "modules_to_save"):
@@ -241,14 +234,7 @@ def check_adapter_config(folder: str | Path) -> None:
 
 
 def check_limits(folder: str | Path) -> None:
-    """Refuse a policy's folder that would hang a process, or take all of its memory. Nothing is built from it here.
-
-    Args:
-        folder: of a model or of adapters
-
-    Raises:
-        ValueError: names the file and what it asks for
-    """
+    "Refuse a policy's folder that would hang a process, or take all of its memory; nothing is built here."
     folder = Path(folder)
     if (folder / "adapter_config.json").exists():
         check_adapter_config(folder)

@@ -75,11 +75,7 @@ def pieces(text: str) -> list[str]:
 
 # %% ../../nbs/20_policy/10_model.ipynb #5c42d4d5
 def plain_text() -> list[str]:
-    """What every toy's tokenizer knows, whatever the task: the chat template's words and a few plain sentences.
-
-    Returns:
-        texts; each line of them becomes one token
-    """
+    "Texts that every toy's tokenizer knows: the chat template's and a few sentences; a line is one token."
     roles = ["system\n", "user\n", "assistant\n", "You are a helpful assistant."]
     words = [
         "Yes",
@@ -106,11 +102,7 @@ def plain_text() -> list[str]:
 
 # %% ../../nbs/20_policy/10_model.ipynb #ae284ea8
 def number_pieces() -> list[str]:
-    """Every integer from -99 to 99 spelled '7', '+7', '-7', and every fraction with what may follow it in a tuple.
-
-    Returns:
-        300 integers and 330 fractions
-    """
+    "Integers from -99 to 99 spelled `7`, `+7`, `-7`, and fractions with what may follow them in a tuple."
     integers = [f"{s}{i}" for s in ("", "+", "-") for i in range(100)]
     fractions = [f".{i:02d}" for i in range(100)] + [f".{i}" for i in range(10)]
     return integers + [f + end for end in ("", ", ", "), (") for f in fractions]
@@ -174,16 +166,7 @@ def _fast(tok):
 def train_tokenizer(
     text: tuple[str, ...] | None = None, words: int = 900, fixed: tuple[str, ...] | None = None
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE whose whole lines and numbers are single tokens; any string round-trips.
-
-    Args:
-        text: a system's own wording, to learn whole lines and words from
-        words: entries of the byte-level BPE (256 of them are the bytes)
-        fixed: texts that never change, such as the rules in a prompt: one token each
-
-    Returns:
-        a tokenizer with Qwen's special tokens and chat template
-    """
+    "A byte-level BPE whose whole lines and numbers are single tokens; any string round-trips."
     lines = [*plain_text(), *(text or ())]
     for part in fixed or ():  # what is one token anyway teaches nothing about words
         lines = [rest for line in lines for rest in line.split(part) if rest]
@@ -218,15 +201,7 @@ def word_tokenizer(text: Sequence[str], words: int = 2000) -> PreTrainedTokenize
 
 # %% ../../nbs/20_policy/10_model.ipynb #187dea16
 class ImageTextProcessor(ProcessorMixin):
-    """Qwen2.5-VL's processor without its video part, so that it needs no torchvision.
-
-    Args:
-        image_processor: Qwen2VLImageProcessorPil
-        tokenizer: a fast tokenizer with Qwen's special tokens
-        chat_template: default: the tokenizer's
-        image_size: (width, height) in pixels that every image is resized to; None: by min and max pixels, as Qwen does
-        **unused: what the configuration of another processor may hold
-    """
+    "Qwen2.5-VL's processor without its video part, so that it needs no torchvision."
 
     return_mm_token_type_ids = True
 
@@ -318,19 +293,7 @@ def _vision_config(hidden, depth, heads, out):
 
 # %% ../../nbs/20_policy/10_model.ipynb #19d1705e
 def toy_config(tokenizer: PreTrainedTokenizerFast, size: str = "toy", **text: Any) -> Qwen2_5_VLConfig:
-    """A Qwen2.5-VL configuration, every part of it small.
-
-    Args:
-        tokenizer: with Qwen's special tokens
-        size: a key of SIZES
-        **text: fields of the text model's configuration to change
-
-    Returns:
-        Qwen2_5_VLConfig
-
-    Raises:
-        ValueError: an unknown size
-    """
+    "A Qwen2.5-VL configuration, every part of it small; `size` is a key of SIZES."
     if size not in SIZES:
         raise ValueError(f"size: {size!r} is not one of {', '.join(SIZES)}")
     hidden, layers, heads, kv, ff, *vision = SIZES[size]
@@ -749,16 +712,7 @@ def _new_pieces(tokenizer, lines, fixed):
 
 
 def add_lines(policy: "Policy", text: Sequence[str] | None = None, fixed: Sequence[str] | None = None) -> "Policy":
-    """Make a system's whole lines single tokens of a policy that knows words.
-
-    Args:
-        policy: its tokenizer is a byte-level BPE of `word_tokenizer`; changed in place
-        text: a system's wording; each line or sentence becomes a token
-        fixed: texts that never change: one token each
-
-    Returns:
-        the policy
-    """
+    "Make a system's whole lines single tokens of a policy whose byte-level BPE knows words; in place."
     lines = list(text or ())
     for part in fixed or ():
         lines = [rest for line in lines for rest in line.split(part) if rest]

@@ -15,15 +15,7 @@ import torch
 
 # %% ../../nbs/20_policy/27_numerals.ipynb #fa74484a
 def value_of(token: str) -> tuple[str, float] | None:
-    """Which numerals a token stands among, and its value.
-
-    Args:
-        token: decoded, such as "+12", "7" or ".34, "
-
-    Returns:
-        (name of the group, value), or None if it is no numeral; a signed integer is the middle of what it begins:
-        "+12" is 12.5 and "-0" is -0.5
-    """
+    "(group, value) of a numeral token, None for others; an integer's middle: `+12` is 12.5, `-0` is -0.5."
     if match := re.fullmatch(r"([+-])([0-9]+)", token):
         return "signed", (int(match[2]) + 0.5) * (1 if match[1] == "+" else -1)
     if re.fullmatch(r"[0-9]+", token):

@@ -41,11 +41,7 @@ class NCCLGroup:
         self.id = bytes(self._unique)
 
     def join(self, world: int) -> None:
-        """Wait until all have joined.
-
-        Args:
-            world: processes, this one included
-        """
+        "Wait until all `world` processes have joined, this one included."
         with torch.cuda.device(self.device):
             self._comm = _nccl.Communicator.init(world, 0, self._unique)
             one, stream = torch.zeros(1, device=self.device), torch.cuda.current_stream()
@@ -53,11 +49,7 @@ class NCCLGroup:
             stream.synchronize()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Send tensors, and wait until they have arrived.
-
-        Args:
-            tensors: on any device; one after the other is copied to the GPU
-        """
+        "Send tensors of any device, copied to the GPU one by one, and wait until they have arrived."
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
             for t in tensors:
@@ -73,26 +65,13 @@ class NCCLGroup:
 
 # %% ../../nbs/20_policy/24_transfer.ipynb #aaf09bab
 class Transfer:
-    """The way of weights to the workers of one server.
-
-    Args:
-        post: path, JSON value or None, seconds -> the answer; an exception where the server refuses
-        group: NCCLGroup, or what has its methods
-    """
+    "The way of weights to the workers of one server; `post`: path, JSON, seconds -> the answer."
 
     def __init__(self, post: Callable[[str, Any, float], Any], group: Any) -> None:
         self._post, self._group = post, group
 
     def open(self, workers: int, seconds: float) -> None:
-        """Join with the workers.
-
-        Args:
-            workers: of the server: tensor, pipeline and data parallel
-            seconds: for all of it
-
-        Raises:
-            TimeoutError: they did not come
-        """
+        "Join with the workers (tensor, pipeline and data parallel); TimeoutError if they do not come."
         until = time.monotonic() + seconds
         self._post("/shutdown_weight_transfer_engine", None, seconds)  # what a trainer before this one has left open
         info = dict(rank_offset=1, world_size=workers + 1, packed=False)
@@ -104,15 +83,7 @@ class Transfer:
         self._meet("/init_weight_transfer_engine", dict(init_info=info), join, until)
 
     def send(self, weights: dict[str, torch.Tensor], seconds: float) -> None:
-        """Give the workers weights; the server should be paused.
-
-        Args:
-            weights: name -> tensor, in the names of a checkpoint
-            seconds: for all of it
-
-        Raises:
-            TimeoutError: they were not received in time
-        """
+        "Give the workers weights in a checkpoint's names; the server should be paused. May raise TimeoutError."
         until = time.monotonic() + seconds
         info = dict(names=[*weights], shapes=[[*t.shape] for t in weights.values()])
         info["dtype_names"] = [str(t.dtype).removeprefix("torch.") for t in weights.values()]

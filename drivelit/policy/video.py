@@ -89,16 +89,7 @@ def moments(video: Video, together: int = 2) -> list[tuple[Image.Image, ...]]:
 
 
 def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, together: int = 2) -> tuple:
-    """What the vision tower reads of a video.
-
-    Args:
-        prepare: from an image to its patches (n, 3·together·p·p) and grid (3,), as the image processor gives them
-        video: F frames
-        together: temporal patch of the model
-
-    Returns:
-        patches (T·n, 3·together·p·p), grid (3,): T, and an image's rows and columns of patches
-    """
+    "A video's patches (T·n, 3·together·p·p) for the vision tower, and its grid (3,): T, rows, columns."
     import torch  # frames and their formats need none
 
     made = {k: prepare(f) for k, f in {id(f): f for f in video.frames}.items()}
@@ -113,17 +104,7 @@ def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, togethe
 
 
 def video_batch(prepare: Callable[[Image.Image], tuple], videos: Sequence[Video], together: int = 2) -> dict[str, Any]:
-    """The tensors that the model wants of its videos.
-
-    Args:
-        prepare: as for `video_patches`
-        videos: in the order of their placeholders
-        together: temporal patch of the model
-
-    Returns:
-        dict: pixel_values_videos (patches, 3·together·p·p), video_grid_thw (N, 3), second_per_grid_ts (N,) seconds from
-            one set of tokens to the next; empty without videos
-    """
+    "The tensors that the model wants of its videos, in the order of their placeholders; empty without any."
     import torch
 
     if not videos:
@@ -136,16 +117,7 @@ def video_batch(prepare: Callable[[Image.Image], tuple], videos: Sequence[Video]
 
 # %% ../../nbs/20_policy/08_video.ipynb #bfilm002
 def behind_films(positions: Any, kinds: Any, mask: Any) -> Any:
-    """Positions by Qwen2.5-VL's rule: what follows a video begins behind the last second of it, too.
-
-    Args:
-        positions: tensor (3, N, T) in time, height and width, as transformers counts them; changed in place
-        kinds: (N, T) 0: text, 1: image, 2: video
-        mask: (N, T) 0: padding
-
-    Returns:
-        positions
-    """
+    "Positions (3, N, T), in place: what follows a video begins behind its last second (Qwen2.5-VL's rule)."
     for row, (kind, real) in enumerate(zip(kinds, mask.bool(), strict=True)):
         at = real.nonzero()[:, 0]
         film = kind[at] == 2

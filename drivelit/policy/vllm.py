@@ -52,15 +52,7 @@ from .video import Video
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #0e041ded
 def one_pad_each(ids: Sequence[int], pad: int) -> list[int]:
-    """Ids with one placeholder for each picture.
-
-    Args:
-        ids: each picture's placeholder as often as it has tokens; between two pictures stands another token
-        pad: the placeholder
-
-    Returns:
-        ids
-    """
+    "Ids with one placeholder for each picture, from ids that repeat it for each of the picture's tokens."
     return [t for k, t in enumerate(ids) if t != pad or k == 0 or ids[k - 1] != pad]
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #346ab512
@@ -81,14 +73,7 @@ def _file_bytes(image):
 
 
 def picture_url(image: Image.Image) -> str:
-    """A picture as a data URL: the bytes of its file where these are exactly this picture, a PNG elsewhere.
-
-    Args:
-        image: RGB; `info["file"]` may name its file (`drivelit.scene.cameras.open_image`)
-
-    Returns:
-        "data:image/jpeg;base64,..."
-    """
+    "An RGB picture as a data URL: its file's bytes where these are exactly this picture, a PNG elsewhere."
     kind, data = _file_bytes(image) or ("PNG", None)
     if data is None:
         buffer = io.BytesIO()
@@ -313,15 +298,7 @@ SHAPE = dict(  # what weights must have in common to fit
 
 
 def other_shape(config: Any, folder: str | Path) -> str:
-    """In what the model of a folder differs from a policy's.
-
-    Args:
-        config: of the policy's model
-        folder: with a config.json
-
-    Returns:
-        words that name the first difference; "" if weights of one fit the other
-    """
+    "The first difference between a policy's model and a folder's; empty if weights of one fit the other."
     theirs = AutoConfig.from_pretrained(folder)
     for part, keys in SHAPE.items():
         for key in keys:
@@ -332,28 +309,13 @@ def other_shape(config: Any, folder: str | Path) -> str:
 
 
 def too_old(version: str) -> bool:
-    """Whether a version of vLLM has no token endpoint.
-
-    Args:
-        version: such as "0.32.0+cpu"; of one that is written otherwise nothing is known
-
-    Returns:
-        bool
-    """
+    "Whether a version of vLLM, such as `0.32.0+cpu`, has no token endpoint."
     numbers = re.match(r"(\d+)\.(\d+)", str(version))
     return bool(numbers) and tuple(map(int, numbers.groups())) < OLDEST
 
 
 def known_words(tokenizer: Any, count: int = 300) -> tuple[str, list[int]]:
-    """A text by which vocabularies are told apart.
-
-    Args:
-        tokenizer: of the policy
-        count: tokens from all over the vocabulary, and its last ones
-
-    Returns:
-        the text, and its ids
-    """
+    "A text by which vocabularies are told apart, of tokens from all over the vocabulary, and its ids."
     size = len(tokenizer)
     some = sorted({*range(0, size, max(1, size // count)), *range(max(0, size - 3), size)})
     text = "".join(t for t in map(tokenizer.decode, ([i] for i in some)) if "\ufffd" not in t)
@@ -468,14 +430,7 @@ _SETTLE = 0.25  # seconds: whoever saw a server free when we did has claimed it 
 
 
 def plain_version(version: str | None) -> str | None:
-    """The name of weights without the run that their server belongs to.
-
-    Args:
-        version: "NAME@RUN"; or without a run
-
-    Returns:
-        "NAME"; None stays
-    """
+    "The name of weights without the run that their server belongs to: `NAME` of `NAME@RUN`."
     return version if version is None else str(version).partition("@")[0]
 
 
@@ -581,28 +536,14 @@ def weights_to_serve(
 def write_weights(
     model: Any, folder: str | Path, dtype: torch.dtype, weights: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write weights as a server reloads them.
-
-    Args:
-        model: without adapters
-        folder: is made
-        dtype: of what is written
-        weights: name -> tensor, if the model does not hold them whole
-    """
+    "Write weights as a server reloads them, of a model without adapters; the folder is made."
     low = weights_to_serve(model, dtype, weights)
     Path(folder).mkdir(parents=True)
     save_torch_state_dict(low, folder, max_shard_size="5GB")
 
 
 def check_adapters(model: Any) -> None:
-    """Refuse adapters of which vLLM would leave out a part.
-
-    Args:
-        model: with adapters
-
-    Raises:
-        ValueError: rows of the vocabulary are trained, or the vision part has adapters
-    """
+    "ValueError for adapters of which vLLM would leave out a part: rows of the vocabulary, or vision."
     if any(c.trainable_token_indices for c in model.peft_config.values()):
         raise ValueError("these adapters train rows of the vocabulary, which vLLM does not load: play here")
     if seeing := [n for n, _ in model.named_parameters() if "lora_" in n and ".visual." in n]:
@@ -663,21 +604,7 @@ class _Publishes:
     "The part of the engine that hands on weights."
 
     def publish(self, name: str, weights: dict[str, torch.Tensor] | None = None) -> str:
-        """Give the servers the policy's weights, or its adapters; they answer with these from now on.
-
-        Args:
-            name: such as "step-12"; what is random is added, so that no name and no folder comes twice
-            weights: name -> tensor, if the policy's model does not hold them whole (`full_weights`)
-
-        Returns:
-            the version with the run that the servers belong to, or the adapter's name, for `follow` in other processes
-
-        Raises:
-            EngineError: a server did not take them; it is left paused, and the next `publish` goes on from there. Or a
-                server belongs to another run
-            ValueError: adapters that vLLM cannot read, weights with a NaN or an infinity, or a folder that is not the
-                engine's own
-        """
+        "Give the servers the policy's weights or adapters; the version or adapter's name, for `follow`."
         name = f"{name}-{secrets.token_hex(4)}"
         self._own_folder()
         self.owner = owner_of(self.folder)
@@ -698,14 +625,7 @@ class _Publishes:
         return name
 
     def give(self, name: str) -> None:
-        """The servers have the policy's weights afterwards, whichever process of a stage has published them.
-
-        Args:
-            name: of these weights: nothing is sent if the servers say that they have them
-
-        Raises:
-            EngineError: as of `publish`; or the first process has not published in time
-        """
+        "The servers have the policy's weights afterwards, whichever process of a stage has published them."
 
         def mine():
             held = plain_version(self.version) or ""
@@ -733,11 +653,7 @@ class _Publishes:
         mark.touch()
 
     def follow(self, name: str) -> None:
-        """From now on ask for other weights, which another process has published.
-
-        Args:
-            name: what `publish` has returned there
-        """
+        "From now on ask for the weights of the name that `publish` returned in another process."
         setattr(self, "model" if self._adapted() else "version", name)
         self.failed = ""
         self._forget()
@@ -818,23 +734,7 @@ class _Answers:
         seed: int | None = None,
         on_error: str = "raise",
     ) -> list[Completion]:
-        """Continue every conversation by one assistant turn; the conversations go out in parallel.
-
-        Args:
-            conversations: with messages, or with ids and media
-            temperature: 0: the most likely tokens, with their log-probabilities at temperature 1
-            top_p: share of the probability mass that is drawn from; below 1 vLLM's log-probabilities are those among
-                what was left, and the trainer's are not
-            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
-            on_error: "raise", or "return": an EngineError in the place of an answer that there is not
-
-        Returns:
-            Completions with ids and log-probabilities, in the same order
-
-        Raises:
-            ValueError: a setting out of bounds, or a conversation that cannot be read
-            EngineError: the first conversation without an answer; the others' answers are lost
-        """
+        "Completions, in order, by one assistant turn each; all asked in parallel. Temperature 0 is greedy."
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
         first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, on_error)
         for n in range(len(conversations)):
@@ -849,17 +749,7 @@ class _Answers:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[dict[int, Completion | EngineError]]:
-        """Continue conversations by one assistant turn each, and hand over every answer as soon as it is there.
-
-        Args:
-            conversations: as for `generate`; the list may grow meanwhile: what is appended is asked as well
-            temperature: as for `generate`
-            top_p: as for `generate`
-            seed: of the first; the next ones count up, unless they have their own; None: the server's choice
-
-        Yields:
-            place in the list -> Completion, or an EngineError where there is none: all that came since the last time
-        """
+        "As `generate`, but yields place -> Completion or EngineError at once; the list may grow meanwhile."
         check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
         first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, "return")
         limits = self.threads, self.timeout, self.retries

@@ -79,15 +79,7 @@ def place_of(claim: PaperClaim, study: Study) -> int:
 
 # %% ../../nbs/60_road/90_claims.ipynb #7040e6fe
 def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, str]:
-    """The scores behind a comparison: of the seeds and scenes that are compared, and of no others.
-
-    Args:
-        study: knows
-        claim: of the study
-
-    Returns:
-        better, other, the best driver without eyes; "–" where there is no such number
-    """
+    "The scores behind a comparison (better, other, best blind baseline), of compared seeds and scenes only."
     unit, scale = claim.unit, abs(claim.unit.scale)
     both = [v.to_numpy(float) for v in pairs_of(record, study, unit, claim.better, claim.other)]
     sign = np.sign(unit.scale)
@@ -116,18 +108,7 @@ def _with_interval(row):
 
 
 def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], profile: str) -> pd.DataFrame:
-    """The claims of a paper beside what a run has measured.
-
-    Args:
-        study: of the system
-        profile: as the command names it
-
-    Returns:
-        DataFrame: a row for each claim
-
-    Raises:
-        KeyError: a claim that is no comparison of the study
-    """
+    "The claims of a paper beside what a run has measured."
     table, rows = compared(record, study, study.claims, family=True), []
     for c in claims:
         k = place_of(c, study)
@@ -232,16 +213,7 @@ def _opened(system, folder, profile):
 
 
 def read_claims(system: str, folder: str | Path, profile: str = "laptop") -> pd.DataFrame:
-    """The claims of a system's paper beside its committed record.
-
-    Args:
-        system: a section of settings.ini
-        folder: where the notebooks are
-        profile: whose results
-
-    Returns:
-        DataFrame of `claims_table`
-    """
+    "The claims of a system's paper beside its committed record."
     record, report = _opened(system, folder, profile)
     return claims_table(record, report.STUDY, CLAIMS[system], f"{system}.{profile}")
 
@@ -272,15 +244,7 @@ _GAP = re.compile(r"([+-][\d.]+)(?: \(([+-][\d.]+) to ([+-][\d.]+)\))?(; one see
 
 
 def paper_gain(paper: str, unit: str) -> float:
-    """The difference of a paper's two numbers in the unit of ours; more is better for the claim.
-
-    Args:
-        paper: as in PaperClaim
-        unit: ends in "points" or "cm", or is another one
-
-    Returns:
-        NaN where the paper has no two numbers, or measures something else
-    """
+    "The difference of a paper's two numbers in our unit; more is better; NaN if it has no two numbers."
     numbers, kind = _TWO.fullmatch(paper), unit.rpartition(", ")[2]
     if numbers is None or (numbers[1] == "L2") != (kind == "cm") or numbers[1] in ("FID", "collisions"):
         return float("nan")
@@ -291,15 +255,7 @@ def paper_gain(paper: str, unit: str) -> float:
 
 
 def forest_rows(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What the figure of all claims draws.
-
-    Args:
-        tables: title -> DataFrame of `claims_table`
-
-    Returns:
-        DataFrame: a row for each claim; title, unit, claim, paper, gain (the paper's), mean, low, high (ours, NaN where
-            there is none) and word: Holm's, "one seed" or "not run"
-    """
+    "What the figure of all claims draws, a row each: the paper's gain, ours with low and high, Holm's word."
     rows = []
     for title, table in tables.items():
         for row in table.itertuples():
@@ -362,14 +318,7 @@ def _draw_claims(ax, rows):
 
 
 def plot_claims(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """All claims of all papers in one figure: the paper's difference, ours with its interval, and Holm's word.
-
-    Args:
-        tables: title -> DataFrame of `claims_table`
-
-    Returns:
-        Figure, an axes for each paper and unit
-    """
+    "All claims in one figure: the paper's difference, ours with its interval, and Holm's word."
     groups = forest_rows(tables).groupby(["title", "unit"], sort=False)
     high = sum(_ROW * len(g) + _GAP_HIGH for _, g in groups) + 0.6
     figure, top = plt.figure(figsize=(_WIDTH, high)), high - 0.4
@@ -396,16 +345,7 @@ LAST: Mapping[str, Sequence[tuple[str, str]]] = dict(
 
 
 def above_the_blind(system: str, folder: str | Path, profile: str = "laptop") -> pd.DataFrame:
-    """A system's last policy beside the best driver without eyes that hears as much.
-
-    Args:
-        system: a key of LAST
-        folder: where the notebooks are
-        profile: whose results
-
-    Returns:
-        DataFrame: a row for each unit
-    """
+    "A system's last policy beside the best blind baseline that is told as much, a row for each unit."
     record, report = _opened(system, folder, profile)
     study, asks = report.STUDY, report.asked(record) if hasattr(report, "asked") else getattr(report, "QUESTIONS", ())
     claims = []
@@ -431,17 +371,7 @@ BASES = {"laptop": "first base", "laptop-base1": "second base"}
 
 
 def pooled(records: Iterable[Record]) -> Record:
-    """Runs from several bases as if they were one: each seed of each base is a seed of its own.
-
-    Args:
-        records: of runs that differ in the base alone
-
-    Returns:
-        Record: drivers and what is said of the run are the first one's
-
-    Raises:
-        RunError: runs that differ in another key of the profile, or in the drivers: other scenes
-    """
+    "Runs from several bases as if they were one: each seed of each base is a seed of its own."
     first, *others = records
     # MindDriver's arms begin with weights that were made from the base: a key of their own
     same, moved = {k: v for k, v in first.about["profile"].items() if k in ("model", "start")}, []
@@ -452,17 +382,7 @@ def pooled(records: Iterable[Record]) -> Record:
 
 
 def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[PaperClaim]) -> pd.DataFrame:
-    """The claims of a paper, as runs from several bases answer them.
-
-    Args:
-        records: name of a base -> its record
-        study: of the system
-        claims: comparisons of the study
-
-    Returns:
-        DataFrame: a row for each claim whose arms have run from all bases: the difference from each base, that of all
-            seeds of all bases, its word, and its word when all comparisons of the paper count
-    """
+    "The claims of a paper, as runs from several bases answer them; a row for each that all have run."
     together = compared(pooled(records.values()), study, study.claims, family=True)
     made = {base: compared(record, study, study.claims) for base, record in records.items()}
 
@@ -480,19 +400,7 @@ def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[Pap
 
 
 def read_bases(system: str, folder: str | Path, bases: Mapping[str, str] = BASES) -> pd.DataFrame:
-    """A paper's claims from all bases that a system's committed records begin with.
-
-    Args:
-        system: a section of settings.ini
-        folder: where the notebooks are
-        bases: profile -> name of the base
-
-    Returns:
-        DataFrame of `from_bases`
-
-    Raises:
-        RunError: a record is not there, or damaged
-    """
+    "A paper's claims from all bases that a system's committed records begin with."
     opened = {name: _opened(system, folder, profile) for profile, name in bases.items()}
     _, report = next(iter(opened.values()))
     return from_bases({name: record for name, (record, _) in opened.items()}, report.STUDY, CLAIMS[system])

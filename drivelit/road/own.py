@@ -30,22 +30,7 @@ BLOCK = 256  # scenes in a shard
 def own_rounds(
     entry: Entry, out: str | Path, n: int = 200, moments: int = 2000, first: int = FIRST, **options: Any
 ) -> dict[str, int]:
-    """The scenes of a run, and moments of its policy's own drives.
-
-    Args:
-        entry: whose first seed drives
-        out: folder for train and heldout, a source of runs; own.npz in it is not driven again
-        n: routes
-        moments: that are kept, at most
-        first: route of the training part; another one in each round
-        options: as `take_wheel` takes them
-
-    Returns:
-        dict: scenes of train, of heldout, and own ones among the first
-
-    Raises:
-        RunError: the run's scenes are recorded: nobody can drive on in them
-    """
+    "The scenes of a run, and moments of its policy's own drives, as a source of runs; counts of both."
     profile, out = run_profile(entry.out), Path(out)
     before = {split: list(load_scenes(entry.out, split)) for split in ("train", "heldout")}
     if strange := next((s for s in before["train"] if s.source != "toy"), None):

@@ -146,15 +146,7 @@ def network(
 def readiness(
     plans: Mapping[str, Mapping[str, Sequence[np.ndarray | ParseError]]], found: Mapping[str, Sequence[Scene]]
 ) -> pd.DataFrame:
-    """Errors of several at the same states.
-
-    Args:
-        plans: name -> kind -> plans; with NETWORK among the names each other row says whether it is ready
-        found: of `states`
-
-    Returns:
-        DataFrame: a row for each name and kind; "ready": its last lateral error is at most twice the network's
-    """
+    "Errors of several at the same states; ready: the last lateral error is at most twice the network's."
     made = {(n, k): errors(p, found[k]) for n, by_kind in plans.items() for k, p in by_kind.items()}
     table = pd.DataFrame.from_dict(made, orient="index").rename_axis(["who", "state"])
     if NETWORK in plans:

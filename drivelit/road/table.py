@@ -63,19 +63,7 @@ class Entry:
 
 
 def read_entries(text: str) -> list[Entry]:
-    """Entries as a command names them.
-
-    Args:
-        text: "system=folder:stage" or "system=folder:stage as name", several with a comma between them
-
-    Returns:
-        list of Entry, each with the seeds in which its stage is done
-
-    Raises:
-        ValueError: another form, quoted
-        ProfileError: no such system
-        RunError: no seed in which the stage is done
-    """
+    "Entries as a command names them: `system=folder:stage` or `... as name`, with commas between."
     entries = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         system, _, where = part.partition("=")
@@ -204,31 +192,14 @@ def part_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Part:
 
 
 def hears_of(entry: Entry) -> str:
-    """What an entry's policies are told of their route.
-
-    Returns:
-        one of NAVIGATORS; MindDrive's question always has the points
-    """
+    "What an entry's policies are told of their route, of NAVIGATORS; MindDrive's question has the points."
     return POINTS if entry.system == "minddrive" else run_profile(entry.out).navigator
 
 
 def drive_all(
     entries: Sequence[Entry], scenes: Sequence[Scene], folder: str | Path, plays: Iterable[str] = tuple(PLAYS)
 ) -> Record:
-    """All entries and drivers on the same routes.
-
-    Args:
-        entries: who drives
-        scenes: held-out routes
-        folder: where the drives are kept; record.parquet holds all
-        plays: of PLAYS
-
-    Returns:
-        Record, a scene for each route; about: routes, families, and what each entry hears
-
-    Raises:
-        RunError: two entries of one name; a file that is there belongs to other routes or another policy
-    """
+    "All entries and drivers on the same held-out routes; drives are kept in the folder."
     if twice := [n for n, k in Counter(e.name for e in entries).items() if k > 1]:
         raise RunError(f"{twice[0]}: two runs of one name in one table; give each its own: system=folder:stage as name")
     blind = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))

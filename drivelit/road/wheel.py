@@ -90,11 +90,7 @@ OPENED = dict(
 
 # %% ../../nbs/60_road/00_wheel.ipynb #cc4a29d6
 def hold_of(out: str | Path) -> float:
-    """How long a decision of a run's policy holds.
-
-    Returns:
-        float: seconds; 0.5 where a system has no key `decision_seconds`
-    """
+    "How long a decision of a run's policy holds, in seconds; 0.5 without a key `decision_seconds`."
     return getattr(run_profile(out), "decision_seconds", 0.5)
 
 

@@ -93,20 +93,7 @@ def connect(host: str, port: int, seconds: float, library: Any = carla) -> Any:
 
 
 def open_town(client: Any, town: str, loading: float, seconds: float) -> Any:
-    """The town on the server, with a clock that waits.
-
-    Args:
-        client: of `connect`
-        town: such as "Town12"
-        loading: seconds that loading may take
-        seconds: that any other answer may take
-
-    Returns:
-        carla.World in synchronous mode, 20 ticks a second
-
-    Raises:
-        ValueError: the server does not have the town
-    """
+    "The town in synchronous mode at 20 ticks a second; ValueError if the server does not have it."
     towns = sorted(name.rsplit("/", 1)[-1] for name in client.get_available_maps())
     if town not in towns:
         more = "; Town11 and later come with CARLA's AdditionalMaps"
@@ -231,16 +218,7 @@ def _steps(w: Any, library: Any) -> list[tuple[Any, float]]:
 
 
 def _spread(way: np.ndarray, changes: Sequence[int]) -> np.ndarray:
-    """A way without steps aside: each is spread over 20 m around it, or over as many as there are; several
-    changes share the sum of their metres, so that two lanes are not crossed in the length of one.
-
-    Args:
-        way: (N, 3)
-        changes: numbers of the points that stand beside the one before them
-
-    Returns:
-        (M, 3) with the same ends
-    """
+    "A way (N, 3) whose steps aside are each spread over 20 m, or what there is; several share their sum."
     hops = np.diff(way, axis=0)
 
     def ahead(k):
@@ -349,16 +327,7 @@ def _lanes_at(town: Any, place: Any, heading: float, library: Any) -> list[tuple
 
 
 def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -> tuple[list[Area], list[list]]:
-    """The road around a route, and what the navigator says.
-
-    Args:
-        town: carla.Map
-        start: (3,) the frame of what is returned, in the town's frame; metres, radians
-        library: the module `carla`
-
-    Returns:
-        tuple: areas (drivable, and lanes on the route or not); of [from, to, command] in metres along the route
-    """
+    "Areas around a route in the frame of start (3,); commands as [from, to, command], metres along it."
     s = np.r_[np.arange(0, route.length, STRIDE), route.length]
     height = np.interp(
         s,
@@ -757,16 +726,7 @@ def between(ride: Ride, stage: Stage, now: WorldState, library: Any) -> WorldSta
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #e7f4d775
 def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -> Scene:
-    """The present moment.
-
-    Args:
-        ride: what the server has answered
-        stage: what stays the same
-        size: (width, height) of the pictures
-
-    Returns:
-        Scene: without futures; pictures of up to five seconds ago, before the drive its first one
-    """
+    "The present moment, without futures; pictures of up to 5 s ago, before the drive its first one."
     others, none = ride.others, (np.zeros((0, 3)), np.zeros(0))
     if ride.half:  # a clock of its own, which is half a step behind: its last entry is now
         others = [seen for _, seen in ride.halves]

@@ -200,13 +200,7 @@ def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #894fc546
 def add_completion(episode: Episode, completion: Completion, number: int) -> None:
-    """Append what the policy said.
-
-    Args:
-        episode: is changed
-        completion: with its token ids
-        number: of the turn, from 0
-    """
+    "Append a sampled completion to an episode, in place, as turn `number` from 0."
     unknown = [np.nan] * len(completion.ids)
     episode.append(completion.ids, number, unknown if completion.logprobs is None else completion.logprobs)
     episode.texts.append(completion.text)
@@ -214,21 +208,7 @@ def add_completion(episode: Episode, completion: Completion, number: int) -> Non
 
 
 def add_messages(policy: Policy, episode: Episode, messages: list[dict], closed: bool, limit: int) -> bool:
-    """Append what the task answers, if another turn fits behind it.
-
-    Args:
-        policy: its tokenizer and template write the row
-        episode: is changed if it fits
-        messages: of the task
-        closed: the completion before them ends with the end-of-turn token
-        limit: tokens of an episode
-
-    Returns:
-        whether it still fits
-
-    Raises:
-        PictureError: a picture of the messages cannot be read
-    """
+    "Append the task's messages, in place, if another turn fits within `limit` tokens; whether it does."
     _open_pictures(messages, episode.scene_id)
     more = policy.encode_more(messages, closed=closed)
     if len(episode.ids) + len(more.input_ids) >= limit:
@@ -259,16 +239,7 @@ def cut(policy: Policy, completion: Completion, room: int, stops: Sequence[str] 
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #7269ad8d
 def seed_of(seed: int | None, place: int, turn: int) -> int | None:
-    """The seed of one answer: nothing in it depends on the other episodes or on the order of their answers.
-
-    Args:
-        seed: of the rollout
-        place: of the episode in the rollout, from 0
-        turn: from 0
-
-    Returns:
-        32 bits drawn from the three numbers; None for None
-    """
+    "The seed of one answer, 32 bits drawn from rollout seed, place and turn alone; None for None."
     return None if seed is None else int(np.random.SeedSequence([seed % 2**64, place, turn]).generate_state(1)[0])
 
 

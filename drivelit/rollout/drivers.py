@@ -186,16 +186,7 @@ def _arrival(metres: float, v: float, limit: float) -> float:
 def walls(
     stage: Stage, now: WorldState, future: bool = True
 ) -> tuple[list[float], list[tuple[np.ndarray, np.ndarray]]]:
-    """What the ego must stop before, and whom it follows.
-
-    Args:
-        stage: of the world
-        future: what the others will do is known; without, each goes on as it does now
-
-    Returns:
-        tuple: metres along the route that the front must not pass; for each one ahead (21,) metres to its rear
-            and (21,) m/s, at 0, 0.25, ... 5 s
-    """
+    "Metres along the route that the front must not pass; whom it follows: (21,) metres and m/s to 5 s."
     stops, ahead, v, limit = [], [], now.ego[VX], stage.scene.map.speed_limit
     for s, inside, half, speed in _expected(stage, now, future):
         inside &= s + half > now.along - VEHICLE.rear

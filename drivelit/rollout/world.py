@@ -69,11 +69,7 @@ def drive(state: np.ndarray, accel: float, steer_rate: float) -> np.ndarray:
 
 # %% ../../nbs/30_rollout/20_world.ipynb #493bdf37
 class Script:
-    """A road user's path, and its way along it over time.
-
-    Args:
-        agent: of the scene that is driven; one that hardly moves has no path and stands
-    """
+    "A road user's path, and its way along it over time; one that hardly moves has no path and stands."
 
     def __init__(self, agent: Agent) -> None:
         poses, self.still = agent.poses, len(agent.times) == 1 or np.ptp(agent.poses[:, :2], 0).max() < 0.5
@@ -118,18 +114,7 @@ SIGHT = 40.0  # metres ahead that a road user looks
 
 
 def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, speeds: np.ndarray) -> tuple[float, float]:
-    """The nearest other in a road user's way.
-
-    Args:
-        script: of the road user
-        s: metres along its path, where it is
-        boxes: (B, 3) centre poses of the others; metres, radians
-        halves: (B, 2) half length, half width, metres
-        speeds: (B,) m/s
-
-    Returns:
-        tuple: metres to the nearest one in its corridor (infinity: none), that one's speed along the path, m/s
-    """
+    "The nearest other in a road user's corridor: metres to it (infinity: none), its m/s along the path."
     found, (ways, _, _, headings) = (np.inf, 0.0), script.path.columns
     own_length, own_width = script.half.tolist()
     # a few boxes, as plain numbers: a quarter less time than arrays take for these
@@ -371,15 +356,7 @@ def _wrong(
 
 # %% ../../nbs/30_rollout/20_world.ipynb #bceb30ce
 def advance(stage: Stage, now: WorldState, ego: np.ndarray) -> WorldState:
-    """The world 0.1 s later.
-
-    Args:
-        stage: what stays the same
-        ego: (11,) where the car has got to in this step
-
-    Returns:
-        WorldState: a new one; `now` is as it was
-    """
+    "The world 0.1 s later, a new state; `ego` (11,) is where the car has got to in this step."
     clocks, speeds, poses = _others(stage, now, ego)
     s = float(stage.route.project(ego[:2])[0])
     wrong = _wrong(stage, ego, now.along, s, clocks, poses)

@@ -72,16 +72,7 @@ def _question():
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #22c5c342
 def refusals(own: dict[str, Any], found: dict[str, dict[str, Any]], folder: str | Path) -> list[str]:
-    """Why machines cannot take part.
-
-    Args:
-        own: what this process says of itself: has (name -> version)
-        found: address -> what a machine says: host, has, sees (the folder), error
-        folder: of the run
-
-    Returns:
-        list of sentences, empty if all can
-    """
+    "Why machines cannot take part, in sentences: another version, or the folder is not seen."
     out = []
     for address, its in found.items():
         who = f"the machine {its['host']} ({address})"
@@ -100,17 +91,7 @@ def refusals(own: dict[str, Any], found: dict[str, dict[str, Any]], folder: str 
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #9af7ef94
 def check_machines(folder: str | Path) -> int:
-    """Ask every machine of the cluster that this process belongs to.
-
-    Args:
-        folder: of the run, absolute
-
-    Returns:
-        int: how many machines there are
-
-    Raises:
-        RunError: one has another version or does not see the folder; a sentence for each
-    """
+    "Ask every machine of this process's cluster; their number, or RunError with a sentence for each fault."
     folder, look, token = Path(folder), _question(), f".seen-{uuid.uuid4().hex}"
     folder.mkdir(parents=True, exist_ok=True)
     nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
@@ -142,17 +123,7 @@ def check_machines(folder: str | Path) -> int:
 
 
 def check_room(profile: Profile, there: dict[str, float]) -> bool:
-    """Refuse a cluster on which a stage would wait for ever.
-
-    Args:
-        there: what the cluster has: GPU, CPU
-
-    Returns:
-        whether the workers get a GPU each; without any GPU in the cluster they run on CPUs
-
-    Raises:
-        RunError: it is too small
-    """
+    "Whether workers get a GPU each, or run on CPUs; RunError if a stage would wait for ever."
     wanted = max(n * profile.cards(k) for k, n in dict(sft=profile.sft_gpus, rl=profile.rl_gpus).items())
     gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0))
     kind, room = ("GPU", gpus) if gpus and wanted else ("CPU", cpus)
@@ -169,16 +140,7 @@ SECRET = re.compile(r"TOKEN(?!IZERS|_PATH)|KEY|SECRET|PASSWORD|CREDENTIAL", re.I
 
 
 def forwarded(profile: Profile, environment: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables that workers get.
-
-    Args:
-        profile: its texts may name variables
-        environment: of this process
-
-    Returns:
-        two dicts of name -> value: what a worker is started with, which Ray shows to everybody; and what it is told
-        later, which Ray does not show: secrets, and what the profile names
-    """
+    "Variables of workers: those at their start, which Ray shows to all, and later ones, secrets included."
     named = set(re.findall(r"\$\{?(\w+)", " ".join(v for v in astuple(profile) if isinstance(v, str))))
     shown = {k: v for k, v in environment.items() if FORWARDED.fullmatch(k) and not SECRET.search(k)}
     later = {k: v for k, v in environment.items() if (FORWARDED.fullmatch(k) or k in named) and k not in shown}
@@ -225,18 +187,7 @@ def _task(given, gpu, environment):
 # %% ../../nbs/42_runs/70_cluster.ipynb #e654d6a8
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """While it is open, this process belongs to a cluster.
-
-    Args:
-        address: as `checked_cluster` gives it
-
-    Yields:
-        None
-
-    Raises:
-        RunError: there is no cluster; says how to start one
-        ImportError: Ray is not installed; says what to install
-    """
+    "While it is open, this process belongs to a cluster; RunError if there is none."
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     nothing = (
         "start one: `ray start --head` on the first machine, `ray start --address=HEAD:6379` on the others; one with a "
@@ -269,22 +220,7 @@ def _inner(error):
 def run_on_cluster(
     stages: Stages, out: str | Path, jobs: Sequence[tuple[str, int]], workers: int, address: str
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """Run stages on a cluster; what is done is skipped, and a stage that was cut off goes on.
-
-    Args:
-        stages: of the system
-        out: the run's folder, started; every machine sees it at this path
-        jobs: (stage, seed), with all that they need
-        workers: stages side by side
-        address: of the cluster
-
-    Returns:
-        dict: (stage, seed) -> its result
-
-    Raises:
-        RunError: no cluster, a machine that cannot take part, too few GPUs, or a stage that cannot start
-        RuntimeError: a stage stopped, or lost its workers again and again; names its log
-    """
+    "Run stages on a cluster; what is done is skipped, and a stage that was cut off goes on."
     out, profile = Path(out).resolve(), run_profile(out)
     environment, later = forwarded(profile, dict(os.environ))
 

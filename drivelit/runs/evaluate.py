@@ -76,21 +76,7 @@ NOTE = "policy.json"  # in the run's folder: whose policy was written there
 
 
 def policy_of(system: str, policy: str, out: str | Path, base: str = "", profile: Profile | None = None) -> str:
-    """What the key `model` says of a policy, after a look at its files.
-
-    Args:
-        system: name in the table of systems
-        policy: folder or file, a name of this package ("base", "mtdrive") or of the hub
-        out: the run's folder, for what has to be written anew
-        base: of adapters or experts; "": the one that they name
-        profile: of the run, for a checkpoint of MindDrive
-
-    Returns:
-        a name or an absolute path
-
-    Raises:
-        RunError: no policy of this system there; names the file
-    """
+    "What the key `model` says of a policy, a name or absolute path, after a look at its files."
     from drivelit.policy.layouts import WeightsError, find_layout, is_there
 
     if not Path(policy).exists() and is_there(policy) or _is_packaged(policy):
@@ -173,14 +159,7 @@ _NUMBER = re.compile(r"-?\d[\d.,]*( ± [\d.]+)?|none")
 
 
 def rows_with_numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table without the rows of arms that did not run, and without empty columns.
-
-    Args:
-        frame: cells are texts
-
-    Returns:
-        DataFrame
-    """
+    "A table of text cells without the rows of arms that did not run, and without empty columns."
     if not len(frame):
         return frame
     kept = frame[[any(_NUMBER.fullmatch(str(x)) for x in row) for row in frame.itertuples(index=False)]]

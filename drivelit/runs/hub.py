@@ -61,14 +61,7 @@ def _exported(row: dict) -> dict:
 
 
 def imported(row: Mapping[str, Any]) -> dict:
-    """A row that `datasets` gives, as `chat` and the trainers take it.
-
-    Args:
-        row: with the columns of `features`
-
-    Returns:
-        dict: messages without empty keys, images (list of PIL images), kind, scene_id, meta (dict)
-    """
+    "A row that `datasets` gives, as `chat` and the trainers take it; images are PIL."
 
     def part(p):
         return {k: v for k, v in p.items() if v is not None}
@@ -89,18 +82,7 @@ messages = chat(imported(rows[0]))  # each image in its place
 
 
 def check_licence(rows: Rows, licence: str) -> None:
-    """Whether rows may be given away under a licence.
-
-    Args:
-        rows: of `read_rows`
-        licence: as the Hub names it: "apache-2.0", "cc-by-nc-sa-4.0", "other", ...
-
-    Returns:
-        None
-
-    Raises:
-        RunError: none is given; or pictures that are files of a recorded source under one that allows commercial use
-    """
+    "RunError if rows may not be given away under a licence, named as by the Hub, or if none is given."
     if not licence:
         raise RunError("licence: none is given; the town's rows have apache-2.0, recorded ones that of their pictures")
     if licence == "other" or "nc" in licence.split("-"):
@@ -111,18 +93,7 @@ def check_licence(rows: Rows, licence: str) -> None:
 
 
 def data_card(splits: Mapping[str, str | Path], licence: str, title: str, how: str = "", name: str = "FOLDER") -> str:
-    """The README of exported rows.
-
-    Args:
-        splits: name -> Parquet file of `write_rows`
-        licence: as the Hub names it
-        title: of the card
-        how: the command that makes the rows again
-        name: NAME/REPO or the folder, for the example
-
-    Returns:
-        Markdown with the Hub's header
-    """
+    "The README of exported rows, Markdown with the Hub's header; `how` is the command that makes them."
     from huggingface_hub import DatasetCardData
 
     about = dict(pretty_name=title, task_categories=["image-text-to-text"], tags=["drivelit", "autonomous-driving"])
@@ -149,25 +120,7 @@ def export_rows(
     in_file: int = 2000,
     in_group: int = 64,
 ) -> Path:
-    """Write rows so that `datasets.load_dataset(folder)` opens them.
-
-    Args:
-        splits: name, such as "train" -> Parquet file of `write_rows`
-        folder: is made: README.md and data/SPLIT-00000-of-00001.parquet, ...
-        licence: as the Hub names it
-        title: of the card
-        how: the command that makes the rows again
-        name: NAME/REPO, for the card's example; "": the folder
-        in_file: rows
-        in_group: rows whose pictures are in memory at once
-
-    Returns:
-        the folder
-
-    Raises:
-        RunError: a split without rows, a folder with files in it, or as `check_licence`
-        ValueError: a picture that is missing or damaged; a file that is not a data set
-    """
+    "Write rows to a new folder that `datasets.load_dataset` opens; RunError if it has files, or no rows."
     opened = {split: read_rows(path) for split, path in splits.items()}
     for split, rows in opened.items():
         if not len(rows):

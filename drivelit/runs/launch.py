@@ -16,23 +16,12 @@ from .profiles import ADDRESS, CLONE, REPOSITORY, Profile, find_system, gpus_per
 
 # %% ../../nbs/42_runs/04_launch.ipynb #dadbe66c
 def stage_gpus(profile: Profile, kind: str) -> int:
-    """The GPUs of a stage.
-
-    Args:
-        kind: "sft", "rl", "play" (those of reinforcement), or "" for one process
-
-    Returns:
-        int: 0: one process
-    """
+    "The GPUs of a stage by kind (`sft`, `rl`, `play` or empty); 0: one process."
     return dict(sft=profile.sft_gpus, rl=profile.rl_gpus, play=profile.rl_gpus).get(kind, 0)
 
 
 def given_again(profile: Profile) -> list[str]:
-    """The words that repeat a profile's overrides on the command line: without them a stage would refuse the folder.
-
-    Returns:
-        list: "--settings", FILE where the profile is of a file of one's own, "--set", "KEY=VALUE", ...
-    """
+    "Command-line arguments that repeat a profile's overrides; without them a stage refuses the folder."
     changed = [k for k, o in profile.origin.items() if o == "override" and k not in ("seeds", "workers")]
 
     def show(v):
@@ -75,14 +64,7 @@ def _jobs(profile, folder, gpus):
 
 # %% ../../nbs/42_runs/04_launch.ipynb #dadbe66d
 def run_folder(profile: Profile, parameters: dict[str, Any] | None = None) -> str:
-    """The folder of a run as a word of a command line.
-
-    Args:
-        parameters: of papermill, by name; `out` is the folder
-
-    Returns:
-        an absolute path, quoted
-    """
+    "The absolute, quoted folder of a run as a command-line argument; `out` of papermill's parameters."
     folder = (parameters or {}).get("out") or f"runs/{profile.system}-{profile.name}"
     return shlex.quote(str(folder)) if Path(folder).is_absolute() else f'"$PWD/{folder}"'
 

@@ -62,17 +62,7 @@ def _written_shape(folder):
 
 
 def model_config(model: str) -> Any:
-    """The configuration of a profile's model, without its weights.
-
-    Args:
-        model: 'toy', 'base', 'base:FOLDER', a key of HUB or a folder with config.json
-
-    Returns:
-        with text_config and vision_config, as a Qwen2_5_VLConfig has them
-
-    Raises:
-        ProfileError: none of these, or a config.json that cannot be read or is of a model without pictures
-    """
+    "The configuration of a profile's model (toy, base, base:FOLDER, key of HUB, folder), without weights."
     if model == "toy":  # the base with smaller eyes, and without the words of a kit
         base = model_config("base")
         vision = dict(hidden_size=64, intermediate_size=128, depth=2, num_heads=2, out_hidden_size=128)
@@ -110,15 +100,7 @@ def model_config(model: str) -> Any:
 
 # %% ../../nbs/42_runs/02_memory.ipynb #24fdc11d
 def count_weights(config: Any, part: str = "") -> int:
-    """The number of weights of a Qwen2.5-VL, from its shape.
-
-    Args:
-        config: of `model_config`, or a Qwen2_5_VLConfig
-        part: "visual": of the vision tower; "": all
-
-    Returns:
-        int
-    """
+    "The number of weights of a Qwen2.5-VL, from its shape; `visual` counts its vision tower alone."
     v, t = config.vision_config, config.text_config
 
     def linear(inputs, outputs, bias=True):
@@ -148,15 +130,7 @@ def _left_behind(bytes_each, width, depth, recompute):
 
 
 def adapter_weights(config: Any, rank: int) -> int:
-    """The number of weights of low-rank adapters on every linear layer of the language model.
-
-    Args:
-        config: Qwen2_5_VLConfig
-        rank: of the adapters
-
-    Returns:
-        int
-    """
+    "The number of weights of low-rank adapters on every linear layer of the language model."
     t = config.text_config
     heads = t.hidden_size // t.num_attention_heads * t.num_key_value_heads
     # a pair of matrices, (in, rank) and (rank, out), for q and o, k and v, and the three of the feed-forward part
@@ -175,14 +149,7 @@ VIEW = 1.5  # GB that such a model takes while it reads a picture
 
 
 def other_weights(name: str) -> int | None:
-    """The number of weights of a model that stands beside a policy.
-
-    Args:
-        name: a key of OTHERS, or a folder or file with weights; $VARIABLES are read
-
-    Returns:
-        int: of safetensors as their headers say, of other files a weight for four bytes; None: it is not known here
-    """
+    "The number of weights of a model beside a policy, 4 bytes each but in safetensors; None: not known here."
     path = Path(os.path.expandvars(name))
     if name in OTHERS or not os.path.exists(path):  # also of a name that is too long
         return OTHERS.get(name)
@@ -300,11 +267,7 @@ def stages_memory(profile: Profile) -> dict[str, dict[str, float]]:
 
 # %% ../../nbs/42_runs/02_memory.ipynb #9ee273fe
 def prepared_pictures(profile: Profile) -> float:
-    """The memory that a process of reinforcement would need to keep every prepared picture of a rollout batch.
-
-    Returns:
-        GB (1e9 bytes), outside of the GPU; no more than `picture_cache` of them are kept
-    """
+    "GB (1e9 bytes, CPU) of all prepared pictures of a rollout batch; at most `picture_cache` are kept."
     p = profile
     episodes = math.ceil(p.rl_batch * p.group / max(p.rl_gpus, 1))
     different = math.ceil(episodes / p.group) + episodes * (p.pictures() - 1)
@@ -313,15 +276,7 @@ def prepared_pictures(profile: Profile) -> float:
 
 # %% ../../nbs/42_runs/02_memory.ipynb #a6db4e35
 def remedy(profile: Profile, stage: str) -> str:
-    """The first change of one key that makes a stage fit.
-
-    Args:
-        profile: with gpu_memory
-        stage: as for `memory`
-
-    Returns:
-        words: "KEY = VALUE would need about ... GB", or which part is the largest
-    """
+    "The first change of one key that makes a stage fit, in text, or which part is the largest."
     p, config = profile, model_config(profile.model)
     gpus = "sft_gpus" if stage == "sft" else "rl_gpus"
     changes = [dict(sharding=True), dict(checkpointing=True), dict(precision="bf16"), dict(micro_batch=1)]
@@ -342,15 +297,7 @@ def remedy(profile: Profile, stage: str) -> str:
 
 # %% ../../nbs/42_runs/02_memory.ipynb #5c0a7e32
 def misfits(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
-    """The stages that need more than a GPU has.
-
-    Args:
-        profile: with gpu_memory; 0: whatever there is
-        gb: of `stages_memory`
-
-    Returns:
-        list of sentences, each with its remedy
-    """
+    "The stages that need more GB than a GPU has, in sentences, each with its remedy."
     need = {s: sum(parts.values()) for s, parts in gb.items()}
     large = [s for s, n in need.items() if n > profile.gpu_memory > 0 and profile.sft_gpus + profile.rl_gpus]
     return [

@@ -22,17 +22,7 @@ if TYPE_CHECKING:  # only for annotations: the main process of a run needs no to
 
 # %% ../../nbs/42_runs/45_packages.ipynb #41f20753
 def trained_policy(out: str | Path, stage: str, seed: int = 0) -> tuple["Policy", Profile, dict[str, Any]]:
-    """A policy that a run has trained, and what the run tells of it.
-
-    Args:
-        stage: that has trained it
-
-    Returns:
-        policy, the run's profile, what the stage has measured, and drivers: the same of those without a policy
-
-    Raises:
-        RunError: no run, or a stage that has not run to its end
-    """
+    "A policy that a run has trained, its profile, and measurements, also of drivers without a policy."
     profile = run_profile(out)
     stages = find_system(profile.system).stages
     stages.check(stage)
@@ -49,27 +39,12 @@ def trained_policy(out: str | Path, stage: str, seed: int = 0) -> tuple["Policy"
 
 
 def without_scenes(told: dict[str, Any]) -> dict[str, Any]:
-    """What a stage has measured, without the numbers of single scenes.
-
-    Args:
-        told: of a stage
-
-    Returns:
-        the same without keys that begin with `scene_`, at any depth
-    """
+    "What a stage has measured, without keys that begin with `scene_`, at any depth."
     return {k: without_scenes(v) if isinstance(v, dict) else v for k, v in told.items() if not k.startswith("scene_")}
 
 
 def card_of(profile: Profile, stage: str, seed: int, digest: str = "") -> str:
-    """Who made a policy.
-
-    Args:
-        stage: that has trained it
-        digest: SHA-256 of its weights; "": not told
-
-    Returns:
-        Markdown
-    """
+    "Markdown on who made a policy; an empty digest (SHA-256 of its weights) is not told."
     plain = type(profile)(profile.name)
     settings = {k: v for k, v in asdict(profile).items() if k in type(profile).keys()}
     keys = {k: v for k, v in settings.items() if v != getattr(plain, k)}

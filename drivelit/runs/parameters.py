@@ -19,17 +19,7 @@ from .profiles import KINDS, Profile, ProfileError, convert, find_system, load_p
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #23dc6f44
 def notebook_parameters(notebook: str | Path) -> list[str]:
-    """The parameters that a notebook declares.
-
-    Args:
-        notebook: path of an .ipynb with a cell tagged `parameters`
-
-    Returns:
-        list of names
-
-    Raises:
-        ProfileError: there is no such cell
-    """
+    "The parameters that a notebook declares in its cell `parameters`; ProfileError without one."
     from papermill import inspect_notebook
 
     names = list(inspect_notebook(str(notebook)))
@@ -39,19 +29,7 @@ def notebook_parameters(notebook: str | Path) -> list[str]:
 
 
 def check_parameters(given: Iterable[str], allowed: Iterable[str] | str | Path) -> None:
-    """Refuse a parameter that the notebook does not know, naming the nearest; names with an underscore in front are
-    IPython's own.
-
-    Args:
-        given: names (or a dict by name) that were given
-        allowed: names, or a run notebook that declares them
-
-    Returns:
-        None
-
-    Raises:
-        ProfileError: the first unknown name
-    """
+    "ProfileError for a parameter that the notebook lacks, with the nearest; names in `_` are IPython's."
     allowed = notebook_parameters(allowed) if isinstance(allowed, (str, Path)) else list(allowed)
     for name in given:
         if not str(name).startswith("_") and name not in allowed:
@@ -121,26 +99,7 @@ def run_parameters(
     settings: str | Path | None = "",
     **more: Any,
 ) -> RunParameters:
-    """Check the parameters of a run notebook. What is "" or None keeps the profile's value.
-
-    Args:
-        system: a name in the table of systems
-        profile: name of a profile
-        out: folder, also one whose name papermill takes for a number; default: runs/<system>-<profile>
-        resume: go on from what the folder holds; no: refuse a folder that holds a run
-        plan: show the page of `preview` and stop
-        rehearse: run every stage small, show what was found and stop
-        cluster: "auto", the address of a Ray cluster, or "" for this machine
-        settings: a file of one's own with the section of the profile
-        **more: keys of the profile (seeds, model, source, workers, ...), and parameters that are yes or no
-
-    Returns:
-        RunParameters
-
-    Raises:
-        ProfileError: a wrong value, with the parameter's name
-        FileExistsError: the folder holds a run and resume is no
-    """
+    "Check the parameters of a run notebook; an empty string or None keeps the profile's value."
     if settings:
         use_settings(settings)
     keys = find_system(system).profile_class.keys()
@@ -170,17 +129,7 @@ def skipped(lines: list[str]) -> list[str]:
 
 
 def stop_here(profile: Profile | None = None) -> None:
-    """Skip all later cells of this notebook, without an error; the kernel must be restarted to run them.
-
-    Args:
-        profile: of a run that was shown; None: nothing was planned
-
-    Returns:
-        None
-
-    Raises:
-        ProfileError: the run does not fit into its GPUs
-    """
+    "Skip all later cells of this notebook, without an error; ProfileError if the run exceeds its GPUs."
     from IPython import get_ipython
 
     if profile:

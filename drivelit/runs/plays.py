@@ -36,17 +36,7 @@ SEED_STEP = 1_000_003  # far beyond the small numbers that stages add to a seed
 
 
 def cut_into_parts(profile: Profile, scenes: Sequence, seed: int) -> list[tuple[Sequence, int]]:
-    """The parts of a play.
-
-    Args:
-        profile: whether it names GPUs, and `together`
-        scenes: to be played
-        seed: of the play
-
-    Returns:
-        list of (scenes, seed), in order; the first has the seed of the play. Of scenes on disk a part is a view, and
-        none is read
-    """
+    "The parts (scenes, seed) of a play, in order; the first has its seed. Scenes on disk are not read."
     scenes = scenes if isinstance(scenes, Shards) else list(scenes)
     size = profile.together if profile.sft_gpus + profile.rl_gpus else max(len(scenes), 1)
     return [(scenes[i : i + size], seed + SEED_STEP * k) for k, i in enumerate(range(0, len(scenes), size))]
@@ -71,14 +61,7 @@ _PLACE: ContextVar = ContextVar("place", default=None)
 
 @contextmanager
 def keep_parts_in(folder: str | Path) -> Iterator[None]:
-    """While it is open, the plays of this process keep their parts here.
-
-    Args:
-        folder: seen by all processes; is made when it is needed
-
-    Yields:
-        None
-    """
+    "While it is open, the plays of this process keep their parts in a folder that all processes see."
     token = _PLACE.set(_Place(folder))
     try:
         yield

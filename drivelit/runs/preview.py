@@ -128,15 +128,7 @@ def _together(p, kind):
 
 
 def checkpoint_bytes(profile: Profile, stage: str, config: Any = None) -> dict[str, float]:
-    """What a checkpoint of a stage holds, without the few kilobytes of schedule, random numbers and tokens.
-
-    Args:
-        stage: "sft" or "rl"
-        config: of `model_config`; default: the model's
-
-    Returns:
-        dict of bytes: weights, adam, reference
-    """
+    "Bytes of a checkpoint of an `sft` or `rl` stage: weights, adam, reference; without a few kilobytes."
     p, config = profile, config or model_config(profile.model)
     (rank, sees), n, text = p.trains(stage), count_weights(config), config.text_config
     trained = adapter_weights(config, rank) if rank else n if sees else n - count_weights(config, "visual")
@@ -150,28 +142,12 @@ def checkpoint_bytes(profile: Profile, stage: str, config: Any = None) -> dict[s
 
 # %% ../../nbs/42_runs/06_preview.ipynb #c4e0a006
 def checkpoint_seconds(profile: Profile, stage: str, gb: float) -> float:
-    """How long the processes of a stage stand still for a checkpoint.
-
-    Args:
-        stage: "sft" or "rl"
-        gb: of the checkpoint, all processes together
-
-    Returns:
-        seconds
-    """
+    "Seconds that a stage's processes stand still for a checkpoint of so many GB, all together."
     return gb / _together(profile, stage) * (1 / WRITE + 1 / HASH)
 
 
 def checkpoint_costs(profile: Profile, config: Any, kinds: dict[str, str]) -> list[str]:
-    """Bytes, disk and minutes of the checkpoints of a run.
-
-    Args:
-        config: of `model_config`
-        kinds: stage -> kind
-
-    Returns:
-        list of lines
-    """
+    "Lines on bytes, disk and minutes of the checkpoints of a run; `kinds`: stage -> kind."
     out, disk, most, short = [], 0.0, 0.0, lambda x: f"{x:.2g}" if x < 10 else f"{x:,.0f}"
     for kind in ("sft", "rl"):
         parts = {k: v / 1e9 for k, v in checkpoint_bytes(profile, kind, config).items() if v}
@@ -234,11 +210,7 @@ RATE = 2000  # tokens a second that one server draws, assumed: a 7B model in bf1
 
 
 def serving(profile: Profile) -> list[str]:
-    """How the rollout is spread over servers, and how long one takes.
-
-    Returns:
-        list of lines; none where no servers play
-    """
+    "Lines on how the rollout is spread over servers, and how long one takes; none without servers."
     if profile.player == "here":
         return []
     p, count = profile, len(profile.player.split(","))

@@ -134,14 +134,7 @@ class Devices:
         return []
 
     def saved(self, kind: str) -> tuple[int, float, int]:
-        """The checkpoints of an 'sft' or 'rl' stage; a system says its own.
-
-        Args:
-            kind: "sft" or "rl"
-
-        Returns:
-            how many stay; minutes between two, 0: updates count; updates between two
-        """
+        "Checkpoints of an `sft` or `rl` stage: how many stay, minutes (0: updates count), updates between."
         updates = self.save_every if kind == "sft" else max(1, self.save_every // 5) * self.batch()[2]
         return 2, self.save_minutes, updates
 
@@ -211,14 +204,7 @@ class Derived(Devices):
         return min(self.train_scenes, self.train_scenes if train is None else train)
 
     def updates(self, stage: str, kind: str) -> dict[str, int]:
-        """Updates of a stage, to tell its hours; a system says where a stage has another number.
-
-        Args:
-            kind: "sft" or "rl"
-
-        Returns:
-            dict: kind -> updates; empty: not known before the run
-        """
+        "Updates of a stage by kind, to tell its hours; empty if not known before the run."
         counted = steps(self)
         return {kind: counted[f"{kind}_updates"]} if kind in ("sft", "rl") else {}
 
@@ -234,16 +220,7 @@ class Derived(Devices):
         return 1
 
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
-        """What the keys want of the data, and what there is; a system adds its own.
-
-        Args:
-            train, heldout: scenes that the source has; None: unknown, or as many as are wanted
-            why: where these two numbers are from
-            far: of the train scenes, those with eight seconds of future; None: unknown
-
-        Returns:
-            list of Amount
-        """
+        "What the keys want of the data, and what there is; a system adds its own. None: unknown."
         scenes = self.scenes_of(train)
         return [
             Amount("train_scenes", self.train_scenes, train, whole=train or 0, why=why[0]),
@@ -421,20 +398,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a wo
 
 
 def typed(name: str, value: Any, f: Field, place: str) -> Any:
-    """A value of the type of a field, in its range.
-
-    Args:
-        name: of the key, for the error
-        value: text or a Python value
-        f: dataclass field made by `key`
-        place: where it was written, for the error
-
-    Returns:
-        the typed value
-
-    Raises:
-        ProfileError: wrong type, range or word
-    """
+    "A value of the type of a field, in its range; ProfileError names the key and the place."
     kind = get_origin(f.type) or f.type
     try:
         out = convert(value, kind)
@@ -486,17 +450,7 @@ REPOSITORY = "https://github.com/drivelit/drivelit"
 
 
 def read_sections(path: str | Path) -> dict[str, dict[str, tuple[str, str]]]:
-    """The sections of a file of profiles.
-
-    Args:
-        path: an ini file
-
-    Returns:
-        dict: section -> {key: (text, remark)}
-
-    Raises:
-        ProfileError: not there, not text, not an ini file
-    """
+    "The sections of an ini file of profiles: section -> {key: (text, remark)}."
     ini = configparser.ConfigParser(
         interpolation=None, default_section="\0", comment_prefixes=("#",), delimiters=("=",)
     )
@@ -513,18 +467,7 @@ def read_sections(path: str | Path) -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def all_sections(settings: str | Path | None = None) -> dict[str, tuple[Path, dict[str, tuple[str, str]]]]:
-    """The sections that a profile or a system may be in.
-
-    Args:
-        settings: an ini file, and no other; None: the package's, and the one that the environment's DRIVELIT_SETTINGS
-            names, whose sections stand in the place of the package's of the same name
-
-    Returns:
-        dict: section -> the file, {key: (text, remark)}
-
-    Raises:
-        ProfileError: as `read_sections`
-    """
+    "Sections with their files; those of DRIVELIT_SETTINGS replace the package's of the same name."
     own = os.environ.get(OWN)
     files = [settings] if settings else [SETTINGS, *([own] if own else [])]
     return {section: (Path(f), entries) for f in files for section, entries in read_sections(f).items()}
@@ -761,11 +704,7 @@ def is_small(model: str) -> bool:
 
 
 def conflicts(profile: Profile) -> list[str]:
-    """What is wrong with the keys taken together.
-
-    Returns:
-        list of sentences, empty if the keys fit together
-    """
+    "What is wrong with the keys taken together, in sentences; empty if they fit."
     p, out = profile, []
     if len(p.image_size) != 2:
         out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
@@ -826,11 +765,7 @@ def conflicts(profile: Profile) -> list[str]:
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #42c203b9
 def missing_packages(profile: Profile) -> list[str]:
-    """The packages that a profile's own choices need and this machine lacks.
-
-    Returns:
-        list of sentences
-    """
+    "The packages that a profile's own choices need and this machine lacks, in sentences."
     there, p, out = lambda *names: any(importlib.util.find_spec(n) for n in names), profile, []
     if p.report_to != "none" and not there(p.report_to):
         out.append(f"report_to: the package {p.report_to} is not installed; pip install {p.report_to}")

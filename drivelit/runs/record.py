@@ -369,17 +369,7 @@ def collect(out: str | Path, names: Iterable[str], **about: Any) -> Record:
 def catch_up(
     stages: Any, out: str | Path, seeds: Iterable[int], arms: Iterable[str], part_of: Callable[[str, int, dict], Part]
 ) -> list[str]:
-    """Names of the parts of a run; a stage that an older version has run leaves its part now.
-
-    Args:
-        stages: the system's Stages
-        seeds: of the run
-        arms: stages that measure
-        part_of: the system's: of the name of an arm or a driver, a seed, and a result
-
-    Returns:
-        names for `read_parts`
-    """
+    "Names of a run's parts, for `read_parts`; a stage that an older version has run leaves its part now."
 
     def is_written(name):
         return (Path(out) / "record" / f"{name}.scenes.parquet").exists()
@@ -805,26 +795,12 @@ def words_of(study: Study, claim: Claim) -> str:
 
 # %% ../../nbs/42_runs/50_record.ipynb #209b9862
 def holm(p: Sequence[float]) -> np.ndarray:
-    """P values that hold for a whole family.
-
-    Args:
-        p: (claims,) NaN: not tested
-
-    Returns:
-        (claims,) the chance of any false claim if all up to this one are called shown
-    """
+    "P values (claims,) for a whole family: the chance of any false claim up to each one; NaN: not tested."
     return _adjusted(p, lambda k, m: m - k, np.maximum.accumulate)
 
 
 def benjamini_hochberg(p: Sequence[float]) -> np.ndarray:
-    """P values that hold for the share of false claims.
-
-    Args:
-        p: (claims,) NaN: not tested
-
-    Returns:
-        (claims,) the expected share of false ones among those up to this one
-    """
+    "P values (claims,) for the expected share of false claims up to each one; NaN: not tested."
     return _adjusted(p, lambda k, m: m / (k + 1), lambda v: np.minimum.accumulate(v[::-1])[::-1])
 
 
@@ -865,14 +841,7 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
 
 
 def conditional(record: Record, study: Study) -> str:
-    """What the intervals do not count.
-
-    Args:
-        study: shared
-
-    Returns:
-        a sentence
-    """
+    "A sentence on what the intervals do not count."
     seeds, n = record.seeds, record.scenes.scene.max() + 1
     base = record.about["profile"].get("model", "base")
     shared = f"the base {base!r}{', ' + study.shared if study.shared else ''}"

@@ -32,11 +32,7 @@ from ..scene.files import RunError, write_json
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #64c77efb
 def gpus_here() -> int:
-    """The GPUs of this machine that NVIDIA's driver lists.
-
-    Returns:
-        int, 0 without a driver
-    """
+    "The GPUs of this machine that NVIDIA's driver lists; 0 without a driver."
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -74,15 +70,7 @@ def _readers(p):
 
 
 def rehearsed(profile: Profile, devices: int | None = None) -> Profile:
-    """The profile of a rehearsal.
-
-    Args:
-        profile: of the whole run
-        devices: processes that train side by side, at most; default: the GPUs of this machine, or 2
-
-    Returns:
-        Profile: with other counts, steps, batches and GPUs; all else is the same
-    """
+    "The profile of a rehearsal: other counts, steps, batches and GPUs; all else is the same."
     p = profile
     most = (gpus_here() or 2) if devices is None else devices
     gpus = {k: min(getattr(p, k), most) for k in ("sft_gpus", "rl_gpus")}
@@ -188,14 +176,7 @@ def _killed(found):
 
 
 def one_line(text: str) -> str:
-    """What went wrong, in a line.
-
-    Args:
-        text: all that the stage's processes have printed
-
-    Returns:
-        the last line that names an error, else the signal that has killed a process, else the last line
-    """
+    "What went wrong: the last line of text with an error, else the signal that killed, else the last line."
     lines = [line.strip() for line in text.splitlines() if line.strip(" -=\n")]
     named = [m[1] for line in lines if (m := _ERROR.match(line)) and "ChildFailedError" not in line]
     killed = [_killed(m) for line in lines if (m := _SIGNAL.search(line))]
@@ -234,15 +215,7 @@ def _account(folder):
 
 
 def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
-    """What a stage has left in its folder.
-
-    Args:
-        folder: of the stage, which has run to its end
-        wants_pictures: the profile wants pictures
-
-    Returns:
-        dict: seconds, account, rows, left_out, bytes (of checkpoints, weights, rows and all); wrong: a sentence, or ""
-    """
+    "What a finished stage has left in its folder: seconds, account, rows, left_out, bytes, wrong."
     done, folder = json.loads((Path(folder) / "done.json").read_text()), Path(folder)
     account, rows, left = _account(folder), _rows(folder), done.get("left_out", {})
     counted = {"rows": rows} | {f"{k} rows": account.get(k, {}) for k in ("encoded", "played")}
@@ -287,17 +260,7 @@ def _counted_by(profile, stage):
 
 
 def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: dict[str, Any]) -> dict[str, float]:
-    """The hours of a stage of the whole run, from those of its rehearsal.
-
-    Args:
-        profile: of the whole run
-        small: `rehearsed` of it
-        kind: "sft", "rl", "play" or "", the stage's
-        row: of `rehearse`
-
-    Returns:
-        dict: hours, and gpu_hours; parts of them: updates, plays, rows, once
-    """
+    "Hours and gpu_hours of a stage of the whole run, with their parts, from those of its rehearsal."
 
     def devices(p):
         return max(stage_gpus(p, kind), 1)

@@ -48,30 +48,12 @@ def cell(v: Iterable[float], percent: bool = True, unreadable: Iterable[float] |
 
 # %% ../../nbs/42_runs/55_report.ipynb #c8d71503
 def skill_cell(v: Iterable[float], blind: float, expert: float, unreadable: Iterable[float] | None = None) -> str:
-    """Skill of a policy: the share of the way from the best driver without eyes to the expert, times 100.
-
-    Args:
-        v: (seeds,) scores
-        blind: the best blind driver's score
-        expert: the expert's
-        unreadable: (seeds,) as in `cell`
-
-    Returns:
-        str: as `cell` writes it
-    """
+    "Skill of scores (seeds,): 100 · the share of the way from the best blind baseline to the expert."
     return cell(skill(np.asarray(v, float), blind, expert), unreadable=unreadable)
 
 # %% ../../nbs/42_runs/55_report.ipynb #e9d83e88
 def variances(d: np.ndarray) -> tuple[float, float, float]:
-    """The variance of a mean over seeds and scenes, by its sources (analysis of variance with two factors).
-
-    Args:
-        d: (seeds, scenes) differences; NaN: no pair
-
-    Returns:
-        variances of the mean that the spread of seeds, of scenes and of single pairs shows; the first two contain the
-        third, and are not below it; 0 for what a single seed or a single scene cannot show
-    """
+    "Variances of a mean of d (seeds, scenes) from seeds, scenes and single pairs (two-factor ANOVA)."
     measured = ~np.isnan(d)
     (seeds, scenes), count = d.shape, measured.sum()
     e = np.where(measured, d - d[measured].mean(), 0.0)
@@ -86,16 +68,7 @@ def variances(d: np.ndarray) -> tuple[float, float, float]:
 
 # %% ../../nbs/42_runs/55_report.ipynb #07159325
 def freedom(of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scenes: int) -> float:
-    """Degrees of freedom of the variance of a mean over seeds and scenes (Satterthwaite).
-
-    Args:
-        of_seeds, of_scenes, of_pairs: variances of the mean, from `variances`
-        seeds: how many
-        scenes: how many
-
-    Returns:
-        float; 0 where nothing varies
-    """
+    "Degrees of freedom of the variance of a mean over seeds and scenes (Satterthwaite); 0 if none varies."
     variance = of_seeds + of_scenes - of_pairs
     free = ((of_seeds, seeds - 1), (of_scenes, scenes - 1), (of_pairs, (seeds - 1) * (scenes - 1)))
     # squares of the parts, each over its degrees of freedom
@@ -106,17 +79,7 @@ def freedom(of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scen
 def half_width(
     of_seeds: float, of_scenes: float, of_pairs: float, seeds: int, scenes: int, level: float = 0.95
 ) -> float:
-    """Half of the interval of a mean over seeds and scenes.
-
-    Args:
-        of_seeds, of_scenes, of_pairs: variances of the mean, from `variances`
-        seeds: how many
-        scenes: how many
-        level: share of intervals that hold the true mean
-
-    Returns:
-        float, in the unit of the differences
-    """
+    "Half of the interval of a mean over seeds and scenes, from `variances`, in the differences' unit."
     free = freedom(of_seeds, of_scenes, of_pairs, seeds, scenes)
     return float(stats.t.ppf(0.5 + level / 2, free) * (of_seeds + of_scenes - of_pairs) ** 0.5) if free else 0.0
 
@@ -129,15 +92,7 @@ def _counts(shape, draws, seed):
 
 
 def bootstrap(d: np.ndarray, draws: int = 4000, seed: int = 0) -> np.ndarray:
-    """Means over seeds and scenes that were drawn with replacement, both at once.
-
-    Args:
-        d: (seeds, scenes); NaN: no pair
-        draws: how many
-
-    Returns:
-        (draws,) means
-    """
+    "Means (draws,) over seeds and scenes of d (seeds, scenes) drawn with replacement, both at once."
     (rows, columns), measured = _counts(d.shape, draws, seed), ~np.isnan(d)
     count = ((rows @ measured) * columns).sum(1)
     return ((rows @ np.where(measured, d, 0.0)) * columns).sum(1)[count > 0] / count[count > 0]
@@ -198,17 +153,7 @@ class Paired:
 
 # %% ../../nbs/42_runs/55_report.ipynb #863f58e3
 def seeds_needed(mean: float, d: np.ndarray, margin: float) -> float:
-    """How many seeds would settle a difference, if its mean and its spread stayed as they are.
-
-    Args:
-        mean: of the differences
-        d: (seeds, scenes); at least two seeds
-        margin: below which a difference is small
-
-    Returns:
-        the number, at least one more than there are, 101 for more than 100; infinite if no number is enough with these
-        scenes
-    """
+    "How many seeds would settle a difference at this mean and spread; 101: over 100; infinite: none will."
     of_seeds, of_scenes, of_pairs = variances(d)
     seeds, scenes = d.shape
 
@@ -263,15 +208,7 @@ COMPARED = ["comparison", "difference", "95 % interval", "seeds", "scenes", "unr
 
 
 def paired_row(words: str, pair: Paired) -> dict[str, Any]:
-    """A row of the table of comparisons.
-
-    Args:
-        words: what is compared
-        pair: from `paired`
-
-    Returns:
-        the columns of COMPARED that have a value
-    """
+    "A row of the table of comparisons: the columns of COMPARED that have a value."
     row = dict(comparison=words, seeds=pair.seeds, verdict=pair.word)
     if pair.seeds:
         row["unreadable"] = f"{100 * np.mean(pair.lost):.1f}"
@@ -289,15 +226,7 @@ WORD_MARKS = {"shown": "o", "reversed": "X", "smaller": "s", "not": "D"}  # the 
 
 
 def plot_compared(table: pd.DataFrame, unit: str = "points", ax: plt.Axes | None = None) -> plt.Axes:
-    """The differences of a table of comparisons and their intervals.
-
-    Args:
-        table: with the columns of COMPARED; rows without an interval are left out
-        unit: of the differences
-
-    Returns:
-        the Axes
-    """
+    "The differences of a table of comparisons and their intervals; rows without one are left out."
     shown = table[table["95 % interval"] != ""].iloc[::-1]
     ax = ax or plt.subplots(figsize=(10, 0.8 + 0.32 * max(len(shown), 1)), layout="constrained")[1]
     looks = {w: dict(color=c, marker=WORD_MARKS[w], mfc="white" if w == "not" else c) for w, c in WORD_COLORS.items()}
@@ -352,26 +281,14 @@ def fit_extent(points: np.ndarray, margin: float = 5.0, least: float = 18.0) -> 
 
 # %% ../../nbs/42_runs/55_report.ipynb #07d7fbe4
 def real_table(real: dict[str, Any] | None, rows: Callable[[dict[str, Any]], Iterable[dict]]) -> pd.DataFrame | str:
-    """What happened on recorded scenes.
-
-    Args:
-        real: results, or None without recordings
-        rows: function of the results: the table's rows
-
-    Returns:
-        DataFrame, or a sentence
-    """
+    "What happened on recorded scenes: a table, or a sentence where there are no recordings (None)."
     if not real:
         return "no recorded scenes: DRIVELIT_SAMPLES is not set, and this results file has none"
     return pd.DataFrame(list(rows(real))).astype(object).fillna("")
 
 # %% ../../nbs/42_runs/55_report.ipynb #pa9e0002
 def page_outputs(dpi: int = 90) -> None:
-    """Let a notebook keep tables as HTML alone, and figures with at most 128 colours.
-
-    Args:
-        dpi: of its figures
-    """
+    "Let a notebook keep tables as HTML alone, and figures with at most 128 colours."
     from IPython import get_ipython  # only a notebook needs it
 
     plt.rcParams["figure.dpi"] = dpi

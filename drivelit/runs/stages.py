@@ -198,14 +198,7 @@ def read_folder(source: str | Path, limit: int) -> list[Scene]:
 
 
 def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
-    """The scenes that a profile names.
-
-    Returns:
-        dict with train and heldout, lists of Scene; Shards where the source has them
-
-    Raises:
-        RunError: the source has no scenes, its shards are not complete, or a scene is in both splits
-    """
+    "The scenes of a profile as train and heldout; RunError for none, or for a scene in both splits."
     sizes = dict(train=profile.train_scenes, heldout=profile.eval_scenes)
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
@@ -491,17 +484,7 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
 
 # %% ../../nbs/42_runs/30_stages.ipynb #b6012dd2
 def check_gpu(profile: Profile, there: float) -> None:
-    """Refuse a GPU that is smaller than those that the profile was made for, before hours are spent.
-
-    Args:
-        there: bytes of the GPU
-
-    Returns:
-        None
-
-    Raises:
-        RunError: it has less than `gpu_memory`
-    """
+    "RunError for a GPU of fewer bytes than the profile's `gpu_memory`, before hours are spent."
     if there / 1e9 < 0.95 * profile.gpu_memory:  # a little is taken by the driver
         raise RunError(
             f"this GPU has {there / 1e9:.0f} GB, the profile {profile.name} is made for gpu_memory = "
@@ -729,18 +712,7 @@ def _reported(profile, here):
 
 
 def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dict[str, Any]:
-    """`Stages.work` with its output in a file; what goes wrong comes back as text, with the place to look.
-
-    Args:
-        stages: of the system
-
-    Returns:
-        dict: the stage's result
-
-    Raises:
-        RunError: it cannot start
-        RuntimeError: it stopped; names its log
-    """
+    "`Stages.work` with its output in a file; RuntimeError, if it stopped, names the log."
     log = stages.folder(out, stage, seed) / "log.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
@@ -895,14 +867,7 @@ COSTS = (  # keys that change the time of an update, and are not in the formula
 
 
 def step_seconds(metrics: str | Path) -> float | None:
-    """The mean seconds of an update.
-
-    Args:
-        metrics: a metrics.jsonl
-
-    Returns:
-        float; None without a timed line
-    """
+    "The mean seconds of an update in a metrics.jsonl; None without a timed line."
     from drivelit.training.checkpoints import read_metrics  # with torch
 
     rows = [r for r in read_metrics(Path(metrics).parent) if "step_time" in r]

@@ -28,15 +28,7 @@ def _functions(tree):
 
 
 def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
-    """The keys of a profile that a program reads as `profile.<key>`.
-
-    Args:
-        cls: a profile class
-        sources: texts of Python modules
-
-    Returns:
-        set of names of keys
-    """
+    "The keys of a profile class that texts of Python modules read as `profile.<key>`."
     trees = [ast.parse(s) for s in sources]
     reads = set().union(*(_attributes(t, {"profile"}) for t in trees))
     called = {n.func.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
@@ -55,14 +47,7 @@ def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
 
 
 def unread_keys(system: str) -> list[str]:
-    """The keys that no stage, no evaluation and no server of a system reads; there should be none.
-
-    Args:
-        system: a name in the table of systems
-
-    Returns:
-        list of names of keys
-    """
+    "The keys that no stage, evaluation or server of a system reads; there should be none."
     entry = find_system(system)
     folder = Path(importlib.util.find_spec(entry.package).origin).parent
     shared = Path(importlib.util.find_spec("drivelit.runs.stages").origin)

@@ -265,20 +265,7 @@ def _map(d: dict, k: int, own: np.ndarray) -> Map:
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #moments1
 def timestamps(log: str | Path, step: float = 0.5, history: float = 1.5, future: float = 4.0) -> list[float]:
-    """The moments of a log with enough past and future.
-
-    Args:
-        log: folder of a sensor log
-        step: seconds between moments
-        history: seconds of past that are needed
-        future: seconds of future that are needed
-
-    Returns:
-        list of seconds from the first sweep
-
-    Raises:
-        SceneError: naming the file and the column
-    """
+    "The moments of a log with enough past and future, in seconds from the first sweep."
     t = load(str(log))["times"]
     return [round(float(x), 3) for x in np.arange(history, t[-1] - future + 1e-6, step)]
 

@@ -76,14 +76,7 @@ def pose_of(box: dict) -> np.ndarray:
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #egobox01
 def ego_box(anno: dict) -> dict:
-    """The ego among the boxes of a frame.
-
-    Args:
-        anno: a frame of `load`
-
-    Returns:
-        its entry of `bounding_boxes`
-    """
+    "The ego among the boxes of a frame."
     return next(b for b in anno["bounding_boxes"] if b["class"] == "ego_vehicle")
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #rearaxl1
@@ -91,14 +84,7 @@ REAR = 1.64855  # metres from the rear axle to the middle of the ego's box
 
 
 def rear_axle(anno: dict) -> np.ndarray:
-    """Where the ego is.
-
-    Args:
-        anno: a frame of `load`
-
-    Returns:
-        (3,) rear-axle x, y, heading, right-handed; metres, radians
-    """
+    "The ego's rear axle (3,): x, y, heading, right-handed; metres, radians."
     x, y, h = pose_of(ego_box(anno))
     return np.array([x - REAR * np.cos(h), y - REAR * np.sin(h), h])
 
@@ -314,17 +300,7 @@ def _middles(name: str, lines: list[dict]) -> list[tuple[str, np.ndarray, np.nda
 
 @lru_cache(maxsize=4)
 def load_map(path: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The centre lines of a town.
-
-    Args:
-        path: Town01_HD_map.npz
-
-    Returns:
-        list of (id, (M, 2) right-handed centre line in metres, (M,) whether a point lies in a junction)
-
-    Raises:
-        SceneError: naming the file and what is wrong with it
-    """
+    "A town's centre lines: (id, right-handed line (M, 2) in metres, (M,) whether in a junction)."
     if not Path(path).is_file():
         raise SceneError(f"{path}: there is no such map; `maps` should hold <town>_HD_map.npz")
     try:
@@ -417,15 +393,7 @@ def targets(anno: dict, origin: np.ndarray) -> list[np.ndarray]:
 
 
 def direct_way(points: list[np.ndarray], command: int) -> np.ndarray:
-    """A smooth way through points, where no map says how the lanes run.
-
-    Args:
-        points: of `targets`
-        command: the near one: a lane beside is as straight as the ego's own
-
-    Returns:
-        (M, 3) poses in the ego's frame, the first at the ego; metres, radians
-    """
+    "A smooth way (M, 3) in the ego's frame through points, where no map says how the lanes run."
     here, ahead, parts = np.zeros(2), 0.0, [np.zeros((1, 3))]
     for k, point in enumerate(points):
         step = point - here
@@ -479,16 +447,7 @@ def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
 
 def lane_way(lines: list[np.ndarray], points: list[np.ndarray]) -> np.ndarray | None:
-    """The way along lanes from the ego through points.
-
-    Args:
-        lines: (M, 2) middles of lanes in the direction of driving, in the ego's frame, metres
-        points: of `targets`
-
-    Returns:
-        (M, 3) poses: from 20 m behind, if the lane reaches so far, to the end of the last lane; None where the ego or a
-        point is off all lanes, or no way leads there
-    """
+    "The way (M, 3) along lanes from 20 m behind the ego through points; None where one is off all lanes."
     if not lines:
         return None
     poses, pairs, prices, lane_of, tree = _graph(lines)
@@ -522,17 +481,7 @@ def lane_way(lines: list[np.ndarray], points: list[np.ndarray]) -> np.ndarray | 
 def planned_way(
     anno: dict, origin: np.ndarray, lanes: list[tuple[str, np.ndarray, np.ndarray]], past: np.ndarray
 ) -> np.ndarray:
-    """Where the navigator leads, from what is known now.
-
-    Args:
-        anno: the present frame
-        origin: (3,) the rear axle in the world, right-handed
-        lanes: of the map around the ego; empty without one
-        past: (H, 3) the ego's poses up to now, in the frame of now
-
-    Returns:
-        (M, 3) poses in the ego's frame, metres, radians
-    """
+    "Where the navigator leads, from what is known now: (M, 3) poses in the ego's frame, metres, radians."
     points = targets(anno, origin)
     way = lane_way([line for _, line, _ in lanes], points)
     return np.concatenate([past[:-1], direct_way(points, int(anno["command_near"]))]) if way is None else way
@@ -568,17 +517,7 @@ def _cameras(clip: str | Path, frame: int, anno: dict, frames_there: set[int]) -
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #townof01
 def town_of(clip: str | Path) -> str:
-    """The town in a clip's name.
-
-    Args:
-        clip: folder of a clip
-
-    Returns:
-        such as "Town05" or "Town10HD"
-
-    Raises:
-        SceneError: no town in the name
-    """
+    "The town in a clip's name, such as Town05 or Town10HD; SceneError if there is none."
     match = re.search(r"Town\d+(HD)?", Path(clip).name)
     if not match:
         raise SceneError(f"{clip}: no Town in the name of the clip, so its map is not known")

@@ -338,17 +338,7 @@ MOST_PIXELS = 64_000_000  # of an image; the cameras of the five papers have 2 m
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """An image file, whole and in RGB.
-
-    Args:
-        path: of a JPEG, PNG or WebP file
-
-    Returns:
-        PIL image, RGB
-
-    Raises:
-        SceneError: naming the file: not there, no image, cut short, or over 64 million pixels
-    """
+    "An image file, whole and in RGB; SceneError if it is no image, cut short, or over 64 million pixels."
     try:
         with Image.open(path, formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:

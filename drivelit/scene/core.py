@@ -158,20 +158,7 @@ def _short(value) -> str:
 
 
 def check_array(value: Any, name: str, shape: tuple[int | None, ...], most: float = FAR) -> np.ndarray:
-    """A finite array of a shape.
-
-    Args:
-        value: nested lists or an array
-        name: of the field, for the message
-        shape: as it must be; None: any length
-        most: no number is larger
-
-    Returns:
-        float array
-
-    Raises:
-        SceneError: no numbers, another shape, NaN, infinity, or beyond `most`
-    """
+    "A finite float array of a shape (None: any length); SceneError for NaN or numbers beyond `most`."
     try:
         a = np.asarray(value, float)
     except (TypeError, ValueError, OverflowError) as e:
@@ -276,20 +263,7 @@ FASTEST, HARDEST = 100.0, 60.0  # m/s, m/s²: no car drives faster, or brakes, s
 
 
 def check_motion(times: np.ndarray, poses: np.ndarray, name: str, hardest: float = HARDEST) -> None:
-    """Whether a car can have made these poses.
-
-    Args:
-        times: (T,) seconds, increasing
-        poses: (T, 2 or 3) rear axle, metres
-        name: of the field, for the message
-        hardest: m/s²; more for poses at 10 Hz, whose noise of centimetres is m/s²
-
-    Returns:
-        None
-
-    Raises:
-        SceneError: a step faster than 100 m/s, or a change of velocity of more than `hardest`
-    """
+    "SceneError if no car can have made these poses (T, 2 or 3): a step over 100 m/s, or over `hardest` m/s²."
     t, p = np.asarray(times, float), np.asarray(poses, float)[:, :2]
     dt = np.diff(t)
     v = np.diff(p, axis=0) / dt[:, None]
@@ -451,16 +425,7 @@ class Agent:
 
 # %% ../../nbs/00_scene/00_scene.ipynb #veloc001
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
-    """Velocities from positions, each from the past alone.
-
-    Args:
-        times: (K,) seconds from now, increasing
-        points: (K, 2) positions, metres
-        window: seconds to look back: from the oldest position in it; from the one before if there is none in it
-
-    Returns:
-        (K, 2) m/s; up to time 0 it does not depend on later positions; 0 where the one before is over 1.5 s away
-    """
+    "Velocities (K, 2) in m/s of points (K, 2) at times (K,), each from the past alone; 0 after a 1.5 s gap."
     t, p = np.asarray(times, float), np.asarray(points, float)
     v = np.zeros((len(t), 2))
     if len(t) < 2:
@@ -688,26 +653,12 @@ _VIEW_OF = {name: view for view, names in VIEW_NAMES.items() for name in names}
 
 
 def view_name(name: str) -> str:
-    """The view that a log's name stands for.
-
-    Args:
-        name: of a camera
-
-    Returns:
-        the view's name; the same name if it stands for no view
-    """
+    "The view that a camera's name in a log stands for; the same name if it stands for no view."
     return _VIEW_OF.get(name, name)
 
 
 def by_view(cameras: dict[str, Camera]) -> dict[str, Camera]:
-    """Cameras under the names of their views.
-
-    Args:
-        cameras: a log's name -> Camera
-
-    Returns:
-        a view's name -> Camera, in the same order; a log's name stays where the view has no name, or has a camera
-    """
+    "Cameras under the names of their views; a log's name stays where the view has no name, or has a camera."
     out = {}
     for name, camera in cameras.items():
         view = view_name(name)
@@ -1027,18 +978,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 # %% ../../nbs/00_scene/00_scene.ipynb #files003
 def parse_record(text: str | bytes, where: str | Path) -> Any:
-    """A JSON value of a file.
-
-    Args:
-        text: JSON, as text or as UTF-8
-        where: what the message starts with
-
-    Returns:
-        dict, list, str, number, bool or None
-
-    Raises:
-        SceneError: not UTF-8, not JSON, cut short, nested too deep, or a number of thousands of digits
-    """
+    "A JSON value of a file's text; SceneError, beginning with `where`, if cut short or nested too deep."
     try:
         return json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as e:

@@ -38,14 +38,7 @@ class Reference:
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #parseref
 def parse_reference(text: str) -> Reference | str:
-    """One reference.
-
-    Args:
-        text: "<c1,CAM_BACK,1088.3,497.5>"
-
-    Returns:
-        Reference, or a str: the reason why it is none
-    """
+    "One reference such as `<c1,CAM_BACK,1088.3,497.5>`; a str with the reason if it is none."
     parts = str(text).strip().removeprefix("<").removesuffix(">").split(",")
     if len(parts) != 4:
         return f"{len(parts)} parts instead of name, camera, x, y"
@@ -84,14 +77,7 @@ SPEEDS = ("not moving", "driving slowly", "driving with normal speed", "driving 
 
 
 def parse_behavior(text: str) -> tuple[str, str] | str:
-    """The two halves of a behaviour answer.
-
-    Args:
-        text: "The ego vehicle is going straight. The ego vehicle is driving fast."
-
-    Returns:
-        (direction, speed), of DIRECTIONS and SPEEDS; or a str: the reason why there are none
-    """
+    "(direction, speed) of a behaviour answer, of DIRECTIONS and SPEEDS; a str with the reason if none."
     pair = [
         next((w for w in sorted(words, key=len, reverse=True) if w in str(text).lower()), None)
         for words in (DIRECTIONS, SPEEDS)
@@ -176,19 +162,7 @@ def load(folder: str | Path, name: str = "train_sample.json") -> list[KeyFrame]:
 
 # %% ../../nbs/00_scene/43_drivelm.ipynb #1ed0cfcf
 def to_scene(frame: KeyFrame, calibration: dict[str, Camera] | None = None) -> Scene:
-    """A key frame as a scene with images.
-
-    A question about anything else is for `need` of the [sources](90_sources.ipynb) to refuse.
-
-    Args:
-        calibration: name -> Camera: the real ones, if they are known
-
-    Returns:
-        Scene
-
-    Raises:
-        SceneError: a token that cannot name a file, or a calibration that cannot be
-    """
+    "A key frame as a scene with images; SceneError for a token that cannot name a file."
     rig = toy_cameras() | (calibration or {})
     cameras = {
         n: Camera(n, *SIZE, rig[n].intrinsic, rig[n].cam2ego, {0.0: p}) for n, p in frame.images.items() if n in rig

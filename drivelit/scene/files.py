@@ -31,14 +31,7 @@ class RunError(ValueError):
 
 # %% ../../nbs/00_scene/06_files.ipynb #b45f0512
 def on_disk(path: Path) -> None:
-    """Wait until the bytes of a file are on the disk.
-
-    Args:
-        path: file
-
-    Raises:
-        OSError: a full disk may say so only now
-    """
+    "Wait until the bytes of a file are on the disk; a full disk may raise OSError only here."
     with path.open("rb") as f:
         os.fsync(f.fileno())
 
@@ -242,14 +235,7 @@ def owner_of(folder: str | Path) -> str:
 
 
 def holder(folder: str | Path) -> str:
-    """Who holds a folder, in words.
-
-    Args:
-        folder: a stage's folder
-
-    Returns:
-        str: "process 12 on host h since ...", or "another process"
-    """
+    "Who holds a stage's folder, as in `process 12 on host h since ...`; or `another process`."
     try:
         who = json.loads((Path(folder) / "holder.json").read_text())
         return f"process {who['pid']} on {who['host']} since {who['since']}"

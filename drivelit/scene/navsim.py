@@ -65,17 +65,7 @@ KEYS = (
 
 @lru_cache(maxsize=4)
 def load_log(path: str) -> list[dict]:
-    """The frames of a log.
-
-    Args:
-        path: navsim_logs/<split>/<log>.pkl
-
-    Returns:
-        list of frame dicts, each with all of KEYS
-
-    Raises:
-        SceneError: naming the file, the frame and the key
-    """
+    "The frames of navsim_logs/<split>/<log>.pkl, each with all of KEYS; SceneError names frame and key."
     if not Path(path).is_file():
         raise SceneError(f"{path}: there is no such log; the root should hold navsim_logs/<split>/*.pkl")
     data = read_bytes(path, 2_000_000_000)
@@ -91,14 +81,7 @@ def load_log(path: str) -> list[dict]:
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #routeid1
 def route_ids(frame: dict) -> list:
-    """The roadblocks of a frame's route.
-
-    Args:
-        frame: of `load_log`
-
-    Returns:
-        list of ids; empty where the log has the word `None`, or nothing, instead of a route
-    """
+    "The roadblocks of a frame's route; empty where the log has `None`, or nothing, instead."
     return [r for r in frame["roadblock_ids"] if str(r) not in ("None", "")]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #moments1
@@ -160,17 +143,7 @@ def moments(
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #globpos1
 def global_pose(frame: dict) -> np.ndarray:
-    """Where the ego is.
-
-    Args:
-        frame: of `load_log`
-
-    Returns:
-        (3,) rear-axle x, y, heading in UTM; metres, radians
-
-    Raises:
-        SceneError: NaN, or a place that is not on the globe
-    """
+    "The ego's rear axle (3,): x, y, heading in UTM, metres and radians; SceneError off the globe."
     w, x, y, z = check_array(frame["ego2global_rotation"], "ego2global_rotation", (4,))
     place = check_array(frame["ego2global_translation"][:2], "ego2global_translation", (2,), GLOBE)
     return np.array([*place, Rotation.from_quat([x, y, z, w]).as_euler("zyx")[0]], float)
@@ -209,18 +182,7 @@ def window(frames: list[dict], now: int) -> tuple[int, np.ndarray]:
 
 
 def check_window(frames: list[dict], now: int) -> None:
-    """Whether the frames around a moment follow each other.
-
-    Args:
-        frames: of `load_log`
-        now: index of the present frame
-
-    Returns:
-        None
-
-    Raises:
-        SceneError: time stamps that do not increase, or a step that does not fit the recorded speed
-    """
+    "SceneError if the frames around a moment do not follow each other in time, or in the recorded speed."
     first, time = window(frames, now)
     some = frames[first : first + len(time)]
     poses = np.array([global_pose(f) for f in some])
@@ -374,18 +336,7 @@ def layer(
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #findmap1
 def find_map(maps: str | Path, location: str) -> Path:
-    """The newest map of a city.
-
-    Args:
-        maps: folder with <city>/<version>/map.gpkg
-        location: such as "us-nv-las-vegas-strip"
-
-    Returns:
-        path of the map
-
-    Raises:
-        SceneError: no map of this city, or a location that is no name
-    """
+    "The newest map of a city, <city>/<version>/map.gpkg under `maps`; SceneError if there is none."
     maps_there = sorted(Path(maps).glob(f"{file_name(location, 'map_location')}/*/map.gpkg"))
     if not maps_there:
         raise SceneError(f"{Path(maps) / location}: no <version>/map.gpkg in this folder")
@@ -424,16 +375,7 @@ def _stored_lanes(path: str, around: np.ndarray, route: list) -> tuple[dict, dic
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #lanetab1
 def lane_table(path: str, around: np.ndarray, route: list) -> dict[str, dict]:
-    """Lanes and connectors near the ego and on the route.
-
-    Args:
-        path: map.gpkg
-        around: (2,) x, y in the projection, metres
-        route: roadblock ids
-
-    Returns:
-        lane id -> dict of polygon, line (M, 2), block, limit in m/s, connector, and which lanes come next
-    """
+    "Lanes and connectors near (2,) metres and on the route: id -> polygon, line (M, 2), limit in m/s, next."
     lanes, connectors, shapes, line = _stored_lanes(path, around, route)
     out = {}
     for r in lanes.values():
@@ -456,29 +398,14 @@ def lane_table(path: str, around: np.ndarray, route: list) -> dict[str, dict]:
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #heads001
 def with_headings(line: np.ndarray) -> np.ndarray:
-    """A line with directions.
-
-    Args:
-        line: (M, 2) points, metres
-
-    Returns:
-        (M, 3): each point with the heading to the next; the last has the one before it
-    """
+    "A line (M, 2) with directions, (M, 3): the heading to the next point; the last has the one before it."
     step = np.diff(line, axis=0)
     h = np.arctan2(step[:, 1], step[:, 0])
     return np.concatenate([line, np.r_[h, h[-1:]][:, None]], 1)
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #startla1
 def start_lane(lanes: dict[str, dict], pose: np.ndarray) -> str:
-    """Where the search begins.
-
-    Args:
-        lanes: of `lane_table`, on the route only
-        pose: (3,) rear axle, metres, radians
-
-    Returns:
-        lane id
-    """
+    "The id of the route's lane where the search begins, for a rear-axle pose (3,)."
     rear = shapely.Point(pose[:2])
     under = [k for k, v in lanes.items() if v["polygon"].intersects(rear)]
     if under:
@@ -544,19 +471,7 @@ def _map_areas(path: str, origin: np.ndarray, lanes: dict[str, dict], route: lis
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #readmap1
 def read_map(path: str, origin: np.ndarray, route: list = ()) -> tuple[Map, dict[str, np.ndarray]]:
-    """The map around the ego, with the centre line of its route.
-
-    Args:
-        path: map.gpkg
-        origin: (3,) global rear-axle pose, metres, radians
-        route: roadblock ids
-
-    Returns:
-        Map, and the lanes' first points {lane id: (2,)} in the ego frame
-
-    Raises:
-        SceneError: naming the map and what is wrong with it
-    """
+    "The map around a global rear-axle pose (3,) with its route; lane id -> first point (2,), ego frame."
     with reading(path):
         route = [_number(r) for r in route]
         lanes = lane_table(path, origin[:2], route)

@@ -70,18 +70,7 @@ TABLES = (
 
 @lru_cache(maxsize=2)
 def open_nuscenes(root: str | Path, version: str = "v1.0-mini") -> Any:
-    """The tables.
-
-    Args:
-        root: folder with v1.0-*/, samples/, maps/
-        version: name of the folder of the tables
-
-    Returns:
-        nuscenes.NuScenes
-
-    Raises:
-        SceneError: naming what is missing, or what cannot be read
-    """
+    "The tables of nuScenes under `root`; SceneError names what is missing or cannot be read."
     try:
         from nuscenes.nuscenes import NuScenes
     except ImportError as e:
@@ -103,18 +92,7 @@ def open_nuscenes(root: str | Path, version: str = "v1.0-mini") -> Any:
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #openmap1
 def open_map(root: str | Path, location: str) -> Any:
-    """The map expansion of a city.
-
-    Args:
-        root: folder with maps/
-        location: such as "singapore-onenorth"
-
-    Returns:
-        NuScenesMap, or None without the map expansion
-
-    Raises:
-        SceneError: an expansion of another version, or one that cannot be read
-    """
+    "The NuScenesMap of a city; None without the map expansion, SceneError for one of another version."
     path = Path(root) / "maps" / "expansion" / f"{file_name(location, 'log.location')}.json"
     return _map_of(str(root), location, path) if path.exists() else None
 

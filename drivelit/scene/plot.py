@@ -63,15 +63,7 @@ def ego_corners(poses: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/00_scene/10_plot.ipynb #bc428021
 def crossing_stripes(polygon: Polygon, pitch: float = 1.0) -> np.ndarray:
-    """The stripes of a zebra crossing: side by side along the longer side of its bounding rectangle.
-
-    Args:
-        polygon: of a crossing, metres
-        pitch: metres from stripe to stripe; half of it is white
-
-    Returns:
-        (K, 4, 2) corners of the white stripes; none for a crossing without an area
-    """
+    "White stripes (K, 4, 2) of a zebra crossing in metres, along its longer side; none without an area."
     corners = shapely.get_coordinates(shapely.minimum_rotated_rectangle(polygon))
     if len(corners) < 5:  # all points on one line: the rectangle is no rectangle
         return np.zeros((0, 4, 2))

@@ -215,14 +215,7 @@ NAMES = dict(
 
 
 def type_of(label: Any) -> str | None:
-    """What a box is.
-
-    Args:
-        label: of any of py123d's enumerations of labels
-
-    Returns:
-        one of AGENT_TYPES; None for the ego, whose own box some logs hold
-    """
+    "The one of AGENT_TYPES for a py123d label; None for the ego, whose own box some logs hold."
     common = label.to_default().name
     return None if common == "EGO" else NAMES.get(label.name, TYPES.get(common, "generic_object"))
 
@@ -463,20 +456,7 @@ NEAR = 0.15  # seconds: a moment is that of a frame; where one is lost, of its n
 
 
 def timestamps(log: str | Path, step: float = 0.5, history: float = 1.5, future: float = 4.0) -> list[float]:
-    """The moments of a log with enough past and future: every so many of its frames.
-
-    Args:
-        log: folder with sync.arrow
-        step: seconds between moments, as near as the frames allow
-        history: seconds of past that are needed
-        future: seconds of future that are needed
-
-    Returns:
-        list of seconds from the first frame
-
-    Raises:
-        SceneError: naming the log and what is wrong with it
-    """
+    "The moments of a log with enough past and future, of its frames: seconds from the first frame."
     t = load(str(log))["times"]
     every = max(1, round(step / float(np.median(np.diff(t))))) if len(t) > 1 else 1
     first = int(np.searchsorted(t, history - 0.05))  # frames come a few milliseconds early or late

@@ -114,16 +114,7 @@ def joined(times: np.ndarray, most: float = GAP) -> slice:
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #b7f88b20
 def stretches(name: str, times: np.ndarray, most: float = GAP) -> list[tuple[str, slice]]:
-    """The parts of a road user's track between which it was not seen.
-
-    Args:
-        name: of the road user
-        times: (T,) seconds from now, increasing
-        most: seconds: the longest step between two samples that hang together
-
-    Returns:
-        list of (name, samples), in time; the part nearest to now keeps the name, the others get a number, too
-    """
+    "The parts of a road user's track between gaps: (name, samples); the part nearest to now keeps the name."
     t = np.asarray(times, float)
     ends = [0, *(np.flatnonzero(np.diff(t) > most + 1e-6) + 1).tolist(), len(t)]
     parts = [slice(a, b) for a, b in pairwise(ends)]
@@ -136,17 +127,7 @@ _FLAT = 1e-3  # metres: no road user is smaller
 
 
 def known_size(times: np.ndarray, sizes: np.ndarray, kind: str = "", name: str = "") -> np.ndarray:
-    """How large a road user is, from what was measured up to now.
-
-    Args:
-        times: (T,) seconds from now
-        sizes: (T, C) metres: length, width, height, and what else is measured; in some logs riders have no width
-        kind: of Agent: what was never measured gets the least of its kind, with a warning that names it
-        name: of the road user
-
-    Returns:
-        (C,) medians; of all measurements where there are only later ones
-    """
+    "Medians (C,) of sizes (T, C) in metres measured up to now; of later ones where there are only these."
     sizes, past = np.asarray(sizes, float), np.asarray(times) <= 1e-6
     out = np.median(sizes[past if past.any() else slice(None)], 0)
     for column, word in enumerate(("length", "width", "height")[: len(out)]):
@@ -159,15 +140,7 @@ def known_size(times: np.ndarray, sizes: np.ndarray, kind: str = "", name: str =
 
 
 def one_polygon(outline: shapely.Geometry, name: str) -> shapely.Polygon | None:
-    """An outline that crosses itself, mended: its largest part.
-
-    Args:
-        outline: of a lane, as the map has it
-        name: of the lane, for the warning where nothing is left
-
-    Returns:
-        a valid polygon, or None
-    """
+    "An outline that crosses itself, mended: its largest part; None, with a warning, if nothing is left."
     whole = outline if outline.is_valid else shapely.make_valid(outline)
     parts = [p for p in shapely.get_parts(whole) if p.geom_type == "Polygon" and not p.is_empty]
     if not parts:
@@ -177,17 +150,7 @@ def one_polygon(outline: shapely.Geometry, name: str) -> shapely.Polygon | None:
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #time0003
 def at_times(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, most: float = GAP) -> np.ndarray:
-    """Samples at other times than their own. What changes by a in its second derivative errs by at most a·step²/16.
-
-    Args:
-        times: (T,) seconds, increasing
-        values: (T, C) samples; angles unwrapped
-        wanted: (W,) seconds
-        most: seconds: the longest step between two samples that is filled in
-
-    Returns:
-        (W, C); NaN in a longer step, and further beyond the ends than a fifth of a usual step
-    """
+    "Samples (T, C) at other times (W,), so (W, C); NaN in steps over `most` s and beyond the ends."
     t, v, w = (np.asarray(x, float) for x in (times, values, wanted))
     near = np.abs(w[:, None] - t).argmin(1)
     on = np.abs(w - t[near]) < 1e-6
@@ -221,17 +184,7 @@ def poses_at(times: np.ndarray, poses: np.ndarray, wanted: np.ndarray) -> np.nda
 def half_seconds(
     times: np.ndarray, poses: np.ndarray, history: float = 2.0, ahead: float = 8.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The poses of a scene. Those up to now come from samples up to now alone.
-
-    Args:
-        times: (T,) seconds from now, increasing; one of them is 0
-        poses: (T, 3) x, y, heading in any frame; metres, radians
-        history: seconds of past, as far as they are known
-        ahead: seconds of future, as far as they are known
-
-    Returns:
-        times (H,) ..., -0.5, 0; poses at them (H, 3); poses (F, 3) at 0.5, 1.0, ...
-    """
+    "Past times (H,), poses (H, 3) and future poses (F, 3) each 0.5 s; the past from samples up to now alone."
     t, p = np.asarray(times, float), np.asarray(poses, float)
     past = slice(0, int(np.abs(t).argmin()) + 1)
     back, front = 0.5 * np.arange(int(2 * history + 1e-6) + 1), 0.5 * np.arange(1, int(2 * ahead + 1e-6) + 1)
@@ -245,15 +198,7 @@ def half_seconds(
 
 
 def thin(times: np.ndarray) -> np.ndarray:
-    """Which samples of a road user stand for the half seconds: each keeps its own time.
-
-    Args:
-        times: (T,) seconds from now, increasing
-
-    Returns:
-        (K,) indices, increasing: for each half second the one within 0.05 s; between the ends, if there is none, the
-        nearest; the first, if no half second has one
-    """
+    "Indices (K,) of the samples that stand for the half seconds: within 0.05 s, or the nearest."
     t = np.asarray(times, float)
     halves = 0.5 * np.arange(np.floor(2 * t[0]), np.ceil(2 * t[-1]) + 1)
     near = np.abs(t - halves[:, None]).argmin(1)
@@ -328,14 +273,7 @@ def route_of(own: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #farfut01
 def far_future(poses: np.ndarray) -> dict:
-    """Where the log went in eight seconds, if it lasts that long.
-
-    Args:
-        poses: (T, 3) rear-axle poses every 0.5 s from 0.5 s on, in the scene's frame
-
-    Returns:
-        dict for Scene.meta: "future" with 16 poses, or nothing
-    """
+    "`future` for Scene.meta: 16 poses of poses (T, 3) each 0.5 s; empty if the log is under 8 s."
     return dict(future=np.round(poses[:16], 4).tolist()) if len(poses) >= 16 else {}
 
 
@@ -502,20 +440,7 @@ def _scene(log: dict, frame: int, time: float, history: float, keyframe_dir: str
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #1a1d7bd8
 def timestamps(path: str | Path, step: float = 0.5, history: float = 1.5, future: float = 4.0) -> list[float]:
-    """The moments of a log with enough past and future.
-
-    Args:
-        path: scene-XXXX.json.gz
-        step: seconds
-        history: seconds of past that are needed
-        future: seconds of future that are needed
-
-    Returns:
-        list of seconds from the start of the log
-
-    Raises:
-        SceneError: naming the file and the field
-    """
+    "The moments of a log with enough past and future, in seconds from its start."
     log = load(str(path))
     last = (len(log["poses"]) - 1) * log["dt"] - future
     return [round(float(t), 3) for t in np.arange(history, last + 1e-6, step)]
@@ -568,17 +493,7 @@ def scenes(
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #keyfrm01
 def keyframe(folder: str | Path) -> dict[str, Camera]:
-    """The six cameras of a recorded keyframe.
-
-    Args:
-        folder: of the keyframe's JSON and images
-
-    Returns:
-        name -> Camera, with files at time 0
-
-    Raises:
-        SceneError: naming the file and the field
-    """
+    "The six cameras of a recorded keyframe by name, with files at time 0."
     files = sorted(Path(folder).glob("*.json"))
     if not files:
         raise SceneError(f"{folder}: no keyframe JSON in this folder")

@@ -200,19 +200,7 @@ def lane(
 def straight_road(
     path: Path, start: float, stop: float, lanes: int = 1, opposing: int = 1, shoulder: float = 0.6
 ) -> list[Area]:
-    """A road along a path: drivable area, lanes, walkways.
-
-    Args:
-        path: the middle of the rightmost lane
-        start: s where it begins, metres
-        stop: s where it ends
-        lanes: in the direction of travel
-        opposing: lanes the other way, on the left
-        shoulder: metres on both sides
-
-    Returns:
-        list of Area
-    """
+    "Drivable area, lanes and walkways along a path, the middle of the rightmost lane; all in metres."
     left = (lanes + opposing - 0.5) * LANE
     areas = [Area("road", "roadblock", strip(path, start, stop, -LANE / 2 - shoulder, left + shoulder))]
     areas += [lane(path, f"lane{i}", start, stop, i * LANE) for i in range(lanes)]
@@ -225,17 +213,7 @@ def straight_road(
 
 # %% ../../nbs/00_scene/20_roads.ipynb #crossro1
 def cross_road(pose: np.ndarray, half: float, width: float = 2 * LANE, length: float = 60.0) -> list[Area]:
-    """A junction: the square, and a road across with a lane each way.
-
-    Args:
-        pose: (3,) the middle of the junction, heading of the main road before it; metres, radians
-        half: half the side of the junction's square, metres
-        width: of the road across, metres without its shoulders
-        length: of each arm, metres
-
-    Returns:
-        list of Area
-    """
+    "A junction at pose (3,): the square, and a road across with a lane each way; all in metres."
     c, s = np.cos(pose[2]), np.sin(pose[2])
 
     def turn(ring):

@@ -68,11 +68,7 @@ def module(source: str) -> ModuleType:
 
 # %% ../../nbs/00_scene/90_sources.ipynb #givesfn1
 def gives() -> pd.DataFrame:
-    """What each source gives.
-
-    Returns:
-        DataFrame: source x aspect, in words that begin with "yes", "no", ...
-    """
+    "What each source gives: source x aspect, in text that begins with `yes`, `no`, ..."
     return pd.DataFrame({s: module(s).GIVES for s in SOURCES}).T[list(ASPECTS)]
 
 # %% ../../nbs/00_scene/90_sources.ipynb #d9cfcc63
@@ -188,20 +184,7 @@ def key_frames(samples: str | Path) -> dict[str, list[Scene]]:
 def write_folder(
     scenes: Iterable[Scene], out: str | Path, limit: int | None = None, require: tuple[str, ...] = ()
 ) -> dict[str, int]:
-    """Scenes as JSON files named by their ids.
-
-    Args:
-        scenes: of any source
-        limit: at most so many scenes; None: all
-        require: aspects that a scene must have; others are skipped and counted
-
-    Returns:
-        how many were written, there before, and skipped
-
-    Raises:
-        SceneError: from a reader, naming the file and what is wrong with it; two different scenes of one id
-        ValueError: a limit below 1
-    """
+    "Scenes as JSON files named by their ids; counts of those written, there before, and skipped."
     if limit is not None and limit < 1:
         raise ValueError(f"limit: {limit}; it must be at least 1")
     out, count, names = Path(out), dict(written=0, there=0, skipped=0), set()

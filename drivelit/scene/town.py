@@ -220,15 +220,7 @@ def oncoming(rng: np.random.Generator, path: Path, lane_index: float = 1, count:
 
 # %% ../../nbs/00_scene/21_town.ipynb #strolle1
 def strollers(rng: np.random.Generator, path: Path) -> list[Agent]:
-    """People on the right walkway, not on the road.
-
-    Args:
-        rng: the source of what is drawn
-        path: the ego's route
-
-    Returns:
-        list of Agent, up to two
-    """
+    "People on the right walkway, not on the road; up to two."
     return [
         mover(
             f"stroller{i}",
@@ -243,15 +235,7 @@ def strollers(rng: np.random.Generator, path: Path) -> list[Agent]:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fcruise1
 def cruise(rng: np.random.Generator, d: float) -> Draft:
-    """Follow a road that bends; perhaps a car far ahead, oncoming traffic and people on the walkway.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "Follow a road that bends; perhaps a car far ahead, oncoming traffic and people on the walkway."
     k = rng.choice([-1, 1]) * mix(rng, 1 / 400, 1 / 90, d)
     path = route((rng.uniform(2, 20), 0.0), (150, k))
     v = rng.uniform(7, 13)
@@ -266,15 +250,7 @@ def cruise(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fleadxbraking1
 def lead_braking(rng: np.random.Generator, d: float) -> Draft:
-    """A car ahead brakes, harder and nearer with the difficulty.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A car ahead brakes, harder and nearer with the difficulty."
     path, v = route((160, rng.uniform(-1, 1) / 500)), rng.uniform(6, 13)
     decel, start = mix(rng, 1.5, 4.5, d), rng.uniform(-1.0, 0.8)
     lead = mover(
@@ -509,15 +485,7 @@ def red_light(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fgreenxlight1
 def green_light(rng: np.random.Generator, d: float) -> Draft:
-    """A green light; those across wait, and a queue may only just move off.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A green light; those across wait, and a queue may only just move off."
     path, v = route((170, 0.0)), rng.uniform(6, 12)
     line = rng.uniform(12, 25) if rng.random() < 0.5 else rng.uniform(25, 45)
     agents = _across(rng, path, line, 0, False)
@@ -567,15 +535,7 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #fcyclistxalon1
 def cyclist_alongside(rng: np.random.Generator, d: float) -> Draft:
-    """A slow cyclist at the right edge of the lane.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A slow cyclist at the right edge of the lane."
     path, v = route((160, rng.uniform(-1, 1) / 400)), rng.uniform(6, 11)
     cyclist = mover(
         "cyclist",
@@ -653,15 +613,7 @@ def merge(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #froadxworks1
 def road_works(rng: np.random.Generator, d: float) -> Draft:
-    """Barriers and cones on the lane; the way around is mostly free.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "Barriers and cones on the lane; the way around is mostly free."
     path, v = route((170, 0.0)), rng.uniform(6, 10)
     s = 10 + v * mix(rng, 2.4, 1.6, d)
     closed = [
@@ -731,15 +683,7 @@ def _around(path: Path, v: float, thing: Agent, others: list[Agent], side: int, 
 
 # %% ../../nbs/00_scene/21_town.ipynb #d81457e1
 def pull_out(rng: np.random.Generator, d: float) -> Draft:
-    """Something stands in the ego's way, on one side of the lane; the ego stands behind it.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "Something stands in the ego's way, on one side of the lane; the ego stands behind it."
     side = int(rng.choice([-1, 1]))
     # mostly on the inner side of a bend: on the outer one even the reference stays where it is
     path = _bend(rng, 2.0, 22, 40, *((0.5, 0.2) if side > 0 else (0.2, 0.5)))
@@ -749,15 +693,7 @@ def pull_out(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #04970dfd
 def pull_out_cyclist(rng: np.random.Generator, d: float) -> Draft:
-    """A slow cyclist sets off at one edge of the lane; the ego stands behind.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A slow cyclist sets off at one edge of the lane; the ego stands behind."
     path, side = _bend(rng, 2.0, 22, 40), int(rng.choice([-1, 1], p=[0.3, 0.7]))
     slow, gap = schedule(rng.uniform(0.5, 1.5)), mix(rng, 5.0, 3.0, d)
     cyclist = _beside(rng, ("bicycle",), path, gap, side, mix(rng, 1.0, 0.7, d), slow)
@@ -765,15 +701,7 @@ def pull_out_cyclist(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #024db032
 def queue_moves(rng: np.random.Generator, d: float) -> Draft:
-    """The queue in front moves up, slowly; the ego stands.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "The queue in front moves up, slowly; the ego stands."
     path, u = _bend(rng, 2.0, 22, 40), rng.uniform(1.8, 2.3)
     kind = str(rng.choice(["car", "van", "truck"]))
     first = EGO_FRONT + mix(rng, 3.2, 2.0, d) + SIZES[kind][0] / 2
@@ -816,15 +744,7 @@ def light_turns_green(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #67ee3073
 def wait_at_red(rng: np.random.Generator, d: float) -> Draft:
-    """The ego is first at a red light that stays red.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "The ego is first at a red light that stays red."
     path, line = route((150, 0.0)), rng.uniform(5.0, 6.5)
     return Draft(
         path,
@@ -866,15 +786,7 @@ def give_way(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #4a56db8a
 def side_road(rng: np.random.Generator, d: float) -> Draft:
-    """The ego stands at the mouth of a side road and turns; often a car comes from the left.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "The ego stands at the mouth of a side road and turns; often a car comes from the left."
     side, near, r = int(rng.choice([-1, 1])), rng.uniform(3, 6), rng.uniform(8, 10)
     path, through, _, middle, _, areas = _turn(rng, r, near, side)
     across, agents = Path(through.at(middle)[:2] + np.array([[-0.5 * LANE, 80], [-0.5 * LANE, -80]]), origin=80), []
@@ -895,15 +807,7 @@ def side_road(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #15d85abe
 def lane_ends(rng: np.random.Generator, d: float) -> Draft:
-    """The ego's lane ends at barriers, the route goes on in the lane beside; often a car is there.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "The ego's lane ends at barriers, the route goes on in the lane beside; often a car is there."
     v, near, k = rng.uniform(5, 9), rng.uniform(1, 5), 1 / mix(rng, 60, 40, d)
     n = np.sqrt(LANE / k)  # two arcs of this length end one lane to the left
     path, through = route((near, 0.0), (n, k), (n, -k), (150, 0.0)), route((200, 0.0))
@@ -924,15 +828,7 @@ def lane_ends(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #f2043655
 def fast_obstacle(rng: np.random.Generator, d: float) -> Draft:
-    """A fast road, and something stands in the lane on one side, too near to stop.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A fast road, and something stands in the lane on one side, too near to stop."
     v, side = rng.uniform(13, 16.5), int(rng.choice([-1, 1]))
     path = _bend(rng, 15.0, 100, 140, *_leaving(side))
     gap, kinds = v * mix(rng, 2.2, 1.95, d), ("car", "van", "barrier", "truck")
@@ -941,15 +837,7 @@ def fast_obstacle(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #6aafcad6
 def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
-    """A fast road, and a cyclist in the lane.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A fast road, and a cyclist in the lane."
     v, side = rng.uniform(13, 16.5), int(rng.choice([-1, 1], p=[0.3, 0.7]))
     path = _bend(rng, 15.0, 100, 140, *_leaving(side))
     u = rng.uniform(2.5, 4.5)
@@ -960,15 +848,7 @@ def fast_cyclist(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #cbafa4b2
 def fast_oncoming(rng: np.random.Generator, d: float) -> Draft:
-    """A fast road, and a car comes over the middle line.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A fast road, and a car comes over the middle line."
     path, v = _bend(rng, 15.0, 100, 140, *_leaving(1)), rng.uniform(14, 16.5)
     u, kind = rng.uniform(8, 13), str(rng.choice(["car", "van", "truck"]))
     length, width, _ = SIZES[kind]
@@ -987,15 +867,7 @@ def fast_oncoming(rng: np.random.Generator, d: float) -> Draft:
 
 # %% ../../nbs/00_scene/21_town.ipynb #c11bdcab
 def fast_free(rng: np.random.Generator, d: float) -> Draft:
-    """A fast road, and what is beside the lane stays there.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        Draft
-    """
+    "A fast road, and what is beside the lane stays there."
     path, v, side = _bend(rng, 15.0, 100, 140), rng.uniform(13, 16.5), int(rng.choice([-1, 1]))
     edge, seconds = rng.uniform(2.1, 2.6), rng.uniform(1.7, 2.5)
     agents = (
@@ -1095,16 +967,7 @@ JERK, DT, N = 3.5, 0.1, 50  # m/s³; seconds a step; steps of a plan
 
 
 def speed_plans(v0: float, a0: float, limit: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ways to change speed: every goal with every pair of limits.
-
-    Args:
-        v0: m/s now
-        a0: m/s² now
-        limit: m/s
-
-    Returns:
-        s (C, 51) in metres, v (C, 51) in m/s, a (C, 51) in m/s², at 10 Hz
-    """
+    "Every goal speed with every pair of limits: s, v, a, each (C, 51) at 10 Hz in metres, m/s, m/s²."
     goal = np.repeat(GOALS * limit, len(LIMITS))
     up, down = np.tile(np.array(LIMITS), (len(GOALS), 1)).T
     v, a = np.zeros((2, N + 1, len(goal)))  # time first: a step writes what lies together
@@ -1225,17 +1088,7 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
 
 # %% ../../nbs/00_scene/21_town.ipynb #dangerf1
 def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometry, since: float = 0.0) -> np.ndarray:
-    """When a plan goes wrong: contact now or within 0.9 s at constant speed, a corner off the road, a red line crossed.
-
-    Args:
-        poses: (C, 51, 3) plans in world coordinates
-        v: (C, 51) m/s
-        road: what may be driven on, prepared
-        since: seconds from now, where the plans begin
-
-    Returns:
-        (C,) how soon after `since` something goes wrong: 0 never, larger is sooner
-    """
+    "How soon each plan (C, 51, 3) hits something, leaves the road or runs a red: 0 never, larger is sooner."
     poses, v = poses[:, :41], v[:, :41]
     # the corners of the ego, 0.1 m wider on both sides
     signs = np.array([[EGO_FRONT, 1], [EGO_FRONT, -1], [-EGO_REAR, 1], [-EGO_REAR, -1]]) * [1, EGO_WIDTH / 2 + 0.1]
@@ -1257,17 +1110,7 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
 def safe_plans(
     draft: Draft, plans: Plans, road: shapely.Geometry, since: float = 0.0, chunk: int = 24
 ) -> Iterator[tuple[int, int]]:
-    """The plans that stay safe, the best first; a few at a time, since mostly only the first is needed.
-
-    Args:
-        plans: of `candidates`
-        road: what may be driven on, prepared
-        since: seconds from now, where the plans begin
-        chunk: plans that are looked at together
-
-    Yields:
-        index of a plan, 0; and if none is safe, once: the index of the one that is so for longest, and its `danger`
-    """
+    "Safe plans, the best first, as (index, 0); if none is, only the longest safe one, with its `danger`."
     order, seen = np.argsort(plans.cost, kind="stable"), []
     for part in np.split(order, range(chunk, len(order), chunk)):
         seen.append(danger(draft, plans.poses[part], plans.v[part], road, since))
@@ -1278,11 +1121,7 @@ def safe_plans(
 
 # %% ../../nbs/00_scene/21_town.ipynb #380643be
 def road_of(draft: Draft) -> list[Area]:
-    """The map of a draft, in world coordinates.
-
-    Returns:
-        list of Area
-    """
+    "The map of a draft, in world coordinates."
     if draft.lanes:
         base = straight_road(draft.path, -85, 150, draft.lanes, draft.opposing)
     else:
@@ -1317,16 +1156,7 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
 
 # %% ../../nbs/00_scene/21_town.ipynb #carryon1
 def carry_on(draft: Draft, plans: Plans, k: int, road: shapely.Geometry) -> tuple[np.ndarray, int]:
-    """Plan k's lateral move, and the speed plan that the expert takes when it is asked again at 4 s.
-
-    Args:
-        plans: of `candidates`
-        k: index of one of them
-        road: what may be driven on, prepared
-
-    Returns:
-        poses (41, 3) from 4 s to 8 s in world coordinates, how soon something goes wrong (0: never)
-    """
+    "Plan k's lateral move with a new speed plan at 4 s: world poses (41, 3) to 8 s, and their `danger`."
     more, v, a = speed_plans(plans.v[k, 40], plans.a[k, 40], draft.limit)
     move = moves(draft)[k // (len(GOALS) * len(LIMITS))]
     poses, cost = driven(draft, plans.s[k, 40] + more, v, a, *move)
@@ -1335,18 +1165,7 @@ def carry_on(draft: Draft, plans: Plans, k: int, road: shapely.Geometry) -> tupl
 
 # %% ../../nbs/00_scene/21_town.ipynb #farsigh1
 def far_sighted(draft: Draft, plans: Plans, safe: Iterable[tuple[int, int]], road: shapely.Geometry) -> np.ndarray:
-    """The first of these plans, the best first, that can be carried on safely to 8 s.
-
-    If none can, it is the one that is safe for longest.
-
-    Args:
-        plans: of `candidates`
-        safe: those that are safe for 5 s, the best first, as `safe_plans` gives them
-        road: what may be driven on, prepared
-
-    Returns:
-        (81, 3) poses in world coordinates at 10 Hz
-    """
+    "The best plan that stays safe to 8 s, else the longest safe one: world poses (81, 3) at 10 Hz."
     least = np.inf
     for k, _ in safe:
         rest, bad = carry_on(draft, plans, k, road)

@@ -20,14 +20,7 @@ from .town import ease, mix, mover
 
 # %% ../../nbs/00_scene/22_town_routes.ipynb #b3b808d4
 def paced(*knots: tuple[float, float]) -> Callable[[np.ndarray], np.ndarray]:
-    """A way with a speed that is linear between knots.
-
-    Args:
-        *knots: (seconds, m/s) in order of time, the first at 0; before the first and after the last the speed stays
-
-    Returns:
-        function of times (...,) in seconds: metres (...,) since time 0
-    """
+    "Metres (...,) since time 0 as a function of seconds, at a speed linear between knots (seconds, m/s)."
     t, v = np.array(knots, float).T
     s = np.r_[0, np.cumsum(np.diff(t) * (v[1:] + v[:-1]) / 2)]
 
@@ -128,15 +121,7 @@ def _stands(
 
 
 def cruise(rng: np.random.Generator, d: float) -> RouteDraft:
-    """Follow a road that bends; all other road users keep out of the way.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
-    """
+    "Follow a road that bends; all other road users keep out of the way."
     limit, v = _speeds(rng)
     side = rng.choice([-1, 1])
     k = [side * mix(rng, 1 / 200, 1 / 60, d), -side * mix(rng, 1 / 200, 1 / 60, d)]
@@ -177,15 +162,7 @@ def curve(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A car ahead brakes to a stand, twice, and goes on; or stands until the ego is there, and brakes once more.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
-    """
+    "A car ahead brakes to a stand twice; or stands until the ego is there, and brakes once more."
     limit, v = _speeds(rng)
     path = _road((20, 0.0), (430, rng.uniform(-1, 1) / 500))
     knots, t, decel = [(0.0, v)], 0.0, mix(rng, 2.0, 4.5, d)
@@ -298,20 +275,7 @@ def _walker(rng: np.random.Generator, id: str, path: Path, s: float, seconds: fl
 def _people(
     rng: np.random.Generator, path: Path, s: float, v: float, seconds: float, side: int, d: float
 ) -> tuple[list[Agent], dict[str, float]]:
-    """Three people at a crossing, one for each pace: a driver that does not look meets one of them.
-
-    Args:
-        rng: the source of everything that is drawn
-        path: of the ego
-        at: metres, where they walk
-        v: m/s, a driver at this speed meets the first
-        seconds: after the trigger, when the first is in the middle of the lane
-        side: of the first: 1 left, -1 right; the others come from the right
-        d: difficulty, 0 to 1
-
-    Returns:
-        tuple: the people; id -> metres of the ego at which each begins; nothing for those who only stand there
-    """
+    "Three people at a crossing, one for each pace; id -> metres of the ego at which each begins."
     first = _walker(rng, "person", path, s, seconds, side, rng.uniform(1.1, 1.5))
     # The nearer the ego is when a pedestrian begins, the slower are the drivers that meet them.
     second = _walker(rng, "second", path, s + 0.7, 0.0, -1, rng.uniform(1.1, 1.4))
@@ -404,15 +368,7 @@ def red_light(rng: np.random.Generator, d: float) -> RouteDraft:
 
 
 def green_light(rng: np.random.Generator, d: float) -> RouteDraft:
-    """A green light that stays green, or turns yellow and red while there is still room to stop.
-
-    Args:
-        rng: the source of everything that is drawn
-        d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
-    """
+    "A green light that stays green, or turns yellow and red while there is still room to stop."
     limit, v = _speeds(rng)
     path, line = _road((450, 0.0)), rng.uniform(80, 110)
     turns = rng.random() < 0.5

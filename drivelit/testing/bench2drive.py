@@ -34,15 +34,7 @@ _WHAT = dict(
 
 
 def left_handed(pose: np.ndarray, z: float) -> dict:
-    """Where a box is, as CARLA says it.
-
-    Args:
-        pose: (3,) x, y, heading of its middle, right-handed; metres, radians
-        z: height of its middle, metres
-
-    Returns:
-        location, center and rotation
-    """
+    "Where a box is, as CARLA gives it, from its middle (3,), right-handed: location, center, rotation."
     x, y, heading = (float(v) for v in pose)
     rotation = [0.0, 0.0, float(np.degrees(-heading))]
     return dict(location=[x, -y, 0.0], center=[x, -y, z], rotation=rotation)
@@ -162,16 +154,7 @@ def _clip(root, name, drive, place, count):
 
 # %% ../../nbs/80_testing/46_bench2drive.ipynb #mkbenc13
 def write_map(root: str | Path, town: str, parts: Sequence[tuple[Scene, np.ndarray]]) -> Path:
-    """The HD map of a town.
-
-    Args:
-        root: folder that gets maps/
-        town: its name
-        parts: of each drive its scene, and the (3,) place of the scene's frame in the town
-
-    Returns:
-        path of the map
-    """
+    "Write the HD map of a town from scenes and their frames' places (3,) in the town."
     roads = {}
     for scene, place in parts:
         square = shapely.union_all([a.polygon for a in scene.map.of("intersection")])
@@ -193,21 +176,7 @@ def write_map(root: str | Path, town: str, parts: Sequence[tuple[Scene, np.ndarr
 def make_bench2drive(
     root: str | Path, clips: int = 2, moments: int = 2, families: Sequence[str] = FAMILIES, seed: int = 0
 ) -> dict[str, Scene]:
-    """Write a folder in Bench2Drive's form: v1/<clip>/anno, v1/<clip>/camera, maps/.
-
-    Args:
-        root: folder
-        clips: how many
-        moments: of each clip that the reader yields, 1 to 16, half a second apart
-        families: of the toy town, one drive after another
-        seed: of the first drive
-
-    Returns:
-        id of a scene -> the toy scene that must be read there, with the toy town's ids
-
-    Raises:
-        ValueError: too few or too many moments for a drive
-    """
+    "Write a folder in Bench2Drive's form: v1/<clip>/anno, v1/<clip>/camera, maps/."
     most = (130 - HISTORY - FUTURE) // STEP + 1
     if not 1 <= moments <= most:
         raise ValueError(f"moments: {moments} is not in 1 to {most}")

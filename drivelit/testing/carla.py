@@ -409,20 +409,7 @@ class _Client:
 
 # %% ../../nbs/80_testing/20_carla.ipynb #54b5fc79
 class StubCarla:
-    """A stand-in for the module `carla` and for the server behind it: scripted answers, no engine.
-
-    Give it to `CarlaWorld` as its `library`. `Client(host, port)` connects to it; the classes of values are attributes.
-
-    Args:
-        towns: name -> function of the name that makes what stands for `carla.Map`; the first one is loaded
-        script: road users, lights and signs
-        values: where the classes of values come from: `VALUES`, or the module `carla`
-        version: that the server says
-        dies: the tick from which on no call is answered; None: never
-        back: refusals after which it answers again, as a server that was restarted
-        blind: the tick from which on cameras send nothing
-        taken: whether the place of the start is taken
-    """
+    "A stand-in for the module `carla` and for the server behind it: scripted answers, no engine."
 
     def __init__(
         self,
@@ -450,15 +437,7 @@ class StubCarla:
         self._load(next(iter(towns)))
 
     def Client(self, host: str = "127.0.0.1", port: int = 2000, worker_threads: int = 0) -> _Client:
-        """A connection.
-
-        Args:
-            host, port: kept for messages
-            worker_threads: unused
-
-        Returns:
-            what stands for `carla.Client`
-        """
+        "A connection, in place of `carla.Client`."
         return _Client(self, host, port)
 
     def _load(self, name: str) -> None:

@@ -180,17 +180,7 @@ def picture(scene: Scene, camera: Camera) -> Image.Image:
 
 
 def write_picture(path: Path, scene: Scene | None, camera: Camera, before: Path | None = None) -> Path:
-    """Write what a camera sees as a JPEG.
-
-    Args:
-        path: of the file; its folder is made
-        scene: of `moment`; None: the picture before, once more
-        camera: any pinhole camera
-        before: the picture before
-
-    Returns:
-        the path
-    """
+    "Write what a camera sees as a JPEG; without a scene the picture before, once more."
     path.parent.mkdir(parents=True, exist_ok=True)
     if scene is not None:
         picture(scene, camera).save(path, quality=QUALITY)
@@ -220,14 +210,5 @@ def places(count: int, first: Sequence[float]) -> np.ndarray:
 
 
 def in_city(drive: Drive, place: np.ndarray, time: float) -> np.ndarray:
-    """Where the ego is in the city.
-
-    Args:
-        drive: of `drive_of`
-        place: (3,) of `places`
-        time: seconds from the scene's moment
-
-    Returns:
-        (3,) rear-axle x, y, heading; metres, radians
-    """
+    "Where the ego is in the city, rear axle (3,), `time` seconds from the scene's moment."
     return from_frame(drive.state(time)[0], place)

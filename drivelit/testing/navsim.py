@@ -53,15 +53,7 @@ LIDAR = np.array([1.2, 0.1, 1.8])  # of the lidar on the car; boxes are in the e
 
 
 def token_of(log: str, frame: int) -> str:
-    """The token of a frame.
-
-    Args:
-        log: its name
-        frame: its index
-
-    Returns:
-        16 hexadecimal digits
-    """
+    "The token of a frame of a log: 16 hexadecimal digits."
     return sha256(f"{log} {frame}".encode()).hexdigest()[:16]
 
 
@@ -235,15 +227,7 @@ def _rows(scene, pieces):
 
 
 def write_map(root: str | Path, parts: Sequence[tuple[Scene, np.ndarray, list[dict]]]) -> Path:
-    """The geopackage of a city.
-
-    Args:
-        root: folder that gets maps/
-        parts: of each drive its scene, the (3,) place of the scene's frame in UTM, and its lanes and connectors
-
-    Returns:
-        path of the map
-    """
+    "Write the geopackage of a city from scenes, their places (3,) in UTM, and their lanes and connectors."
     path = Path(root) / "maps" / CITY / VERSION / "map.gpkg"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -288,22 +272,7 @@ def make_navsim(
     splits: Sequence[str] = tuple(LISTS),
     seed: int = 0,
 ) -> dict[str, Scene]:
-    """Write a folder in NAVSIM's form: navsim_logs/, sensor_blobs/, maps/, navtrain.yaml, navtest.yaml.
-
-    Args:
-        root: folder
-        logs: of each split
-        moments: of each log, 1 to 14, half a second apart
-        families: of the toy town, one drive after another
-        splits: names of the folders of logs
-        seed: of the first drive
-
-    Returns:
-        token -> the toy scene that must be read there, with the toy town's ids and names of cameras
-
-    Raises:
-        ValueError: too few or too many moments for a drive
-    """
+    "Write a folder in NAVSIM's form: navsim_logs/, sensor_blobs/, maps/, navtrain.yaml, navtest.yaml."
     most = 27 - HISTORY + 1 - FUTURE
     if not 1 <= moments <= most:
         raise ValueError(f"moments: {moments} is not in 1 to {most}")

@@ -38,14 +38,7 @@ _ATTRIBUTES = ("vehicle.moving", "vehicle.parked", "pedestrian.moving", "pedestr
 
 
 def token_of(*what: object) -> str:
-    """A token.
-
-    Args:
-        *what: names the record
-
-    Returns:
-        32 hexadecimal digits
-    """
+    "A token: 32 hexadecimal digits."
     return sha256(" ".join(map(str, what)).encode()).hexdigest()[:32]
 
 
@@ -244,15 +237,7 @@ def _area(layers, id, area, place):
 
 
 def write_expansion(root: str | Path, parts: Sequence[tuple[Drive, np.ndarray]]) -> Path:
-    """The map expansion of a city.
-
-    Args:
-        root: folder that gets maps/
-        parts: of each drive the (3,) place of its scene's frame on the map
-
-    Returns:
-        path of the expansion
-    """
+    "Write the map expansion of a city from drives and their scene frames' places (3,) on the map."
     layers = {k: [] for k in _LAYERS} | dict(version="1.3", arcline_path_3={}, connectivity={})
     layers["canvas_edge"] = [40_000.0, 10_000.0]
     for k, (drive, place) in enumerate(parts):
@@ -277,24 +262,7 @@ def make_nuscenes(
     future: int = FUTURE,
     seed: int = 0,
 ) -> dict[str, Scene]:
-    """Write a folder in nuScenes' form: v1.0-trainval/, samples/, can_bus/, maps/.
-
-    Args:
-        root: folder
-        drives_each: drives of each split
-        moments: of each drive, half a second apart
-        families: of the toy town, one drive after another
-        splits: whose names the drives get
-        history: key frames before the first moment
-        future: key frames behind the last moment
-        seed: of the first drive
-
-    Returns:
-        token of a sample -> the toy scene that must be read there, with the toy town's ids
-
-    Raises:
-        ValueError: more key frames than a drive has
-    """
+    "Write a folder in nuScenes' form: v1.0-trainval/, samples/, can_bus/, maps/."
     count, root, truth = history + moments + future, Path(root), {}
     if not 1 <= moments <= 27 - history - future:
         raise ValueError(f"{history} + {moments} + {future} key frames: a drive has 27, a moment at least")

@@ -141,18 +141,7 @@ _NARROW = (32, 64, 2, 2, 1)
 
 
 def released_config(size: str = "7b", narrow: bool = False) -> dict:
-    """The configuration of a released folder, flat.
-
-    Args:
-        size: "7b" or "3b"
-        narrow: with small numbers in the place of those that cost
-
-    Returns:
-        what stands in its config.json
-
-    Raises:
-        ValueError: another size
-    """
+    "The configuration of a released folder, flat; `narrow` has small numbers in place of those that cost."
     if size not in ROWS:
         raise ValueError(f"size: {size!r} is not one of {', '.join(ROWS)}")
     hidden, ff, layers, heads, kv = _NARROW if narrow else _WIDTHS[size][:5]
@@ -269,24 +258,7 @@ def make_qwen(
     text: Iterable[str] | None = None,
     seed: int = 0,
 ) -> Path:
-    """Write a model folder as Qwen2.5-VL-7B or -3B is released, or as transformers saves it.
-
-    Args:
-        folder: made if it is not there
-        size: "7b" (five files of weights, an output of its own) or "3b" (two, output and embedding are one)
-        layout: "flat", as released: config without `text_config`, old names of tensors; "nested": with it, new names
-        narrow: small widths; else the released ones
-        weights: False: all but the weights, for what reads the configuration alone
-        tiktoken: the file qwen.tiktoken, for the real vocabulary; None: entries are learnt
-        text: what they are learnt from; None: the text of this package
-        seed: of the weights; the same in both layouts
-
-    Returns:
-        the folder
-
-    Raises:
-        ValueError: another size or layout; a vocabulary with too many entries
-    """
+    "Write a model folder as Qwen2.5-VL-7B or -3B is released, or as transformers saves it."
     folder, flat = Path(folder), released_config(size, narrow)
     if layout not in LAYOUTS:
         raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")

@@ -80,11 +80,7 @@ def _send(handler, reply, closing):
 
 # %% ../../nbs/80_testing/00_server.ipynb #3eff90aa
 class StubServer:
-    """A local HTTP server for tests: `with StubServer(answer) as server: ...`.
-
-    Args:
-        answer: request's JSON -> Reply, or what `Reply.body` takes
-    """
+    "A local HTTP server for tests: `with StubServer(answer) as server: ...`."
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self.answer = answer
@@ -117,15 +113,7 @@ class StubServer:
             raise self.broken[0]
 
     def reply(self, data: bytes, path: str = "") -> Reply:
-        """What to send for one POST.
-
-        Args:
-            data: the request's body
-            path: what stands behind the address
-
-        Returns:
-            Reply; status 500 if the answering function raised
-        """
+        "What to send for one POST; status 500 if the answering function raised."
         with self._one_at_a_time:
             try:
                 self.requests.append(json.loads(data or b"null"))
@@ -136,26 +124,11 @@ class StubServer:
         return answer if isinstance(answer, Reply) else Reply(answer)
 
     def respond(self, ask: Any, path: str) -> Any:
-        """What is said to one POST; here what `answer` says, whatever the path.
-
-        Args:
-            ask: the request's JSON value; None without a body
-            path: what stands behind the address
-
-        Returns:
-            Reply, or what `Reply.body` takes
-        """
+        "What is answered to one POST; here what `answer` gives, whatever the path."
         return self.answer(ask)
 
     def look(self, path: str) -> Reply:
-        """What to send for one GET.
-
-        Args:
-            path: such as /health and /v1/models; here all have the same answer
-
-        Returns:
-            Reply
-        """
+        "What to send for one GET; here the same for every path."
         return Reply(dict(object="list", data=[dict(id="stub", object="model")]))
 
     def _handler(server):

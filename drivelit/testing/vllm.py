@@ -36,19 +36,7 @@ DIALECTS = ("0.31", "0.32")
 def token_answer(
     dialect: str, prompt: list[int], ids: list[int], logprobs: list[float], stop: str, version: str = "default"
 ) -> dict:
-    """An answer of vLLM's token endpoint.
-
-    Args:
-        dialect: a version of vLLM, one of DIALECTS
-        prompt: ids as the server has read them
-        ids: drawn tokens
-        logprobs: of each
-        stop: "stop" or "length"
-        version: of the weights
-
-    Returns:
-        the answer's JSON object
-    """
+    "The JSON of an answer of vLLM's token endpoint, in one of DIALECTS."
     named = (lambda t: dict(token=f"token_id:{t}")) if dialect == "0.31" else (lambda t: dict(token_id=t))
     content = [named(t) | dict(logprob=p) for t, p in zip(ids, logprobs, strict=True)]
     choice = dict(index=0, finish_reason=stop, token_ids=ids, logprobs=dict(content=content))
@@ -58,14 +46,7 @@ def token_answer(
 
 
 def plain_answer(text: str) -> Any:
-    """What an answer of vLLM says, without what differs from run to run and what no client of this kit reads.
-
-    Args:
-        text: of the body
-
-    Returns:
-        a JSON value; the text, if it is none
-    """
+    "What an answer of vLLM says, without what differs from run to run and what no client here reads."
     try:
         answer = json.loads(text)
     except ValueError:
@@ -147,13 +128,7 @@ MOST_SALT = 128  # characters
 
 
 class Biased:
-    """What a request says about words, as vLLM's sampler applies it: log-probabilities are those that result.
-
-    Args:
-        bias: token, as a number or its text, -> what is added to its logit
-        rule: `DreamRule`, or none
-        asked: what the request says about the rule, as `DreamRule.told` gives it
-    """
+    "What a request says about tokens, as vLLM's sampler applies it: log-probabilities are those that result."
 
     def __init__(self, bias: dict, rule: Any = None, asked: dict | None = None) -> None:
         self.bias, self.rule, self.told = {int(i): b for i, b in bias.items()}, rule, asked
@@ -497,19 +472,11 @@ class GlooGroup:
         self.id, self._group = f"127.0.0.1 {self._store.port}".encode().ljust(128, b"\0"), None
 
     def join(self, world: int) -> None:
-        """Wait until all have joined.
-
-        Args:
-            world: processes, this one included
-        """
+        "Wait until all `world` processes, this one included, have joined."
         self._group = _gloo(self._store, 0, world)
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Send tensors, and wait until they have arrived.
-
-        Args:
-            tensors: on the CPU
-        """
+        "Send tensors on the CPU, and wait until they have arrived."
         for t in tensors:
             _from_first(self._group, t.detach().contiguous())
 
@@ -521,46 +488,24 @@ class GlooGroup:
 
 
 class GlooEnd:
-    """A worker's end.
-
-    Args:
-        name: `id` of the trainer's
-        rank: from 1
-        world: processes in all
-    """
+    "A worker's end of the trainer's group `name`; ranks count from 1."
 
     def __init__(self, name: bytes, rank: int, world: int) -> None:
         host, port = name.rstrip(b"\0").decode().split()
         self._group = _gloo(TCPStore(host, int(port), is_master=False, timeout=_MEETS), rank, world)
 
     def receive(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        """The next tensor.
-
-        Returns:
-            on the CPU, of this shape and dtype
-        """
+        "The next tensor, on the CPU."
         return _from_first(self._group, torch.empty(shape, dtype=dtype))
 
 # %% ../../nbs/80_testing/10_vllm.ipynb #5a493b9f
 def given_weights(policy: Policy) -> dict[str, torch.Tensor]:
-    """The weights of the recorded transfer: a policy's, a tenth smaller.
-
-    Returns:
-        name -> tensor, float32
-    """
+    "The weights of the recorded transfer: a policy's, a tenth smaller, in float32."
     return {k: v * 0.9 for k, v in weights_to_serve(policy.model, torch.float32).items()}
 
 
 def transfer_asks(weights: dict[str, torch.Tensor]) -> list[dict]:
-    """The requests of a recorded transfer.
-
-    Args:
-        weights: name -> tensor
-
-    Returns:
-        list of name, method, path, body and `meets`: what the client does at the same time: "join", "broadcast" or "";
-        UNIQUE in a body stands for its group's id in base64
-    """
+    "The requests of a recorded transfer; `meets` is what the client does at the same time."
     info = dict(names=[*weights], dtype_names=["float32"] * len(weights), shapes=[[*t.shape] for t in weights.values()])
     joins = dict(rank_offset=1, world_size=2, packed=False, nccl_unique_id_b64="UNIQUE")
 
@@ -595,17 +540,7 @@ def transfer_asks(weights: dict[str, torch.Tensor]) -> list[dict]:
 
 
 def meeting(ask: Callable[[dict], Any], one: dict, group: Any, weights: dict[str, torch.Tensor]) -> Any:
-    """Ask, and do what the request says at the same time.
-
-    Args:
-        ask: request -> answer
-        one: of `transfer_asks`
-        group: GlooGroup
-        weights: as of `transfer_asks`
-
-    Returns:
-        the answer
-    """
+    "Ask, do what the request says at the same time, and give the answer."
     unique = base64.b64encode(group.id).decode()
     one = one | dict(body=json.loads(json.dumps(one["body"]).replace("UNIQUE", unique)))
     with ThreadPoolExecutor(1) as pool:
@@ -678,14 +613,7 @@ class StubVLLM(_Speaks, _Learns, _Joins, StubServer):
         self.updating, self.end = False, None
 
     def look(self, path: str) -> Reply:
-        """What to send for one GET.
-
-        Args:
-            path: /health, /version, /v1/models, /weight_info, /is_paused or /get_world_size
-
-        Returns:
-            Reply; status 404 elsewhere
-        """
+        "What to send for one GET of a route of vLLM; status 404 elsewhere."
 
         def card(name):
             return dict(id=name, object="model", root=name, parent=None, max_model_len=self.longest)
@@ -701,15 +629,7 @@ class StubVLLM(_Speaks, _Learns, _Joins, StubServer):
         return pages.get(path, Reply(dict(detail="Not Found"), status=404))
 
     def respond(self, ask: Any, path: str) -> Any:
-        """What is said to one POST.
-
-        Args:
-            ask: the request's JSON value; None without a body
-            path: a route and its query
-
-        Returns:
-            Reply, or what `Reply.body` takes
-        """
+        "What is answered to one POST; `path` is a route and its query."
         self.heard.append((path, ask))
         route = path.partition("?")[0]
         if route not in self.routes:

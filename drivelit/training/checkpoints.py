@@ -69,14 +69,7 @@ def last_checkpoint(out: str | Path) -> Path | None:
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #ffb87671
 def resume_point(out: str | Path, world_size: int = 1) -> Path | None:
-    """The checkpoint that all processes of a run go on from.
-
-    Args:
-        world_size: processes; with more than one their group exists already (TRL's arguments open it)
-
-    Returns:
-        folder of the newest whole checkpoint, or None
-    """
+    "The newest whole checkpoint, for all processes of a run, or None; the process group must exist."
     found = [last_checkpoint(out) if first_process() else None]
     if world_size > 1:
         broadcast_object_list(found)
@@ -235,31 +228,13 @@ OWN = re.compile(r"(?:__|rng_state_)([0-9]+)(?:_[0-9]+\.distcp|\.pth)")  # names
 
 
 def own_fingerprints(folder: str | Path, number: int) -> dict[str, list]:
-    """What the mark of a checkpoint says of the files that one process has written.
-
-    Args:
-        folder: of the checkpoint
-        number: of the process
-
-    Returns:
-        dict: name -> [size in bytes, SHA-256]; without the files that the first process writes for all
-
-    Raises:
-        OSError: a full disk
-    """
+    "Name -> [bytes, SHA-256] of the files that one process alone has written, for a checkpoint's mark."
     mine = (n for n in files_of(folder) if (m := OWN.fullmatch(Path(n).name)) and int(m[1]) == number)
     return fingerprints(folder, mine)
 
 
 def seal_together(folder: str | Path) -> None:
-    """Write the mark of a checkpoint that several processes have written; all call it, and each reads its own files.
-
-    Args:
-        folder: of the checkpoint
-
-    Raises:
-        OSError: a full disk; the folder stays without its mark
-    """
+    "Write the mark of a checkpoint of several processes; all call it, and each reads its own files."
     wait_for_all()  # each process writes the state of its own random numbers, and its slices
     if not _grouped():
         seal(folder)
@@ -284,16 +259,7 @@ KEEP = 2  # checkpoints of a run that stay: one of them may be damaged
 
 
 class SafeCheckpoints(TrainerCallback):
-    """Metrics in a file, a mark on each whole checkpoint, and the newest two are kept.
-
-    Where the trainer's `save_minutes` is above 0, it says when a checkpoint is due, and `save_steps` does not.
-
-    Args:
-        start: the checkpoint that the run goes on from; None: it begins anew
-        keep: checkpoints to keep
-        between: updates of a rollout: checkpoints by minutes fall behind the last of them
-        clock: seconds, for checkpoints by minutes; the first process's counts
-    """
+    "Metrics in a file, a mark on each whole checkpoint, the newest `keep` stay; due by minutes or by steps."
 
     def __init__(
         self,

@@ -14,17 +14,7 @@ import torch
 
 # %% ../../nbs/40_training/20_grpo.ipynb #2bdb67f4
 def turn_rewards(p: np.ndarray, f: np.ndarray, w_p: float = 0.8, w_f: float = 0.2) -> np.ndarray:
-    """MTDrive eq. 2.
-
-    Args:
-        p: PDM Scores, 0 to 1, of any shape; NaN where a plan could not be read
-        f: format scores, 0 to 1, like p; NaN where there was no turn
-        w_p: weight of the PDM Score
-        w_f: weight of the format score
-
-    Returns:
-        rewards, like p; NaN where there was no turn
-    """
+    "MTDrive eq. 2: from PDM Scores p and format scores f, NaN where unreadable; NaN where there was no turn."
     p, f = np.asarray(p, float), np.asarray(f, float)
     return w_p * np.where(np.isnan(p) & ~np.isnan(f), 0.0, p) + w_f * f
 
@@ -61,20 +51,7 @@ def _checked(rewards, groups):
 def sequence_advantages(
     rewards: np.ndarray, groups: Sequence[int], std: str = "population", eps: float = 1e-6
 ) -> np.ndarray:
-    """GRPO: the mean of the turn rewards, compared in the group, for all turns.
-
-    Args:
-        rewards: (B, J) turn rewards, NaN where an episode had no turn j
-        groups: (B,) which rows belong together
-        std: "population" or "sample" (Bessel's)
-        eps: added to the deviation
-
-    Returns:
-        (B, J) advantages, NaN where there was no turn; 0 in a group whose rewards are all equal
-
-    Raises:
-        ValueError: an unknown std, other counts of rows and groups, an episode without a turn, or an infinite reward
-    """
+    "GRPO: mean turn rewards of (B, J), compared in the group, for all turns; NaN where there was no turn."
     rewards, groups = _checked(rewards, groups)
     a = _normalised(np.nanmean(rewards, 1, keepdims=True), groups, std, eps)
     return np.where(np.isnan(rewards), np.nan, a)
@@ -104,20 +81,7 @@ def turn_advantages(
 def cross_turn_advantages(
     rewards: np.ndarray, groups: Sequence[int], std: str = "population", eps: float = 1e-6
 ) -> np.ndarray:
-    """mtGRPO across turns: each turn against all turns of the group.
-
-    Args:
-        rewards: (B, J) turn rewards, NaN where an episode had no turn j
-        groups: (B,) which rows belong together
-        std: "population" or "sample" (Bessel's)
-        eps: added to the deviation
-
-    Returns:
-        (B, J) advantages, NaN where there was no turn; 0 in a group whose rewards are all equal
-
-    Raises:
-        ValueError: an unknown std, other counts of rows and groups, an episode without a turn, or an infinite reward
-    """
+    "mtGRPO across turns: each turn of (B, J) against all turns of the group; NaN where there was no turn."
     rewards, groups = _checked(rewards, groups)
     return _normalised(rewards, groups, std, eps)
 
@@ -145,14 +109,6 @@ def spread_to_tokens(advantages: np.ndarray, turn: torch.Tensor) -> torch.Tensor
 
 # %% ../../nbs/40_training/20_grpo.ipynb #d4f87792
 def k3(logp: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The k3 estimate of KL(policy || reference).
-
-    Args:
-        logp: log-probabilities of the words drawn under the policy, of any shape
-        reference: the same words under the reference policy
-
-    Returns:
-        nats, like logp, at least 0
-    """
+    "The k3 estimate of KL(policy || reference) in nats, at least 0, for tokens drawn under the policy."
     d = reference - logp
     return torch.exp(d) - d - 1

@@ -58,17 +58,7 @@ IGNORE = -100
 
 # %% ../../nbs/40_training/10_sft.ipynb #54228652
 def check_row(row: dict) -> list[dict]:
-    """The conversation of a row, if one can learn from it.
-
-    Args:
-        row: {"messages", "images"}: the image parts of the messages carry no picture, the list does, in order
-
-    Returns:
-        messages with their images in place
-
-    Raises:
-        ValueError: no answer to learn from, one with a control word, not a row, or other images than places for them
-    """
+    "A row's messages with their images in place; ValueError if it has no answer to learn from."
     if not isinstance(row, dict) or not isinstance(row.get("messages"), (list, tuple)):
         raise ValueError(f'a row is {{"messages": [...], "images": [...]}}, not {str(row)[:60]!r}')
     messages = chat(row)
@@ -128,14 +118,7 @@ def _outlined(row):
 
 
 class EncodedRows(Sequence):
-    """Rows as ids and labels, each encoded when it is asked for; the last few stay.
-
-    Args:
-        rows: as for encode_row
-        last_turn_only: learn from the last answer only
-        max_length: tokens; a longer row is an error, since cutting it would cut the answer
-        keep: tokens of rows that stay encoded; 12 million of them are 96 MB
-    """
+    "Rows as ids and labels, each encoded when it is asked for; the last `keep` tokens stay."
 
     def __init__(
         self,
@@ -152,18 +135,7 @@ class EncodedRows(Sequence):
         return len(self.rows)
 
     def __getitem__(self, i: int) -> tuple[list[int], list[int]]:
-        """A row's tokens.
-
-        Args:
-            i: number of the row
-
-        Returns:
-            ids (T), labels (T)
-
-        Raises:
-            ValueError: the row is wrong or too long, with its number
-            IndexError: no such row
-        """
+        "Ids (T) and labels (T) of row i; ValueError, with its number, if it is wrong or too long."
         i = range(len(self))[i]
         row = self._kept.pop(i, None)
         if row is None:
@@ -230,14 +202,7 @@ class Size(NamedTuple):
 
 
 def outlines(rows: Sequence[dict]) -> Iterator[dict]:
-    """The rows without their pictures, one after another; none is kept.
-
-    Args:
-        rows: `Rows`, of which three columns are read in a stream; or any sequence of rows
-
-    Returns:
-        iterator of rows; those of `Rows` have a Size for each picture
-    """
+    "The rows without their pictures, in a stream; those of `Rows` have a Size for each picture."
     if not isinstance(rows, Rows):
         yield from (rows[i] for i in range(len(rows)))
         return
@@ -250,18 +215,7 @@ _PIECE = re.compile(r"<\|[0-9]+\|>|[A-Za-z]+|\S")  # the code of a picture is on
 
 
 def estimate_length(policy: Policy, row: dict) -> int:
-    """About how many tokens a row has; without its tokenizer and its pictures.
-
-    Args:
-        policy: what knows how many tokens an image of a size is
-        row: as for encode_row; of an image its width and height count
-
-    Returns:
-        words, other characters, and image tokens
-
-    Raises:
-        ValueError: as encode_row
-    """
+    "About how many tokens a row has, without its tokenizer and its pictures; ValueError as encode_row."
     length, own_size = 0, getattr(policy.processor, "image_size", None)  # a policy may resize every image
     for message in check_row(row):
         if isinstance(message["content"], str):
@@ -281,17 +235,7 @@ def estimate_length(policy: Policy, row: dict) -> int:
 
 # %% ../../nbs/40_training/10_sft.ipynb #84ccee38
 def estimate_lengths(policy: Policy, rows: Sequence[dict]) -> np.ndarray:
-    """The estimate for every row; the rows pass one after another and none is kept.
-
-    Args:
-        rows: `Rows` or any sequence of rows
-
-    Returns:
-        (N,) tokens, about
-
-    Raises:
-        ValueError: no rows, or one that is wrong, with its number
-    """
+    "Tokens (N,) of every row, about; the rows pass one after another and none is kept."
     lengths = []
     for i, row in enumerate(outlines(rows)):
         try:
@@ -315,18 +259,7 @@ class Spans(NamedTuple):
     weights: dict[str, float]
 
     def numbers(self, rows: Sequence[list[int]], width: int) -> torch.Tensor:
-        """The spans of padded rows.
-
-        Args:
-            rows: ids of each, at most `width`
-            width: of the batch
-
-        Returns:
-            (B, width) place of each token's span among the weights; 0 at the padding, which is not learnt
-
-        Raises:
-            ValueError: a span without a weight
-        """
+        "The place (B, width) of each token's span among the weights; 0 at padding, which is not learnt."
         place = {name: k for k, name in enumerate(self.weights)}
         out = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
@@ -338,18 +271,7 @@ class Spans(NamedTuple):
 
 
 def check_spans(spans: Callable | None, weights: dict[str, float] | None) -> Spans | None:
-    """The spans of a run, or a sentence about what is wrong with them.
-
-    Args:
-        spans: function from ids to names
-        weights: name -> weight
-
-    Returns:
-        Spans, or None if there are none
-
-    Raises:
-        ValueError: one without the other, or a weight that is no number from 0
-    """
+    "The spans of a run, None without any; ValueError for one without the other, or a weight below 0."
     if (spans is None) != (weights is None):
         raise ValueError("spans and weights belong together: spans(ids) names what weights gives a number")
     wrong = [name for name, w in (weights or {}).items() if not (np.isfinite(w) and w >= 0)]
@@ -361,16 +283,7 @@ def check_spans(spans: Callable | None, weights: dict[str, float] | None) -> Spa
 def collator(
     policy: Policy, rows: Sequence[dict], encoded: Sequence[tuple[list[int], list[int]]], spans: "Spans | None" = None
 ) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Pads ids and labels on the right and adds what the policy makes of the images.
-
-    Args:
-        rows: sequence of rows: asked for their pictures when their batch comes
-        encoded: (ids, labels) for each row, such as EncodedRows
-        spans: names the span of each token; the batch then has their numbers
-
-    Returns:
-        function from a list of {"labels": row number} to a batch: input_ids, labels, ... (B, T), on the CPU
-    """
+    "Batches (B, T) on the CPU from row numbers, padded on the right, with their pictures and spans."
 
     return partial(_collate, reader_of(policy), rows, encoded, spans)
 
@@ -392,31 +305,13 @@ def _collate(policy, rows, encoded, spans, chosen):
 
 # %% ../../nbs/40_training/10_sft.ipynb #f9d69199
 def try_longest(encoded: Sequence[tuple[list[int], list[int]]], estimates: np.ndarray, count: int = 16) -> None:
-    """Encode the rows that seem longest, so that a row that is too long is found now.
-
-    Args:
-        encoded: EncodedRows
-        estimates: (N,) about how long they are
-        count: rows to try
-
-    Returns:
-        None
-
-    Raises:
-        ValueError: one of them is wrong or too long, with its number and its length
-    """
+    "Encode the rows that seem longest, so that a row that is too long is found now (ValueError)."
     for i in np.argsort(-estimates, kind="stable")[:count]:
         encoded[i]
 
 # %% ../../nbs/40_training/10_sft.ipynb #30e7f228
 def labelled_only() -> AbstractContextManager:
-    """A context in which TRL scores the labelled positions alone on a CPU too.
-
-    TRL scores every position there, for devices that compile anew for each shape; a CPU does not.
-
-    Returns:
-        context manager
-    """
+    "A context in which TRL scores the labelled positions alone on a CPU too, where it scores every one."
     usual = trl.trainer.utils._use_triton
     return patch.object(trl.trainer.utils, "_use_triton", lambda device: device.type == "cpu" or usual(device))
 
@@ -426,17 +321,7 @@ LOW = (torch.bfloat16, torch.float16)
 
 @contextmanager
 def fp32_masters(model: torch.nn.Module) -> Iterator[dict[str, torch.dtype]]:
-    """While it is open, the trained weights are fp32; afterwards they have the dtype that they came in.
-
-    Frozen weights keep their dtype: an adapter's base costs no more memory than before. Weights that are shared out to
-    several processes meanwhile stay fp32: they are saved in the old dtype and not used again.
-
-    Args:
-        model: with `requires_grad` on what is trained
-
-    Returns:
-        context manager that gives the dtypes that weights came in, by name
-    """
+    "While it is open, trained weights are fp32, then as before; sharded ones stay. Gives their old dtypes."
     low = {n: p.dtype for n, p in model.named_parameters() if p.requires_grad and p.dtype in LOW}
     for name in low:  # by name: sharding puts other tensors into their places, and the old ones must be free to go
         model.get_parameter(name).data = model.get_parameter(name).data.float()
@@ -508,14 +393,7 @@ class SafeTrainer:
 # %% ../../nbs/40_training/10_sft.ipynb #c78148d9
 @contextmanager
 def states_of(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """While it is open, the last hidden states of each forward pass are kept.
-
-    Args:
-        model: of transformers, perhaps with adapters
-
-    Returns:
-        context manager that gives a list of (B, T, H)
-    """
+    "While it is open, the last hidden states (B, T, H) of each forward pass are kept in a list."
     model, kept = getattr(model, "get_base_model", lambda: model)(), []
     hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: kept.append(out.last_hidden_state))
     try:
@@ -534,11 +412,7 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
         return SequentialSampler(self.train_dataset)  # their order was drawn before the run began
 
     def get_train_dataloader(self) -> DataLoader:
-        """The batches, on the CPU until it is their turn: those of an update are collected before the first is used.
-
-        Returns:
-            DataLoader
-        """
+        "The batches, on the CPU until used; those of an update are collected before the first is used."
         here = self.accelerator
         usual, here.device_placement = here.device_placement, False
         try:
@@ -549,17 +423,7 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
     def compute_loss(
         self, model: torch.nn.Module, inputs: dict, *args: object, **kwargs: object
     ) -> torch.Tensor | tuple:
-        """TRL's loss, over the labelled positions alone, with the weights of their spans.
-
-        Args:
-            model: the policy's, perhaps wrapped for several devices
-            inputs: of the collator; `spans` (B, T) if the run has them
-            *args: TRL's
-            **kwargs: TRL's
-
-        Returns:
-            scalar, or what TRL makes of it
-        """
+        "TRL's loss, over the labelled positions alone, with the weights of their spans (B, T)."
         numbers = inputs.pop("spans", None)
         run = model if numbers is None else self._weighing(model, numbers[:, 1:])
         # TRL counts the tokens of all devices, from nothing at each start; the state outlives a kill
@@ -596,13 +460,7 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
         return run
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
-        """TRL's log, and the mean loss of a token of each span since the last one, without its weight.
-
-        Args:
-            logs: what is logged
-            *args: TRL's
-            **kwargs: TRL's
-        """
+        "TRL's log, and the mean loss of a token of each span since the last one, without its weight."
         if far := self.__dict__.pop("_far", None):
             logs["loss/distance"] = sum(far) / len(far) * self.args.gradient_accumulation_steps  # of an update
         if (noted := getattr(self, "_noted", None)) is not None and "loss" in logs:
@@ -612,16 +470,7 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
 
 # %% ../../nbs/40_training/10_sft.ipynb #1e9f2894
 def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> None:
-    """Refuse what cannot be trained.
-
-    Args:
-        bf16: bf16 autocast was asked for
-        adapters: new adapters will be trained, and the policy's own weights will not
-
-    Raises:
-        TypeError: not a Policy
-        ValueError: weights in bf16 or fp16 would be trained as they are
-    """
+    "TypeError if it is no Policy; ValueError if weights in bf16 or fp16 would be trained as they are."
     if isinstance(policy, (str, Path)):
         raise TypeError(f"policy is {str(policy)!r}: load it first, load_policy({str(policy)!r})")
     if not hasattr(policy, "collate"):
@@ -639,21 +488,7 @@ def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> 
 def trl_config(
     kind: type, ours: dict, trl: dict, renamed: dict[str, str], function: Callable
 ) -> SFTConfig | GRPOConfig:
-    """TRL's arguments: ours, and what was passed through to TRL by its own name.
-
-    Args:
-        kind: SFTConfig or GRPOConfig
-        ours: settings that we make
-        trl: what was passed through
-        renamed: TRL's name -> ours, for what goes by another name here
-        function: whose parameters a misspelt name may have meant
-
-    Returns:
-        a `kind`
-
-    Raises:
-        TypeError: a name that neither TRL nor we know, with the nearest right one
-    """
+    "TRL's arguments: ours and those passed through; TypeError for an unknown name, with the nearest one."
     names = {f.name for f in fields(kind) if f.init}
     for name in trl:
         if name in renamed:
@@ -667,15 +502,7 @@ def trl_config(
 
 
 def memory_settings(checkpointing: bool, sharding: bool) -> dict:
-    """What costs time and saves memory, in TRL's words.
-
-    Args:
-        checkpointing: recompute activations in the backward pass
-        sharding: FSDP2, if there is a group of processes, be it of one: it may go on from a checkpoint of several
-
-    Returns:
-        dict of settings
-    """
+    "TRL's settings that cost time and save memory; FSDP2 also for a group of one process."
     grouped = "WORLD_SIZE" in os.environ  # as torchrun and Ray Train say it
     return fsdp_settings(checkpointing) if sharding and grouped else dict(activation_checkpointing=checkpointing)
 
@@ -710,13 +537,7 @@ def candidate(out: str | Path, k: int, count: int) -> Path:
 
 
 class Candidates(TrainerCallback):
-    """Keep several policies of a tuning, evenly over its updates.
-
-    Args:
-        policy: that is trained
-        steps: updates
-        count: how many; the last one is what the tuning saves at its end
-    """
+    "Keep `count` policies of a tuning, evenly over its updates; its end saves the last one."
 
     def __init__(self, policy: Policy, out: str | Path, steps: int, count: int) -> None:
         self.policy, self.out, self.trainer = policy, Path(out), None

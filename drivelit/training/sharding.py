@@ -30,14 +30,7 @@ LAYERS = ("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock")  # a unit each; the
 
 
 def fsdp_settings(checkpointing: bool = False) -> dict[str, Any]:
-    """FSDP2 in the words of transformers' arguments; into a checkpoint each process writes its own slices.
-
-    Args:
-        checkpointing: recompute activations in the backward pass, unit by unit
-
-    Returns:
-        dict: fsdp, fsdp_config
-    """
+    "FSDP2 in transformers' arguments; into a checkpoint each process writes its own slices."
     config = dict(
         version=2,
         transformer_layer_cls_to_wrap=list(LAYERS),
@@ -50,36 +43,18 @@ def fsdp_settings(checkpointing: bool = False) -> dict[str, Any]:
 
 
 def shard_on_cpus(args: TrainingArguments) -> None:
-    """Share out weights among processes without GPUs, too: Accelerate does it on cards alone, by a state of its own.
-
-    Args:
-        args: of a trainer; with them the group of processes is opened
-    """
+    "Shard weights among processes without GPUs, too, which Accelerate does not; opens the process group."
     if args.fsdp and args.device.type == "cpu":
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether the weights of a model are shared out.
-
-    Args:
-        model: any
-
-    Returns:
-        bool
-    """
+    "Whether the weights of a model are sharded."
     return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 def slice_of(weight: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a weight.
-
-    Args:
-        weight: sharded or not
-
-    Returns:
-        the tensor itself, or its local slice; both share memory with the weight
-    """
+    "What this process holds of a weight: itself, or its local slice; it shares memory with the weight."
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
@@ -101,25 +76,14 @@ def _units(model):
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Every unit drops what it has gathered: after a pass FSDP keeps the embeddings and the head, as they were then.
-
-    Args:
-        model: sharded or not; whoever reads or writes slices calls it before
-    """
+    "Drop what units have gathered, as FSDP keeps embeddings and head; call it before slices are used."
     for m in _units(model):
         m.reshard()
 
 
 @contextmanager
 def gathered(model: torch.nn.Module) -> Iterator[None]:
-    """While it is open, each process holds all weights and can run the model without the others.
-
-    Args:
-        model: sharded or not; without shards nothing happens
-
-    Returns:
-        context manager
-    """
+    "While it is open, each process holds all weights and can run the model without the others."
     units = _units(model)
     for m in units:
         m.unshard()
@@ -135,15 +99,7 @@ def gathered(model: torch.nn.Module) -> Iterator[None]:
 def full_weights(
     model: torch.nn.Module, dtypes: dict[str, torch.dtype] | None = None
 ) -> dict[str, torch.Tensor] | None:
-    """All weights of a sharded model; every process must call it.
-
-    Args:
-        model: sharded or not
-        dtypes: name -> what a weight is written as, where that is not its own
-
-    Returns:
-        name -> tensor on the CPU, in the first process; {} in the others; None if the model is not sharded
-    """
+    "Weights on the CPU in the first process, {} in others, None if not sharded; every process must call it."
     if not is_sharded(model):
         return None
     found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -156,37 +112,17 @@ WEIGHTS = f"{FSDP_MODEL_NAME}_0"  # folder of a checkpoint in shards; Adam's mom
 
 
 def has_shards(checkpoint: str | Path) -> bool:
-    """Whether a checkpoint is in shards.
-
-    Args:
-        checkpoint: its folder
-
-    Returns:
-        bool
-    """
+    "Whether a checkpoint is in shards."
     return (Path(checkpoint) / WEIGHTS).is_dir()
 
 
 def save_shards(weights: dict[str, torch.Tensor], folder: str | Path) -> None:
-    """Write tensors, each process its own slices; every process must call it.
-
-    Args:
-        weights: name -> tensor, sharded or the same in every process
-        folder: new
-    """
+    "Write tensors, each process its own slices, to a new folder; every process must call it."
     dcp.save(weights, checkpoint_id=str(folder))
 
 
 def load_shards(weights: dict[str, torch.Tensor], folder: str | Path) -> None:
-    """Read tensors into the slices that this process holds; every process must call it, however many have written.
-
-    Args:
-        weights: name -> tensor, changed in place
-        folder: of `save_shards`
-
-    Raises:
-        WeightsError: tensors that are missing, unexpected, of another shape or not finite; names them
-    """
+    "Read tensors of any number of processes into own slices, in place; every process must call it."
     check_tensors(folder, weights, _outlines(folder))
     dcp.load(weights, checkpoint_id=str(folder))
     refuse_tensors(folder, not_finite=not_finite({k: slice_of(v) for k, v in weights.items()}))
@@ -199,14 +135,7 @@ def _outlines(folder):
 
 
 def checkpoint_weights(checkpoint: str | Path) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint in shards, whole; one process alone can ask.
-
-    Args:
-        checkpoint: its folder
-
-    Returns:
-        name -> tensor on the CPU, for `load_state_dict`
-    """
+    "The weights of a checkpoint in shards, whole, on the CPU; one process alone can ask."
     folder = Path(checkpoint) / WEIGHTS
     found = {k: torch.empty_like(t, device="cpu") for k, t in _outlines(folder).items()}
     with warnings.catch_warnings():

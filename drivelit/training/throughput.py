@@ -64,18 +64,7 @@ class TensorCache:
         self._kept = OrderedDict()
 
     def get(self, image: Image.Image, make: Callable[[Image.Image], tuple]) -> tuple[torch.Tensor, ...]:
-        """The tensors of a picture.
-
-        Args:
-            image: PIL image; what counts are its pixels
-            make: what prepares it if it is not here
-
-        Returns:
-            what `make(image)` gave, now or earlier; not to be changed in place
-
-        Raises:
-            ValueError: a picture of a file that cannot be read; names the file
-        """
+        "The tensors of a picture by its pixels, made now or earlier; not to be changed in place."
         name = picture_name(image)
         if name in self._kept:
             self.found += 1
@@ -91,17 +80,7 @@ class TensorCache:
 
 @contextmanager
 def prepared_once(policy: Policy, limit: float = 4e9) -> Iterator[TensorCache]:
-    """While the block runs, the image processor runs once for each different picture, whoever asks.
-
-    Play, the old policy, the reference and every micro-batch then share what was made of it.
-
-    Args:
-        policy: `Policy.pixels` looks here first
-        limit: bytes of tensors
-
-    Yields:
-        TensorCache, empty at first
-    """
+    "While it is open, the image processor runs once for each different picture; `limit` is in bytes."
     before, policy.kept = policy.kept, TensorCache(limit)
     try:
         yield policy.kept
@@ -215,12 +194,7 @@ def get(parcel: Parcel, keep: bool = False) -> Any:
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1e8176a0
 class PlayerError(RuntimeError):
-    """Jobs that were not played to their end. What was finished has been handed over before.
-
-    Args:
-        lost: number of the job -> why
-        jobs: how many there were
-    """
+    "Jobs that were not played to their end, number -> why; what was finished was handed over before."
 
     def __init__(self, lost: dict[int, str], jobs: int) -> None:
         self.lost = lost
@@ -300,16 +274,7 @@ def _shelf(place):
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1ea8e6c6
 class Players:
-    """Processes that play: `with Players(play) as players: ...` (MTDrive section 3.4, IPSS).
-
-    Args:
-        play: function (job, hand_over) that can be imported by name; it calls hand_over(item) for what is finished, and
-            does not change the item afterwards
-        workers: processes
-        threads: of each, that write finished items while it plays on
-        folder: where items lie on their way; default: /dev/shm if it is there. What a process that was killed has left
-            there is taken away
-    """
+    "Processes that play, to be opened by `with` (MTDrive section 3.4, IPSS); items go through `folder`."
 
     def __init__(self, play: Callable, workers: int = 2, *, threads: int = 2, folder: str | Path | None = None) -> None:
         shared = "/dev/shm"
@@ -352,18 +317,7 @@ class Players:
         process.join()
 
     def stream(self, jobs: Iterable, opened: bool = True) -> Iterator[tuple[int, Any]]:
-        """Play jobs, each by whoever is free; what is finished comes while the rest is being played.
-
-        Args:
-            jobs: what `play` takes
-            opened: False: the parcels as they are, to be opened by `get`
-
-        Yields:
-            number of the job, and what was handed over
-
-        Raises:
-            PlayerError: after everything else: jobs that raised, or whose process died
-        """
+        "Yields (job number, item) as soon as it is finished; PlayerError for failed jobs after all else."
         jobs = list(jobs)
         for left in (p for p in Path(self.shelf.name).iterdir() if p.is_file()):  # pictures of the last step
             left.unlink()
@@ -430,15 +384,7 @@ class Given(NamedTuple):
 
 
 def mark_of(weights: torch.nn.Module | Mapping[str, torch.Tensor], numbers: int = 16) -> str:
-    """A digest of weights, as bf16 sees them.
-
-    Args:
-        weights: of a model that is not sharded, or by name
-        numbers: of each weight that are read, about
-
-    Returns:
-        16 hexadecimal digits
-    """
+    "A digest, 16 hex digits, of weights as bf16 sees them; about `numbers` of each are read."
     digest = hashlib.sha256()
     for name, weight in weights.named_parameters() if isinstance(weights, torch.nn.Module) else weights.items():
         flat = weight.detach().reshape(-1)
@@ -470,21 +416,7 @@ def place_of(model: torch.nn.Module, shared: str | Path | None, run: Path) -> Pa
 
 
 def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
-    """Write the weights that are trained, for players; every process must call it, the first one writes.
-
-    The numbers are looked at here, once, where they are: each process looks at those that it holds.
-
-    Args:
-        model: sharded or not
-        path: .safetensors, in a folder of its own: what lies there from earlier rollouts is removed
-        bf16: what autocast rounds is written in bf16
-
-    Returns:
-        the seal in the file's header, another one each time; in other processes than the first ""
-
-    Raises:
-        WeightsError: a weight with a NaN or an infinity; in all processes
-    """
+    "Write the trained weights for players; every process must call it. The seal in the header, else empty."
     trained, shared = _trained(model), is_sharded(model)
     wrong = not_finite({n: slice_of(p.detach()) for n, p in trained.items()}) if shared or first_process() else []
     wrong = gather_object(wrong) if torch.distributed.is_initialized() else wrong
@@ -559,20 +491,7 @@ def at_play(
     player: str = "here",
     folder: str = "",
 ) -> tuple[Any, Policy, Any]:
-    """What a player's process makes, once: `make` for `play_rollout`.
-
-    Args:
-        make: of a pipeline: () -> engine, policy, task as they are when training begins
-        bf16: the trainer computes under bf16 autocast: what that rounds is kept in bf16 alone
-        threads: of torch in this process; 0: its own choice
-        sharing: processes on this process's device: the players of a trainer, and the trainer
-        peft_config: adapters that the trainer has put onto its policy
-        player: "here": the policy of this process; or addresses of servers with commas
-        folder: for the engine of servers, which the trainer alone writes to
-
-    Returns:
-        engine, policy, task
-    """
+    "What a player's process makes, once: `make` for `play_rollout`, giving engine, policy, task."
     if threads:
         torch.set_num_threads(threads)
     engine, policy, task = make()
@@ -589,20 +508,7 @@ def at_play(
 
 @contextmanager
 def streaming(kind: type, players: int, make: Callable | None, **how: Any) -> Iterator[type]:
-    """A trainer's class whose episodes come from players while it is open.
-
-    Args:
-        kind: of the trainer
-        players: processes; 0: the class as it is
-        make: of a pipeline, as `at_play` takes it; can be imported by name
-        **how: more of what `at_play` takes
-
-    Yields:
-        the class
-
-    Raises:
-        TypeError: players without `make`
-    """
+    "A trainer's class whose episodes come from players while it is open; with 0 players, as it is."
     if not players:
         yield kind
         return
@@ -620,13 +526,7 @@ def _made(make):
 
 
 def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
-    """Play a group in this process; for `Players(functools.partial(play_rollout, make))`.
-
-    Args:
-        make: () -> engine, policy, task; can be imported by name, and is called once in a process
-        job: scenes, and what else `rollout` takes, as a dict; perhaps `given`, with which weights
-        hand_over: gets place -> Episode: of a whole group; if the engine fails, of what is over
-    """
+    "Play a group in this process, for `Players`; if the engine fails, what is over is handed over."
     scenes, at = job[0], _made(make)
     given = job[1].get("given", Given())
     how = {k: v for k, v in job[1].items() if k != "given"}
@@ -655,24 +555,7 @@ def rollout_elsewhere(
     known: Mapping[int, Episode] | None = None,
     **how: Any,
 ) -> list[Episode]:
-    """Play every scene to its end in other processes, one group a job.
-
-    Args:
-        players: of `play_rollout`
-        scenes: as `rollout` takes them
-        places: (place in its group, size of the group) of each, a group one after another
-        seed: of the rollout; each job is told the place of its first episode, so that the seeds of its answers are
-            those that they have in one process
-        on_group: called with (index of the first, episodes) as soon as a group is here
-        known: index -> Episode that was played before; it is not played again
-        **how: more of what `rollout` takes: limits, temperature; `given` for `play_rollout`
-
-    Returns:
-        one Episode for each scene, in order
-
-    Raises:
-        RolloutError: a player died or its engine failed; carries what is over, and tells what is missing
-    """
+    "Play every scene in other processes, one group a job, with the seeds of one process; episodes in order."
     starts = [i for i, (place, _) in enumerate(places) if place == 0 or i == 0]
     episodes, groups = dict(known or {}), zip(starts, [*starts[1:], len(scenes)], strict=True)
     groups = [(a, b) for a, b in groups if not all(i in episodes for i in range(a, b))]
@@ -726,15 +609,7 @@ class StreamsEpisodes:
         yield
 
     def rollout(self, scenes: list, **how: Any) -> list[Episode]:
-        """Episodes of the players; the pictures of a group are prepared while others play.
-
-        Args:
-            scenes: of this process
-            **how: as `rollout_elsewhere`
-
-        Returns:
-            episodes, in the order of the scenes
-        """
+        "Episodes of the players; the pictures of a group are prepared while others play."
         tell = how.pop("on_group", None)
 
         def arrived(first, whole):

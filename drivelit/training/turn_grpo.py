@@ -56,15 +56,7 @@ from .throughput import give_back_memory, prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
 def scene_order(count: int, args: GRPOConfig) -> list[int]:
-    """Permutations of the scenes, one after another, drawn from the seed.
-
-    Args:
-        count: scenes there are
-        args: GRPOConfig: batch sizes, max_steps and the seed
-
-    Returns:
-        list of scene numbers, one for each scene played in the run
-    """
+    "Scene numbers of a run: permutations, one after another, drawn from the seed."
     update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     rollouts = -(-args.max_steps * update // (args.generation_batch_size * args.num_iterations))
     need, rng = rollouts * args.generation_batch_size // args.num_generations, np.random.default_rng(args.seed)
@@ -72,33 +64,14 @@ def scene_order(count: int, args: GRPOConfig) -> list[int]:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #7a981867
 def micro_batches(lengths: Sequence[int], micro: int, update: int, seed: int | Sequence[int] = 0) -> np.ndarray:
-    """Which episodes go through the model together: drawn at random for each update, sorted by length in it.
-
-    Args:
-        lengths: tokens of each episode, (N,); N is a multiple of `update`
-        micro: episodes in a micro-batch
-        update: episodes of this process in an update, a multiple of `micro`
-
-    Returns:
-        (N / micro, micro) episode numbers, in the order of the updates
-    """
+    "Episodes (N / micro, micro) by update, drawn at random for each, sorted by length (N,) in it."
     lengths = np.asarray(lengths)
     updates = np.random.default_rng(seed).permutation(len(lengths)).reshape(-1, update)
     return np.concatenate([u[np.argsort(lengths[u], kind="stable")] for u in updates]).reshape(-1, micro)
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #bac5d188
 def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarray) -> dict:
-    """Episodes as TRL's loss wants them, and what the model reads. No word of a failed episode is learnt from.
-
-    Args:
-        episodes: B of them
-        advantages: (B, J), NaN where an episode had no turn j
-
-    Returns:
-        dict: inputs, what `model(**inputs)` takes, its pixels on the CPU until they are needed; over all W ids:
-        turn (B, W), -1 where the policy does not speak, own (B, W), where it does; over the T last ids: completion_ids,
-        completion_mask, tool_mask (its own words) and advantages (B, T); prompt_ids and prompt_mask (B, W - T)
-    """
+    "Episodes and advantages (B, J) as TRL's loss wants them; no token of a failed episode is learnt from."
     inputs = policy.collate([e.ids for e in episodes], [e.images for e in episodes], pad="right", media=False)
     inputs |= policy.pixels([i for e in episodes for i in e.images])
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -145,16 +118,7 @@ def chosen(logits: torch.Tensor, ids: torch.Tensor, entropy_learns: bool = False
 
 @contextmanager
 def in_pieces(head: torch.nn.Module, say: Callable[[torch.Tensor, slice], torch.Tensor]) -> Iterator[None]:
-    """While it is open, an output head gives what is wanted of the logits in their place, and never holds many.
-
-    Args:
-        head: of a model, which calls it for its logits
-        say: logits (m, V) of some places, and which of all places these are -> (m, K) of them; it is called again on
-            the way back
-
-    Returns:
-        context manager
-    """
+    "While it is open, a head gives `say` (m, K) of logits (m, V); `say` is called again in the backward."
     whole = head.forward
 
     def pieces(hidden):
@@ -183,21 +147,7 @@ def in_pieces(head: torch.nn.Module, say: Callable[[torch.Tensor, slice], torch.
 def by_rule(
     rule: Any, logits: torch.Tensor, ids: torch.Tensor, own: torch.Tensor, at: slice = slice(None)
 ) -> torch.Tensor:
-    """Logits among what a rule allowed.
-
-    Args:
-        rule: of the engine, such as `drivelit.policy.image_tokens.DreamRule`
-        logits: (m, V) for some of the M words of the policy
-        ids: (B, W) of the rows
-        own: (B, W) whether the policy said the word; M of them
-        at: which of the M words
-
-    Returns:
-        (m, V), -inf for what could not be said
-
-    Raises:
-        ValueError: a word was said that the rule forbids
-    """
+    "Logits (m, V) among what a rule allowed, -inf elsewhere; ValueError for a sampled token it forbids."
     rows = zip(ids.tolist(), own.tolist(), strict=True)
     kinds = [k for row, mine in rows for k, m in zip(rule.kinds(row), mine, strict=True) if m]
     logits, drawn = rule.restrict(logits, kinds[at]), ids[own][at]
@@ -297,13 +247,7 @@ class Reference:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #1509b3da
 class OwnReference:
-    """A policy of its own as the reference.
-
-    Args:
-        policy: with the same tokens as the one that is trained; frozen, and whole on each device also where the policy
-            is shared out
-        device: where it answers
-    """
+    "A policy of its own as the reference, with the same tokens; frozen, and whole on each device."
 
     def __init__(self, policy: Policy, device: torch.device):
         self.model = policy.model.to(device).eval().requires_grad_(False)
@@ -314,18 +258,10 @@ class OwnReference:
         yield self.model
 
     def save(self, folder: str | Path) -> None:
-        """Nothing: it never changes, and a run that goes on is given it again.
-
-        Args:
-            folder: checkpoint
-        """
+        "Nothing: it never changes, and a run that goes on is given it again."
 
     def load(self, folder: str | Path) -> None:
-        """Nothing, likewise.
-
-        Args:
-            folder: checkpoint
-        """
+        "Nothing, as in `save`."
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #f81a9c5b
 @dataclass
@@ -343,14 +279,7 @@ described(TurnGRPOConfig)
 
 
 def check_args(args: TurnGRPOConfig) -> None:
-    """Refuse a configuration that does not know of episodes.
-
-    Args:
-        args: of a trainer
-
-    Raises:
-        TypeError: it is another class, such as TRL's own
-    """
+    "TypeError for a configuration that does not know of episodes, such as TRL's own."
     if not isinstance(args, TurnGRPOConfig):
         raise TypeError(
             f"args is a {type(args).__name__}: make it a TurnGRPOConfig (drivelit.training.turn_grpo), which takes the "
@@ -359,15 +288,7 @@ def check_args(args: TurnGRPOConfig) -> None:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #43bdd8b2
 def check_task(task: Task, scenes: Sequence) -> None:
-    """Refuse what cannot be played.
-
-    Args:
-        scenes: what it is played in
-
-    Raises:
-        TypeError: not a Task, or its prompt is not a list of messages
-        ValueError: no scenes
-    """
+    "Refuse what cannot be played: TypeError for no Task, ValueError for no scenes."
     kind = type(task).__name__
     for name in ("prompt", "opening", "step_batch", "outcome", "compare"):
         if not callable(getattr(task, name, None)):
@@ -382,17 +303,7 @@ def check_task(task: Task, scenes: Sequence) -> None:
 
 
 def check_reference(policy: Policy, reference: Policy | None, every: int, beta: float) -> None:
-    """Refuse a reference that cannot be one.
-
-    Args:
-        policy: that is trained
-        reference: of its own, or None
-        every: rollouts after which the current policy becomes the reference; 0: never
-        beta: of the KL penalty
-
-    Raises:
-        ValueError: nothing is held on to, the reference would change, or it has other tokens
-    """
+    "ValueError for a reference with other tokens, one that would change, or one that nothing uses."
     if every and not beta:
         raise ValueError("reference_every: without a KL penalty (beta 0) there is no reference to refresh")
     if every and reference:
@@ -402,16 +313,7 @@ def check_reference(policy: Policy, reference: Policy | None, every: int, beta: 
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #bc42f429
 def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) -> None:
-    """Refuse episodes that nothing can be learnt from.
-
-    Args:
-        episodes: B of them
-        rewards: (B, J) what training takes for each turn
-
-    Raises:
-        ValueError: no turn of an episode has a reward; names those that it has. Or a reward is infinite; names the
-            scene and the turn
-    """
+    "ValueError for rewards (B, J) that are infinite, or an episode without a reward in any turn."
     silent = np.isnan(rewards).all(1)
     if silent.any():
         e = episodes[int(silent.argmax())]
@@ -450,11 +352,7 @@ def choose_advantage(advantage: str | Callable, std: str = EpisodeSettings.std) 
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #274a23c4
 def updates_of(args: GRPOConfig) -> int:
-    """Updates that are made from one rollout.
-
-    Returns:
-        updates: mini-batches times passes (num_iterations)
-    """
+    "Updates that are made from one rollout: mini-batches times passes (num_iterations)."
     return args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #8f77c2c6
@@ -493,15 +391,7 @@ def settle(args: TurnGRPOConfig, count: int) -> TurnGRPOConfig:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #c755dc21
 def played_row(episode: Episode, reward: np.ndarray) -> dict:
-    """What the log keeps of an episode: plain values, since they travel between processes.
-
-    Args:
-        episode: as it was played
-        reward: (J) what training takes for each turn, NaN where there was none
-
-    Returns:
-        dict
-    """
+    "What the log keeps of an episode and its rewards (J): plain values, as they go between processes."
     return dict(
         rewards=episode.rewards,
         reward=reward[~np.isnan(reward)],
@@ -512,14 +402,7 @@ def played_row(episode: Episode, reward: np.ndarray) -> dict:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #db100854
 def turn_log(played: Sequence[dict]) -> dict[str, float]:
-    """Means over the episodes of a rollout.
-
-    Args:
-        played: rows of played_row, of all processes
-
-    Returns:
-        name -> mean: tokens, turns_used, reward, reward/first, turn1/share, turn1/<reward's name>, ...
-    """
+    "Means over the episodes of a rollout by name: tokens, turns_used, reward, reward/first, turn1/share."
     log = {key: [e[key] for e in played] for key in ("tokens", "truncated")}
     log["turns_used"] = [len(e["reward"]) for e in played]
     log["reward/first"] = [e["reward"][0] for e in played]
@@ -581,18 +464,7 @@ class KeepsPlayed:
     _known = {}  # place -> Episode of the next rollout that was played before it was cut off
 
     def play_to_the_end(self, scenes: list, done: int) -> list[Episode]:
-        """Play each scene once; each group that is over is kept until all are, for the run that goes on after a fault.
-
-        Args:
-            scenes: of this process
-            done: rollouts before this one
-
-        Returns:
-            episodes, in the order of the scenes
-
-        Raises:
-            EngineError: a server is down; what all processes have played lies beside a checkpoint of this moment
-        """
+        "Play each scene once; each finished group is kept until all are, for the run that goes on after a fault."
         out, step = Path(self.args.output_dir), self.state.global_step
         folder = out / "played" / f"{step}-{self.accelerator.process_index}"
         asked, error = self._asked(scenes), None
@@ -627,14 +499,7 @@ class PlaysEpisodes:
     "The part of the trainer that makes experience: scenes in, scored micro-batches out."
 
     def roll_out(self, scenes: list) -> list[dict]:
-        """A step of algorithm 1 up to its updates: refresh, play, score, cut into micro-batches.
-
-        Args:
-            scenes: of this process, each repeated for its group
-
-        Returns:
-            batches of make_batch, in the order of the updates
-        """
+        "A step of algorithm 1 up to its updates: refresh, play, score, cut into micro-batches."
         done = self.state.global_step // updates_of(self.args)
         every = self.args.reference_every
         if every and done and done % every == 0:
@@ -653,15 +518,7 @@ class PlaysEpisodes:
         return batches
 
     def play(self, scenes: list, on_group: Callable[[int, list[Episode]], Any] | None = None) -> list[Episode]:
-        """Play each scene once. The seed depends on the step alone: a resumed run plays what it would have played.
-
-        Args:
-            scenes: of this process; a group's copies of a scene stand one after another
-            on_group: called with (place of the first, episodes) as soon as a group is over
-
-        Returns:
-            episodes, in the order of the scenes
-        """
+        "Play each scene once; the seed depends on the step alone, so a resumed run plays the same."
         rank, group = self.accelerator.process_index, self.num_generations
         # A task may open each episode of a group in its own way (half of them with tools): it is told the place.
         places = [((rank * len(scenes) + i) % group, group) for i in range(len(scenes))]
@@ -678,29 +535,11 @@ class PlaysEpisodes:
         return episodes
 
     def rollout(self, scenes: list, **how: object) -> list[Episode]:
-        """Where episodes come from: the engine. `drivelit.training.throughput.StreamsEpisodes` asks other processes.
-
-        Args:
-            scenes: of this process
-            **how: places, seed, temperature, limits, on_group, perhaps known, for `drivelit.rollout.core.rollout`
-
-        Returns:
-            episodes, in the order of the scenes
-        """
+        "Episodes from the engine, in the order of the scenes; `StreamsEpisodes` asks other processes."
         return rollout(self.engine, self.policy, self.task, scenes, **how)
 
     def score(self, episodes: list[Episode]) -> np.ndarray:
-        """Reward each turn and compare it in its group, over all processes; log the rewards.
-
-        Args:
-            episodes: of this process
-
-        Returns:
-            (B, J) advantages of this process's episodes, NaN where there was no turn, and in all of a failed episode
-
-        Raises:
-            EngineError: the engine has refused every conversation of all processes
-        """
+        "Advantages (B, J) of each turn in its group, over all processes; NaN without a turn or if failed."
         rank, task = self.accelerator.process_index, self.task
         everywhere = self._from_all([(e.failed, None if e.failed else task.outcome(e)) for e in episodes])
         groups = np.arange(len(everywhere)) // self.num_generations  # TRL's sampler repeats each scene that often
@@ -736,16 +575,7 @@ class LearnsWords:
     "The part of the trainer that learns: micro-batches in, a loss out."
 
     def make_batch(self, episodes: list[Episode], advantages: np.ndarray) -> dict:
-        """A micro-batch: tensors, and what the old policy and the reference say about the words.
-
-        Args:
-            episodes: B of them
-            advantages: (B, J)
-
-        Returns:
-            dict of `as_tensors`, with old_per_token_logps and ref_per_token_logps (B, T) where they are needed, and
-            what `weighed` says where another program plays
-        """
+        "A micro-batch: `as_tensors`, with log-probabilities (B, T) of old policy and reference where needed."
         batch = as_tensors(self.policy, episodes, advantages)
         with torch.no_grad():
             # with one update the old policy is the current one, and the ratio is 1
@@ -759,15 +589,7 @@ class LearnsWords:
         return batch
 
     def log_probabilities(self, model: torch.nn.Module, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each word that the policy said, at the temperature of play.
-
-        Args:
-            model: the policy's, perhaps wrapped for several devices
-            batch: of make_batch
-
-        Returns:
-            log-probabilities (B, T) and entropies (B, T); 0 where the policy did not speak
-        """
+        "Log-probabilities and entropies (B, T) of sampled tokens at the temperature of play; 0 elsewhere."
         own = batch["own"]
         before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
         inputs = {k: v.to(own.device) for k, v in batch["inputs"].items()}  # pixels of this micro-batch alone
@@ -784,33 +606,14 @@ class LearnsWords:
         return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in found.unbind(-1))
 
     def constrain(self, logits: torch.Tensor, batch: dict, at: slice = slice(None)) -> torch.Tensor:
-        """What may be said where: no control tokens where servers draw, and the engine's rule, if it has one.
-
-        Args:
-            logits: (m, V) for some of the M words of the policy in the batch; they predict `input_ids[own][at]`
-            batch: of make_batch; `turn[own]` (M) has their turns
-            at: which of the M words
-
-        Returns:
-            (m, V) logits, -inf for words that could not be said
-
-        Raises:
-            ValueError: a word was said that the rule forbids, so the engine drew by another one
-        """
+        "Logits (m, V), -inf for control tokens where servers draw, and by the engine's rule, if it has one."
         rule = getattr(self.engine, "rule", None)
         if hasattr(self.engine, "publish"):  # servers draw among the other words, and tell their probability there
             logits = logits.index_fill(1, torch.tensor(self.engine.never, device=logits.device), -torch.inf)
         return logits if rule is None else by_rule(rule, logits, batch["inputs"]["input_ids"], batch["own"], at)
 
     def objective(self, batch: dict) -> torch.Tensor:
-        """The loss of a micro-batch: minus eq. 4, by TRL; other losses by GRPOConfig(loss_type=...).
-
-        Args:
-            batch: of make_batch
-
-        Returns:
-            scalar, divided by the number of micro-batches in an update
-        """
+        "The loss of a micro-batch: minus eq. 4, by TRL, divided by the micro-batches in an update."
         self.said = self.log_probabilities(self.model_wrapped, batch)
         return super()._compute_loss(self.model_wrapped, batch)
 
@@ -822,17 +625,7 @@ class LearnsWords:
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #ee97a003
 def importance_weights(trainer: torch.Tensor, sampler: torch.Tensor, own: torch.Tensor, cap: float) -> torch.Tensor:
-    """How much each word counts that another program has drawn: min(exp(trainer - sampler), cap).
-
-    Args:
-        trainer: (B, T) log-probabilities of the words in the trainer, with the weights that played
-        sampler: (B, T) with which they were drawn; NaN where that is not known, which weighs 1
-        own: (B, T) whether the policy said the word; all others weigh 1
-        cap: C, above 0
-
-    Returns:
-        (B, T) weights without gradient
-    """
+    "min(exp(trainer - sampler), cap) (B, T) without gradient; 1 where unknown (NaN) or not sampled."
     return ((trainer - sampler) * own.bool()).nan_to_num(nan=0.0).exp().clamp(max=cap).detach()
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #c426e91b
@@ -865,16 +658,7 @@ class PlaysElsewhere:
         yield
 
     def weighed(self, batch: dict, episodes: Sequence[Episode]) -> dict:
-        """What another program's log-probabilities change in a batch.
-
-        Args:
-            batch: with old_per_token_logps
-            episodes: its rows
-
-        Returns:
-            dict: sampling_per_token_logps (B, T); with importance_cap also importance_sampling_ratio (B, T) and the
-            advantages (B, T), weighed with it
-        """
+        "What another program's log-probabilities change in a batch: with a cap, ratio and advantages (B, T)."
         drawn = torch.zeros(batch["own"].shape)
         for row, e in zip(drawn, episodes, strict=True):
             row[: len(e.logprobs)] = torch.tensor(e.logprobs)
@@ -887,14 +671,7 @@ class PlaysElsewhere:
         return weights_of
 
     def log_difference(self, batches: list[dict]) -> None:
-        """Log by how much sampler and trainer differ, over the policy's own words of all processes.
-
-        Args:
-            batches: of a rollout
-
-        Raises:
-            EngineError: by more than `sampling_bound`, in the mean: nothing is learnt from these words
-        """
+        "Log by how much sampler and trainer differ on tokens; EngineError if by over `sampling_bound`, mean."
         masks = [b["tool_mask"].bool() for b in batches]
         apart = [(b["old_per_token_logps"] - b["sampling_per_token_logps"]).abs() for b in batches]
         kinds = {"sampling_logp_difference": (apart, ("mean", "max"))}
