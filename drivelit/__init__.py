@@ -1,4 +1,4 @@
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from .scene.extras import name_the_extra as _name_the_extra
 
