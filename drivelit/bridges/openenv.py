@@ -236,9 +236,8 @@ def app_of(task: Any, scenes: Sequence[Any], secret: str, sessions: int = 64, id
         return _responses.JSONResponse(dict(detail=f"{error}{hint if 'no episode' in str(error) else ''}"), 422)
 
     async def quiet(scope: _Scope, receive: _Receive, send: _Send) -> None:
-        with suppress(
-            _websockets.WebSocketDisconnect
-        ):  # a client that has left is closed once more by OpenEnv's server
+        gone = _websockets.WebSocketDisconnect, getattr(_websockets, "WebSocketDisconnected", ConnectionError)
+        with suppress(*gone):  # a client that has left is closed once more by OpenEnv's server; starlette 1.10 says -ed
             await app(scope, receive, send)
 
     app.add_exception_handler(ValueError, refused)
