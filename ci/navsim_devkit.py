@@ -10,8 +10,8 @@ First in drivelit's environment, then twice in the devkit's, where nothing of dr
     devkit/bin/python ci/navsim_devkit.py FOLDER --navsim NAVSIM --nuplan NUPLAN_DEVKIT --golden FILE
 
 NAVSIM is a clone of autonomousvision/navsim, first at branch v1.1, then at main (v2); NUPLAN_DEVKIT is one of
-motional/nuplan-devkit; FILE is the recorded table, to which each of the two runs adds its part. `--time` in place of
-`--write` and of `--golden FILE` prints how long a call takes to drive and score 1, 16 and 256 plans, on each side.
+motional/nuplan-devkit; FILE is the recorded table, to which each of the two runs adds its part. How long a call takes
+on each side is told by `ci/bench/peers.py --only navsim`, which uses this file.
 
 Unmodified and in use: the readers of logs (SceneLoader, Scene, NavSimScenario), MetricCacheProcessor with PDM-Closed
 and its search over the lane graph, run_pdm_score_from_submission (v1), the base class of the replay agent (v2),
@@ -24,10 +24,10 @@ import gzip
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import pickle
 import sys
-import time
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -373,52 +373,67 @@ def write(folder):
     write_agent(folder)
 
 
-def clock(folder, tokens, call):
-    "Print the CPU milliseconds of a call for 1, 16 and 256 plans: mean over scenes, the least of four."
-    plans = {r["id"]: np.array(r["poses"]) for r in map(json.loads, (folder / "plans.jsonl").read_text().splitlines())}
-    for n in (1, 16, 256):
-        least = np.inf
-        for seed in range(4):
-            varied = np.random.default_rng(seed).uniform(0.8, 1.1, (n, 1, 1))
-            begin = time.process_time()
-            for token in tokens:
-                call(token, plans[token] * varied)
-            least = min(least, (time.process_time() - begin) / len(tokens))
-        print(f"{n:4d} plans: {1e3 * least:8.2f} ms a call", flush=True)
+def plans_of(folder):
+    "(8, 3) poses of each scene."
+    return {r["id"]: np.array(r["poses"]) for r in map(json.loads, (folder / "plans.jsonl").read_text().splitlines())}
 
 
-def time_ours(folder):
-    "In drivelit's environment."
-    from drivelit.metrics import pdm
-    from drivelit.scene.core import from_json
+def scorer_of(folder, scenes, version):
+    """Its simulator and scorer for several plans in one call: (token, plans, drive the reference, too) -> its scores.
 
-    prepared = {f.stem: pdm.prepare(from_json(f)) for f in sorted((folder / "scenes").glob("*.json"))}
-    clock(folder, list(prepared), lambda token, plans: pdm.score(prepared[token], plans))
-
-
-def time_v1(folder, scenes):
-    "As its pdm_score does it, for several plans in one call."
+    The reference comes first. v1 gives numbers and EP against the best of the call, v2 a table for each plan.
+    """
     from navsim.common.dataclasses import Trajectory
     from navsim.common.dataloader import MetricCacheLoader
     from navsim.evaluate.pdm_score import get_trajectory_as_array, transform_trajectory
     from navsim.planning.simulation.planner.pdm_planner.scoring.pdm_scorer import PDMScorer
     from navsim.planning.simulation.planner.pdm_planner.simulation.pdm_simulator import PDMSimulator
 
-    _, cache, sampling = caches(folder, scenes, "v1")
+    _, cache, sampling = caches(folder, scenes, version)
     known, simulator, scorer = MetricCacheLoader(cache), PDMSimulator(sampling), PDMScorer(sampling)
     kept = {token: known.get_from_token(token) for token in known.tokens}
+    traffic = None
+    if version == "v2":
+        traffic = importlib.import_module("navsim.traffic_agents_policies.log_replay_traffic_agents")
+        traffic = traffic.LogReplayTrafficAgents(sampling)
 
-    def call(token, plans):
+    def call(token, plans, reference=True):
         m = kept[token]
-
-        def array(way):
-            return get_trajectory_as_array(way, sampling, m.ego_state.time_point)
-
         ways = [transform_trajectory(Trajectory(p.astype(np.float32)), m.ego_state) for p in plans]
-        driven = simulator.simulate_proposals(np.stack([*map(array, [m.trajectory, *ways])]), m.ego_state)
-        scorer.score_proposals(driven, m.observation, m.centerline, m.route_lane_ids, m.drivable_area_map)
+        ways = [m.trajectory] * reference + ways
+        arrays = np.stack([get_trajectory_as_array(way, sampling, m.ego_state.time_point) for way in ways])
+        driven = simulator.simulate_proposals(arrays, m.ego_state)
+        given = [m.observation, m.centerline, m.route_lane_ids, m.drivable_area_map]
+        if traffic:
+            given += [m.map_parameters, traffic.simulate_environment(driven[-1], m), m.past_human_trajectory]
+        return scorer.score_proposals(driven, *given)
 
-    clock(folder, list(kept), call)
+    return call
+
+
+def opened(folder, navsim=None, nuplan=None):
+    """The devkit of two clones, or the installed one, for the scenes of a folder: its version and `scorer_of`.
+
+    Raises ImportError where there is none.
+    """
+    scenes = prepare_devkit(folder, navsim, nuplan)
+    return version_of(), scorer_of(folder.resolve(), scenes, version_of())
+
+
+def version_of():
+    "v1 or v2."
+    return "v2" if importlib.util.find_spec("navsim.traffic_agents_policies") else "v1"
+
+
+def prepare_devkit(folder, navsim, nuplan):
+    "Make the devkit importable, with the map of the scenes of a folder, which are returned."
+    sys.meta_path.append(Nothing())  # behind the others: what is installed is used
+    sys.path[:0] = [str(p) for p in (navsim, nuplan) if p]
+    scenes = [json.loads(f.read_text()) for f in sorted((folder / "scenes").glob("*.json"))]
+    town = TownMap(scenes)
+    for name in ("navsim.common.dataclasses", "navsim.planning.scenario_builder.navsim_scenario"):
+        patch.object(importlib.import_module(name), "get_maps_api", lambda *_: town).start()
+    return scenes
 
 
 def keep(golden, version, scenes, folder, rows):
@@ -444,24 +459,12 @@ def main():
     parser.add_argument("--navsim", type=Path, help="clone of autonomousvision/navsim, v1.1 or main")
     parser.add_argument("--nuplan", type=Path, help="clone of motional/nuplan-devkit")
     parser.add_argument("--golden", type=Path, help="the recorded file, to which the table is added")
-    parser.add_argument("--time", action="store_true", help="how long a call takes: ours, or v1.1's with --navsim")
     args = parser.parse_args()
     if args.write:
         return write(args.folder)
-    if args.time and not args.navsim:
-        return time_ours(args.folder)
     if not (args.navsim and args.nuplan):
         parser.error("--write, or --navsim and --nuplan")
-    sys.meta_path.append(Nothing())  # behind the others: what is installed is used
-    sys.path[:0] = [str(args.navsim), str(args.nuplan)]
-    version = "v2" if (args.navsim / "navsim/traffic_agents_policies").is_dir() else "v1"
-    scenes = [json.loads(f.read_text()) for f in sorted((args.folder / "scenes").glob("*.json"))]
-    town = TownMap(scenes)
-    places = ("navsim.common.dataclasses", "navsim.planning.scenario_builder.navsim_scenario")
-    for name in places:
-        patch.object(importlib.import_module(name), "get_maps_api", lambda *_: town).start()
-    if args.time:
-        return time_v1(args.folder.resolve(), scenes)
+    scenes, version = prepare_devkit(args.folder, args.navsim, args.nuplan), version_of()
     rows = dict(v1=score_v1, v2=score_v2)[version](args.folder.resolve(), scenes)
     rows = [{k: plain(v) for k, v in r.items()} for r in sorted(rows, key=lambda r: r["token"])]
     (args.folder / f"{version}.json").write_text(json.dumps(rows, indent=1) + "\n")

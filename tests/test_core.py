@@ -142,6 +142,24 @@ def test_a_plan_of_a_run_imports_nothing_that_trains():
     assert not {"torch", "transformers", "trl", "datasets"} & set(found)
 
 
+PLAYED = """
+from drivelit.mtdrive.formats import fixed_parts, kit_text
+from drivelit.mtdrive.pipeline import play
+from drivelit.mtdrive.profile import MTDriveProfile
+from drivelit.policy.model import load_policy
+from drivelit.runs.profiles import load_profile
+from drivelit.scene.town import scenes
+profile = load_profile(MTDriveProfile, "smoke", new_tokens=4, turns=1)
+policy = load_policy("toy", text=kit_text(), fixed=fixed_parts())
+assert len(play(policy, scenes(1), profile)) == 1
+"""
+
+
+def test_a_policy_that_only_plays_imports_nothing_that_trains():
+    found = set(loaded(PLAYED))
+    assert "torch" in found and not {"trl", "datasets"} & found, found
+
+
 def test_what_the_core_declares_has_no_torch():
     names = " ".join(PROJECT["dependencies"])
     assert not any(n in names for n in ("torch", "transformers", "trl", "peft", "accelerate", "datasets"))

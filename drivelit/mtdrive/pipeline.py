@@ -36,7 +36,6 @@ from ..training.checkpoints import first_process, wait_for_all
 from ..scene.core import Scene
 from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
-from ..training.sft import candidate, train_sft
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
 from ..runs.record import NO_SEED, write_part
@@ -52,7 +51,6 @@ from drivelit.runs.stages import (
     write_scenes,
 )
 from ..scene.files import write_json
-from ..training.turn_grpo import train_rl
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #7751ab47
 STAGES = Stages("drivelit.mtdrive", **GRAPH)
@@ -351,6 +349,8 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: candidates (for each its pdms and unreadable share on the scenes of the choice), chosen (from 1)
     """
+    from drivelit.training.sft import candidate  # with TRL, which what only plays or reads a record does not pay for
+
     here, count = STAGES.folder(out, stage, seed), profile.sft_candidates
     note, play_name = here / "chosen.json", next(iter(profile.plays))
     chosen_before = note.exists()
@@ -375,6 +375,8 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 def _take(here, best, count):
     "Put a candidate in the place of the last one; the others go, it stays: a stage that runs again needs it."
+    from drivelit.training.sft import candidate  # as in `choose`
+
     if best < count:
         with whole_folder(here / "final") as new:  # the same bytes, once on the disk
             shutil.copytree(candidate(here, best, count), new, copy_function=os.link)
@@ -392,6 +394,8 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: what `train_sft` and `examine` return
     """
+    from drivelit.training.sft import train_sft  # with TRL, which what only plays or reads a record does not pay for
+
     before = start_of(stage, profile.sft_warm)
     policy = load(trained(out, before, seed), profile, seed) if before else fresh(profile, seed)
     result = train_sft(
@@ -456,6 +460,10 @@ def reinforced(
     Returns:
         (policy, what `train_rl` returns)
     """
+    from drivelit.training.turn_grpo import (
+        train_rl,
+    )  # with TRL, which what only plays or reads a record does not pay for
+
     engine, policy, task = make(stage, out, profile, seed)
     result = train_rl(
         policy,
