@@ -22,7 +22,7 @@ if ! "$venv/bin/python" -c "$there" 2>/dev/null; then
   "${pip[@]}" "${pins[@]}" "$torch" ||
     "${pip[@]}" "${pins[@]}" --extra-index-url https://download.pytorch.org/whl/cpu "$torch"
   "${pip[@]}" "${pins[@]}" -e '.[skyrl,train,verifiers]' fastcore pytest \
-    codetiming==1.4.0 hydra-core==1.3.8 "omegaconf<2.4" ray fastapi uvicorn orjson
+    cachetools codetiming==1.4.0 hydra-core==1.3.8 "omegaconf<2.4" ray fastapi uvicorn orjson
   "${pip[@]}" --no-deps verl==0.9.1 tensordict==0.10.0 pyvers==0.1.0 importlib_metadata torchdata==0.11.0
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .skyrl import begin, opened, place_of
+from ..scene.core import to_rgb
 from ..scene.extras import MissingExtra
 
 # %% ../../nbs/65_bridges/79_verl.ipynb #c005
@@ -83,7 +84,7 @@ def write_rows(path: str | Path, system: str = "mtdrive", source: str = "toy", n
 def _png(image):
     "Bytes of a picture."
     data = io.BytesIO()
-    image.convert("RGB").save(data, "PNG")
+    to_rgb(image).save(data, "PNG")
     return data.getvalue()
 
 # %% ../../nbs/65_bridges/79_verl.ipynb #c008
