@@ -8,9 +8,9 @@ __all__ = ['prompts_of', 'beside', 'rows_in_one', 'read_once']
 # %% ../../nbs/40_training/15_shared.ipynb #c002
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..policy.engines import positions
 from ..policy.model import Policy
@@ -115,11 +115,12 @@ def read_once(policy: Policy, episodes: Sequence[Episode], batch: dict) -> dict 
 
     Args:
         episodes: B of them; those of one prompt beside each other
-        batch: inputs, right-padded (B, W), without a need of pixels; own (B, W), the policy's words
+        batch: inputs, right-padded (B, W), of which pixels are not used; own (B, W), the policy's words
 
     Returns:
-        dict of what `model(**it)` takes: (P, L) input_ids, with a mask (P, 1, L, L), position_ids (3, P, L), pixels of each row's media, and
-        logits_to_keep (P, L), the places before the policy's words, in the order of `own`. None: nothing is shared, or the attention takes no mask
+        dict of what `model(**it)` takes: input_ids (P, L), a mask (P, 1, L, L), position_ids (3, P, L), pixels of each
+        row's media, and logits_to_keep (P, L), the places before the policy's words, in the order of `own`. None:
+        nothing is shared, or the attention takes no mask
     """
     text = text_of(policy.model)
     if text is None or text.config._attn_implementation != "sdpa":
@@ -133,9 +134,7 @@ def read_once(policy: Policy, episodes: Sequence[Episode], batch: dict) -> dict 
     if len(packs) * max(map(len, places)) ** 2 > _MOST:
         return None
     device = batch["own"].device
-    places, parts = (
-        torch.nn.utils.rnn.pad_sequence(v, True, value).to(device) for v, value in ((places, 0), (parts, -1))
-    )
+    places, parts = (pad_sequence(v, True, value).to(device) for v, value in ((places, 0), (parts, -1)))
     media = [e for rows in packs for e in _media(policy, episodes, rows)]
     where = positions(policy.model, {k: v.to(device) for k, v in inputs.items()})
     before = batch["own"].roll(-1, dims=1).flatten()[places] & (parts > 0)

@@ -748,8 +748,9 @@ class LearnsWords:
             advantages: (B, J)
 
         Returns:
-            dict of `as_tensors`, with read (what the model reads in place of `inputs`, if a prompt is there once), old_per_token_logps and ref_per_token_logps (B, T) where they are needed, and
-            what `weighed` says where another program plays
+            dict of `as_tensors`, with read (what the model reads in place of `inputs`, where a prompt is read once),
+            old_per_token_logps and ref_per_token_logps (B, T) where they are needed, and what `weighed` says where
+            another program plays
         """
         batch = as_tensors(self.policy, episodes, advantages)
         if self.prompt_once and (read := read_once(self.policy, episodes, batch)):
