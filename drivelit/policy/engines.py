@@ -375,18 +375,30 @@ class _Rows:
         "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
         if (left := room()) <= 0:
             return
+        chosen, first = {}, self.cache.layers[0].rows(torch.tensor([0]))[0]
         for i in range(len(self.who)) if rows is None else rows:
             c, answer, place = self.conversations[self.who[i]], self.ids[self.who[i]], self._place(i)
             n = min(len(answer), self.width - self.start)  # a last token was not read if no token followed it
-            columns = torch.cat([self.mask[place, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
-            size = 2 * len(self.cache.layers) * self.cache.layers[0].row(place)[0][:, 0].nbytes * len(columns)
-            key = _key([*c.ids, *answer[:n]], c.images)
-            if key in read or size > left:
+            length = n + (int(self.mask[place, : self.start].sum()) if self.padded else self.start)
+            size, key = (
+                2 * len(self.cache.layers) * first[0, :, 0].nbytes * length,
+                _key([*c.ids, *answer[:n]], c.images),
+            )
+            if key in read or key in chosen or size > left:
                 continue
-            pairs = [layer.row(place) for layer in self.cache.layers]
-            layers = [tuple(v.index_select(1, columns).transpose(0, 1) for v in pair) for pair in pairs]
-            read[key] = _Read(list(c.images), layers, int(self.last[place]) + n)
-            left -= size
+            chosen[key], left = (place, n, _Read(list(c.images), [], int(self.last[place]) + n)), left - size
+        for n in {n for _, n, _ in chosen.values()}:  # most rows have as many tokens, and are copied together
+            self._copy([(place, reading) for place, m, reading in chosen.values() if m == n], self.start + n)
+        read.update({key: reading for key, (_, _, reading) in chosen.items()})
+
+    def _copy(self, rows, end):
+        "Keys and values of rows (place, _Read) up to a column, without those of padding."
+        places = torch.tensor([place for place, _ in rows], device=self.mask.device)
+        for layer in self.cache.layers:
+            pairs = [v[:, :, :end].transpose(1, 2).contiguous() for v in layer.rows(places)]
+            for k, (place, reading) in enumerate(rows):
+                seen = self.mask[place, :end].bool() if self.padded else slice(None)
+                reading.layers.append(tuple(v[k][seen] for v in pairs))
 
     def read(self, token):
         "One pass over the tokens just drawn."

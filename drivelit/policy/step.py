@@ -57,20 +57,20 @@ class GrowingLayer(DynamicLayer):
             super().batch_select_indices(indices)
             self.buffers = None  # what is left is a copy
 
-    def row(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that a row has read.
+    def rows(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that some rows have read, copied.
 
         Args:
-            n: of the row
+            places: (b,) numbers of the rows
 
         Returns:
-            its keys and values (K, T, D)
+            their keys and values (b, K, T, D)
         """
-        own = (self.keys[n], self.values[n]) if self.is_initialized else ()
+        own = (self.keys[places], self.values[places]) if self.is_initialized else ()
         if self.prompt is None:
             return own
-        prompt = self.prompt.row(n)
-        return tuple(torch.cat(pair, 1) for pair in zip(prompt, own, strict=True)) if own else prompt
+        prompts = self.prompt.of(places)
+        return tuple(torch.cat(pair, 2) for pair in zip(prompts, own, strict=True)) if own else prompts
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
@@ -107,16 +107,16 @@ class Prompt:
         hidden = torch.zeros(mask.shape, dtype=keys.dtype, device=keys.device).masked_fill(mask == 0, -torch.inf)
         self.bias = hidden.repeat_interleave(keys.shape[1], 0)[:, None]  # (G K, 1, T)
 
-    def row(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a row has read of its prompt.
+    def of(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts of some rows, copied.
 
         Args:
-            n: of the row
+            places: (b,) numbers of the rows
 
         Returns:
-            keys and values (K, T, D)
+            keys and values (b, K, T, D)
         """
-        return self.keys[n // self.rows], self.values[n // self.rows]
+        return self.keys[places // self.rows], self.values[places // self.rows]
 
     def select(self, groups: torch.Tensor, rows: int) -> None:
         """Keep some groups.
