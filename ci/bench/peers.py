@@ -72,7 +72,7 @@ def play(args):
     from drivelit.scene.town import scenes
 
     policy = load_policy("toy", size=args.size, text=kit_text(), fixed=fixed_parts())
-    task, some = MTDriveTask(max_turns=4), scenes(16)
+    task, some = MTDriveTask(max_turns=4), scenes(64)
 
     class Plain:
         "What users write: pad, `generate`, decode."
@@ -91,8 +91,11 @@ def play(args):
     ours = TransformersEngine(policy)
     ours.eos = -1  # no answer ends early
     for name, who, turns in (
-        ("16 scenes, one answer each", some, 1),
+        ("1 scene, one answer", some[:1], 1),
+        ("16 scenes, one answer each", some[:16], 1),
+        ("64 scenes, one answer each", some, 1),
         ("2 scenes, 8 answers each", [s for s in some[:2] for _ in range(8)], 1),
+        ("8 scenes, 8 answers each", [s for s in some[:8] for _ in range(8)], 1),
         ("4 scenes, 4 turns", some[:4], 4),
     ):
 
