@@ -237,7 +237,7 @@ def _together(parts, order):
             c.layers[n] = None  # so that a batch lies there twice for one layer only
     return cache, join(pad(m, (width - m.shape[1], 0)) for m in masks), join(logits), join(last)
 
-# %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
+# %% ../../nbs/20_policy/20_engines.ipynb #1eav1ng0
 def _behind(cache, mask, rows):
     "An empty cache behind what was read: prompts, each for so many rows."
     empty = Cache(layer_class_to_replicate=GrowingLayer)
@@ -252,12 +252,77 @@ def _counts(places, length):
     return None if places == list(range(length)) else places
 
 
-class _Rows:
+class _Leaving:
+    "The part of rows under way that takes some out, and notes what they have read."
+
+    def leave(self, token, read=None, room=lambda: 0):
+        "Take ended rows out of the batch, once a quarter of it has ended; the tokens of those that stay."
+        if sum(n is None for n in self.alive) * 4 < len(self.alive):
+            return token
+        self.keep(read, room, [i for i, n in enumerate(self.alive) if n is None])
+        stay = [i for i, n in enumerate(self.alive) if n is not None]
+        self.who = self.alive = [self.alive[i] for i in stay]
+        keep = self._grid([self._place(i) for i in stay]) if self._prompt() else stay
+        keep = torch.tensor(keep, device=self.mask.device)
+        self.cache.batch_select_indices(keep)
+        self.mask, self.position, self.last = self.mask[keep], self.position[keep], self.last[keep]
+        return token[stay]
+
+    def _prompt(self):
+        return self.cache.layers[0].prompt
+
+    def _place(self, i):
+        return i if self.at is None else self.at[i]
+
+    def _grid(self, places):
+        "Groups that go on, and as many rows of each as the largest has; a shorter one is filled up with its first."
+        rows, groups = self._prompt().rows, {}
+        for place in places:
+            groups.setdefault(place // rows, []).append(place)
+        most, numbers = max(map(len, groups.values())), sorted(groups)
+        grid = [place for g in numbers for place in groups[g] + groups[g][:1] * (most - len(groups[g]))]
+        self.at = _counts([grid.index(place) for place in places], len(grid))
+        kept = torch.tensor(numbers, device=self.mask.device)
+        for layer in self.cache.layers:
+            layer.prompt.select(kept, most)
+        return grid
+
+    def keep(self, read, room, rows=None):
+        "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
+        if (left := room()) <= 0:
+            return
+        chosen, first = {}, self.cache.layers[0].rows(torch.tensor([0]))[0]
+        for i in range(len(self.who)) if rows is None else rows:
+            c, answer, place = self.conversations[self.who[i]], self.ids[self.who[i]], self._place(i)
+            n = min(len(answer), self.width - self.start)  # a last token was not read if no token followed it
+            length = n + (int(self.mask[place, : self.start].sum()) if self.padded else self.start)
+            size, key = (
+                2 * len(self.cache.layers) * first[0, :, 0].nbytes * length,
+                _key([*c.ids, *answer[:n]], c.images),
+            )
+            if key in read or key in chosen or size > left:
+                continue
+            chosen[key], left = (place, n, _Read(list(c.images), [], int(self.last[place]) + n)), left - size
+        for n in {n for _, n, _ in chosen.values()}:  # most rows have as many tokens, and are copied together
+            self._copy([(place, reading) for place, m, reading in chosen.values() if m == n], self.start + n)
+        read.update({key: reading for key, (_, _, reading) in chosen.items()})
+
+    def _copy(self, rows, end):
+        "Keys and values of rows (place, _Read) up to a column, without those of padding."
+        places = torch.tensor([place for place, _ in rows], device=self.mask.device)
+        for layer in self.cache.layers:
+            pairs = [v[:, :, :end].transpose(1, 2).contiguous() for v in layer.rows(places)]
+            for k, (place, reading) in enumerate(rows):
+                seen = self.mask[place, :end].bool() if self.padded else slice(None)
+                reading.layers.append(tuple(v[k][seen] for v in pairs))
+
+# %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
+class _Rows(_Leaving):
     """Conversations that are being continued, one token at a time.
 
     Args:
         kept: of each, what `_kept` gives
-        step: of the model, or None
+        stepping: tokens are read by a step, where the model allows it
 
     Attributes:
         who: conversation of each row; `alive` likewise, None once it has ended
@@ -268,8 +333,9 @@ class _Rows:
 
     MORE = 64
 
-    def __init__(self, policy, conversations, kept=(), step=None):
-        self.policy, self.conversations, self.step, self.at = policy, conversations, step, None
+    def __init__(self, policy, conversations, kept=(), stepping=True):
+        self.policy, self.conversations, self.at = policy, conversations, None
+        self.step = step_of(policy.model) if stepping else None
         self.who = list(range(len(conversations)))
         self.alive = list(self.who)
         self.ids, self.logprobs = [[] for _ in conversations], [[] for _ in conversations]
@@ -338,67 +404,6 @@ class _Rows:
         drawn = zip(self.alive, tokens, strict=True)
         self.alive = [None if n is None or t == eos or over(n) else n for n, t in drawn]
         return any(n is not None for n in self.alive)
-
-    def leave(self, token, read=None, room=lambda: 0):
-        "Take ended rows out of the batch, once a quarter of it has ended; the tokens of those that stay."
-        if sum(n is None for n in self.alive) * 4 < len(self.alive):
-            return token
-        self.keep(read, room, [i for i, n in enumerate(self.alive) if n is None])
-        stay = [i for i, n in enumerate(self.alive) if n is not None]
-        self.who = self.alive = [self.alive[i] for i in stay]
-        keep = self._grid([self._place(i) for i in stay]) if self._prompt() else stay
-        keep = torch.tensor(keep, device=self.mask.device)
-        self.cache.batch_select_indices(keep)
-        self.mask, self.position, self.last = self.mask[keep], self.position[keep], self.last[keep]
-        return token[stay]
-
-    def _prompt(self):
-        return self.cache.layers[0].prompt
-
-    def _place(self, i):
-        return i if self.at is None else self.at[i]
-
-    def _grid(self, places):
-        "Groups that go on, and as many rows of each as the largest has; a shorter one is filled up with its first."
-        rows, groups = self._prompt().rows, {}
-        for place in places:
-            groups.setdefault(place // rows, []).append(place)
-        most, numbers = max(map(len, groups.values())), sorted(groups)
-        grid = [place for g in numbers for place in groups[g] + groups[g][:1] * (most - len(groups[g]))]
-        self.at = _counts([grid.index(place) for place in places], len(grid))
-        kept = torch.tensor(numbers, device=self.mask.device)
-        for layer in self.cache.layers:
-            layer.prompt.select(kept, most)
-        return grid
-
-    def keep(self, read, room, rows=None):
-        "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
-        if (left := room()) <= 0:
-            return
-        chosen, first = {}, self.cache.layers[0].rows(torch.tensor([0]))[0]
-        for i in range(len(self.who)) if rows is None else rows:
-            c, answer, place = self.conversations[self.who[i]], self.ids[self.who[i]], self._place(i)
-            n = min(len(answer), self.width - self.start)  # a last token was not read if no token followed it
-            length = n + (int(self.mask[place, : self.start].sum()) if self.padded else self.start)
-            size, key = (
-                2 * len(self.cache.layers) * first[0, :, 0].nbytes * length,
-                _key([*c.ids, *answer[:n]], c.images),
-            )
-            if key in read or key in chosen or size > left:
-                continue
-            chosen[key], left = (place, n, _Read(list(c.images), [], int(self.last[place]) + n)), left - size
-        for n in {n for _, n, _ in chosen.values()}:  # most rows have as many tokens, and are copied together
-            self._copy([(place, reading) for place, m, reading in chosen.values() if m == n], self.start + n)
-        read.update({key: reading for key, (_, _, reading) in chosen.items()})
-
-    def _copy(self, rows, end):
-        "Keys and values of rows (place, _Read) up to a column, without those of padding."
-        places = torch.tensor([place for place, _ in rows], device=self.mask.device)
-        for layer in self.cache.layers:
-            pairs = [v[:, :, :end].transpose(1, 2).contiguous() for v in layer.rows(places)]
-            for k, (place, reading) in enumerate(rows):
-                seen = self.mask[place, :end].bool() if self.padded else slice(None)
-                reading.layers.append(tuple(v[k][seen] for v in pairs))
 
     def read(self, token):
         "One pass over the tokens just drawn."
@@ -608,16 +613,13 @@ class TransformersEngine:
                 # what a batch goes on from is let go once it is in the batch's own cache
                 with self.policy.autocast():
                     read = [kept.pop(0) for _ in some]
-                    rows = _Rows(self.policy, [conversations[n] for n in some], read, self._step())
+                    rows = _Rows(self.policy, [conversations[n] for n in some], read, self.stepping)
                     completions = self._batch(rows, max_new_tokens, partial(_room, self, kept), sampling)
                 for n, completion in zip(some, completions, strict=True):
                     out[n] = completion
         finally:
             self.policy.model.train(was_training)
         return out
-
-    def _step(self):
-        return step_of(self.policy.model) if self.stepping else None
 
     def _still_right(self):
         "What is kept of the last call, unless the weights have changed since."

@@ -27,7 +27,7 @@ class GrowingLayer(DynamicLayer):
 
         Args:
             keys: (B, K, T, D) of T more tokens
-            values: likewise
+            values: of the same tokens
 
         Returns:
             all keys and values so far, views of the buffers
@@ -80,7 +80,7 @@ class GrowingLayer(DynamicLayer):
         Args:
             query: (B, K, R, D); R query heads share a key head
             keys: (B, K, D) of this token, which are appended
-            values: likewise
+            values: of this token, appended, too
             mask: (B, 1, 1, T) False for padding; None: there is none, or it is the prompt's
 
         Returns:
@@ -97,7 +97,7 @@ class Prompt:
 
     Args:
         keys: (G, K, T, D)
-        values: likewise
+        values: of the same tokens
         mask: (G, T), 0 for padding
         rows: of each prompt
     """
@@ -136,7 +136,7 @@ class Prompt:
         Args:
             query: (B, K, R, D)
             keys: (B, K, S, D) of the rows' own tokens
-            values: likewise
+            values: of the same tokens
 
         Returns:
             (B, K, R, D)
