@@ -610,8 +610,7 @@ class TransformersEngine:
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
-                # what a batch goes on from is let go once it is in the batch's own cache
-                with self.policy.autocast():
+                with self.policy.autocast():  # what a batch goes on from is let go once it is in its own cache
                     read = [kept.pop(0) for _ in some]
                     rows = _Rows(self.policy, [conversations[n] for n in some], read, self.stepping)
                     completions = self._batch(rows, max_new_tokens, partial(_room, self, kept), sampling)
