@@ -27,9 +27,10 @@ import psutil
 import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from .model import SPECIAL, Policy
+from .step import GrowingLayer, Prompt, step_of
 from .text import ParseError, control_words, harmless, parse_json
 from ..scene.core import to_rgb
 from ..scene.extras import Extra
@@ -147,12 +148,14 @@ def draw(
     Returns:
         ids (N,), their log-probabilities at this temperature (N,), before anything was cut off
     """
-    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
-    p = logp.exp()
-    p[:, list(never)] = 0
+    logits = logits.float()
+    p = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
+    if len(never):
+        p.index_fill_(1, torch.as_tensor(never, device=p.device), 0.0)
+    before_cut = p
     if temperature == 0:
         ids = p.argmax(-1)
-        return ids, logp.gather(-1, ids[:, None])[:, 0]
+        return ids, p.gather(-1, ids[:, None])[:, 0].log()
     if top_p < 1:
         p = p / p.sum(-1, keepdim=True)
         order = p.argsort(-1, descending=True)
@@ -166,7 +169,7 @@ def draw(
     # rounding must not lead past the last word
     height = torch.minimum(height, whole.nextafter(torch.zeros_like(whole)))
     ids = torch.searchsorted(up_to, height, right=True)[:, 0]  # the first word beyond it, so none of probability 0
-    return ids, logp.gather(-1, ids[:, None])[:, 0]
+    return ids, before_cut.gather(-1, ids[:, None])[:, 0].log()
 
 
 def _own_numbers(conversations, count):
@@ -175,31 +178,6 @@ def _own_numbers(conversations, count):
     if None in seeds:
         return None
     return torch.from_numpy(np.stack([np.random.default_rng(s).random(count) for s in seeds])).float()
-
-# %% ../../nbs/20_policy/20_engines.ipynb #8a93e1d8
-class _Layer(DynamicLayer):
-    "Keys and values of a layer, in buffers that grow by many tokens at a time."
-
-    MORE = 64
-    buffers = None
-
-    def update(self, keys, values, *_, **__):
-        if not self.is_initialized:
-            self.lazy_initialization(keys, values)
-            self.keys, self.values = keys[:, :, :0], values[:, :, :0]
-        begin, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
-        if self.buffers is None or self.buffers[0].shape[2] < end:
-            self.buffers = [v.new_empty(*v.shape[:2], end + self.MORE, v.shape[3]) for v in (keys, values)]
-            for buffer, old in zip(self.buffers, (self.keys, self.values), strict=True):
-                buffer[:, :, :begin] = old
-        for buffer, new in zip(self.buffers, (keys, values), strict=True):
-            buffer[:, :, begin:end] = new
-        self.keys, self.values = (b[:, :, :end] for b in self.buffers)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices):
-        super().batch_select_indices(indices)
-        self.buffers = None  # what is left is a copy
 
 # %% ../../nbs/20_policy/20_engines.ipynb #89cebcfc
 @dataclass
@@ -241,7 +219,7 @@ def _together(parts, order):
     def long(keys):
         return pad(keys, (0, 0, width - keys.shape[2], 0))
 
-    cache = Cache(layer_class_to_replicate=_Layer)
+    cache = Cache(layer_class_to_replicate=GrowingLayer)
     for n in range(len(caches[0].layers)):
         layers = [c.layers[n] for c in caches]
         cache.update(join(long(v.keys) for v in layers), join(long(v.values) for v in layers), n)
@@ -249,35 +227,136 @@ def _together(parts, order):
             c.layers[n] = None  # so that a batch lies there twice for one layer only
     return cache, join(pad(m, (width - m.shape[1], 0)) for m in masks), join(logits), join(last)
 
-# %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
-class _Rows:
-    "Conversations that are being continued, one token at a time; `kept`: of each, what `_kept` gives."
+# %% ../../nbs/20_policy/20_engines.ipynb #1eav1ng0
+def _behind(cache, mask, rows):
+    "An empty cache behind what was read: prompts, each for so many rows."
+    empty = Cache(layer_class_to_replicate=GrowingLayer)
+    for layer in cache.layers:
+        empty.layers.append(GrowingLayer())
+        empty.layers[-1].prompt = Prompt(layer.keys, layer.values, mask, rows)
+    return empty
 
-    def __init__(self, policy, conversations, kept=()):
-        self.policy, self.conversations = policy, conversations
-        self.who = list(range(len(conversations)))  # row -> conversation
-        self.alive = list(self.who)  # row -> conversation; None: it has ended
+
+def _counts(places, length):
+    "Where rows stand in a batch; None if that is their own order."
+    return None if places == list(range(length)) else places
+
+
+class _Leaving:
+    "The part of rows under way that takes some out, and notes what they have read."
+
+    def leave(self, token, read=None, room=lambda: 0):
+        "Take ended rows out of the batch, once a quarter of it has ended; the tokens of those that stay."
+        if sum(n is None for n in self.alive) * 4 < len(self.alive):
+            return token
+        self.keep(read, room, [i for i, n in enumerate(self.alive) if n is None])
+        stay = [i for i, n in enumerate(self.alive) if n is not None]
+        self.who = self.alive = [self.alive[i] for i in stay]
+        keep = self._grid([self._place(i) for i in stay]) if self._prompt() else stay
+        keep = torch.tensor(keep, device=self.mask.device)
+        self.cache.batch_select_indices(keep)
+        self.mask, self.position, self.last = self.mask[keep], self.position[keep], self.last[keep]
+        return token[stay]
+
+    def _prompt(self):
+        return self.cache.layers[0].prompt
+
+    def _place(self, i):
+        return i if self.at is None else self.at[i]
+
+    def _grid(self, places):
+        "Groups that go on, and as many rows of each as the largest has; a shorter one is filled up with its first."
+        rows, groups = self._prompt().rows, {}
+        for place in places:
+            groups.setdefault(place // rows, []).append(place)
+        most, numbers = max(map(len, groups.values())), sorted(groups)
+        grid = [place for g in numbers for place in groups[g] + groups[g][:1] * (most - len(groups[g]))]
+        self.at = _counts([grid.index(place) for place in places], len(grid))
+        kept = torch.tensor(numbers, device=self.mask.device)
+        for layer in self.cache.layers:
+            layer.prompt.select(kept, most)
+        return grid
+
+    def keep(self, read, room, rows=None):
+        "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
+        if (left := room()) <= 0:
+            return
+        chosen, first = {}, self.cache.layers[0].rows(torch.tensor([0]))[0]
+        for i in range(len(self.who)) if rows is None else rows:
+            c, answer, place = self.conversations[self.who[i]], self.ids[self.who[i]], self._place(i)
+            n = min(len(answer), self.width - self.start)  # a last token was not read if no token followed it
+            length = n + (int(self.mask[place, : self.start].sum()) if self.padded else self.start)
+            size, key = (
+                2 * len(self.cache.layers) * first[0, :, 0].nbytes * length,
+                _key([*c.ids, *answer[:n]], c.images),
+            )
+            if key in read or key in chosen or size > left:
+                continue
+            chosen[key], left = (place, n, _Read(list(c.images), [], int(self.last[place]) + n)), left - size
+        for n in {n for _, n, _ in chosen.values()}:  # most rows have as many tokens, and are copied together
+            self._copy([(place, reading) for place, m, reading in chosen.values() if m == n], self.start + n)
+        read.update({key: reading for key, (_, _, reading) in chosen.items()})
+
+    def _copy(self, rows, end):
+        "Keys and values of rows (place, _Read) up to a column, without those of padding."
+        places = torch.tensor([place for place, _ in rows], device=self.mask.device)
+        for layer in self.cache.layers:
+            pairs = [v[:, :, :end].transpose(1, 2).contiguous() for v in layer.rows(places)]
+            for k, (place, reading) in enumerate(rows):
+                seen = self.mask[place, :end].bool() if self.padded else slice(None)
+                reading.layers.append(tuple(v[k][seen] for v in pairs))
+
+# %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
+class _Rows(_Leaving):
+    """Conversations that are being continued, one token at a time.
+
+    Args:
+        kept: of each, what `_kept` gives
+        stepping: tokens are read by a step, where the model allows it
+
+    Attributes:
+        who: conversation of each row; `alive` likewise, None once it has ended
+        at: place of each row in the cache, where a group's rows stand together and some are padding; None: its own
+        mask, position, last: in the order of the cache
+        width: columns of the mask that were read; those behind them are for the next tokens
+    """
+
+    MORE = 64
+
+    def __init__(self, policy, conversations, kept=(), stepping=True):
+        self.policy, self.conversations, self.at = policy, conversations, None
+        self.step = step_of(policy.model) if stepping else None
+        self.who = list(range(len(conversations)))
+        self.alive = list(self.who)
         self.ids, self.logprobs = [[] for _ in conversations], [[] for _ in conversations]
         on = [n for n, (_, reading) in enumerate(kept) if reading]
         anew = [n for n in self.who if n not in on]
-        parts = [self._begin([conversations[n] for n in anew])] if anew else []
+        parts = [self._begin([conversations[n] for n in anew], once=not on)] if anew else []
         parts += [self._go_on([conversations[n] for n in on], [kept[n] for n in on])] if on else []
         self.cache, self.mask, self.logits, self.last = _together(parts, [*anew, *on])
-        self.start, self.position = self.mask.shape[1], self.last[None, :, None].expand(3, -1, -1)
+        self.start = self.width = self.mask.shape[1]
+        self.padded, self.position = not self.mask.all(), self.last
 
-    def _begin(self, conversations):
+    def _begin(self, conversations, once):
         "Read the prompts. The rollouts of a group start from the same one: each different one is read once."
         # to compare pictures by their pixels would cost more than to read the prompt
         keys = [_key(c.ids, c.images) for c in conversations]
         unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
-        once = [conversations[keys.index(k)] for k in unique]
-        batch = self.policy.collate([c.ids for c in once], [c.images for c in once], pad="left")
-        cache, position = Cache(layer_class_to_replicate=_Layer), positions(self.policy.model, batch)
-        row = torch.tensor([unique[k] for k in keys], device=position.device)
+        first = [conversations[keys.index(k)] for k in unique]
+        batch = self.policy.collate([c.ids for c in first], [c.images for c in first], pad="left")
+        cache, position = Cache(layer_class_to_replicate=GrowingLayer), positions(self.policy.model, batch)
         found = self._read(cache, batch, batch["attention_mask"], position)
-        if len(once) < len(keys):
-            cache.batch_select_indices(row)
-        return cache, *(v[row] for v in found)
+        if len(first) == len(keys):
+            return cache, *found
+        row = torch.tensor([unique[k] for k in keys], device=position.device)
+        mask, logits, last = (v[row] for v in found)
+        counts = row.bincount()
+        if once and self.step and self.step.exact and counts.min() == counts.max():
+            order = row.argsort(stable=True)
+            self.at = _counts(order.argsort().tolist(), len(row))
+            return _behind(cache, found[0], int(counts[0])), mask[order], logits, last[order]
+        cache.batch_select_indices(row)
+        return cache, mask, logits, last
 
     def _go_on(self, conversations, kept):
         "Read what is new behind the kept keys and values."
@@ -289,7 +368,7 @@ class _Rows:
         def stack(rows):
             return pad_sequence(rows, batch_first=True, padding_side="left")
 
-        cache = Cache(layer_class_to_replicate=_Layer)
+        cache = Cache(layer_class_to_replicate=GrowingLayer)
         for n in range(len(readings[0].layers)):
             cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)
         before = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in readings])
@@ -307,52 +386,31 @@ class _Rows:
 
     def say(self, token, logp, eos, over=lambda n: False):
         "Note the drawn tokens (N,); whether anyone goes on. `over`: has conversation n reached one of its stops?"
-        for n, t, p in zip(self.alive, token.tolist(), logp.tolist(), strict=True):
+        tokens = token.tolist()
+        for n, t, p in zip(self.alive, tokens, logp.tolist(), strict=True):
             if n is not None:
                 self.ids[n].append(t)
                 self.logprobs[n].append(p)
-        drawn = zip(self.alive, token.tolist(), strict=True)
+        drawn = zip(self.alive, tokens, strict=True)
         self.alive = [None if n is None or t == eos or over(n) else n for n, t in drawn]
         return any(n is not None for n in self.alive)
 
-    def leave(self, token, read=None, room=lambda: 0):
-        "Take ended rows out of the batch, once a quarter of it has ended; the tokens of those that stay."
-        if sum(n is None for n in self.alive) * 4 < len(self.alive):
-            return token
-        self.keep(read, room, [i for i, n in enumerate(self.alive) if n is None])
-        keep = torch.tensor([i for i, n in enumerate(self.alive) if n is not None], device=self.mask.device)
-        self.cache.batch_select_indices(keep)
-        self.mask, self.position, self.last = self.mask[keep], self.position[:, keep], self.last[keep]
-        self.who = self.alive = [n for n in self.alive if n is not None]
-        return token[keep]
-
-    def keep(self, read, room, rows=None):
-        "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
-        if (left := room()) <= 0:
-            return
-        for i in range(len(self.who)) if rows is None else rows:
-            c, answer = self.conversations[self.who[i]], self.ids[self.who[i]]
-            n = min(len(answer), self.mask.shape[1] - self.start)  # a last token was not read if no token followed it
-            columns = torch.cat([self.mask[i, : self.start], self.mask.new_ones(n)]).nonzero()[:, 0]
-
-            def of(v):
-                return v[i].index_select(1, columns).transpose(0, 1)  # noqa: B023  used in this round only
-
-            size = 2 * len(self.cache.layers) * self.cache.layers[0].keys[i, :, 0].nbytes * len(columns)
-            key = _key([*c.ids, *answer[:n]], c.images)
-            if key in read or size > left:
-                continue
-            layers = [(of(layer.keys), of(layer.values)) for layer in self.cache.layers]
-            read[key] = _Read(list(c.images), layers, int(self.last[i]) + n)
-            left -= size
-
     def read(self, token):
-        "One forward pass over the tokens just drawn."
-        self.position = self.position + 1
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
-        options = dict(past_key_values=self.cache, use_cache=True)
-        where = dict(attention_mask=self.mask, position_ids=self.position)
-        self.logits = self.policy.model(input_ids=token[:, None], **where, **options).logits[:, -1]
+        "One pass over the tokens just drawn."
+        if self.at is not None:
+            token = token.new_zeros(len(self.mask)).index_copy(0, torch.tensor(self.at, device=token.device), token)
+        self.position, self.width = self.position + 1, self.width + 1
+        if self.width > self.mask.shape[1]:
+            self.mask = pad(self.mask, (0, self.MORE), value=1)
+        mask = self.mask[:, : self.width]
+        if self.step:
+            hidden = mask[:, None, None].bool() if self.padded and not self._prompt() else None
+            logits = self.step(token, self.position, self.cache.layers, hidden)
+        else:
+            where = dict(attention_mask=mask, position_ids=self.position[None, :, None].expand(3, -1, -1))
+            options = dict(past_key_values=self.cache, use_cache=True)
+            logits = self.policy.model(input_ids=token[:, None], **where, **options).logits[:, -1]
+        self.logits = logits if self.at is None else logits[self.at]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #e83d5a53
 def end_of(text: str, stops: Sequence[str]) -> int:
@@ -479,9 +537,10 @@ class TransformersEngine:
     Attributes:
         own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's
         sharing: processes whose engines share the free memory of the device
+        stepping: tokens are read by `drivelit.policy.step`, where the model allows it; False: by the whole model
     """
 
-    own_seeds, sharing = False, 1
+    own_seeds, sharing, stepping = False, 1, True
 
     def __init__(self, policy: Policy, batch_size: int = 256, memory: float | None = None, rule: Any = None) -> None:
         self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
@@ -528,9 +587,9 @@ class TransformersEngine:
         try:
             for i in range(0, len(todo), self.batch_size):
                 some = todo[i : i + self.batch_size]
-                # what a batch goes on from is let go once it is in the batch's own cache
-                with self.policy.autocast():
-                    rows = _Rows(self.policy, [conversations[n] for n in some], [kept.pop(0) for _ in some])
+                with self.policy.autocast():  # what a batch goes on from is let go once it is in its own cache
+                    read = [kept.pop(0) for _ in some]
+                    rows = _Rows(self.policy, [conversations[n] for n in some], read, self.stepping)
                     completions = self._batch(rows, max_new_tokens, partial(_room, self, kept), sampling)
                 for n, completion in zip(some, completions, strict=True):
                     out[n] = completion

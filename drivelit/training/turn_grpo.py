@@ -52,6 +52,7 @@ from ..scene.clock import tally, timed
 from .settings import EpisodeSettings, described, in_epochs, setting
 from .sharding import full_weights, gathered, is_sharded, load_shards
 from .sharding import reshard, save_shards, slice_of
+from .shared import beside, prompts_of, read_once
 from .throughput import give_back_memory, prepared_once, streaming
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #4b591f33
@@ -509,6 +510,8 @@ class PlaysEpisodes:
         micro = self.args.per_device_train_batch_size
         update = micro * self.args.gradient_accumulation_steps
         rows = micro_batches([len(e.ids) for e in episodes], micro, update, (self.args.seed, self.state.global_step))
+        prompts = prompts_of(self.policy, episodes)
+        rows = [r[beside([prompts[i] for i in r])] for r in rows]
         batches = [self.make_batch([episodes[i] for i in r], advantages[r]) for r in rows]
         words = self.accelerator.reduce(torch.stack([b["own"].sum() for b in batches]).sum(), reduction="sum")
         for b in batches:  # losses that divide by all words of the rollout (dapo) need their number
@@ -574,9 +577,14 @@ class PlaysEpisodes:
 class LearnsWords:
     "The part of the trainer that learns: micro-batches in, a loss out."
 
+    prompt_once = True  # a prompt is read once for the rows that begin with it; False: each is a row of its own
+
     def make_batch(self, episodes: list[Episode], advantages: np.ndarray) -> dict:
-        "A micro-batch: `as_tensors`, with log-probabilities (B, T) of old policy and reference where needed."
+        "`as_tensors`, `read` where a prompt is read once, and log-probabilities (B, T) of old policy and reference."
         batch = as_tensors(self.policy, episodes, advantages)
+        if self.prompt_once and (read := read_once(self.policy, episodes, batch)):
+            batch["read"] = read
+            batch["inputs"] = {k: v for k, v in batch["inputs"].items() if not k.startswith("pixel")}
         with torch.no_grad():
             # with one update the old policy is the current one, and the ratio is 1
             if updates_of(self.args) > 1 or self.elsewhere:
@@ -592,7 +600,8 @@ class LearnsWords:
         "Log-probabilities and entropies (B, T) of sampled tokens at the temperature of play; 0 elsewhere."
         own = batch["own"]
         before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
-        inputs = {k: v.to(own.device) for k, v in batch["inputs"].items()}  # pixels of this micro-batch alone
+        inputs = batch.get("read") or batch["inputs"] | dict(logits_to_keep=before)
+        inputs = {k: v.to(own.device) for k, v in inputs.items()}  # pixels of this micro-batch alone
         ids = batch["inputs"]["input_ids"][own]
 
         def say(logits, at):
@@ -601,7 +610,7 @@ class LearnsWords:
 
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
         with self.accelerator.autocast(), in_pieces(head, say):
-            found = model(**inputs, logits_to_keep=before, use_cache=False).logits.view(-1, 2)
+            found = model(**inputs, use_cache=False).logits.view(-1, 2)
         width = batch["completion_ids"].shape[1]
         return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in found.unbind(-1))
 
