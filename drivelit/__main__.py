@@ -68,12 +68,12 @@ def overrides(pairs: Sequence[str]) -> dict[str, str]:
 def profile_of(section: str, pairs: Sequence[str] = (), **more: Any) -> Any:
     "A profile by its section, such as `mtdrive.laptop`; a system alone means its laptop profile."
     system, _, name = section.partition(".")
-    given, cls = overrides(pairs), find_system(system).profile_class
-    for key, value in given.items():
+    changes, cls = overrides(pairs), find_system(system).profile_class
+    for key, value in changes.items():
         checked(key, value, "--set", cls)  # before a key could be taken for another argument of `load_profile`
-    if twice := [k for k in given if more.get(k) is not None]:
-        raise ProfileError(f"--set {twice[0]}={given[twice[0]]}: --{twice[0]} says {more[twice[0]]!r}")
-    return load_profile(cls, name or "laptop", **more | given)
+    if twice := [k for k in changes if more.get(k) is not None]:
+        raise ProfileError(f"--set {twice[0]}={changes[twice[0]]}: --{twice[0]} says {more[twice[0]]!r}")
+    return load_profile(cls, name or "laptop", **more | changes)
 
 # %% ../nbs/42_runs/60_command.ipynb #c38f7d31
 _AT_LEAST_1, _AT_LEAST_0 = click.IntRange(1), click.IntRange(0)
@@ -94,8 +94,8 @@ def _profiles(context, parameter, begin):
 def _named(context, parameter, value):
     "The name of a profile; of a system alone: which one is taken is said, for its plan or run is long."
     if value in systems():
-        there = ", ".join(n.partition(".")[2] for n in profile_names(value))
-        click.echo(f"{value}: its profile laptop is taken, for none is named (there are {there})", err=True)
+        available = ", ".join(n.partition(".")[2] for n in profile_names(value))
+        click.echo(f"{value}: its profile laptop is taken, for none is named (there are {available})", err=True)
     return value
 
 
@@ -277,19 +277,19 @@ def _evaluate(profile, policy, base, data, out, pairs, seeds, workers, as_json):
     A folder holds a Qwen2.5-VL model with its tokenizer, adapters, a trainer's output (LLaMA-Factory, EasyR1, verl), or
     a stage's `final`. The answers of AutoDrive-P3's public code are read with --set format=released.
     """
-    if "model" in (given := overrides(pairs)):
-        raise ProfileError(f"--set model={given['model']}: --policy says it")
+    if "model" in (changes := overrides(pairs)):
+        raise ProfileError(f"--set model={changes['model']}: --policy says it")
     profile = profile_of(profile, pairs, source=data, seeds=seeds, workers=workers)
     _check_set(profile)
     from drivelit.runs.evaluate import evaluate  # torch only when something is run
 
-    result = evaluate(profile, policy, out or "", base or "", keep_memory="gpu_memory" in given)
+    result = evaluate(profile, policy, out or "", base or "", keep_memory="gpu_memory" in changes)
     if as_json:
         return print(json_line(result | {"tables": {k: v.to_dict("records") for k, v in result["tables"].items()}}))
     for title, frame in result["tables"].items():
-        first = frame.columns[0] if len(frame.columns) else None
+        first_column = frame.columns[0] if len(frame.columns) else None
         wide = shutil.get_terminal_size((150, 24)).columns
-        print(f"{title}\n{frame.set_index(first).to_string(line_width=wide) if len(frame) else 'nothing'}\n")
+        print(f"{title}\n{frame.set_index(first_column).to_string(line_width=wide) if len(frame) else 'nothing'}\n")
     print(f"{result['out']}: {policy}")
 
 # %% ../nbs/42_runs/60_command.ipynb #f9736337
@@ -335,8 +335,8 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     options = {k: v for k, v in options.items() if v is not None}
     profile = profile_of(section) if section else None
     needs = window_of(source, profile) if source in SOURCES else {}
-    if few := [k for k, least in needs.items() if section and options.get(k, least) < least]:
-        raise RunError(f"{few[0]} = {options[few[0]]} is below the {needs[few[0]]:g} that {section} needs")
+    if too_low := [k for k, least in needs.items() if section and options.get(k, least) < least]:
+        raise RunError(f"{too_low[0]} = {options[too_low[0]]} is below the {needs[too_low[0]]:g} that {section} needs")
     options = needs | options
     settings = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
     settings |= dict(navigator=profile.navigator, noise=profile.navigator_noise) if profile else {}
@@ -344,9 +344,9 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     counts = dict(
         scenes=len(shards), shards=len(shards.shards), left_out=sum(len(s["left_out"]) for s in shards.shards)
     )
-    told = "{scenes} scenes in {shards} shards; {left_out} left out, see left_out.txt there".format_map(counts)
-    told += "".join(f"; {k} = {options[k]:g}" for k in needs)
-    print(json_line(dict(folder=folder) | counts) if as_json else f"{folder}: {told}")
+    message = "{scenes} scenes in {shards} shards; {left_out} left out, see left_out.txt there".format_map(counts)
+    message += "".join(f"; {k} = {options[k]:g}" for k in needs)
+    print(json_line(dict(folder=folder) | counts) if as_json else f"{folder}: {message}")
 
 
 def _until_there(path, seconds=120):
@@ -380,8 +380,8 @@ def _rehearse(profile, out, pairs, devices, stages, cluster, as_json):
     only = stages.split(",") if stages else None
     result = rehearse(profile, out, devices, only, on_cluster(cluster), tell)
     print(json_line(result) if as_json else page(result))
-    if wrong := [s for s, row in result["stages"].items() if row["state"] != "ran"]:
-        raise RunError(f"{out}: {len(wrong)} stages have not run to their end, the first is {wrong[0]}")
+    if failed := [s for s, row in result["stages"].items() if row["state"] != "ran"]:
+        raise RunError(f"{out}: {len(failed)} stages have not run to their end, the first is {failed[0]}")
 
 # %% ../nbs/42_runs/60_command.ipynb #e798771e
 _run_folder = click.argument("run", metavar="RUN", callback=_not_empty)
@@ -483,8 +483,8 @@ def _stopped(program, words):
     "What is said after Ctrl-C."
     if not words or words[0] not in _GO_ON:
         return "stopped"
-    again = shlex.join([*program.split(), *(w for w in words if w != "--fresh")])
-    return f"stopped; what is finished is kept, and this goes on: {again}"
+    resume_command = shlex.join([*program.split(), *(w for w in words if w != "--fresh")])
+    return f"stopped; what is finished is kept, and this goes on: {resume_command}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

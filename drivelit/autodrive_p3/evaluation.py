@@ -72,11 +72,11 @@ def _scores(scenes, plans):
     "name -> a list: PDMS, and EPDMS without and with the human filter, of the same drives."
     ready = [prepare(s) for s in scenes]
     scores = {k: [] for k in SCORES}
-    for r, one in zip(ready, score_scenes(ready, [p[None] for p in plans]), strict=True):
+    for r, result in zip(ready, score_scenes(ready, [p[None] for p in plans]), strict=True):
         # one simulation of the plan serves all three scores
         metres, human = _yardsticks(r.scene)
-        bare = epdms.score_states(r, one.states, metres, epdms.past_states(r.scene.ego))
-        values = one.pdms[0], bare.epdms[0], epdms.human_filter(bare, human).epdms[0]
+        bare = epdms.score_states(r, result.states, metres, epdms.past_states(r.scene.ego))
+        values = result.pdms[0], bare.epdms[0], epdms.human_filter(bare, human).epdms[0]
         for k, v in zip(SCORES, values, strict=True):
             scores[k].append(float(v))
     return scores
@@ -93,9 +93,9 @@ def _measured(scenes, plans, pdms):
     lidar = [None if p is None else to_lidar(p[:6]) for p in plans]
     # VAD's obstacles are vehicles and people, UniAD's vehicles and bicycles
     grids = [[obstacles(s) for s in scenes], [obstacles(s, ("vehicle", "bicycle"), False) for s in scenes]]
-    each = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
+    plan_errors = errors(lidar, to_lidar(np.stack([t[:6] for t in truth])), grids[0], uniad_grids=grids[1])
     values = dict(ade=[float(l2(plans[i], truth[i][: len(plans[i])]).mean()) for i in readable])
-    return each, values | (
+    return plan_errors, values | (
         _scores([scenes[i] for i in readable], [plans[i] for i in readable]) if pdms and readable else {}
     )
 
@@ -104,19 +104,22 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
     "What plans (T, 3) are worth: l2, hits, ade, pdms, epdms; None is unreadable. Collisions need OpenCV."
     batches, values = [], {k: [] for k in ("ade", *SCORES)}
     for k in range(0, len(scenes), TOGETHER):
-        here = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))]
-        batch, batch_values = _measured(here, plans[k : k + TOGETHER], pdms)
+        chunk = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))]
+        batch, batch_values = _measured(chunk, plans[k : k + TOGETHER], pdms)
         batches.append(batch)
         for name, v in batch_values.items():
             values[name] += v
     readable = [i for i, p in enumerate(plans) if p is not None]
-    each = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]}
-    numbers = dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **protocols(each))
+    plan_errors = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]}
+    numbers = dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **protocols(plan_errors))
     numbers |= {k: float(np.mean(v)) if v else None for k, v in values.items()}
     for p, mean in MEANS.items():
-        hits = each[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
-        values |= {f"l2_{p}": [mean(each["l2"][i]) for i in readable], f"hits_{p}": [mean(hits[i]) for i in readable]}
-    of = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
+        hits = plan_errors[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
+        values |= {
+            f"l2_{p}": [mean(plan_errors["l2"][i]) for i in readable],
+            f"hits_{p}": [mean(hits[i]) for i in readable],
+        }
+    by_scene = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
 
     # v: number of the scene -> value; None keeps the place of a scene without a plan. Distances to the millimetre
     def in_place(v, digits):
@@ -125,7 +128,7 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
     def digits(k):
         return 3 if k == "ade" or k.startswith("l2") else 4
 
-    return numbers | {f"scene_{k}": in_place(v, digits(k)) for k, v in of.items()}
+    return numbers | {f"scene_{k}": in_place(v, digits(k)) for k, v in by_scene.items()}
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #3a2aaf7b
 PARTS = ("format", *STAGES)
@@ -151,8 +154,8 @@ def measures(episode: Episode, scene: Scene, inputs: Inputs) -> dict[str, Any]:
     if episode.failed:
         return {}
     earned = {k: episode.rewards[0][k] for k in ("reward", *PARTS)}
-    some = bool(key_objects(scene, inputs.frame))
-    earned |= {f"{k}_some": earned[k] if some else None for k in KEYS}
+    has_objects = bool(key_objects(scene, inputs.frame))
+    earned |= {f"{k}_some": earned[k] if has_objects else None for k in KEYS}
     return earned | dict(tokens=sum(t >= 0 for t in episode.turn))
 
 
@@ -184,21 +187,21 @@ def summary(
     """
     answered(episodes)
     measured = [measures(e, s, inputs) for e, s in zip(episodes, scenes, strict=True)]
-    some = [i for i, m in enumerate(measured) if m]
-    chains = [chain_of(episodes[i], inputs, mode) for i in some]
+    succeeded = [i for i, m in enumerate(measured) if m]
+    chains = [chain_of(episodes[i], inputs, mode) for i in succeeded]
     if all(c.reasons.get("order", "").startswith(OTHER_FORM) for c in chains):
         raise ValueError(f"format: {inputs.format!r}: {len(chains)} of {len(chains)} answers: {chains[0].order.reason}")
     plans = [c.planning if isinstance(c.planning, np.ndarray) else None for c in chains]
-    numbers = plan_numbers(subset(scenes, some), plans, pdms)
+    numbers = plan_numbers(subset(scenes, succeeded), plans, pdms)
     for k, v in numbers.items():
         if k.startswith("scene_"):  # a place for each scene, whoever was refused
-            of = dict(zip(some, v, strict=True))
-            numbers[k] = [of.get(i) for i in range(len(scenes))]
+            by_scene = dict(zip(succeeded, v, strict=True))
+            numbers[k] = [by_scene.get(i) for i in range(len(scenes))]
     numbers |= {f"scene_{k}": [round(m[k], 4) if m else None for m in measured] for k in (*KEYS, "tokens")}
     boxes = [c.perception.boxes for c in chains if isinstance(c.perception, Boxes)]
-    means = {k: _mean(m[k] for m in measured if m) for k in measured[some[0]]}
-    reasons = {k: n / len(some) for k, n in sorted(counted(chains).items())}
-    counts = dict(n=len(scenes), failed=1 - len(some) / len(scenes), empty=_mean(not len(b) for b in boxes))
+    means = {k: _mean(m[k] for m in measured if m) for k in measured[succeeded[0]]}
+    reasons = {k: n / len(succeeded) for k, n in sorted(counted(chains).items())}
+    counts = dict(n=len(scenes), failed=1 - len(succeeded) / len(scenes), empty=_mean(not len(b) for b in boxes))
     return numbers | means | counts | dict(reasons=reasons)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #bbc13d07
@@ -260,15 +263,15 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     nobody, often = ([], [], []), tuple([v] for v in usual) if usual else ([], [], [])
     # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
     kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
-    scores = {k: of(scenes, count) for k, (of, _) in kinds.items()}
+    scores = {k: score_fn(scenes, count) for k, (score_fn, _) in kinds.items()}
     blind, same = [blind_plans(s) for s in scenes], name_of(WAYS[0], 0.0)
     texts = {"expert": [write((t.boxes, t.labels, t.actions), t.points) for t in truths]}
     texts |= {name: [write(o, p[same]) for p in blind] for name, o in {EMPTY: nobody, USUAL: often}.items()}
     for name in dict.fromkeys([STANDING, *(best_blind(v) for v in scores.values())]):
         texts.setdefault(f"{name}, an empty list", [write(nobody, p[name]) for p in blind])
     results = {n: summary(judged(scenes, t, task), scenes, task.inputs, task.mode, pdms) for n, t in texts.items()}
-    for k, (of, sign) in kinds.items():
-        v = sign * by_speed(known, of(known, count), scenes, scores[k])
+    for k, (score_fn, sign) in kinds.items():
+        v = sign * by_speed(known, score_fn(known, count), scenes, scores[k])
         results[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
     return results
 
@@ -339,11 +342,11 @@ def play(
         one Episode for each scene
     """
     policy.model.eval()
-    asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or player_for(policy, profile)
 
     def part(some, seed):
-        return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+        return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **limits)
 
     return play_in_parts(part, policy, profile, scenes, seed)
 
@@ -416,14 +419,14 @@ def openings_of(
     if "think" in spans_of(mode, inputs.format):
         pairs = [(i, c) for i, c in pairs if isinstance(c.thoughts["perception"], str)]
     own_lists = [(c.perception.boxes, c.perception.words) for _, c in pairs]
-    seen = {
+    replacements = {
         "own": lambda: own_lists,
         "true": lambda: [(t.boxes, t.labels) for t in (truth_of(scenes[i], inputs) for i, _ in pairs)],
         "another scene's": lambda: own_lists[1:] + own_lists[:1],  # of the next one
         "nothing": lambda: [([], [])] * len(own_lists),
     }[how]()
     names = ids_of(scenes)
-    opened = zip(pairs, seen, strict=True)
+    opened = zip(pairs, replacements, strict=True)
     return {names[i]: opening_of(c, mode, *v, format=inputs.format) for (i, c), v in opened}
 
 
@@ -436,27 +439,27 @@ def follows(chain: Chain) -> bool | None:
     Returns:
         the same boxes; None where one of both cannot be read
     """
-    seen, told = chain.perception, chain.prediction
-    if not isinstance(seen, Boxes) or not isinstance(told, Boxes):
+    perceived, predicted = chain.perception, chain.prediction
+    if not isinstance(perceived, Boxes) or not isinstance(predicted, Boxes):
         return None
-    return bool(np.array_equal(seen.boxes, told.boxes))
+    return bool(np.array_equal(perceived.boxes, predicted.boxes))
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #89222df1
 def _chose(policy, episode, words):
     "Whether the policy drew these words, token by token: what it said then is what it would go on with."
-    drawn = [i for i, t in zip(episode.ids, episode.turn, strict=False) if t >= 0]
-    given = policy.tokenizer(words, add_special_tokens=False)["input_ids"] if drawn else []
-    return bool(drawn) and drawn[: len(given)] == given
+    generated = [i for i, t in zip(episode.ids, episode.turn, strict=False) if t >= 0]
+    opening_ids = policy.tokenizer(words, add_special_tokens=False)["input_ids"] if generated else []
+    return bool(generated) and generated[: len(opening_ids)] == opening_ids
 
 
 def _behind(scenes, names, chains, own_plans, pdms):
     "The numbers of plans behind other boxes; chains: scene id -> Chain, or None where it was refused."
-    some = [i for i, name in enumerate(names) if name in chains]
-    if not some:
+    indices = [i for i, name in enumerate(names) if name in chains]
+    if not indices:
         return dict(n=0)
-    plans, asked = _plans(chains), [names[i] for i in some]
-    numbers = plan_numbers(subset(scenes, some), [plans.get(name) for name in asked], pdms)
-    lists = {k: dict(zip(asked, v, strict=True)) for k, v in numbers.items() if k.startswith("scene_")}
+    plans, selected = _plans(chains), [names[i] for i in indices]
+    numbers = plan_numbers(subset(scenes, indices), [plans.get(name) for name in selected], pdms)
+    lists = {k: dict(zip(selected, v, strict=True)) for k, v in numbers.items() if k.startswith("scene_")}
     lists["scene_moved"] = {k: float(l2(plans[k], own_plans[k]).mean()) for k in plans if k in own_plans}  # metres
     lists["scene_follows"] = {k: None if c is None else follows(c) for k, c in chains.items()}
     means = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms")} | dict(hits=dict(stp3=numbers["hits"]["stp3"]))
@@ -485,14 +488,17 @@ def swapped(
         (k, w): greedy[k] for k, w in begun["own"].items() if _chose(policy, greedy[k], w)
     }  # scene, first words
     results, own_plans = {}, None
-    for swap, given in begun.items():
+    for swap, prefixes in begun.items():
         # Two ways may give the same words, as an empty list that was empty already: such a scene is answered once.
-        new = subset(scenes, [i for i, k in enumerate(names) if k in given and (k, given[k]) not in continued])
-        task = task_for(profile, mode, openings=given, look=look)
+        pending = subset(
+            scenes, [i for i, k in enumerate(names) if k in prefixes and (k, prefixes[k]) not in continued]
+        )
+        task = task_for(profile, mode, openings=prefixes, look=look)
         continued |= {
-            (e.scene_id, given[e.scene_id]): e for e in (play(policy, new, task, profile) if len(new) else ())
+            (e.scene_id, prefixes[e.scene_id]): e
+            for e in (play(policy, pending, task, profile) if len(pending) else ())
         }
-        answers = {k: continued[k, w] for k, w in given.items()}
+        answers = {k: continued[k, w] for k, w in prefixes.items()}
         chains = {k: None if e.failed else chain_of(e, profile.inputs, mode) for k, e in answers.items()}
         own_plans = _plans(chains) if own_plans is None else own_plans  # the first way of SWAPS
         results[swap] = _behind(scenes, names, chains, own_plans, profile.pdms)
@@ -519,16 +525,18 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
             episodes[mode, play_name] = play(policy, scenes, task, profile, temperature, seed)
             results[mode][play_name] = summary(episodes[mode, play_name], scenes, inputs, mode, profile.pdms)
     # no play was refused there, so the clock will not meet a refusal
-    complete = [i for i, each in enumerate(zip(*episodes.values(), strict=True)) if not any(e.failed for e in each)]
-    asked = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
-    for mode, seconds in seconds_of(policy, subset(scenes, complete[: profile.timed]), asked, profile).items():
+    complete = [i for i, group in enumerate(zip(*episodes.values(), strict=True)) if not any(e.failed for e in group)]
+    tasks = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
+    for mode, seconds in seconds_of(policy, subset(scenes, complete[: profile.timed]), tasks, profile).items():
         results[mode] |= dict(seconds=float(np.mean(seconds)), scene_seconds=seconds)
     play_name, temperature = next(iter(profile.plays.items()))
     blind = play(policy, scenes, task_for(profile, profile.modes[0], "grey", look=look), profile, temperature, seed)
     results["grey"] = summary(blind, scenes, inputs, profile.modes[0], profile.pdms)
-    last = profile.modes[-1]
-    greedy = episodes.get((last, "greedy")) or play(policy, scenes, task_for(profile, last, look=look), profile)
-    results["chain"] = swapped(policy, scenes, profile, last, greedy, look)
+    last_mode = profile.modes[-1]
+    greedy = episodes.get((last_mode, "greedy")) or play(
+        policy, scenes, task_for(profile, last_mode, look=look), profile
+    )
+    results["chain"] = swapped(policy, scenes, profile, last_mode, greedy, look)
     return results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #c6f077b0
@@ -550,14 +558,14 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
     if seed == NO_SEED:
         part.add_summary(result, DRIVER)
         return part
-    first, *second = (m for m in ("detailed", "fast") if m in result)
-    plays = [p for p in ("greedy", "sampled") if p in result[first]]
+    main_mode, *second = (m for m in ("detailed", "fast") if m in result)
+    plays = [p for p in ("greedy", "sampled") if p in result[main_mode]]
     for p in plays:
-        part.add_summary(result[first][p], p)
+        part.add_summary(result[main_mode][p], p)
     part.add_summary(result["grey"], plays[0], GREY)
     for mode in second:
         part.add_summary(result[mode][plays[0]], FAST)
-    for mode, p in zip((first, *second), (plays[0], FAST), strict=False):
+    for mode, p in zip((main_mode, *second), (plays[0], FAST), strict=False):
         if seconds := result[mode].get("seconds"):
             part.add_set(dict(seconds=seconds, answers_a_second=1 / seconds), p)
             part.add([dict(seconds=s) for s in result[mode]["scene_seconds"]], "timed", FAST if mode in second else "")
@@ -618,8 +626,8 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
     policy.model.eval()
     engine = player_for(policy, profile)
     for name, moments in key_frames(samples).items():
-        asked = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
-        completions = engine.generate(asked, profile.new_tokens, temperature=0)
+        prompts = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
+        completions = engine.generate(prompts, profile.new_tokens, temperature=0)
         chains = [parse_chain(c.text, inputs.frame.size, mode, inputs.points, inputs.format) for c in completions]
         results[name] = dict(
             n=len(moments),

@@ -69,8 +69,8 @@ def fence(items: Iterable[dict]) -> str:
 
 def _unfenced(text: str) -> str:
     "What a fenced block of JSON holds; a text without a fence as it is."
-    first, end, rest = text.strip().partition("\n")
-    return (rest if first.startswith("```json") else first + end + rest).partition("```")[0]
+    first_line, end, rest = text.strip().partition("\n")
+    return (rest if first_line.startswith("```json") else first_line + end + rest).partition("```")[0]
 
 
 def _list_of(text: Any) -> list | ParseError:
@@ -83,15 +83,15 @@ def _list_of(text: Any) -> list | ParseError:
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #98f1f1bb
 def write_boxes(stage: str, boxes: Sequence, words: Sequence[str], format: str = "paper") -> str:
     "The answer of the first or second stage in JSON; the released form fences it, with one entry if empty."
-    both = zip(boxes, words, strict=True)
-    items = [{"bbox_2d": [int(v) for v in b], KEYS[stage]: w} for b, w in both]
+    pairs = zip(boxes, words, strict=True)
+    items = [{"bbox_2d": [int(v) for v in b], KEYS[stage]: w} for b, w in pairs]
     return json.dumps(items) if format == "paper" else fence(items or [{"bbox_2d": [], KEYS[stage]: []}])
 
 
 def _numbers(values: Any, count: int) -> bool:
     "A list of so many numbers."
-    right = isinstance(values, list) and len(values) == count
-    return right and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    is_valid = isinstance(values, list) and len(values) == count
+    return is_valid and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
 
 
 def _wrong_box(box: Any, size: tuple[int, int]) -> str:
@@ -121,10 +121,10 @@ def _released_boxes(items: list[dict], stage: str) -> Boxes | ParseError:
     for box in boxes:
         if not _numbers(box, 4):
             return ParseError(f"no four numbers: {harmless(box, 60)}")
-    whole = [[min(max(int(v), -FARTHEST_PIXEL), FARTHEST_PIXEL) for v in b] for b in boxes]
-    whole = [b if b[0] < b[2] and b[1] < b[3] else [0, 0, 1, 1] for b in whole]
+    clipped = [[min(max(int(v), -FARTHEST_PIXEL), FARTHEST_PIXEL) for v in b] for b in boxes]
+    clipped = [b if b[0] < b[2] and b[1] < b[3] else [0, 0, 1, 1] for b in clipped]
     words = (harmless(item[KEYS[stage]], MOST_CHARACTERS) for item in items)
-    return Boxes(np.array(whole, float), tuple(w.lower() if stage == "prediction" else w for w in words))
+    return Boxes(np.array(clipped, float), tuple(w.lower() if stage == "prediction" else w for w in words))
 
 
 def parse_boxes(text: Any, stage: str, size: tuple[int, int], format: str = "paper") -> Boxes | ParseError:
@@ -176,9 +176,11 @@ def _wrong_point(k: int, item: Any) -> str:
 
 def _by_label(items: list, count: int) -> list[dict]:
     "The first entry for each time, in their order: the released code reads a plan by its labels."
-    right = [i for i in items if isinstance(i, dict) and _numbers(i.get("x_y_radian"), 3)]
-    first = {time: next((i for i in right if i.get("label") == time), None) for time in map(_time, range(count))}
-    return [dict(label=t, x_y_radian=i["x_y_radian"]) for t, i in first.items() if i]
+    valid_items = [i for i in items if isinstance(i, dict) and _numbers(i.get("x_y_radian"), 3)]
+    by_time = {
+        time: next((i for i in valid_items if i.get("label") == time), None) for time in map(_time, range(count))
+    }
+    return [dict(label=t, x_y_radian=i["x_y_radian"]) for t, i in by_time.items() if i]
 
 
 def parse_points(text: Any, count: int = 8, format: str = "paper") -> np.ndarray | ParseError:
@@ -273,13 +275,13 @@ def _order(text: str, mode: str) -> str | ParseError:
     remaining = text
     spans = [mark for t in spans_of(mode) for mark in (f"<{t}>", f"</{t}>")]
     for mark in [mark for s in STAGES for mark in (f"<{s}>", *spans, f"</{s}>")]:
-        before, separator, behind = remaining.partition(mark)
+        prefix, separator, suffix = remaining.partition(mark)
         inside = mark in ("</think>", "</answer>")  # what a span holds is judged by its own parser
         if not separator:
             return ParseError(f"out of place: {mark}" if mark in text else f"missing: {mark}")
-        if before.strip() and not inside:
-            return ParseError(f"something before {mark}: {harmless(before, 60)!r}")
-        remaining = behind
+        if prefix.strip() and not inside:
+            return ParseError(f"something before {mark}: {harmless(prefix, 60)!r}")
+        remaining = suffix
     return ParseError(f"something behind the chain: {harmless(remaining, 60)!r}") if remaining.strip() else ""
 
 
@@ -319,9 +321,9 @@ def parse_chain(
         if isinstance(answer, str):
             boxes = parse_boxes(answer, stage, size, format) if stage in KEYS else None
             answers[stage] = parse_points(answer, count, format) if boxes is None else boxes
-    [other] = set(FORMATS) - {format}
-    if all(isinstance(a, ParseError) for a in answers.values()) and _in_form(text, other):
-        return all_bad(ParseError(f"{OTHER_FORM}: it is the one that format = {other} reads"))
+    [other_format] = set(FORMATS) - {format}
+    if all(isinstance(a, ParseError) for a in answers.values()) and _in_form(text, other_format):
+        return all_bad(ParseError(f"{OTHER_FORM}: it is the one that format = {other_format} reads"))
     return Chain(**answers, thoughts=thoughts, order=_order(text, mode) if format == "paper" else "")
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #f34da3c4

@@ -40,7 +40,7 @@ class Picture:
     @property
     def edges(self) -> np.ndarray:
         "(V + 1,) columns at which the V views begin, and the last one ends."
-        wide = np.cumsum([0.0, *(right - left for left, _, right, _ in self.parts)])
+        wide = np.cumsum([0.0, *(x_max - x_min for x_min, _, x_max, _ in self.parts)])
         return np.round(self.size[0] * wide / wide[-1]).astype(int)
 
     def scales(self, view: int) -> tuple[tuple[float, float], np.ndarray]:
@@ -52,9 +52,9 @@ class Picture:
         Returns:
             (width, height) that the whole image would have, pixels; (2,) where the window begins in it
         """
-        left, top, right, bottom = self.parts[view]
-        scale = float(np.diff(self.edges)[view]) / (right - left), self.size[1] / (bottom - top)
-        return scale, np.array([left * scale[0], top * scale[1]])
+        x_min, top, x_max, bottom = self.parts[view]
+        scale = float(np.diff(self.edges)[view]) / (x_max - x_min), self.size[1] / (bottom - top)
+        return scale, np.array([x_min * scale[0], top * scale[1]])
 
 
 _SIDE, _ROWS, _HOOD = 416 / 1920, 28 / 1080, 56 / 1080
@@ -71,15 +71,15 @@ PICTURES = dict(  # what each source's videos are made of
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #b40edd22
 def get_picture(scene: Scene, picture: Picture, time: float = 0.0) -> Image.Image:
     "A frame of the video, RGB, at `time` seconds from now, at most 0; SceneError if the scene lacks it."
-    whole = Image.new("RGB", picture.size)
+    canvas = Image.new("RGB", picture.size)
     for view, name in enumerate(picture.cameras):
         width = int(np.diff(picture.edges)[view])
         (wide, high), (x, y) = picture.scales(view)
         image = get_image(scene, name, (round(wide), round(high)), time)
         box = x, y, min(x + width, image.width), min(y + picture.size[1], image.height)
         part = image if image.size == (width, picture.size[1]) else image.resize((width, picture.size[1]), box=box)
-        whole.paste(part, (int(picture.edges[view]), 0))
-    return whole
+        canvas.paste(part, (int(picture.edges[view]), 0))
+    return canvas
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #de81a953
 LABELS = dict(
@@ -104,21 +104,21 @@ def _bodies(scene: Scene) -> Iterator[tuple]:
             yield a.id, LABELS[a.type], (*pose[:2], a.z), pose[2], (a.length, a.width, a.height)
     for light in scene.lights:
         if len(light.stop_line):  # a source without stop lines does not know where the heads are either
-            (ax, ay), (bx, by) = light.stop_line
+            (ax, ay), (bx, b_y) = light.stop_line
             yield light.id, LABELS["light"], light.position, light.heading, HEAD
-            size = LINE_DEPTH, float(np.hypot(bx - ax, by - ay)), 0.02
+            size = LINE_DEPTH, float(np.hypot(bx - ax, b_y - ay)), 0.02
             yield (
                 f"{light.id} line",
                 LABELS["line"],
-                ((ax + bx) / 2, (ay + by) / 2, 0.01),
-                np.arctan2(ax - bx, by - ay),
+                ((ax + bx) / 2, (ay + b_y) / 2, 0.01),
+                np.arctan2(ax - bx, b_y - ay),
                 size,
             )
 
 
 def _one_view(scene, picture, view, bodies):
     "id -> (pixels, box in the whole picture, share of its outline that can be seen)."
-    camera, left = scene.camera(picture.cameras[view]), int(picture.edges[view])
+    camera, left_edge = scene.camera(picture.cameras[view]), int(picture.edges[view])
     size = int(np.diff(picture.edges)[view]), picture.size[1]
     scale, begin = picture.scales(view)
 
@@ -136,7 +136,7 @@ def _one_view(scene, picture, view, bodies):
     for n, (name, area) in areas.items():
         v, u = np.nonzero(grid == n)
         if len(u):
-            box = int(u.min()) + left, int(v.min()), int(u.max()) + 1 + left, int(v.max()) + 1
+            box = int(u.min()) + left_edge, int(v.min()), int(u.max()) + 1 + left_edge, int(v.max()) + 1
             visible[name] = len(u), box, len(u) / area
     return visible
 
@@ -163,8 +163,8 @@ def seen(scene: Scene, picture: Picture) -> dict[str, tuple[int, int, int, int] 
         visible = [v[name] for v in views if name in v]
         pixels, box, share = max(visible, default=(0, None, 0.0))
         if box is None:
-            alone = [_one_view(scene, picture, v, [b for b in bodies if b[0] == name]) for v in range(len(views))]
-            out[name] = "hidden" if any(alone) else "out of the picture"
+            isolated = [_one_view(scene, picture, v, [b for b in bodies if b[0] == name]) for v in range(len(views))]
+            out[name] = "hidden" if any(isolated) else "out of the picture"
         elif share < SHARE:
             out[name] = "hidden"
         elif pixels < PIXELS or min(box[2] - box[0], box[3] - box[1]) < SIDE:
@@ -245,30 +245,30 @@ def _touches(way, poses, half):
 
 def _around(scene, touched):
     "The ways to the left and the right of who stands in the free one, where there is road."
-    first = min((int(np.diagonal(t).argmax()) for t in touched if np.diagonal(t).any()), default=None)
-    if first is None:
+    first_touch = min((int(np.diagonal(t).argmax()) for t in touched if np.diagonal(t).any()), default=None)
+    if first_touch is None:
         return []
     ways = [free_way(scene, side) for side in (LANE, -LANE)]
     street = shapely.union_all([a.polygon for a in scene.map.of(*DRIVABLE_KINDS)])
-    beside = slice(10, max(first, 20) + 1)  # from half way over until it is passed
-    return [w for w in ways if shapely.contains_xy(street, w[beside, :2]).all()]
+    window = slice(10, max(first_touch, 20) + 1)  # from half way over until it is passed
+    return [w for w in ways if shapely.contains_xy(street, w[window, :2]).all()]
 
 
 def _ruling(scene, way):
     "Ids of the lights that rule the way."
     lanes = {a.id: a.polygon for a in scene.map.areas if a.on_route}
-    steps, here = shapely.LineString(way[:, :2] + 1e-9 * np.arange(len(way))[:, None]), route_of(scene)
-    now = float(here.project(np.zeros((1, 2)))[0][0])
+    steps, route = shapely.LineString(way[:, :2] + 1e-9 * np.arange(len(way))[:, None]), route_of(scene)
+    progress = float(route.project(np.zeros((1, 2)))[0][0])
     for light in scene.lights:
-        mine = [lanes[i] for i in light.lane_ids if i in lanes]
-        if light.at(0.0) not in ("red", "yellow") or (light.lane_ids and not mine):
+        light_lanes = [lanes[i] for i in light.lane_ids if i in lanes]
+        if light.at(0.0) not in ("red", "yellow") or (light.lane_ids and not light_lanes):
             continue
         if len(light.stop_line):
-            ahead = float(here.project(light.stop_line.mean(0)[None])[0][0]) - now
-            reach = float(here.project(way[-1:, :2])[0][0]) - now + EGO_FRONT
+            ahead = float(route.project(light.stop_line.mean(0)[None])[0][0]) - progress
+            reach = float(route.project(way[-1:, :2])[0][0]) - progress + EGO_FRONT
             if EGO_FRONT - 1 <= ahead <= reach:
                 yield light.id
-        elif any(p.intersects(steps) for p in mine):
+        elif any(p.intersects(steps) for p in light_lanes):
             yield light.id
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #640a629a
@@ -285,12 +285,12 @@ def bearing(scene: Scene) -> dict[str, str]:
     Raises:
         SceneError: no expert
     """
-    free, taken, route = free_way(scene), taken_way(scene), route_of(scene)
-    now = float(route.project(np.zeros((1, 2)))[0][0])
+    free, driven, route = free_way(scene), taken_way(scene), route_of(scene)
+    progress = float(route.project(np.zeros((1, 2)))[0][0])
     ahead = []
     for a in scene.agents:
         poses = places(a)
-        if poses is not None and float(route.project(poses[:1, :2])[0][0]) > now:
+        if poses is not None and float(route.project(poses[:1, :2])[0][0]) > progress:
             ahead.append((a.id, poses, (a.length / 2, a.width / 2)))
     on_free = [_touches(free, poses, half) for _, poses, half in ahead]
     around = _around(scene, on_free)
@@ -299,8 +299,8 @@ def bearing(scene: Scene) -> dict[str, str]:
         (float(light.position[0]), light.id, WHYS[3]) for light in scene.lights if light.id in _ruling(scene, free)
     ]
     for (name, poses, half), touch in zip(ahead, on_free, strict=True):
-        of_ego = [touch, _touches(taken, poses, half)]
-        others = [_touches(w, poses, half) for w in around]
+        of_ego = [touch, _touches(driven, poses, half)]
+        side_touches = [_touches(w, poses, half) for w in around]
 
         def meets(ts):
             return any((t & together[: len(t)]).any() for t in ts)
@@ -308,7 +308,9 @@ def bearing(scene: Scene) -> dict[str, str]:
         def stands(ts):
             return any(t[:, 0].any() for t in ts)
 
-        why = 0 if stands(of_ego) else 1 if meets(of_ego) else 2 if stands(others) or meets(others) else None
+        why = (
+            0 if stands(of_ego) else 1 if meets(of_ego) else 2 if stands(side_touches) or meets(side_touches) else None
+        )
         if why is not None:
             reasons.append((float(np.hypot(*poses[0, :2])), name, WHYS[why]))
     return {name: why for _, name, why in sorted(reasons)}
@@ -323,10 +325,10 @@ def future_action(agent: Agent, route: Path) -> str:
     poses = places(agent)
     if poses is None:
         raise ValueError(f"agent {agent.id!r} is not there now")
-    first, before, last = (poses[round(t / 0.1), :2] for t in (0.0, SOON - 1, SOON))
-    if np.hypot(*(last - before)) < STILL:
+    start, previous, end = (poses[round(t / 0.1), :2] for t in (0.0, SOON - 1, SOON))
+    if np.hypot(*(end - previous)) < STILL:
         return "stop"
-    aside = float(np.diff(route.project(np.stack([first, last]))[1])[0])
+    aside = float(np.diff(route.project(np.stack([start, end]))[1])[0])
     return "straight" if abs(aside) < ACROSS else "left" if aside > 0 else "right"
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #72813604
@@ -374,7 +376,7 @@ def _key_object(scene, name, why, box):
 def sift(scene: Scene, picture: Picture, most: int = MOST) -> tuple[list[KeyObject], Counter]:
     "The key objects of a scene, the nearest first, and a Counter of reasons why the others are none."
     why, boxes = bearing(scene), seen(scene, picture)
-    kept, dropped = [], Counter()
+    objects, dropped = [], Counter()
     dropped["bears on nothing"] = len(scene.agents) + len(scene.lights) - len(why)
     for name, reason in why.items():
         box = boxes.get(name, "no place in the picture")
@@ -383,11 +385,11 @@ def sift(scene: Scene, picture: Picture, most: int = MOST) -> tuple[list[KeyObje
             if not isinstance(line, tuple):
                 dropped[box] += 1
                 continue
-            kept.append(replace(_key_object(scene, name, reason, box), box=line))
+            objects.append(replace(_key_object(scene, name, reason, box), box=line))
         else:
-            kept.append(_key_object(scene, name, reason, box))
-    dropped["more than are asked for"] = max(len(kept) - most, 0)
-    return kept[:most], +dropped
+            objects.append(_key_object(scene, name, reason, box))
+    dropped["more than are asked for"] = max(len(objects) - most, 0)
+    return objects[:most], +dropped
 
 
 def key_objects(scene: Scene, picture: Picture, most: int = MOST) -> list[KeyObject]:

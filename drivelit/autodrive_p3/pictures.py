@@ -47,11 +47,11 @@ def _draw_list(ax, chain, truth, scene, inputs):
     ax.imshow(get_picture(scene, inputs.frame))
     ax.axis("off")
     _draw_boxes(ax, truth.boxes, truth.actions, "#ffffff", "--", below=True)
-    named = "no list to read"
+    summary = "no list to read"
     if isinstance(answer, Boxes):
         _draw_boxes(ax, answer.boxes, answer.words, "#e03131", "-")
-        named = f"{len(answer.boxes)} named"
-    ax.set_title(f"{scene.family}: {len(truth.boxes)} key objects, {named}", fontsize=10)
+        summary = f"{len(answer.boxes)} named"
+    ax.set_title(f"{scene.family}: {len(truth.boxes)} key objects, {summary}", fontsize=10)
 
 
 def _draw_plan(ax, chain, truth, scene):
@@ -75,10 +75,10 @@ def plot_answers(scenes: Sequence[Scene], chains: Sequence[Chain], inputs: Input
     figure, axes = plt.subplots(
         len(scenes), 2, figsize=size, squeeze=False, layout="constrained", width_ratios=[2, 1.3]
     )
-    for scene, chain, (left, right) in zip(scenes, chains, axes, strict=True):
+    for scene, chain, (image_ax, plan_ax) in zip(scenes, chains, axes, strict=True):
         truth = truth_of(scene, inputs)
-        _draw_list(left, chain, truth, scene, inputs)
-        _draw_plan(right, chain, truth, scene)
+        _draw_list(image_ax, chain, truth, scene, inputs)
+        _draw_plan(plan_ax, chain, truth, scene)
     figure.suptitle(title, fontsize=11)
     handles, labels = axes[0, 1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)

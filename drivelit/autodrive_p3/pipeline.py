@@ -55,11 +55,11 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
     """
-    splits, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
+    splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     ends = drivers(splits["heldout"], splits["train"][:500], task_for(profile, "fast"))
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
-    told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
-    return told | (dict(left_out=left) if left else {})
+    result = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
+    return result | (dict(left_out=excluded) if excluded else {})
 
 
 def check_scene(profile: P3Profile, scene: Scene, split: str) -> None:
@@ -85,22 +85,24 @@ def run_data(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     Returns:
         dict: rows (count), counts (what was asked, kept, stopped, dropped and left out)
     """
-    here, served = STAGES.folder(out, "data"), "@" in profile.teacher
+    data_dir, served = STAGES.folder(out, "data"), "@" in profile.teacher
     scenes = load_scenes(out, "train")
     scenes = draw(scenes, profile.data_scenes or len(scenes))
     tell_if_few("data, scenes", len(scenes), profile.data_scenes)
-    kept, count = [], Counter()
+    annotations, count = [], Counter()
     if "detailed" in profile.modes:
-        with Journal(here / "journal.jsonl" if served else None) as journal:
+        with Journal(data_dir / "journal.jsonl" if served else None) as journal:
             teacher = open_teacher(profile.teacher, profile.inputs, journal)
-            kept, told = annotate(scenes, teacher, profile.inputs, profile.rounds, 16 if served else 1)
-        count.update({f"thoughts, {k}": n for k, n in told.items()})
-    thoughts = {k.number: k.thoughts for k in kept}
-    beside = [thoughts.get(number) for number in range(len(scenes))]
-    how = f"python -m drivelit run autodrive_p3.{profile.name} --stages data"
-    with Parts(here, profile.row_workers) as parts:
+            annotations, tally = annotate(scenes, teacher, profile.inputs, profile.rounds, 16 if served else 1)
+        count.update({f"thoughts, {k}": n for k, n in tally.items()})
+    thoughts = {k.number: k.thoughts for k in annotations}
+    per_scene = [thoughts.get(number) for number in range(len(scenes))]
+    command = f"python -m drivelit run autodrive_p3.{profile.name} --stages data"
+    with Parts(data_dir, profile.row_workers) as parts:
         make = partial(part_rows, profile.inputs, profile.modes)
-        path = save_rows(here / "p3.parquet", parts.rows("p3", make, scenes, beside, count=count), count, how)
+        path = save_rows(
+            data_dir / "p3.parquet", parts.rows("p3", make, scenes, per_scene, count=count), count, command
+        )
     return dict(rows=len(read_rows(path)), counts=dict(count))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #a831abc6
@@ -159,9 +161,9 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
     """
     profile = replace(profile, **TUNED[stage])
     policy = fresh(profile, seed)
-    rows, here = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
+    rows, stage_dir = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
     rows = rows if profile.inputs.video else ImageRows(rows)
-    result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, here, seed=seed, **sft_options(profile))
+    result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, stage_dir, seed=seed, **sft_options(profile))
     result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result

@@ -191,7 +191,7 @@ def policy_prompt(
         SceneError: a camera, a time or a file that the scene does not have
         ValueError: an unknown mode, or thoughts in the released form
     """
-    asked, released = question(inputs, mode), inputs.format == "released"
-    words = {"type": "text", "text": released_text(scene) if released else ego_text(scene) + asked}
+    request, released = question(inputs, mode), inputs.format == "released"
+    words = {"type": "text", "text": released_text(scene) if released else ego_text(scene) + request}
     frames = look(scene, inputs)
     return [{"role": "user", "content": [words, *frames] if released else [*frames, words]}]

@@ -95,9 +95,9 @@ def ways(results: Record) -> dict[tuple[str, str], str]:
     Returns:
         dict: mode and play -> the play's name in the record
     """
-    first = "fast" if results.about["profile"].get("mode") == "fast" else "detailed"
-    plays = {(first, p): p for p in ("greedy", "sampled")}
-    return plays if first == "fast" else plays | {("fast", results.first): FAST}
+    main_mode = "fast" if results.about["profile"].get("mode") == "fast" else "detailed"
+    plays = {(main_mode, p): p for p in ("greedy", "sampled")}
+    return plays if main_mode == "fast" else plays | {("fast", results.first): FAST}
 
 
 every = partial(Column, digits=2, lost="")  # what cannot be read has a value, too
@@ -177,12 +177,14 @@ def table_faults(results: Record) -> pd.DataFrame:
     rows, total = [], Counter()
     for s in STUDY.rows(results):
         for (mode, play), name in ways(results).items():
-            some = faults[(faults.arm == s) & (faults.play == name)].pivot(index="seed", columns="name", values="value")
-            played = ~np.isnan(results.numbers(Condition(s, name), "n"))
+            subset = faults[(faults.arm == s) & (faults.play == name)].pivot(
+                index="seed", columns="name", values="value"
+            )
+            evaluated = ~np.isnan(results.numbers(Condition(s, name), "n"))
             # a seed that was played and never had this fault has no entry: 0, and not unknown
-            shares = some.reindex(np.array(results.ran.get(s, []))[played]).fillna(0.0)
+            shares = subset.reindex(np.array(results.ran.get(s, []))[evaluated]).fillna(0.0)
             total.update({k: sum(shares[k]) for k in shares})
-            if len(some):
+            if len(subset):
                 rows.append(dict(arm=ROWS[s], mode=mode, play=play) | {k: cell(shares[k]) for k in shares})
     return framed(rows, ["arm", "mode", "play", *(k for k, _ in total.most_common())])
 
@@ -213,9 +215,9 @@ QUESTIONS = [claim for s in ("sft", "rl", "rl_plan", "rl_stages") for claim in _
 def _thoughts(s: str) -> list[Claim]:
     "What thoughts bring, and what they cost."
     thinks, fast, timed = Condition(s), Condition(s, FAST), Condition(s, "timed")
-    first, second = f"{ROWS[s]}: detailed > fast", f"{ROWS[s]}: fast > detailed"
+    benefit, second = f"{ROWS[s]}: detailed > fast", f"{ROWS[s]}: fast > detailed"
     return claims_of(
-        ("what do thoughts bring?", (SEES, FORESEES, *DRIVES), thinks, fast, first),
+        ("what do thoughts bring?", (SEES, FORESEES, *DRIVES), thinks, fast, benefit),
         ("what do thoughts cost?", TOKENS, fast, thinks, second),
         ("what do thoughts cost?", TIME, replace(timed, swap=FAST), timed, second),
     )
@@ -226,15 +228,15 @@ THOUGHTS = [claim for s in ("sft", "rl") for claim in _thoughts(s)]
 
 def _chain(s: str) -> list[Claim]:
     "Whether the plan, and the prediction, depend on what was seen."
-    own, true, other, nothing = (Condition(s, "chain", boxes) for boxes in SWAPS)
-    uses, behind = "uses what it sees?", f"{ROWS[s]}: own boxes > another scene's"
+    own_boxes, true, other_boxes, nothing = (Condition(s, "chain", boxes) for boxes in SWAPS)
+    uses, label = "uses what it sees?", f"{ROWS[s]}: own boxes > another scene's"
     # (better, other, words): if the plan hangs on the boxes, it is worse behind wrong ones
-    pairs = ((own, other, behind), (own, nothing, f"{ROWS[s]}: own boxes > nothing"))
-    pairs += ((true, own, f"{ROWS[s]}: true boxes > own"),)
+    pairs = ((own_boxes, other_boxes, label), (own_boxes, nothing, f"{ROWS[s]}: own boxes > nothing"))
+    pairs += ((true, own_boxes, f"{ROWS[s]}: true boxes > own"),)
     return claims_of(
         *((uses, unit, *pair) for unit in (FAR_OFF, HITS, SCORE) for pair in pairs),
-        ("does the plan move?", MOVES, nothing, own, f"{ROWS[s]}: behind nothing > own"),
-        ("does the prediction follow?", FOLLOWS, own, other, behind),
+        ("does the plan move?", MOVES, nothing, own_boxes, f"{ROWS[s]}: behind nothing > own"),
+        ("does the prediction follow?", FOLLOWS, own_boxes, other_boxes, label),
     )
 
 

@@ -74,8 +74,8 @@ def l2(points: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def end_reward(point: np.ndarray, truth: np.ndarray) -> float:
     "What the last point earns in `walk`, as in the released code: 0 to 1 in steps of 0.2; in metres."
-    far = np.abs(np.asarray(point, float)[:2] - np.asarray(truth, float)[:2]).sum()
-    return 1 - 0.2 * float(np.clip(np.floor((far - 20) / 10) + 1, 0, 5))
+    distance = np.abs(np.asarray(point, float)[:2] - np.asarray(truth, float)[:2]).sum()
+    return 1 - 0.2 * float(np.clip(np.floor((distance - 20) / 10) + 1, 0, 5))
 
 
 def plan_reward(
@@ -141,11 +141,13 @@ def parts_of(chain: Chain, truth: Truth, plan: float) -> dict[str, float]:
     Returns:
         format, perception, prediction, planning: from 0 to 1 each, 0 for what cannot be read
     """
-    seen, told = chain.perception, chain.prediction
+    perceived, predicted = chain.perception, chain.prediction
     return dict(
         format=float(not chain.reasons),
-        perception=perception(seen.boxes, truth.boxes) if isinstance(seen, Boxes) else 0.0,
-        prediction=prediction(told.boxes, told.words, truth.boxes, truth.actions) if isinstance(told, Boxes) else 0.0,
+        perception=perception(perceived.boxes, truth.boxes) if isinstance(perceived, Boxes) else 0.0,
+        prediction=prediction(predicted.boxes, predicted.words, truth.boxes, truth.actions)
+        if isinstance(predicted, Boxes)
+        else 0.0,
         planning=float(plan) if isinstance(chain.planning, np.ndarray) else 0.0,
     )
 

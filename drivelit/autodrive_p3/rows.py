@@ -60,10 +60,10 @@ def make_rows(
                 continue
             labels = truth.boxes, truth.labels, truth.actions, truth.points
             answer = write_chain(mode, *labels, thoughts.get(number), inputs.format)
-            asked = policy_prompt(scene, inputs, mode, lambda *_, frames=frames: frames)
+            prompt = policy_prompt(scene, inputs, mode, lambda *_, frames=frames: frames)
             count[f"rows, {mode}"] += 1
             meta = dict(mode=mode, objects=len(objects), plan=", ".join(plan))
-            yield make_row("p3", scene, [*asked, says("assistant", answer)], **meta)
+            yield make_row("p3", scene, [*prompt, says("assistant", answer)], **meta)
 
 
 def part_rows(
@@ -81,8 +81,8 @@ def part_rows(
     Returns:
         iterator of rows
     """
-    kept = [Kept(number, t) for number, t in enumerate(thoughts) if t is not None]
-    return make_rows(scenes, kept, inputs, modes, count)
+    annotations = [Kept(number, t) for number, t in enumerate(thoughts) if t is not None]
+    return make_rows(scenes, annotations, inputs, modes, count)
 
 # %% ../../nbs/52_autodrive_p3/30_rows.ipynb #c20cb19e
 class ImageRows(Sequence):
@@ -131,7 +131,7 @@ def kit_fixed(inputs: Inputs) -> tuple[str, ...]:
     return (
         question(inputs, "detailed"),
         question(inputs, "fast"),
-        *(f"<{s}><{first}>" for s in STAGES for first in ("think", "answer")),
+        *(f"<{s}><{tag}>" for s in STAGES for tag in ("think", "answer")),
         "</think><answer>",
         *(f"</answer></{s}>" for s in STAGES),
         '[{"bbox_2d": [',

@@ -66,15 +66,15 @@ class P3Task(Task):
 
     def step_batch(self, states: Sequence[TurnState], completions: Sequence[Completion]) -> list[Step]:
         "Judge answers: one Step each, the last of its episode, with rewards, `unreadable` and `stages`."
-        some, size = [s.scene for s in states], self.inputs.frame.size
-        read = zip(some, completions, strict=True)
-        how = self.inputs.points, self.inputs.format
-        chains = [parse_chain(c.text, size, self.mode_of(s), *how) for s, c in read]
+        scenes, size = [s.scene for s in states], self.inputs.frame.size
+        read = zip(scenes, completions, strict=True)
+        settings = self.inputs.points, self.inputs.format
+        chains = [parse_chain(c.text, size, self.mode_of(s), *settings) for s, c in read]
         readable = [i for i, c in enumerate(chains) if isinstance(c.planning, np.ndarray)] if self.pdms else []
         plans = [chains[i].planning[None] for i in readable]
-        results = score_scenes([some[i] for i in readable], plans) if readable else []
+        results = score_scenes([scenes[i] for i in readable], plans) if readable else []
         pdm = {i: {n: float(getattr(r, n)[0]) for n in PDM} for i, r in zip(readable, results, strict=True)}
-        return [self._judge(c, s, pdm.get(i)) for i, (c, s) in enumerate(zip(chains, some, strict=True))]
+        return [self._judge(c, s, pdm.get(i)) for i, (c, s) in enumerate(zip(chains, scenes, strict=True))]
 
     def _judge(self, chain: Chain, scene: Scene, pdm: dict | None) -> Step:
         truth, plan, off = truth_of(scene, self.inputs), 0.0, np.nan
@@ -92,19 +92,19 @@ def stages_as_turns(episode: Episode, decode: Callable[[list[int]], str]) -> Epi
     if episode.failed or not episode.rewards:
         return episode
     places = [i for i, t in enumerate(episode.turn) if t >= 0]
-    ids, first = [episode.ids[i] for i in places], 0
-    turn, last = list(episode.turn), 0
+    ids, start = [episode.ids[i] for i in places], 0
+    turn, stage_index = list(episode.turn), 0
     for stage in STAGES[:-1]:
         # the fewest tokens whose text has the mark; that a prefix has it never ends, so it can be searched
         end = bisect_left(range(len(ids) + 1), True, key=lambda n, mark=f"</{stage}>": mark in decode(ids[:n]))
-        if not first <= end < len(ids):
+        if not start <= end < len(ids):
             break
-        first, last = end, last + 1
+        start, stage_index = end, stage_index + 1
         for i in places[end:]:
-            turn[i] = last
+            turn[i] = stage_index
     earned, info = episode.infos[0]["stages"], episode.infos[0]
-    rewards = [dict(reward=earned[k], **{STAGES[k]: episode.rewards[0][STAGES[k]]}) for k in range(last + 1)]
-    return replace(episode, turn=turn, rewards=rewards, infos=[info] * (last + 1))
+    rewards = [dict(reward=earned[k], **{STAGES[k]: episode.rewards[0][STAGES[k]]}) for k in range(stage_index + 1)]
+    return replace(episode, turn=turn, rewards=rewards, infos=[info] * (stage_index + 1))
 
 
 class StageTrainer(TurnGRPOTrainer):

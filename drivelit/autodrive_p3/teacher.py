@@ -62,8 +62,8 @@ def drawn(*keys: object) -> np.random.Generator:
 
 
 def _another(rng, words, word):
-    others = [w for w in words if w != word]
-    return others[int(rng.integers(len(others)))]
+    candidates = [w for w in words if w != word]
+    return candidates[int(rng.integers(len(candidates)))]
 
 
 BEARS = dict(
@@ -192,7 +192,9 @@ def said_actions(text: str) -> set[tuple[str, str]]:
     actions = set()
     for sentence in re.split(r"[.;\n]", text):
         clause = _NAMES["stop line"].sub("", sentence)  # its name has a word of DOES in it
-        actions |= {(who, action) for who in named(sentence) for action, words in _DOES.items() if words.search(clause)}
+        actions |= {
+            (label, action) for label in named(sentence) for action, words in _DOES.items() if words.search(clause)
+        }
     return actions
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #448dcf86
@@ -212,18 +214,18 @@ def parse_thoughts(text: Any) -> dict[str, str] | ParseError:
 
 def disagreement(thoughts: Mapping[str, str], kept: Sequence[KeyObject], plan: tuple[str, str]) -> str:
     "The first thing in which thoughts contradict their labels, or an empty text."
-    labels, told = {k.label for k in kept}, named(thoughts["perception"])
+    labels, mentioned = {k.label for k in kept}, named(thoughts["perception"])
     will, predicted = {(k.label, k.action) for k in kept}, said_actions(thoughts["prediction"])
 
     def listed(pairs):
         return ", ".join(sorted(" ".join(p) for p in pairs))
 
-    if invented := told - labels:
+    if invented := mentioned - labels:
         return f"perception invents: {', '.join(sorted(invented))}"
-    if lost := labels - told:
+    if lost := labels - mentioned:
         return f"perception misses: {', '.join(sorted(lost))}"
-    if wrong := predicted - will:
-        return f"prediction is wrong: {listed(wrong)}"
+    if mismatched := predicted - will:
+        return f"prediction is wrong: {listed(mismatched)}"
     if lost := will - predicted:
         return f"prediction misses: {listed(lost)}"
     if unseen := named(thoughts["planning"]) - labels:
@@ -292,14 +294,14 @@ def annotate(
     Raises:
         EngineError: the teacher's server is down
     """
-    kept, count = [], Counter(scenes=len(scenes))
+    annotations, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
         outcomes = pool.map(lambda k: _one(scenes[k], teacher, inputs, rounds), range(len(scenes)))
         for number, (thoughts, counted) in enumerate(outcomes):
             count.update(counted)
             if thoughts is not None:
-                kept.append(Kept(number, thoughts))
-    return kept, count
+                annotations.append(Kept(number, thoughts))
+    return annotations, count
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #b4c76997
 ASK = """Write the thoughts of a careful driver, in three sections: {tags}.

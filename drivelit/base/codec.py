@@ -133,8 +133,8 @@ class Training:
         self.codec, self.made, self.recipe, self.step = codec, made, recipe, 0
         self.optimizer = torch.optim.AdamW(codec.model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)
         self.use = torch.zeros(recipe.codes)  # how often each code was used of late
-        some = pixels(self.drawn(0, 1, min(256, len(made))), codec.size)
-        self.weights = rare_weights(some, recipe.rare, recipe.floor, recipe.cap)
+        sample = pixels(self.drawn(0, 1, min(256, len(made))), codec.size)
+        self.weights = rare_weights(sample, recipe.rare, recipe.floor, recipe.cap)
 
     def quick(self) -> torch.autocast:
         "Half as many bits where they are enough."
@@ -159,8 +159,8 @@ class Training:
         "Codes that nothing uses move to where latents are."
         dead = (self.use < 0.1 * self.use.mean()).nonzero()[:, 0]
         flat = z.permute(0, 2, 3, 1).flatten(0, 2)
-        some = np.random.default_rng([self.recipe.seed, self.step, 4]).integers(len(flat), size=len(dead))
-        self.codec.model.quantize.embedding.weight[dead] = flat[torch.from_numpy(some)]
+        indices = np.random.default_rng([self.recipe.seed, self.step, 4]).integers(len(flat), size=len(dead))
+        self.codec.model.quantize.embedding.weight[dead] = flat[torch.from_numpy(indices)]
         self.use[dead] = self.use.mean()
 
     def update(self) -> dict[str, float]:
@@ -174,14 +174,14 @@ class Training:
         with self.quick():
             z = self.codec.latents(x)
         z = z.float()  # distances to the codes need all digits
-        near, commit = z, torch.zeros(())
+        quantized, commit = z, torch.zeros(())
         if self.step >= begin:
-            near, commit, (*_, ids) = self.codec.model.quantize(z)
+            quantized, commit, (*_, ids) = self.codec.model.quantize(z)
             self.use.mul_(0.99).add_(torch.bincount(ids.flatten(), minlength=self.recipe.codes), alpha=0.01)
             if (self.step - begin) % 100 == 50 and self.step < 0.8 * self.recipe.steps:
                 self.wake(z.detach())
         with self.quick():
-            y = self.codec.painted(near)
+            y = self.codec.painted(quantized)
         off = F.pixel_shuffle(y.float(), self.codec.fold) - plain
         loss = (self.weights[colours(plain)][:, None] * (off.abs() + 0.5 * off**2)).mean() + commit
         for group in self.optimizer.param_groups:
@@ -232,7 +232,7 @@ def measure(codec: Codec, images: Sequence[Image.Image]) -> dict[str, float]:
     ids = codec.encode(images)
     x, y = pixels(images, codec.size), pixels(codec.decode(ids), codec.size)
     share = np.bincount(ids.ravel(), minlength=codec.codes) / ids.size
-    kept = share[share > 0]
+    nonzero = share[share > 0]
     kind = colours(x)
     rare = (torch.bincount(kind.flatten(), minlength=512) / kind.numel() < 0.005)[kind]
     error = ((x - y) / 2).square().mean(1)[rare].mean()
@@ -240,7 +240,7 @@ def measure(codec: Codec, images: Sequence[Image.Image]) -> dict[str, float]:
         psnr=float(psnr(x, y).mean()),
         psnr_rare=float(-10 * torch.log10(error)),
         used=int((share > 0).sum()),
-        perplexity=float(np.exp(-(kept * np.log(kept)).sum())),
+        perplexity=float(np.exp(-(nonzero * np.log(nonzero)).sum())),
     )
 
 # %% ../../nbs/45_base/60_codec.ipynb #a5285c68
@@ -256,8 +256,8 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
     if (out / "final" / "codec.json").exists():
         return load_codec(out / "final")
     pictures = Pictures(Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)))
-    held = exam_shelf(lessons, recipe)
-    held = [held.picture(i, 0) for i in range(min(len(held), 100))]
+    exam_images = exam_shelf(lessons, recipe)
+    exam_images = [exam_images.picture(i, 0) for i in range(min(len(exam_images), 100))]
     codec, rows = new_codec(codes=recipe.codes, dim=recipe.dim, seed=recipe.seed), []
     run = Training(codec, pictures, recipe)
     if (out / "state.pt").exists():
@@ -266,10 +266,10 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
     while run.step < recipe.steps:
         row = run.update()
         if run.step % 10 == 0 or run.step in look_steps:
-            rows.append(dict(step=run.step) | row | (measure(codec, held) if run.step in look_steps else {}))
+            rows.append(dict(step=run.step) | row | (measure(codec, exam_images) if run.step in look_steps else {}))
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
-            with whole_file(out / "state.pt") as new:
-                torch.save(run.state() | dict(rows=rows), new)
+            with whole_file(out / "state.pt") as temp_path:
+                torch.save(run.state() | dict(rows=rows), temp_path)
             write_json(out / "metrics.json", rows)
     codec.model.half().float()  # the package holds half precision: what is examined is what is packed
     codec.save(out / "final")
@@ -291,10 +291,10 @@ class Decoded(Shelf):
 def _exam_rounds(shelf, most):
     "(name, kind, questions) of the kinds that look at the front picture; `lamps`: lights that are there."
     lit = [q for q in exam_questions(shelf, len(shelf)).get("light", []) if q[2] != "no light"]
-    for name, asked in (exam_questions(shelf, most) | {"lamps": lit[:most]}).items():
+    for name, queries in (exam_questions(shelf, most) | {"lamps": lit[:most]}).items():
         kind = "light" if name == "lamps" else name
-        if asked and KINDS[kind][1] and max(KINDS[kind][1]) <= 1:
-            yield name, kind, asked
+        if queries and KINDS[kind][1] and max(KINDS[kind][1]) <= 1:
+            yield name, kind, queries
 
 
 def _shares(marks, sights):
@@ -307,19 +307,21 @@ def _shares(marks, sights):
 def codec_exam(policy: Policy, codec: Codec, shelf: Shelf, most: int = 100) -> dict[str, Any]:
     "The base's exam on front, decoded and grey pictures: kinds, boxes (pixels), ade (metres) by sight."
     shelves = dict(own=shelf, decoded=Decoded(shelf, codec), grey=shelf)
-    right, out = {"people": []}, dict(boxes={}, ade={})
-    for name, kind, asked in _exam_rounds(shelf, most):
-        answered = {s: answers(policy, v, asked, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
+    correct, out = {"people": []}, dict(boxes={}, ade={})
+    for name, kind, queries in _exam_rounds(shelf, most):
+        answered = {s: answers(policy, v, queries, kind, "grey" if s == "grey" else "own") for s, v in shelves.items()}
         if kind == "path":
-            out["ade"] = {s: path_scores(v, asked, None)["ade"] for s, v in answered.items()}
+            out["ade"] = {s: path_scores(v, queries, None)["ade"] for s, v in answered.items()}
             continue
         if kind == "box":
-            off = {s: mean_box_error(v, asked) for s, v in answered.items()}
+            off = {s: mean_box_error(v, queries) for s, v in answered.items()}
             out["boxes"] = {s: None if np.isnan(v) else v for s, v in off.items()}
-        truths = [t for *_, t in asked]
-        right[name] = [[is_right(kind, answered[s][k], t) for s in shelves] for k, t in enumerate(truths)]
-        right["people"] += [r for r, (_, q, _) in zip(right[name], asked, strict=True) if re.search("person|people", q)]
-    return dict(kinds={kind: _shares(marks, tuple(shelves)) for kind, marks in right.items()}) | out
+        truths = [t for *_, t in queries]
+        correct[name] = [[is_right(kind, answered[s][k], t) for s in shelves] for k, t in enumerate(truths)]
+        correct["people"] += [
+            r for r, (_, q, _) in zip(correct[name], queries, strict=True) if re.search("person|people", q)
+        ]
+    return dict(kinds={kind: _shares(marks, tuple(shelves)) for kind, marks in correct.items()}) | out
 
 # %% ../../nbs/45_base/60_codec.ipynb #ec4e44af
 def copied(
@@ -334,14 +336,14 @@ def copied(
     Returns:
         dict: seconds -> same (share of equal codes), psnr (of the decoded present), floor (of the decoded next view)
     """
-    now, out = codec.encode([get_image(s, "CAM_FRONT", codec.size) for s in made]), {}
-    shown = pixels(codec.decode(now), codec.size)
+    current, out = codec.encode([get_image(s, "CAM_FRONT", codec.size) for s in made]), {}
+    decoded = pixels(codec.decode(current), codec.size)
     for time in times:
         views = [next_image(s, "CAM_FRONT", codec.size, time) for s in made]
         ids, truth = codec.encode(views), pixels(views, codec.size)
         floor = psnr(pixels(codec.decode(ids), codec.size), truth).mean()
         out[f"{time:g}"] = dict(
-            same=float((ids == now).mean()), psnr=float(psnr(shown, truth).mean()), floor=float(floor)
+            same=float((ids == current).mean()), psnr=float(psnr(decoded, truth).mean()), floor=float(floor)
         )
     return out
 

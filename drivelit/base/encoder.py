@@ -97,11 +97,11 @@ FACTS: dict[str, tuple[str, ...]] = {
 
 def _of_nearest(thing):
     "What is said about the nearest thing: its kind, its side (boxes are in hundredths of the picture), its distance."
-    middle, far = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
+    middle, metres = (thing["box"][0] + thing["box"][2]) / 2, thing["distance"]
     # percents of the picture's width
     side = FACTS["side"][int(middle >= 40) + int(middle > 60)]
     return dict(
-        nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(far > d for d in (8, 16, 32))]
+        nearest=f"nearest {thing['kind']}", side=side, distance=FACTS["distance"][sum(metres > d for d in (8, 16, 32))]
     )
 
 
@@ -115,9 +115,9 @@ def told(facts: dict[str, Any], early: bool = False) -> dict[str, str]:
     Returns:
         kind of FACTS -> phrase; kinds in doubt are left out
     """
-    shown = facts["early" if early else "front"]
-    things = [t for t in shown if t["kind"] != "light"]
-    lights = [t for t in shown if t["kind"] == "light"]
+    visible = facts["early" if early else "front"]
+    things = [t for t in visible if t["kind"] != "light"]
+    lights = [t for t in visible if t["kind"] == "light"]
     people = [t for t in things if t["kind"] == "person"]
     out = dict(daytime="night" if facts["night"] else "day", bend=f"road {facts['bend']}")
     out["lane"] = f"{'a' if facts['left_lane'] else 'no'} lane on the left"
@@ -160,10 +160,10 @@ def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
     words = dict(vocab_size=end + 1, max_position_embeddings=LENGTH, bos_token_id=0, pad_token_id=1, eos_token_id=end)
     layer = dict(hidden_act="gelu", num_attention_heads=max(1, recipe.width // 32))
     text = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, hidden_act="gelu")
-    seen = dict(hidden_size=recipe.width, intermediate_size=2 * recipe.width, num_hidden_layers=recipe.layers)
+    vision = dict(hidden_size=recipe.width, intermediate_size=2 * recipe.width, num_hidden_layers=recipe.layers)
     config = CLIPConfig(
         text_config=words | text,
-        vision_config=seen | layer | dict(image_size=recipe.size, patch_size=recipe.patch),
+        vision_config=vision | layer | dict(image_size=recipe.size, patch_size=recipe.patch),
         projection_dim=recipe.dim,
     )
     config.drivelit_crop = False
@@ -176,12 +176,12 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
     "Square bytes (n, 4, size, size, 3) of scenes: now, a second ago, both through the codec; kept in a file."
     path = Path(path)
     if not path.exists():
-        with whole_file(path) as new:
-            out = np.lib.format.open_memmap(new, "w+", np.uint8, (n, 4, size, size, 3))
+        with whole_file(path) as temp_path:
+            out = np.lib.format.open_memmap(temp_path, "w+", np.uint8, (n, 4, size, size, 3))
             for k in tqdm(range(0, n, 16), desc="pictures", mininterval=5):
-                own = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
-                both = [own, codec.decode(codec.encode(own))]
-                squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in some] for some in both]
+                originals = [shelf.picture(i, t) for i in range(k, min(k + 16, n)) for t in (0, 1)]
+                versions = [originals, codec.decode(codec.encode(originals))]
+                squeezed = [[np.asarray(p.resize((size, size), Image.BICUBIC)) for p in images] for images in versions]
                 # (picture or decoded, scene, time) -> (scene, 4): now, a second ago, then both decoded
                 out[k : k + 16] = (
                     np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
@@ -257,16 +257,16 @@ class EncoderTraining:
     def losses(self) -> dict[str, torch.Tensor]:
         "The three terms of this update."
         rng = np.random.default_rng([self.recipe.seed, self.step])
-        some = rng.choice(len(self.said), self.recipe.batch, replace=False)
-        pictures = np.asarray(self.pictures[np.sort(some)])
-        told_of = [s for i in np.sort(some) for s in self.said[i]]
+        indices = rng.choice(len(self.said), self.recipe.batch, replace=False)
+        pictures = np.asarray(self.pictures[np.sort(indices)])
+        told_of = [s for i in np.sort(indices) for s in self.said[i]]
         x = np.concatenate(
             [pictures[:, :2].reshape(-1, *pictures.shape[2:]), pictures[:, 2:].reshape(-1, *pictures.shape[2:])]
         )
         v = unit(
             self.model.get_image_features(pixel_values=as_read(np.concatenate([x, self.nothing(rng)]))).pooler_output
         )
-        own, painted, empty = v.split([len(told_of), len(told_of), 2])
+        original, painted, empty = v.split([len(told_of), len(told_of), 2])
         sentences = [sentence(s) for s in told_of]
         texts = unit(self.model.get_text_features(**sentence_tokens(sentences)).pooler_output)
         phrases = unit(self.model.get_text_features(**self.phrases).pooler_output)
@@ -278,17 +278,17 @@ class EncoderTraining:
             torch.block_diag(*[torch.full((2, 2), float(s)) for s in alike(pictures)]).bool()
             | torch.eye(len(told_of)).bool()
         )
-        marks, first, kinds = labels(told_of).repeat(2, 1), 0, []
+        marks, offset, kinds = labels(told_of).repeat(2, 1), 0, []
         for k, p in enumerate(FACTS.values()):
             if (marks[:, k] >= 0).any():
-                logits = scale * v[: len(marks)] @ phrases[first : first + len(p)].T
+                logits = scale * v[: len(marks)] @ phrases[offset : offset + len(p)].T
                 kinds.append(F.cross_entropy(logits, marks[:, k], ignore_index=-1))
-            first += len(p)
+            offset += len(p)
         return dict(
-            sentences=(contrast(own, texts, scale, same) + contrast(painted, texts, scale, same)) / 2,
+            sentences=(contrast(original, texts, scale, same) + contrast(painted, texts, scale, same)) / 2,
             facts=torch.stack(kinds).mean(),
-            pictures=contrast(own, torch.cat([painted, empty]), self.recipe.scale, still) / 2
-            + contrast(painted, torch.cat([own, empty]), self.recipe.scale, still) / 2,
+            pictures=contrast(original, torch.cat([painted, empty]), self.recipe.scale, still) / 2
+            + contrast(painted, torch.cat([original, empty]), self.recipe.scale, still) / 2,
         )
 
     def update(self) -> dict[str, float]:
@@ -352,9 +352,9 @@ def linear_phrases(vectors: torch.Tensor, marks: torch.Tensor, asked: torch.Tens
 def share_right(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | None]:
     "Share of right answers of each kind, from (B, kinds); marks -1: unknown, None where nothing is asked."
     marks = marks.numpy()
-    asked = {kind: marks[:, k] >= 0 for k, kind in enumerate(FACTS)}
+    masks = {kind: marks[:, k] >= 0 for k, kind in enumerate(FACTS)}
     return {
-        kind: float((said[m, k] == marks[m, k]).mean()) if (m := asked[kind]).any() else None
+        kind: float((said[m, k] == marks[m, k]).mean()) if (m := masks[kind]).any() else None
         for k, kind in enumerate(FACTS)
     }
 
@@ -372,11 +372,11 @@ def share_of_each(said: np.ndarray, marks: torch.Tensor) -> dict[str, float | No
 def look_at(model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple]) -> dict[str, float]:
     "Held-out scenes: share right, share `apart` from a second ago, and mean gap of the two cosines."
     # now, and through the codec: now and a second ago
-    own, _, painted, ago = (embed_squeezed(model, pictures[:, k]) for k in range(4))
+    original, _, painted, ago = (embed_squeezed(model, pictures[:, k]) for k in range(4))
     shares = share_right(nearest_phrases(model, painted), labels([s for s, _ in said])).values()
-    gap = ((own * painted).sum(1) - (own * ago).sum(1)).numpy()[~alike(pictures)]
-    right = [s for s in shares if s is not None]
-    return dict(right=float(np.mean(right)), apart=float((gap > 0).mean()), gap=float(gap.mean()))
+    gap = ((original * painted).sum(1) - (original * ago).sum(1)).numpy()[~alike(pictures)]
+    valid_shares = [s for s in shares if s is not None]
+    return dict(right=float(np.mean(valid_shares)), apart=float((gap > 0).mean()), gap=float(gap.mean()))
 
 
 def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | None = None) -> CLIPModel:
@@ -401,12 +401,12 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
         if run.step in look_steps:
             rows[-1] |= look_at(run.model, pictures[learnt:], told_of[learnt:])
         if run.step % recipe.save_every == 0 or run.step == recipe.steps:
-            with whole_file(out / "state.pt") as new:
-                torch.save(run.state() | dict(rows=rows), new)
+            with whole_file(out / "state.pt") as temp_path:
+                torch.save(run.state() | dict(rows=rows), temp_path)
             write_json(out / "metrics.json", rows)
-    with whole_folder(out / "final") as new:
-        run.model.half().save_pretrained(new)  # what is examined is what is packed
-        seal(new)
+    with whole_folder(out / "final") as temp_path:
+        run.model.half().save_pretrained(temp_path)  # what is examined is what is packed
+        seal(temp_path)
     return load_encoder(out / "final")
 
 # %% ../../nbs/45_base/70_encoder.ipynb #307eda20
@@ -414,19 +414,19 @@ def facts_exam(
     model: CLIPModel, pictures: np.ndarray, said: Sequence[tuple], fitted: np.ndarray, fitted_said: Sequence[tuple]
 ) -> dict[str, dict[str, float | None]]:
     "Kind -> n and shares right about pictures of now: sentence, linear, decoded, constant; each phrase alike."
-    marks, own = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
+    marks, embedded = labels([s for s, _ in said]), embed_squeezed(model, pictures[:, 0])
     base, fitted_marks = embed_squeezed(model, fitted[:, 0]), labels([s for s, _ in fitted_said])
-    most = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
+    majority = [np.bincount(m[m >= 0], minlength=1).argmax() for m in marks.numpy().T]
     # the same questions, read off in four ways
     read = dict(
-        sentence=nearest_phrases(model, own),
-        linear=linear_phrases(base, fitted_marks, own),
+        sentence=nearest_phrases(model, embedded),
+        linear=linear_phrases(base, fitted_marks, embedded),
         decoded=nearest_phrases(model, embed_squeezed(model, pictures[:, 2])),
-        constant=np.tile(most, (len(marks), 1)),
+        constant=np.tile(majority, (len(marks), 1)),
     )
     shares = {name: share_right(v, marks) for name, v in read.items()}
-    for name, which in dict(each="sentence", each_decoded="decoded", each_constant="constant").items():
-        shares[name] = share_of_each(read[which], marks)
+    for name, reading in dict(each="sentence", each_decoded="decoded", each_constant="constant").items():
+        shares[name] = share_of_each(read[reading], marks)
     count = dict(zip(FACTS, (marks >= 0).sum(0).tolist(), strict=True))
     return {kind: dict(n=count[kind]) | {name: v[kind] for name, v in shares.items()} for kind in FACTS}
 
@@ -459,17 +459,17 @@ def dreams(made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> tuple[l
 def order_exam(model: CLIPModel, made: Sequence[Scene], codec: Codec, seconds: float = 0.5) -> dict[str, Any]:
     "Eq. 2 for dreams of N scenes: N cosines by encoder and by pixels; moved (N): the view changes."
     truth, dreamt = dreams(made, codec, seconds)
-    now = [get_image(s, "CAM_FRONT", codec.size) for s in made]
+    current = [get_image(s, "CAM_FRONT", codec.size) for s in made]
     # levels out of 255
-    change = [np.abs(np.subtract(a, b, dtype=np.float32)).mean() for a, b in zip(now, truth, strict=True)]
+    change = [np.abs(np.subtract(a, b, dtype=np.float32)).mean() for a, b in zip(current, truth, strict=True)]
 
     def plain(images):
         return unit(clip_pixels(images, model.config.vision_config.image_size, crop=False).flatten(1))
 
     out = dict(moved=[bool(c >= 1) for c in change])
     for name, embed in dict(encoder=lambda images: embed_images(model, images), pixels=plain).items():
-        wanted = embed(truth)
-        out[name] = {k: (embed(v) * wanted).sum(1).tolist() for k, v in dreamt.items()}
+        target = embed(truth)
+        out[name] = {k: (embed(v) * target).sum(1).tolist() for k, v in dreamt.items()}
     return out
 
 
@@ -481,8 +481,8 @@ def ahead_exam(
     def view(s, t):
         return next_image(s, "CAM_FRONT", codec.size, t) if t else get_image(s, "CAM_FRONT", codec.size)
 
-    shown = embed_images(model, codec.decode(codec.encode([view(s, 0) for s in made])))
-    return {f"{t:g}": float((shown * embed_images(model, [view(s, t) for s in made])).sum(1).mean()) for t in times}
+    painted = embed_images(model, codec.decode(codec.encode([view(s, 0) for s in made])))
+    return {f"{t:g}": float((painted * embed_images(model, [view(s, t) for s in made])).sum(1).mean()) for t in times}
 
 # %% ../../nbs/45_base/70_encoder.ipynb #c24db003
 def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | None = None) -> dict[str, Any]:
@@ -496,16 +496,23 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
         def facts(shelf, n):
             return [(told(f), told(f, early=True)) for f in (shelf[i] for i in range(n))]
 
-        shelf, held = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)), exam_shelf(lessons, recipe)
+        shelf, exam_data = (
+            Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED)),
+            exam_shelf(lessons, recipe),
+        )
         pictures = four_pictures(shelf, recipe.scenes, recipe.size, codec, lessons / f"squeezed-{recipe.size}.npy")
-        asked = four_pictures(held, recipe.exam, recipe.size, codec, lessons / f"squeezed-{recipe.size}-exam.npy")
+        exam_pictures = four_pictures(
+            exam_data, recipe.exam, recipe.size, codec, lessons / f"squeezed-{recipe.size}-exam.npy"
+        )
         fitted = min(2000, recipe.scenes - recipe.held)
-        made = scenes(recipe.exam, seed=EXAM_SEED)
+        exam_set = scenes(recipe.exam, seed=EXAM_SEED)
         exam = dict(
-            kinds=facts_exam(model, asked, facts(held, recipe.exam), pictures[:fitted], facts(shelf, fitted)),
-            order=order_exam(model, made, codec),
-            untrained=order_exam(new_encoder(recipe).eval(), made, codec)["encoder"],
-            ahead=ahead_exam(model, made, codec),
+            kinds=facts_exam(
+                model, exam_pictures, facts(exam_data, recipe.exam), pictures[:fitted], facts(shelf, fitted)
+            ),
+            order=order_exam(model, exam_set, codec),
+            untrained=order_exam(new_encoder(recipe).eval(), exam_set, codec)["encoder"],
+            ahead=ahead_exam(model, exam_set, codec),
         )
         write_json(out / "exam.json", exam, None)
     return exam
@@ -525,16 +532,16 @@ def in_order(cosines: dict[str, list[float]], moved: Sequence[bool]) -> dict[str
     on, out = np.array(moved, bool), {}
     for name, values in cosines.items():
         off = np.subtract(cosines["true"], values)
-        some = off[on]
-        error = some.std(ddof=1) / np.sqrt(len(some)) if len(some) > 1 else float("nan")
-        out[name] = dict(cosine=np.mean(values), below=(some > 0).mean(), gap=some.mean(), error=error)
+        moving_gaps = off[on]
+        error = moving_gaps.std(ddof=1) / np.sqrt(len(moving_gaps)) if len(moving_gaps) > 1 else float("nan")
+        out[name] = dict(cosine=np.mean(values), below=(moving_gaps > 0).mean(), gap=moving_gaps.mean(), error=error)
     return {k: {n: float(x) for n, x in v.items()} for k, v in out.items()}
 
 # %% ../../nbs/45_base/70_encoder.ipynb #32d762c6
 def encoder_card(recipe: EncoderRecipe, found: dict[str, Any], digest: str) -> str:
     "The card of an encoder, in Markdown."
     order = in_order(found["order"]["encoder"], found["order"]["moved"])
-    right = {
+    accuracy = {
         k: f"{v['sentence']:.2f} / {v['linear']:.2f} / {v['constant']:.2f}" for k, v in found["kinds"].items() if v["n"]
     }
     facts = {
@@ -544,7 +551,7 @@ def encoder_card(recipe: EncoderRecipe, found: dict[str, Any], digest: str) -> s
         "ago, each also through the codec in this package",
         "recipe": ", ".join(f"{k} {v}" for k, v in asdict(recipe).items()),
         "what it sees": "right by the nearest sentence / a linear reading / the most frequent answer, "
-        f"{recipe.exam} scenes from seed {EXAM_SEED:,}: " + ", ".join(f"{k} {v}" for k, v in right.items()),
+        f"{recipe.exam} scenes from seed {EXAM_SEED:,}: " + ", ".join(f"{k} {v}" for k, v in accuracy.items()),
         "cosine to the true view in half a second": ", ".join(f"{k} {v['cosine']:.2f}" for k, v in order.items()),
         "true view above, where the view changes": ", ".join(
             f"{k} in {100 * v['below']:.0f} % of the scenes" for k, v in order.items() if k != "true"

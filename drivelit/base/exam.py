@@ -52,8 +52,8 @@ def constant_answers(asked: Sequence[tuple[int, str, str]], kind: str, tried: in
         by_text[_stem(question)].append(truth)
     best = {}
     for text, truths in by_text.items():
-        some = [a for a, _ in Counter(truths).most_common(tried)]
-        best[text] = max(some, key=lambda a: sum(is_right(kind, a, t) for t in truths))
+        candidates = [a for a, _ in Counter(truths).most_common(tried)]
+        best[text] = max(candidates, key=lambda a: sum(is_right(kind, a, t) for t in truths))
     return [best[_stem(q)] for _, q, _ in asked]
 
 # %% ../../nbs/45_base/30_exam.ipynb #65754828
@@ -92,8 +92,8 @@ def answers(
     """
     conversations = []
     for i, question, _ in asked:
-        shown = _pictures(shelf, i, kind, sight, among or asked)
-        parts = [*(dict(type="image", image=p) for p in shown), dict(type="text", text=question)]
+        pictures = _pictures(shelf, i, kind, sight, among or asked)
+        parts = [*(dict(type="image", image=p) for p in pictures), dict(type="text", text=question)]
         conversations.append(Conversation([dict(role="user", content=parts)]))
     length = 72 if kind == "path" else 24
     return [c.text for c in TransformersEngine(policy, 128).generate(conversations, length, temperature=0)]
@@ -154,16 +154,16 @@ def nearest_boxes(facts: dict) -> dict[str, tuple | None]:
 
 def named_boxes(policy: Policy, shelf: Shelf, sight: str = "own") -> list[dict[str, tuple]]:
     "The road users that a policy names in each scene: kind -> box in percent; no-boxes are left out."
-    asked = [(i, kind) for i in range(len(shelf)) for kind in nearest_boxes(shelf[i])]
+    queries = [(i, kind) for i in range(len(shelf)) for kind in nearest_boxes(shelf[i])]
 
     def words(text, some):
         return [(i, text.format(k=k), "") for i, k in some]
 
-    present = answers(policy, shelf, words("Is there a {k}?", asked), "exists", sight)
-    there = [a for a, said in zip(asked, present, strict=True) if said.strip() == "Yes"]
-    texts = answers(policy, shelf, words("Box of the nearest {k}?", there), "box", sight, asked)
+    present = answers(policy, shelf, words("Is there a {k}?", queries), "exists", sight)
+    detected = [a for a, answer in zip(queries, present, strict=True) if answer.strip() == "Yes"]
+    texts = answers(policy, shelf, words("Box of the nearest {k}?", detected), "box", sight, queries)
     out = [{} for _ in range(len(shelf))]
-    for (i, kind), text in zip(there, texts, strict=True):
+    for (i, kind), text in zip(detected, texts, strict=True):
         box = numbers(text)
         if len(box) == 4 and box[0] < box[2] and box[1] < box[3]:
             out[i][kind] = tuple(box)
@@ -184,14 +184,14 @@ def found_boxes(said: Sequence[dict], truth: Sequence[dict]) -> dict[str, Any]:
     def share(k, n):
         return k / n if n else float("nan")
 
-    named = sum(map(len, said))
+    predictions = sum(map(len, said))
     return dict(
         perception=mean(scores),
         perception_some=mean([v for v, t in zip(scores, present, strict=True) if t]),
         iou=mean(overlaps),
         found=share(len(overlaps), sum(map(len, present))),
-        right=share(len(overlaps), named),
-        made_up=share(sum(len(set(s) - set(t)) for s, t in zip(said, present, strict=True)), named),
+        right=share(len(overlaps), predictions),
+        made_up=share(sum(len(set(s) - set(t)) for s, t in zip(said, present, strict=True)), predictions),
         scene_perception=scores,
     )
 
@@ -226,22 +226,22 @@ def split_shares(right: dict[str, list[bool]], asked: Sequence[tuple]) -> dict[s
         return {}
     parts = dict(there=~gone, absent=gone)
     return {
-        name: dict(n=int(here.sum())) | {s: float(np.mean(np.array(r)[here])) for s, r in right.items()}
-        for name, here in parts.items()
+        name: dict(n=int(mask.sum())) | {s: float(np.mean(np.array(r)[mask])) for s, r in right.items()}
+        for name, mask in parts.items()
     }
 
 
 def range_errors(said: Sequence[str], asked: Sequence[tuple]) -> list[dict[str, float]]:
     "For each of RANGES n, mean and median error in metres, of answers with as many numbers as the truth."
     pairs = [(numbers(s), numbers(t)) for s, (*_, t) in zip(said, asked, strict=True)]
-    far = [
+    errors = [
         (np.hypot(*(b[:2] if len(b) > 1 else (b[0], 0))), np.abs(np.subtract(a[:2], b[:2])))
         for a, b in pairs
         if b and len(a) == len(b)
     ]
     out = []
     for low, high in RANGES:
-        off = [float(np.hypot(*e) if len(e) > 1 else e[0]) for d, e in far if low <= d < high]
+        off = [float(np.hypot(*e) if len(e) > 1 else e[0]) for d, e in errors if low <= d < high]
         mean, median = (float(np.mean(off)), float(np.median(off))) if off else (float("nan"),) * 2
         out.append({"from": low, "to": high, "n": len(off), "mean": mean, "median": median})
     return out
@@ -277,9 +277,9 @@ def examine(
         def marks(a, asked=asked, kind=kind):
             return [is_right(kind, x, t) for x, (*_, t) in zip(a, asked, strict=True)]
 
-        right = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **answered).items()}
-        kinds[kind] = dict(n=len(asked)) | {s: float(np.mean(r)) for s, r in right.items()}
-        kinds[kind] |= split_shares(right, asked)
+        correct = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **answered).items()}
+        kinds[kind] = dict(n=len(asked)) | {s: float(np.mean(r)) for s, r in correct.items()}
+        kinds[kind] |= split_shares(correct, asked)
     return dict(kinds=kinds, ranges=ranges, boxes=boxes, path=path)
 
 
@@ -289,10 +289,10 @@ def exam_table(found: dict[str, Any]) -> pd.DataFrame:
     shares = {kind: {k: v for k, v in row.items() if k in names} for kind, row in found["kinds"].items()}
     table = pd.DataFrame(shares).T.rename(columns=names)
     shares = [c for c in table.columns if c != "questions"]
-    own, constant = (table[names[k]].astype(float) for k in ("own", "constant"))
+    accuracy, constant = (table[names[k]].astype(float) for k in ("own", "constant"))
     table[shares] = (100 * table[shares].astype(float)).round(0)
     # of what the constant answer leaves open
-    table["skill"] = (100 * (own - constant) / (1 - constant)).where(constant < 1).round(0)
+    table["skill"] = (100 * (accuracy - constant) / (1 - constant)).where(constant < 1).round(0)
     return table[[c for c in (*names.values(), "skill") if c in table.columns]]
 
 
@@ -306,9 +306,9 @@ def there_table(found: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             kind: {
-                f"{name}, {what}": v[name]["n"] if what == "questions" else share(v[name], what)
+                f"{name}, {column}": v[name]["n"] if column == "questions" else share(v[name], column)
                 for name in ("there", "absent")
-                for what in ("own", "constant", "questions")
+                for column in ("own", "constant", "questions")
             }
             for kind, v in rows.items()
         }

@@ -85,7 +85,7 @@ def state(scene: Scene, users: int = 8, lights: int = 2) -> np.ndarray:
     # metres ahead / 30 and aside / 10, so that what the network reads is of the order of one
     lane = along(scene.map.centerline, np.array([3, 6, 10, 15, 20, 26, 32, 40, 50, 60.0])) / [30, 10, 1]
     # a lane to the left or to the right, 6 m ahead
-    beside = [
+    side_lanes = [
         any(a.on_route and a.polygon.contains(shapely.Point(6.0, y)) for a in scene.map.of("lane")) for y in (3.5, -3.5)
     ]
     # 16 numbers of a road user, 8 of a light; zeros stand for those that are not there
@@ -94,7 +94,7 @@ def state(scene: Scene, users: int = 8, lights: int = 2) -> np.ndarray:
         out[16 * k : 16 * k + len(row)] = row
     for k, row in enumerate(_nearest(map(_light, scene.lights), lights)):
         out[16 * users + 8 * k :][: len(row)] = row
-    return np.r_[told(scene), np.ravel(lane), beside, bool(scene.map.of("crossing")), scene.night, out]
+    return np.r_[told(scene), np.ravel(lane), side_lanes, bool(scene.map.of("crossing")), scene.night, out]
 
 
 @torch.inference_mode()
@@ -111,12 +111,16 @@ def sight(policy: Policy, pictures: Sequence[Image.Image], batch: int = 64) -> n
     """
     out = []
     for k in range(0, len(pictures), batch):
-        some = pictures[k : k + batch]
-        ids = [policy.encode([dict(role="user", content=[dict(type="image", image=p)])]).input_ids for p in some]
-        inputs = policy.collate(ids, [[p] for p in some])
-        seen = policy.model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]).pooler_output
+        chunk = pictures[k : k + batch]
+        ids = [policy.encode([dict(role="user", content=[dict(type="image", image=p)])]).input_ids for p in chunk]
+        inputs = policy.collate(ids, [[p] for p in chunk])
+        features = policy.model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]).pooler_output
         out.append(
-            (torch.cat(seen) if isinstance(seen, (tuple, list)) else seen).reshape(len(some), -1).float().cpu().numpy()
+            (torch.cat(features) if isinstance(features, (tuple, list)) else features)
+            .reshape(len(chunk), -1)
+            .float()
+            .cpu()
+            .numpy()
         )
     return np.concatenate(out)
 
@@ -171,8 +175,8 @@ def fitted(
     optimizer = torch.optim.AdamW(net.parameters(), 2e-3, weight_decay=0.1 if wide else 0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        some = torch.randint(len(x), (256,))
-        loss = (net(x[some]) - y[some]).abs().mean()
+        indices = torch.randint(len(x), (256,))
+        loss = (net(x[indices]) - y[indices]).abs().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -233,19 +237,22 @@ def ladder(policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int =
         plans = text_plans(policy, made, shown, temperature, median)
         scores[name], unreadable[name] = earned(ready, plans), float(np.mean([p is None for p in plans]))
     # the networks learn from other scenes; each sees one thing more than the one before it
-    others = scenes(learn, seed=seed)
-    goals, speeds = np.stack([s.expert.poses[:8] for s in others]), np.array([s.ego.velocity[0] for s in others])
+    train_scenes = scenes(learn, seed=seed)
+    goals, speeds = (
+        np.stack([s.expert.poses[:8] for s in train_scenes]),
+        np.array([s.ego.velocity[0] for s in train_scenes]),
+    )
     fast = np.array([s.ego.velocity[0] for s in made])
 
     def seen(some, shown):
         return np.c_[np.stack([told(s) for s in some]), sight(policy, shown)]
 
     inputs = {
-        "network, no eyes": [np.stack([told(s) for s in some]) for some in (others, made)],
+        "network, no eyes": [np.stack([told(s) for s in some]) for some in (train_scenes, made)],
         "network, the base's picture tokens": [
-            seen(some, [get_image(s, "CAM_FRONT", SIZE) for s in some]) for some in (others, made)
+            seen(some, [get_image(s, "CAM_FRONT", SIZE) for s in some]) for some in (train_scenes, made)
         ],
-        "network, true state": [np.stack([state(s) for s in some]) for some in (others, made)],
+        "network, true state": [np.stack([state(s) for s in some]) for some in (train_scenes, made)],
     }
     for name, (X, Z) in inputs.items():
         plans = fitted(X, goals, speeds, Z, fast, steps=min(1200, 20 + learn // 3))

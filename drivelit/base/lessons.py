@@ -53,8 +53,8 @@ def _say(rng, wordings, **words):
 
 def _of(things, kind, everything=False):
     "The things of a kind, nearest first; None if one of them is doubtful."
-    some = [t for t in things if t["kind"] == kind]
-    return None if not everything and any(not t["clear"] for t in some) else some
+    matches = [t for t in things if t["kind"] == kind]
+    return None if not everything and any(not t["clear"] for t in matches) else matches
 
 
 FAR = (15.0, 45.0)  # metres: where distances are hard to say
@@ -65,8 +65,8 @@ def _pick(things, draw, present=1.0):
     present_kinds = [k for k in ASKED if _of(things, k)]
     absent = [k for k in ASKED if _of(things, k) == []]
     if present_kinds and (draw.random() < present or not absent):
-        far = [k for k in present_kinds if FAR[0] < _of(things, k)[0]["distance"] < FAR[1]]
-        absent = [*present_kinds, *far]
+        distant = [k for k in present_kinds if FAR[0] < _of(things, k)[0]["distance"] < FAR[1]]
+        absent = [*present_kinds, *distant]
     return None if not absent else absent[int(draw.integers(len(absent)))]
 
 
@@ -108,8 +108,8 @@ def _ask_side(facts, key, draw, rng):
     kind = _pick(facts[key], draw)
     if kind is None or not _of(facts[key], kind):
         return None
-    asked = ("Where is the nearest {k}: left, middle or right?", "On which side is the nearest {k}?")
-    return _say(rng, asked, k=kind), _third(_of(facts[key], kind)[0])
+    templates = ("Where is the nearest {k}: left, middle or right?", "On which side is the nearest {k}?")
+    return _say(rng, templates, k=kind), _third(_of(facts[key], kind)[0])
 
 
 def _ask_distance(facts, key, draw, rng):
@@ -117,8 +117,8 @@ def _ask_distance(facts, key, draw, rng):
     kind = _pick(facts[key], draw)
     if kind is None or not _of(facts[key], kind):
         return None
-    asked = ("How far is the nearest {k}?", "Distance of the nearest {k}?", "How many metres to the nearest {k}?")
-    return _say(rng, asked, k=kind), f"{_of(facts[key], kind)[0]['distance']:.0f} m"
+    templates = ("How far is the nearest {k}?", "Distance of the nearest {k}?", "How many metres to the nearest {k}?")
+    return _say(rng, templates, k=kind), f"{_of(facts[key], kind)[0]['distance']:.0f} m"
 
 # %% ../../nbs/45_base/10_lessons.ipynb #6e8e17c6
 def box_text(box: tuple) -> str:
@@ -131,8 +131,8 @@ def _ask_box(facts, key, draw, rng):
     kind = _pick(facts[key], draw)
     if kind is None or not _of(facts[key], kind):
         return None
-    asked = ("Box of the nearest {k}?", "Give the box of the nearest {k}.")
-    return _say(rng, asked, k=kind), box_text(_of(facts[key], kind)[0]["box"])
+    templates = ("Box of the nearest {k}?", "Give the box of the nearest {k}.")
+    return _say(rng, templates, k=kind), box_text(_of(facts[key], kind)[0]["box"])
 
 
 def _ask_place(facts, key, draw, rng):
@@ -164,8 +164,8 @@ def _ask_light(facts, key, draw, rng):
     lights = [t for t in facts[key] if t["kind"] == "light"]
     if any(not t["clear"] for t in lights) or (not lights and draw.random() < NO_LIGHT):
         return None
-    asked = ("What colour is the light?", "Which light is on?", "Colour of the traffic light?")
-    return _say(rng, asked), lights[0]["state"] if lights else "no light"
+    templates = ("What colour is the light?", "Which light is on?", "Colour of the traffic light?")
+    return _say(rng, templates), lights[0]["state"] if lights else "no light"
 
 
 def _ask_daytime(facts, key, draw, rng):
@@ -200,16 +200,16 @@ def _ask_free(facts, key, draw, rng):
     "How far our lane is free."
     if facts["free"] >= CLEAR and draw.random() < 0.7:
         return None
-    asked = ("How far is our lane free?", "How many metres of our lane are free?")
-    return _say(rng, asked), f"{facts['free']:.0f} m"
+    templates = ("How far is our lane free?", "How many metres of our lane are free?")
+    return _say(rng, templates), f"{facts['free']:.0f} m"
 
 # %% ../../nbs/45_base/10_lessons.ipynb #262750b4
 def _ask_aside(facts, key, draw, rng):
     "How far we are beside the middle of our lane."
     if abs(facts["aside"]) < 0.05 and draw.random() < 0.7:
         return None
-    asked = ("How far left of the middle of our lane are we?", "Are we left (+) or right (-) of our lane's middle?")
-    return _say(rng, asked), f"{facts['aside'] + 0.0:+.1f} m"
+    templates = ("How far left of the middle of our lane are we?", "Are we left (+) or right (-) of our lane's middle?")
+    return _say(rng, templates), f"{facts['aside'] + 0.0:+.1f} m"
 
 
 def _ask_all(facts, key, draw, rng):
@@ -223,12 +223,12 @@ def _ask_all(facts, key, draw, rng):
 # %% ../../nbs/45_base/10_lessons.ipynb #efcb3c76
 def _seen_twice(facts, draw):
     "A moving road user that is clear now and a second ago: (now, before)."
-    before = {t["id"]: t for t in facts["early"] if t["clear"]}
-    kinds = [k for k in ASKED[:3] if _of(facts["front"], k) and _of(facts["front"], k)[0]["id"] in before]
+    previous = {t["id"]: t for t in facts["early"] if t["clear"]}
+    kinds = [k for k in ASKED[:3] if _of(facts["front"], k) and _of(facts["front"], k)[0]["id"] in previous]
     if not kinds:
         return None
-    now = _of(facts["front"], kinds[int(draw.integers(len(kinds)))])[0]
-    return now, before[now["id"]]
+    current = _of(facts["front"], kinds[int(draw.integers(len(kinds)))])[0]
+    return current, previous[current["id"]]
 
 
 def _ask_moves(facts, key, draw, rng):
@@ -245,8 +245,8 @@ def _ask_speed(facts, key, draw, rng):
     pair = _seen_twice(facts, draw)
     if pair is None:
         return None
-    asked = ("How fast is the nearest {k}?", "Speed of the nearest {k}?")
-    return _say(rng, asked, k=pair[0]["kind"]), f"{pair[0]['speed']:.0f} m/s"
+    templates = ("How fast is the nearest {k}?", "Speed of the nearest {k}?")
+    return _say(rng, templates, k=pair[0]["kind"]), f"{pair[0]['speed']:.0f} m/s"
 
 
 def _ask_nearer(facts, key, draw, rng):
@@ -263,8 +263,8 @@ def _ask_later(facts, key, draw, rng):
     pair = _seen_twice(facts, draw)
     if pair is None or pair[0]["id"] not in facts["later"]:
         return None
-    asked = ("Where will the nearest {k} be in 2 s?", "Position of the nearest {k} 2 s from now?")
-    return _say(rng, asked, k=pair[0]["kind"]), place(facts["later"][pair[0]["id"]])
+    templates = ("Where will the nearest {k} be in 2 s?", "Position of the nearest {k} 2 s from now?")
+    return _say(rng, templates, k=pair[0]["kind"]), place(facts["later"][pair[0]["id"]])
 
 
 def _ask_own_speed(facts, key, draw, rng):
@@ -300,11 +300,11 @@ def _ask_shown(facts, key, draw, rng):
 def _ask_depth(facts, key, draw, rng):
     "How near the nearest thing is in a third of a depth picture."
     k = int(draw.integers(3))
-    near, third = facts["near"][k], ("left", "middle", "right")[k]
-    asked = ("How far is the nearest thing on the {t}?", "What is the least depth on the {t}?")
-    if near is None and draw.random() < 0.5:
+    distance, third = facts["near"][k], ("left", "middle", "right")[k]
+    templates = ("How far is the nearest thing on the {t}?", "What is the least depth on the {t}?")
+    if distance is None and draw.random() < 0.5:
         return None
-    return _say(rng, asked, t=third), "nothing" if near is None else f"{near:.0f} m"
+    return _say(rng, templates, t=third), "nothing" if distance is None else f"{distance:.0f} m"
 
 
 def _ask_framed(facts, key, draw, rng):
@@ -360,23 +360,23 @@ def _speeds(facts, seconds):
 
 def _ask_path(facts, key, draw, rng):
     "Where we will be every half second of the next four seconds."
-    asked = ("Where will we be every half second of the next 4 s?", "Give our next 8 poses, half a second apart.")
+    templates = ("Where will we be every half second of the next 4 s?", "Give our next 8 poses, half a second apart.")
     poses = ", ".join(place(p, 2) for p in facts["future"][:8])
-    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked), poses
+    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, templates), poses
 
 
 def _ask_points(facts, key, draw, rng):
     "Where we will be in 1, 2, 3 and 4 s."
-    asked = ("Where will we be in 1, 2, 3 and 4 s?", "Our positions 1, 2, 3 and 4 s from now?")
+    templates = ("Where will we be in 1, 2, 3 and 4 s?", "Our positions 1, 2, 3 and 4 s from now?")
     points = ", ".join(place(p[:2]) for p in facts["future"][1:8:2])
-    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked), points
+    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, templates), points
 
 
 def _ask_speeds(facts, key, draw, rng):
     "How fast we will be."
-    asked = ("How fast will we be in 1, 2, 3 and 4 s?", "Our speed 1, 2, 3 and 4 s from now?")
+    templates = ("How fast will we be in 1, 2, 3 and 4 s?", "Our speed 1, 2, 3 and 4 s from now?")
     speeds = ", ".join(f"{v:.1f}" for v in _speeds(facts, (1, 2, 3, 4)))
-    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked), f"{speeds} m/s"
+    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, templates), f"{speeds} m/s"
 
 
 def _ask_change(facts, key, draw, rng):
@@ -384,12 +384,12 @@ def _ask_change(facts, key, draw, rng):
     until = (2, 4, 6)[int(draw.integers(3))]
     if len(facts["future"]) < 2 * until + 1:
         return None
-    then, before = _speeds(facts, (until,))[0], facts["speed"] if until == 2 else _speeds(facts, (until - 2,))[0]
-    change = then - before
+    then, previous = _speeds(facts, (until,))[0], facts["speed"] if until == 2 else _speeds(facts, (until - 2,))[0]
+    change = then - previous
     answer = "stand" if then < 0.3 else "the same" if abs(change) < 0.6 else "faster" if change > 0 else "slower"
     since = "now" if until == 2 else f"{until - 2} s"
-    asked = ("Between {a} and {b} s from now: faster, slower, the same or stand?",)
-    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, asked, a=since, b=until), answer
+    templates = ("Between {a} and {b} s from now: faster, slower, the same or stand?",)
+    return history_text(facts, rng) + way_text(facts, rng) + _say(rng, templates, a=since, b=until), answer
 
 
 def _ask_turn(facts, key, draw, rng):
@@ -534,5 +534,5 @@ def word_list() -> tuple[str, ...]:
     "The texts that the tokenizer learns its tokens from."
     words = COMMON.split()
     spread = [f" {w}" for w in words] + [f" {w.capitalize()}" for w in words] + [w.capitalize() for w in words] + words
-    own = [w for kind in WORDS.values() for w in (f" {kind}", f" {PLURAL.get(kind, kind + 's')}")]
-    return (*spread, *own, " m", " m/s", " s", " km/h", "; ", "(", ")", ", ", " (", "?", ". ", ": ")
+    kind_words = [w for kind in WORDS.values() for w in (f" {kind}", f" {PLURAL.get(kind, kind + 's')}")]
+    return (*spread, *kind_words, " m", " m/s", " s", " km/h", "; ", "(", ")", ", ", " (", "?", ". ", ": ")

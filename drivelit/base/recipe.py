@@ -118,9 +118,9 @@ def read_recipe(
     parser.add_argument("--smoke", action="store_true", help="a tiny one, quickly made: nothing is learnt")
     for f in fields(recipe):
         parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), help=f"default {f.default}")
-    given = vars(parser.parse_args(arguments))
-    changes = {f.name: given[f.name] for f in fields(recipe) if given[f.name] is not None}
-    return replace(smoke if given["smoke"] else recipe(), **changes), given
+    options = vars(parser.parse_args(arguments))
+    changes = {f.name: options[f.name] for f in fields(recipe) if options[f.name] is not None}
+    return replace(smoke if options["smoke"] else recipe(), **changes), options
 
 # %% ../../nbs/45_base/40_recipe.ipynb #0860c1dc
 def run_command(
@@ -138,12 +138,12 @@ def run_command(
     parser.add_argument("--lessons", help="folder of lessons that several runs share; default: in the run's folder")
     parser.add_argument("--pack", action="store_true", help=f"put the finished {part} into the package")
     parser.add_argument("--beside", nargs="*", default=[], help="folders of other finished runs, shown beside the pack")
-    recipe, given = read_recipe(parser, smoke, arguments)
+    recipe, options = read_recipe(parser, smoke, arguments)
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        print(json.dumps(tell(make(given["out"], recipe, given["lessons"]))))
-        if given["pack"]:
-            print(pack(given["out"], beside=given["beside"]))
+        print(json.dumps(tell(make(options["out"], recipe, options["lessons"]))))
+        if options["pack"]:
+            print(pack(options["out"], beside=options["beside"]))
     except RunError as e:
         print(e)
         return 1
@@ -207,17 +207,17 @@ def teach(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) ->
     Returns:
         the trained policy, also in the folder of the last part, out/train/last/final
     """
-    out, lessons, policy, told = Path(out), Path(lessons or Path(out) / "lessons"), None, []
+    out, lessons, policy, summaries = Path(out), Path(lessons or Path(out) / "lessons"), None, []
     for k, name in enumerate(parts(recipe)):
         folder = out / "train" / name
         if not (folder / "train.json").exists():
             if policy is None:
-                before = out / "train" / list(parts(recipe))[k - 1] / "final"
-                policy = load_policy(before, dtype="float32") if k else beginner(recipe)
-            teach_part(policy, out, recipe, name, lessons, [sum(t[n] for t in told) for n in ("steps", "tokens")])
-        told.append(json.loads((folder / "train.json").read_text()))
-    whole = {n: sum(t[n] for t in told) for n in ("steps", "rows", "tokens", "seconds")}
-    write_json(out / "train.json", whole | dict(loss=told[-1]["loss"]))
+                previous = out / "train" / list(parts(recipe))[k - 1] / "final"
+                policy = load_policy(previous, dtype="float32") if k else beginner(recipe)
+            teach_part(policy, out, recipe, name, lessons, [sum(t[n] for t in summaries) for n in ("steps", "tokens")])
+        summaries.append(json.loads((folder / "train.json").read_text()))
+    totals = {n: sum(t[n] for t in summaries) for n in ("steps", "rows", "tokens", "seconds")}
+    write_json(out / "train.json", totals | dict(loss=summaries[-1]["loss"]))
     return policy or load_policy(folder / "final")
 
 
@@ -233,9 +233,9 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
     part, number = parts(recipe)[name], list(parts(recipe)).index(name)
     shelf = Shelf(save_lessons(recipe.scenes, lessons / "train", TRAIN_SEED, lesson_scenes))
     rows = Lessons(shelf, part.steps * part.batch, 10 * recipe.seed + number, policy)
-    few = replace(recipe, exam=min(len(MIX), recipe.exam))
+    look_recipe = replace(recipe, exam=min(len(MIX), recipe.exam))
     steps = [round(part.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
-    looks = Looks(policy, *exam_scenes(lessons / "look", few), out / "looks", steps, tuple(before))
+    looks = Looks(policy, *exam_scenes(lessons / "look", look_recipe), out / "looks", steps, tuple(before))
     begin = time.time()
     result = train_sft(
         policy,
@@ -266,14 +266,14 @@ def start(out: str | Path, recipe: Recipe) -> Path:
     Raises:
         RunError: the folder belongs to another recipe; names the first number that differs
     """
-    path, now = Path(out) / "recipe.json", asdict(recipe)
+    path, current = Path(out) / "recipe.json", asdict(recipe)
     if not path.exists():
-        write_json(path, now)
+        write_json(path, current)
         return Path(out)
     was = json.loads(path.read_text())
-    if changed := [k for k in now if now[k] != was.get(k)]:
+    if changed := [k for k in current if current[k] != was.get(k)]:
         raise RunError(
-            f"{path}: this run was started with {changed[0]} = {was.get(changed[0])!r}, not {now[changed[0]]!r}; "
+            f"{path}: this run was started with {changed[0]} = {was.get(changed[0])!r}, not {current[changed[0]]!r}; "
             "choose another folder"
         )
     return Path(out)
@@ -298,9 +298,9 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
         if (out / "exam.json").exists():
             return json.loads((out / "exam.json").read_text())
         policy = teach(out, recipe, lessons)
-        shelf, made = exam_scenes(Path(lessons or out / "lessons") / "exam", recipe)
-        exam = examine(policy, shelf, made, recipe.most)
-        exam["ladder"] = ladder(policy, made, min(4000, recipe.scenes))
+        shelf, exam_set = exam_scenes(Path(lessons or out / "lessons") / "exam", recipe)
+        exam = examine(policy, shelf, exam_set, recipe.most)
+        exam["ladder"] = ladder(policy, exam_set, min(4000, recipe.scenes))
         write_json(out / "exam.json", exam)
     return exam
 

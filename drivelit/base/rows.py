@@ -49,11 +49,11 @@ def save_seen(made: Sequence[Scene], path: str | Path, seed: int = 0) -> Path:
     "Look at scenes and keep what was seen in an .npz file; its path."
     path, facts, pictures = Path(path), [], []
     for k, scene in enumerate(made):
-        scene_facts, shown = look(scene, np.random.default_rng([seed, k]))
+        scene_facts, views = look(scene, np.random.default_rng([seed, k]))
         facts.append(scene_facts)
-        pictures += [_png(p) for p in shown]
+        pictures += [_png(p) for p in views]
     text = [json.dumps(f).encode() for f in facts]
-    with whole_file(path) as new, open(new, "wb") as f:
+    with whole_file(path) as temp_path, open(temp_path, "wb") as f:
         np.savez(
             f,
             facts=np.frombuffer(b"".join(text), np.uint8),
@@ -136,9 +136,9 @@ def questions(facts: dict, lesson: str, rng: np.random.Generator) -> list[tuple[
     Returns:
         list of (kind, question, answer); empty where this scene gives none
     """
-    _, _, kinds, (least, most), last = LESSONS[lesson]
+    _, _, kinds, (least, maximum), final_kinds = LESSONS[lesson]
     order = [kinds[k] for k in rng.permutation(len(kinds))]
-    count = int(rng.integers(least, most + 1))
+    count = int(rng.integers(least, maximum + 1))
     out = []
     for kind in (*order, *order) if len(kinds) <= count else order:
         if len(out) == count:
@@ -146,7 +146,10 @@ def questions(facts: dict, lesson: str, rng: np.random.Generator) -> list[tuple[
         pair = ask(kind, facts, rng, rng)
         if pair is not None and pair[0] not in [q for _, q, _ in out]:
             out.append((kind, *pair))
-    if last and (pair := ask(kind := last[int(rng.integers(len(last)))], facts, rng, rng)) is not None:
+    if (
+        final_kinds
+        and (pair := ask(kind := final_kinds[int(rng.integers(len(final_kinds)))], facts, rng, rng)) is not None
+    ):
         out.append((kind, *pair))
     return out
 
@@ -177,8 +180,8 @@ class Lessons(Sequence):
         "Scene, pictures and questions of conversation i."
         rng, scene = np.random.default_rng([self.seed, i]), int(self.scenes[i])
         lesson = list(LESSONS)[self.kinds[i]]
-        asked = questions(self.shelf[scene], lesson, rng) or questions(self.shelf[scene], lesson := "drive", rng)
-        return scene, LESSONS[lesson][1], asked
+        pairs = questions(self.shelf[scene], lesson, rng) or questions(self.shelf[scene], lesson := "drive", rng)
+        return scene, LESSONS[lesson][1], pairs
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         """A conversation as a row.
@@ -189,13 +192,13 @@ class Lessons(Sequence):
         Returns:
             messages and images
         """
-        scene, shown, asked = self._drawn(range(self.n)[i])
+        scene, views, pairs = self._drawn(range(self.n)[i])
         messages = []
-        for k, (_, question, answer) in enumerate(asked):
-            parts = [dict(type="image") for _ in shown] if k == 0 else []
+        for k, (_, question, answer) in enumerate(pairs):
+            parts = [dict(type="image") for _ in views] if k == 0 else []
             messages.append(dict(role="user", content=[*parts, dict(type="text", text=question)]))
             messages.append(dict(role="assistant", content=[dict(type="text", text=answer)]))
-        return dict(messages=messages, images=[self.shelf.picture(scene, p) for p in shown])
+        return dict(messages=messages, images=[self.shelf.picture(scene, p) for p in views])
 
     def _tokens(self, text):
         return tuple(self.policy.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -209,14 +212,14 @@ class Lessons(Sequence):
         Returns:
             ids and labels, as `encode_row` gives them
         """
-        _, shown, asked = self._drawn(range(self.n)[i])
+        _, views, pairs = self._drawn(range(self.n)[i])
         size = Size(*self.policy.processor.image_size)
         picture = self.policy.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
         pad = [self.policy.image_token_id] * self.policy.image_tokens(size)
         ids, labels = [], []
-        for k, (_, question, answer) in enumerate(asked):
+        for k, (_, question, answer) in enumerate(pairs):
             ids += self._ids("\n<|im_start|>user\n" if k else "<|im_start|>user\n")
-            for _ in shown if k == 0 else ():
+            for _ in views if k == 0 else ():
                 ids += [picture[0], *pad, picture[1]]
             ids += self._tokens(question) + self._ids("<|im_end|>\n<|im_start|>assistant\n")
             answer_ids = self._ids(answer) if len(answer) < 16 else self._tokens(answer)

@@ -153,9 +153,9 @@ def seen(
     for id, kind, pose, z, extent, speed, colour in _solids(scene, time):
         ring = outline(solid(pose, z, extent), cam, ego, part, size)
         q = to_camera(np.array([[*pose[:2], z]]), cam, ego)[0]
-        far = float(np.hypot(q[0], q[2]))
-        if len(ring) > 2 and far < REACH:
-            shapes.append((far, ring, id, kind, pose, speed, colour))
+        distance = float(np.hypot(q[0], q[2]))
+        if len(ring) > 2 and distance < REACH:
+            shapes.append((distance, ring, id, kind, pose, speed, colour))
     shapes.sort(key=lambda f: -f[0])
     canvas = Image.new("L", size)
     draw = ImageDraw.Draw(canvas)
@@ -165,17 +165,17 @@ def seen(
     lens = (
         ego[:2] + np.array([[np.cos(ego[2]), -np.sin(ego[2])], [np.sin(ego[2]), np.cos(ego[2])]]) @ cam.cam2ego[:2, 3]
     )
-    for k, (far, _, id, kind, pose, speed, colour) in enumerate(shapes, 1):
+    for k, (distance, _, id, kind, pose, speed, colour) in enumerate(shapes, 1):
         v, u = np.nonzero(grid == k)
         if not len(u):
             continue
-        per_metre = cam.intrinsic[0, 0] / cam.width / part[2] * size[0] / max(far, 1.0)
+        per_metre = cam.intrinsic[0, 0] / cam.width / part[2] * size[0] / max(distance, 1.0)
         colour = colour if colour and _readable(pose, lens, per_metre) else ""
         box = np.array([u.min() / size[0], v.min() / size[1], (u.max() + 1) / size[0], (v.max() + 1) / size[1]])
         place = to_frame(pose, ego)
-        clear = bool(colour) if kind == "light" else len(u) >= PIXELS and not (scene.night and far > BEAM)
+        clear = bool(colour) if kind == "light" else len(u) >= PIXELS and not (scene.night and distance > BEAM)
         box = tuple(int(b) for b in np.clip(np.round(100 * box), 0, 99))
-        numbers = (round(float(n), 2) for n in (far, *place[:2], wrap_angle(place[2]), speed))
+        numbers = (round(float(n), 2) for n in (distance, *place[:2], wrap_angle(place[2]), speed))
         out.append(Thing(id, kind, box, len(u), *numbers, colour, clear))
     return out[::-1]
 
@@ -184,8 +184,8 @@ def part_around(box: tuple[int, int, int, int], least: float = 0.12, room: float
     "A part of the image (left, top, width as shares), in its shape, around a box in percent."
     x0, y0, x1, y1 = np.array(box) / 100
     share = float(np.clip(room * max(x1 - x0, y1 - y0), least, 1.0))
-    left, top = (float(np.clip((a + b - share) / 2, 0, 1 - share)) for a, b in ((x0, x1), (y0, y1)))
-    return left, top, share
+    left_edge, top = (float(np.clip((a + b - share) / 2, 0, 1 - share)) for a, b in ((x0, x1), (y0, y1)))
+    return left_edge, top, share
 
 
 def crop(scene: Scene, part: tuple, camera: str = "CAM_FRONT", size: tuple[int, int] = SIZE) -> Image.Image:
@@ -199,9 +199,9 @@ def crop(scene: Scene, part: tuple, camera: str = "CAM_FRONT", size: tuple[int, 
         PIL image
     """
     image = get_image(scene, camera)
-    left, top, share = part
+    left_edge, top, share = part
     w, h = image.size
-    return image.resize(size, Image.BICUBIC, box=(left * w, top * h, (left + share) * w, (top + share) * h))
+    return image.resize(size, Image.BICUBIC, box=(left_edge * w, top * h, (left_edge + share) * w, (top + share) * h))
 
 # %% ../../nbs/45_base/00_sights.ipynb #c918c625
 SPAN = (2.0, 80.0)  # metres: white, black
@@ -218,9 +218,9 @@ def depth_sight(scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] =
     road = np.where(down > 1e-6, cam.cam2ego[2, 3] / np.maximum(down, 1e-6), np.inf)[:, None]
     # nearer than the road by 4 %: something stands there
     stands = np.where((depth < 0.96 * road) & (depth < REACH), depth, np.inf)
-    near = [np.sort(third.ravel())[PIXELS] for third in np.array_split(stands, 3, axis=1)]
+    nearest = [np.sort(third.ravel())[PIXELS] for third in np.array_split(stands, 3, axis=1)]
     image = Image.fromarray(np.round(255 * grey).astype(np.uint8)).convert("RGB")
-    return image, [round(float(d), 1) if np.isfinite(d) else None for d in near]
+    return image, [round(float(d), 1) if np.isfinite(d) else None for d in nearest]
 
 # %% ../../nbs/45_base/00_sights.ipynb #5f731ad1
 FRONT_EDGE, EDGE = (255, 60, 220), (60, 255, 90)
@@ -239,10 +239,10 @@ def boxes_sight(
     image = get_image(scene, camera, size) if image is None else image.copy()
     things = seen(scene, camera, size=size) if things is None else things
     framed = [t for t in things if t.kind != "light" and t.pixels >= PIXELS][:most]
-    draw, wanted = ImageDraw.Draw(image), {t.id for t in framed}
+    draw, framed_ids = ImageDraw.Draw(image), {t.id for t in framed}
     for id, _, pose, z, extent, *_ in _solids(scene, 0.0):
         q = to_camera(solid(pose, z, extent), cam)
-        for i, j in _EDGES if id in wanted else ():
+        for i, j in _EDGES if id in framed_ids else ():
             a, b = (q[i], q[j]) if q[i, 2] > q[j, 2] else (q[j], q[i])
             if a[2] > NEAR:
                 b = b if b[2] > NEAR else b + (NEAR - b[2]) / (a[2] - b[2]) * (a - b)
@@ -327,9 +327,9 @@ def _another(scene, rng):
     yaw = {c: np.arctan2(*scene.cameras[c].cam2ego[[1, 0], 2]) for c in ("CAM_FRONT", *OTHERS)}
     poses = [a.poses[0] if len(a.times) == 1 else a.at(0.0) for a in scene.agents]
     bearings = [np.arctan2(p[1], p[0] - 1.0) for p in poses if p is not None and np.hypot(p[0], p[1]) < 40]
-    before = {min(yaw, key=lambda c: abs(wrap_angle(yaw[c] - b))) for b in bearings} - {"CAM_FRONT"}
-    some = sorted(before) if before and rng.random() < 0.8 else OTHERS
-    return some[int(rng.integers(len(some)))]
+    facing = {min(yaw, key=lambda c: abs(wrap_angle(yaw[c] - b))) for b in bearings} - {"CAM_FRONT"}
+    candidates = sorted(facing) if facing and rng.random() < 0.8 else OTHERS
+    return candidates[int(rng.integers(len(candidates)))]
 
 
 def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[Image.Image]]:
@@ -343,22 +343,22 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
         facts, plain data; six pictures: front, front a second ago, another camera, a crop, depth, drawn boxes
     """
     front, early = seen(scene), seen(scene, time=EARLIER)
-    other = _another(scene, rng)
-    view = seen(scene, other)
+    second_camera = _another(scene, rng)
+    view = seen(scene, second_camera)
     lights = [t for t in front if t.kind == "light"]
     targets = lights if lights and rng.random() < 0.7 else [t for t in front if t.pixels >= 4]
     aim = (
         targets[int(rng.integers(len(targets)))].box if targets else tuple(rng.integers(20, 60, 2).tolist() + [70, 70])
     )
     part = part_around(aim)
-    depth, near = depth_sight(scene)
+    depth, nearest = depth_sight(scene)
     image = get_image(scene, "CAM_FRONT", SIZE)
     boxed, framed = boxes_sight(scene, image=image, things=front)
     facts = dict(
         id=scene.id,
         night=bool(scene.night),
-        view=other,
-        near=near,
+        view=second_camera,
+        near=nearest,
         later=_later(scene, front),
         free=free_ahead(scene, {t.id for t in front}),
         facing=bool(scene.lights),
@@ -368,4 +368,4 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
     sights = dict(front=front, early=early, other=view, crop=seen(scene, part=part), boxes=framed)
     facts |= {k: [asdict(t) for t in things] for k, things in sights.items()}
     pictures = [image, get_image(scene, "CAM_FRONT", SIZE, EARLIER)]
-    return facts, [*pictures, get_image(scene, other, SIZE), crop(scene, part), depth, boxed]
+    return facts, [*pictures, get_image(scene, second_camera, SIZE), crop(scene, part), depth, boxed]

@@ -35,17 +35,20 @@ def episodes_of(batch: Mapping[str, torch.Tensor], sessions: Sequence[Session]) 
     Raises:
         ValueError: a session that has not heard as many answers as its row has
     """
-    own = batch["completion_mask"] * batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
-    first = own.bool() & ~torch.nn.functional.pad(own, (1, -1)).bool()
-    turn, out = torch.where(own.bool(), first.cumsum(1) - 1, -1), []
+    policy_mask = batch["completion_mask"] * batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
+    turn_starts = policy_mask.bool() & ~torch.nn.functional.pad(policy_mask, (1, -1)).bool()
+    turn, out = torch.where(policy_mask.bool(), turn_starts.cumsum(1) - 1, -1), []
     for k, session in enumerate(sessions):
-        prompt, kept = batch["prompt_mask"][k].bool(), batch["completion_mask"][k].bool()
-        if (n := int(first[k].sum())) != len(session.turns):
+        prompt, valid_mask = batch["prompt_mask"][k].bool(), batch["completion_mask"][k].bool()
+        if (n := int(turn_starts[k].sum())) != len(session.turns):
             raise ValueError(
                 f"row {k} has {n} answers, and its session has heard {len(session.turns)}: judge all first"
             )
-        said, begin = batch["prompt_ids"][k][prompt].tolist(), int(prompt.sum())
-        ids, turns = said + batch["completion_ids"][k][kept].tolist(), [-1] * begin + turn[k][kept].tolist()
+        context_ids, begin = batch["prompt_ids"][k][prompt].tolist(), int(prompt.sum())
+        ids, turns = (
+            context_ids + batch["completion_ids"][k][valid_mask].tolist(),
+            [-1] * begin + turn[k][valid_mask].tolist(),
+        )
         unknown = [np.nan if t >= 0 else 0.0 for t in turns]
         out.append(replace(session.episode(), ids=ids, turn=turns, logprobs=unknown, prompt_length=begin))
     return out
@@ -73,9 +76,9 @@ class TurnAdvantages(GRPOTrainer):
             self.num_generations if self.model.training else self.num_generations_eval
         )
         advantages = self.advantage_fn(task.compare(everywhere, groups), groups)
-        here = slice(self.accelerator.process_index * len(episodes), None)
+        local_slice = slice(self.accelerator.process_index * len(episodes), None)
         turn = torch.full(batch["completion_ids"].shape, -1)
         for row, e in zip(turn, episodes, strict=True):
             row[: len(e.turn) - e.prompt_length] = torch.tensor(e.turn[e.prompt_length :])
-        spread = spread_to_tokens(advantages[here][: len(episodes)], turn)
+        spread = spread_to_tokens(advantages[local_slice][: len(episodes)], turn)
         return batch | dict(advantages=spread.to(batch["completion_ids"].device))

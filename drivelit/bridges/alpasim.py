@@ -105,18 +105,18 @@ def _ego(session, now_us):
 def scene_of(session: Any, now_us: int, files: dict[str, dict[int, str]], names: dict[str, str]) -> Scene:
     "What a session knows at `now_us` microseconds: past, cameras, route, command; no road users, no map."
     route = np.asarray(session.route_waypoints_in_rig, float)[:, :2]
-    near = route[np.hypot(*route.T) < REACH] if len(route) else route
+    nearby = route[np.hypot(*route.T) < REACH] if len(route) else route
     cameras = {}
     for k, declared in session.cameras.items():
-        seen = {(t - now_us) / HZ: f for t, f in files.get(k, {}).items() if t <= now_us}
-        cameras[names.get(k, k)] = camera_of(declared, k, seen)
+        past_files = {(t - now_us) / HZ: f for t, f in files.get(k, {}).items() if t <= now_us}
+        cameras[names.get(k, k)] = camera_of(declared, k, past_files)
     step = np.diff(route, axis=0, append=2 * route[-1:] - route[-2:-1]) if len(route) > 1 else route
     line = np.column_stack([route, np.arctan2(step[:, 1], step[:, 0])]) if len(route) > 1 else ()
     return Scene(
         f"session-{session.uuid}-{now_us}",
         "alpasim",
         _ego(session, now_us),
-        command_of(near),
+        command_of(nearby),
         (),
         Map((), line),
         (),
@@ -124,7 +124,7 @@ def scene_of(session: Any, now_us: int, files: dict[str, dict[int, str]], names:
         None,
         session.scene_id,
         False,
-        dict(command_known=len(near) > 0, route_known=len(route) > 1),
+        dict(command_known=len(nearby) > 0, route_known=len(route) > 1),
     )
 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #f0b01767
@@ -159,8 +159,8 @@ def what_is_left(plan: tuple[np.ndarray, np.ndarray] | None, now_us: int, pose: 
     off = np.hypot(*(points[:-1, :2] + along[:, None] * step).T)
     reached = int(off.argmin()) + along[off.argmin()]  # in half seconds of the plan
     places = np.arange(reached + 1, len(points) - 1 + 1e-6)
-    left = np.stack([np.interp(places, np.arange(len(points)), points[:, k]) for k in range(3)], 1)
-    return left, now_us + np.round(0.5e6 * np.arange(1, len(places) + 1))
+    remaining = np.stack([np.interp(places, np.arange(len(points)), points[:, k]) for k in range(3)], 1)
+    return remaining, now_us + np.round(0.5e6 * np.arange(1, len(places) + 1))
 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #09e15de3
 MOST_PICTURE = 32_000_000  # bytes of one picture; a JPEG of 4K has two million
@@ -168,8 +168,8 @@ MOST_PICTURE = 32_000_000  # bytes of one picture; a JPEG of 4K has two million
 
 def _forget(files, before):
     "Remove what is older."
-    for old in [t for t in files if t < before]:
-        Path(files.pop(old)).unlink(missing_ok=True)
+    for expired in [t for t in files if t < before]:
+        Path(files.pop(expired)).unlink(missing_ok=True)
 
 
 def _kind(image):
@@ -246,8 +246,8 @@ class Answers:
         plan = plan_of(self.planner, scene, 1)
         if isinstance(plan, ParseError):
             return plan
-        whole = np.concatenate([np.zeros((1, 3)), plan])  # with the place where it is made
-        return from_frame(whole, pose), now_us + np.round(0.5e6 * np.arange(len(whole)))
+        poses = np.concatenate([np.zeros((1, 3)), plan])  # with the place where it is made
+        return from_frame(poses, pose), now_us + np.round(0.5e6 * np.arange(len(poses)))
 
     def _old(self, track, why, now_us, pose):
         "The last plan goes on."
@@ -264,11 +264,11 @@ def driver_of(answers: Answers, name: str = "drivelit") -> Any:
     "What the package's server serves; ImportError without the extra `alpasim`."
 
     def drive(self: Any, ctx: Any) -> Any:
-        poses, times, told = answers.answer(ctx.session, ctx.time_now_us)
+        poses, times, scalars = answers.answer(ctx.session, ctx.time_now_us)
         plan = geometry.Trajectory.empty()
         for (x, y, h), t in zip(poses, times, strict=True):
             plan.append(int(t), geometry.Pose.from_xyz_yaw(float(x), float(y), 0.0, float(h)))
-        return theirs.DriveResult(trajectory_in_rig=plan, debug_scalars=told)
+        return theirs.DriveResult(trajectory_in_rig=plan, debug_scalars=scalars)
 
     def on_frame(self: Any, session: Any, frame: Any) -> None:
         if hasattr(frame, "image_bytes"):  # the others are sweeps of a lidar

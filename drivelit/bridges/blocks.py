@@ -59,13 +59,13 @@ def claim(folder: str | Path, about: dict[str, Any], fresh: bool = False) -> Pat
     except (OSError, ValueError) as e:
         raise RunError(f"{path}: cannot be read ({str(e)[:80]}); choose another folder") from None
     was = was if isinstance(was, dict) else {}
-    if other := [k for k in (*about, *was) if was.get(k) != about.get(k)]:
-        k, before, now = other[0], was.get(other[0]), about.get(other[0])
-        if isinstance(before, dict) and isinstance(now, dict):
-            inner = next(i for i in (*now, *before) if before.get(i) != now.get(i))
-            k, before, now = f"{k} {inner}", before.get(inner), now.get(inner)
+    if changed := [k for k in (*about, *was) if was.get(k) != about.get(k)]:
+        k, previous, current = changed[0], was.get(changed[0]), about.get(changed[0])
+        if isinstance(previous, dict) and isinstance(current, dict):
+            inner = next(i for i in (*current, *previous) if previous.get(i) != current.get(i))
+            k, previous, current = f"{k} {inner}", previous.get(inner), current.get(inner)
         raise RunError(
-            f"{folder}: holds other work: {k} was {before!r} and is {now!r}; choose another folder, or --fresh"
+            f"{folder}: holds other work: {k} was {previous!r} and is {current!r}; choose another folder, or --fresh"
         )
     return folder
 
@@ -102,8 +102,8 @@ def _one(job: tuple[int, Any], folder: Path, make: Callable[[Any], list[Row]]) -
     path = folder / f"{number:05d}.json"
     if read_block(path) is not None:
         return number
-    with locked(folder / f".{number:05d}.lock") as mine:
-        if not mine:
+    with locked(folder / f".{number:05d}.lock") as acquired:
+        if not acquired:
             return None
         if read_block(path) is None:  # perhaps it was written a moment ago
             write_json(path, make(block), indent=None)
@@ -139,20 +139,20 @@ def work(
         RunError: a worker was killed, or nothing can be written there
     """
     folder = make_folder(folder)
-    left = list(enumerate(blocks))
+    remaining = list(enumerate(blocks))
     try:
         with (
-            _processes(min(workers, len(left))) as each,
-            tqdm(total=len(left), desc=title, mininterval=1, disable=None) as bar,
+            _processes(min(workers, len(remaining))) as mapper,
+            tqdm(total=len(remaining), desc=title, mininterval=1, disable=None) as bar,
         ):
-            while left:
-                done = set()
-                for number in each(partial(_one, folder=folder, make=make), left):
+            while remaining:
+                finished = set()
+                for number in mapper(partial(_one, folder=folder, make=make), remaining):
                     if number is not None:
-                        done.add(number)
+                        finished.add(number)
                         bar.update()
-                left = [job for job in left if job[0] not in done]
-                if left and not done:
+                remaining = [job for job in remaining if job[0] not in finished]
+                if remaining and not finished:
                     time.sleep(0.2)  # others are at work on the rest
     except BrokenProcessPool:
         raise RunError(f"{folder}: a worker was killed (out of memory?); the same command goes on") from None
@@ -191,13 +191,13 @@ def rows_of(
     Returns:
         list of rows; of what cannot be read: dict(id="", unread=the reader's sentence)
     """
-    lost, rows, some = [], [], []
+    lost, rows, batch = [], [], []
     for scene in read_parts(lambda e: lost.append(str(e)), source, root, names, options):
-        some.append(scene)
-        if len(some) == TOGETHER:
-            rows += each(some)
-            some = []
-    return rows + (each(some) if some else []) + [dict(id="", unread=why) for why in lost]
+        batch.append(scene)
+        if len(batch) == TOGETHER:
+            rows += each(batch)
+            batch = []
+    return rows + (each(batch) if batch else []) + [dict(id="", unread=why) for why in lost]
 
 # %% ../../nbs/65_bridges/05_blocks.ipynb #86b68ef5
 LISTS = dict(navtest="test", navtrain="trainval", navmini="mini", navhard_two_stage="test")  # list -> folder of logs

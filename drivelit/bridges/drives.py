@@ -49,9 +49,9 @@ class DriveTask(Task):
         world, plan = state.memory["world"], self.read(completion.text)
         unreadable = plan.reason if isinstance(plan, ParseError) else ""
         plan, state.memory["kept"] = _carried_out(plan, state.memory["kept"], world.state.ego[:3], self.points)
-        _, reward, _, late, told = world.step(plan)
-        info = dict(unreadable=unreadable, reason=told["reason"], late=late, pose=world.state.ego[:3].copy())
-        if told["reason"]:
+        _, reward, _, late, step_info = world.step(plan)
+        info = dict(unreadable=unreadable, reason=step_info["reason"], late=late, pose=world.state.ego[:3].copy())
+        if step_info["reason"]:
             record = world.record()
             return Step(None, dict(reward=reward, score=composed(record)), info | dict(record=record))
         state.scene = world.scene
@@ -59,5 +59,5 @@ class DriveTask(Task):
 
     def compare(self, outcomes: list, groups: Sequence[int]) -> np.ndarray:
         "(B, J): for each decision the sum over the drive; NaN behind its end."
-        own = super().compare(outcomes, groups)
-        return np.where(np.isnan(own), np.nan, np.nansum(own, 1, keepdims=True))
+        scores = super().compare(outcomes, groups)
+        return np.where(np.isnan(scores), np.nan, np.nansum(scores, 1, keepdims=True))

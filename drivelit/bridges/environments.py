@@ -85,8 +85,8 @@ class Session:
         end = end_of(text, self.task.stops)
         text = ("" if self.turns else self.opening) + (text if end < 0 else text[:end])
         (step,) = self.task.step_batch([self._state], [Completion(text)])  # some tasks have no `step`
-        said = {"role": "assistant", "content": [{"type": "text", "text": text}]}
-        self._state.messages = [*self._state.messages, said, *(step.messages or [])]
+        reply = {"role": "assistant", "content": [{"type": "text", "text": text}]}
+        self._state.messages = [*self._state.messages, reply, *(step.messages or [])]
         self._state.turn += 1
         self.turns.append(Turn(step.messages, float(step.rewards.get("reward", np.nan)), step.rewards, step.info))
         return self.turns[-1]
@@ -96,8 +96,8 @@ class Session:
         parts = [p for m in self.messages if not isinstance(m["content"], str) for p in m["content"]]
         texts = [m["content"][0]["text"] for m in self.messages if m["role"] == "assistant"]
         pictures = [p["image"] for p in parts if p["type"] == "image"]
-        played = dict(texts=texts, rewards=[t.rewards for t in self.turns], infos=[t.info for t in self.turns])
-        return Episode(self._name, list(self.messages), [], [], [], pictures, 0, **played)
+        fields = dict(texts=texts, rewards=[t.rewards for t in self.turns], infos=[t.info for t in self.turns])
+        return Episode(self._name, list(self.messages), [], [], [], pictures, 0, **fields)
 
 # %% ../../nbs/65_bridges/70_environments.ipynb #sp5c
 def compared(sessions: Sequence[Session], groups: Sequence[int]) -> np.ndarray:

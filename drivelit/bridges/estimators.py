@@ -39,8 +39,8 @@ def turn_estimator(
     Raises:
         ValueError: a row in which the policy says nothing, or a reward that is not finite
     """
-    own = response_mask.bool()
-    begins = own & ~torch.nn.functional.pad(own, (1, -1))
+    policy_mask = response_mask.bool()
+    begins = policy_mask & ~torch.nn.functional.pad(policy_mask, (1, -1))
     if not begins.any(1).all():
         raise ValueError(f"row {int((~begins.any(1)).nonzero()[0])}: the policy says nothing")
     if not token_level_rewards.isfinite().all():
@@ -48,10 +48,10 @@ def turn_estimator(
             f"token_level_rewards: row {int((~token_level_rewards.isfinite()).nonzero()[0, 0])} is not finite"
         )
     number = begins.cumsum(1) - 1  # feedback belongs to the turn before it
-    rewards = np.full((len(own), int(number.max()) + 1), np.nan)
+    rewards = np.full((len(policy_mask), int(number.max()) + 1), np.nan)
     for row, numbers, values in zip(rewards, number.tolist(), token_level_rewards.double().tolist(), strict=True):
         row[: numbers[-1] + 1] = np.bincount(np.maximum(numbers, 0), values)
     groups = np.unique(np.asarray(index), return_inverse=True)[1]
-    turn = torch.where(own, number, -1)
+    turn = torch.where(policy_mask, number, -1)
     advantages = spread_to_tokens(ADVANTAGES[advantage](rewards, groups), turn)
     return advantages, advantages

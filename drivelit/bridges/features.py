@@ -49,9 +49,9 @@ def features(scene: Scene, way_left: float, time_left: float) -> np.ndarray:
     out = dict.fromkeys(NAMES, 1.0) | dict(speed=v / 15, limit=scene.map.speed_limit / 15, detour=0.0)
     t = np.arange(0.0, 4.1, 0.5)
     for a in scene.agents:
-        now, u = a.poses[-1, :2], a.velocity[-1]
+        position, u = a.poses[-1, :2], a.velocity[-1]
         # each goes on at constant velocity
-        s, off = _on_lane(line, now + t[:, None] * u)
+        s, off = _on_lane(line, position + t[:, None] * u)
         # half the width of the ego, and room
         reach = 1.4 + a.width / 2
         gap = (s - a.length / 2 - 3.9) / FAR  # the front of the car is 3.9 m ahead of its rear axle
@@ -99,8 +99,8 @@ class LaneWorld(gym.Env):
         a = min(CHOICES[int(action)], max((limit - v) / 2, 0.0)) if CHOICES[int(action)] > 0 else CHOICES[int(action)]
         plan = along(scene.map.centerline, way(v, a, POINTS))
         observation, reward, ended, late, info = self.world.step(plan)
-        more, self.done = info["done"] - self.done, info["done"]
-        return self._look(observation), float(reward + more / 10), ended, late, info
+        progress, self.done = info["done"] - self.done, info["done"]
+        return self._look(observation), float(reward + progress / 10), ended, late, info
 
 
 def rate(agent: Any, scenes: Sequence[Scene]) -> list[float]:
@@ -115,10 +115,10 @@ def rate(agent: Any, scenes: Sequence[Scene]) -> list[float]:
     """
     env, out = LaneWorld(), []
     for scene in scenes:
-        seen, _ = env.reset(options=dict(scene=scene))
+        observation, _ = env.reset(options=dict(scene=scene))
         over = False
         while not over:
-            seen, _, ended, late, _ = env.step(int(agent.predict(seen, deterministic=True)[0]))
+            observation, _, ended, late, _ = env.step(int(agent.predict(observation, deterministic=True)[0]))
             over = ended or late
         out.append(composed(env.world.record()))
     return out
@@ -140,5 +140,5 @@ def learn(steps: int, seed: int = 0, seen: int | None = None, **options: Any) ->
     """
     from stable_baselines3 import PPO
 
-    given = dict(n_steps=512, batch_size=128, gamma=0.98, ent_coef=0.01, seed=seed, device="cpu", verbose=0)
-    return PPO("MlpPolicy", LaneWorld(seen=seen), **given | options).learn(steps)
+    defaults = dict(n_steps=512, batch_size=128, gamma=0.98, ent_coef=0.01, seed=seed, device="cpu", verbose=0)
+    return PPO("MlpPolicy", LaneWorld(seen=seen), **defaults | options).learn(steps)

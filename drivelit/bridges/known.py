@@ -122,9 +122,11 @@ def _each(scenes, score):
 def _pdm(scenes):
     "PDMS and its parts of each baseline, percent."
     rows = _each(scenes, _pdm_ready)
-    some = [r for r in rows if "ready" in r]
-    driven = [np.stack(list(r["plans"].values())) for r in some]
-    for row, result in zip(some, pdm.score_scenes([r.pop("ready") for r in some], driven) if some else (), strict=True):
+    ready_rows = [r for r in rows if "ready" in r]
+    driven = [np.stack(list(r["plans"].values())) for r in ready_rows]
+    for row, result in zip(
+        ready_rows, pdm.score_scenes([r.pop("ready") for r in ready_rows], driven) if ready_rows else (), strict=True
+    ):
         parts = [(k, getattr(result, dict(C="comfort").get(k, k.lower()))) for k in _PARTS]
         row["scores"] = {b: {k: 100 * float(v[i]) for k, v in parts} for i, b in enumerate(row.pop("plans"))}
     return rows
@@ -166,18 +168,25 @@ def means(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     Returns:
         baseline -> number -> mean over the rows: percent, metres
     """
-    some = [r["scores"] for r in rows if "scores" in r]
+    valid_scores = [r["scores"] for r in rows if "scores" in r]
     out = {}
-    for b in some[0] if some else ():
-        frame = {k: np.array([s[b][k] for s in some]) for k in some[0][b]}
+    for b in valid_scores[0] if valid_scores else ():
+        frame = {k: np.array([s[b][k] for s in valid_scores]) for k in valid_scores[0][b]}
         if "l2" not in frame:
             out[b] = {k: float(v.mean()) for k, v in frame.items()}
             continue
-        every = np.ones(len(some), bool)
-        both = open_loop.protocols(frame | dict(readable=every, complete=every, valid=np.ones_like(frame["l2"], bool)))
-        hits = {p: None if v is None else [100 * x for x in v] for p, v in both["hits"].items()}
-        kinds = {_OWN: hits} if b == "human" else {"L2 m": both["l2"], "collision %": hits}
-        out[b] = {k: v for kind, of in kinds.items() for p, x in of.items() for k, v in named(kind, p, x).items()}
+        every = np.ones(len(valid_scores), bool)
+        averages = open_loop.protocols(
+            frame | dict(readable=every, complete=every, valid=np.ones_like(frame["l2"], bool))
+        )
+        hits = {p: None if v is None else [100 * x for x in v] for p, v in averages["hits"].items()}
+        kinds = {_OWN: hits} if b == "human" else {"L2 m": averages["l2"], "collision %": hits}
+        out[b] = {
+            k: v
+            for kind, by_protocol in kinds.items()
+            for p, x in by_protocol.items()
+            for k, v in named(kind, p, x).items()
+        }
     return out
 
 # %% ../../nbs/65_bridges/12_known.ipynb #kn000017
@@ -198,9 +207,9 @@ def line(
     Returns:
         dict
     """
-    digits, whole = more.get("digits", 2), more.get("whole", scenes == of)
+    digits, complete = more.get("digits", 2), more.get("whole", scenes == of)
     row = dict(baseline=baseline, number=number, ours=float(ours), published=published, scenes=scenes, of=of)
-    row |= dict(difference=None, digits=digits, source=more.get("source"), whole=whole)
+    row |= dict(difference=None, digits=digits, source=more.get("source"), whole=complete)
     return row | (dict(difference=float(ours) - published) if published is not None else {})
 
 
@@ -219,11 +228,11 @@ def compare(dataset: str, found: dict[str, dict[str, float]], scenes: int, same:
     table, rows = PUBLISHED.get(dict(recorded="nuscenes").get(dataset, dataset), {}), []
     for baseline, numbers in found.items():
         source, values = table.get(baseline, (None, {}))
-        for number, ours in numbers.items():
-            of = NAVTEST[0] if dataset == "navsim" else VAL["uniad" if ", UniAD," in number else "stp3"]
-            more = dict(digits=DIGITS.get(dataset, 2), published=values.get(number), source=source)
-            of = scenes if dataset == "toy" else of
-            rows.append(line(baseline, number, ours, scenes, of, **more, whole=same and scenes == of))
+        for number, value in numbers.items():
+            total = NAVTEST[0] if dataset == "navsim" else VAL["uniad" if ", UniAD," in number else "stp3"]
+            details = dict(digits=DIGITS.get(dataset, 2), published=values.get(number), source=source)
+            total = scenes if dataset == "toy" else total
+            rows.append(line(baseline, number, value, scenes, total, **details, whole=same and scenes == total))
     return rows
 
 
@@ -237,24 +246,28 @@ def verdict(dataset: str, rows: Sequence[Row]) -> str:
     Returns:
         a sentence or two
     """
-    told = [r for r in rows if r["published"] is not None]
-    whole = [r for r in told if r["whole"]]
-    if not told:
+    reported = [r for r in rows if r["published"] is not None]
+    comparable = [r for r in reported if r["whole"]]
+    if not reported:
         return "No number of a driver without weights is published for this; there is nothing to compare with."
-    if not whole:
-        sets = " and ".join(f"{n:,}" for n in sorted({r["of"] for r in told}))
+    if not comparable:
+        sets = " and ".join(f"{n:,}" for n in sorted({r["of"] for r in reported}))
         return (
-            f"A subset: the published numbers are of the whole set ({sets} scenes), ours of {told[0]['scenes']:,}. "
+            f"A subset: the published numbers are of the whole set ({sets} scenes), ours of {reported[0]['scenes']:,}. "
             "A difference says little; the human should be near the top, constant velocity far below."
         )
-    off = [r for r in whole if abs(r["difference"]) > 10.0 ** -r["digits"] - 1e-9]  # a whole unit or more
-    rest = f" {len(told) - len(whole)} more are of other scenes and say little." if len(told) > len(whole) else ""
+    off = [r for r in comparable if abs(r["difference"]) > 10.0 ** -r["digits"] - 1e-9]  # a whole unit or more
+    rest = (
+        f" {len(reported) - len(comparable)} more are of other scenes and say little."
+        if len(reported) > len(comparable)
+        else ""
+    )
     if not off:
-        n = len(whole)
+        n = len(comparable)
         return f"Within rounding: {n} of {n} numbers that can be compared. Data, reader and metric agree.{rest}"
     r = max(off, key=lambda r: abs(r["difference"]) * 10.0 ** r["digits"])
     return (
-        f"Differs: {len(off)} of {len(whole)} numbers, most {r['baseline']}: {r['number']} by "
+        f"Differs: {len(off)} of {len(comparable)} numbers, most {r['baseline']}: {r['number']} by "
         f"{r['difference']:+.{r['digits']}f}. Check {CHECK[dict(recorded='nuscenes').get(dataset, dataset)]}.{rest}"
     )
 
@@ -262,7 +275,7 @@ def verdict(dataset: str, rows: Sequence[Row]) -> str:
 def _route_counts(name, types, version, whole):
     "Rows of routes and abilities: how many there are, beside those of a release."
     n, source = len(types), FILES[version]
-    counts = {a: sum(t in of for t in types) for a, of in ABILITIES.items()}
+    counts = {a: sum(t in members for t in types) for a, members in ABILITIES.items()}
     make = partial(line, name, scenes=n, of=ROUTES, digits=0, source=source, whole=whole)
     rows = [make("routes", ours=n, published=float(ROUTES))]
     return rows + [make(f"routes: {a}", ours=k, published=float(ABILITY_ROUTES[version][a])) for a, k in counts.items()]
@@ -270,15 +283,15 @@ def _route_counts(name, types, version, whole):
 
 def _run_rows(name, records, version):
     "Rows of a run's records."
-    driven, total = [some[0] for some in by_route(records).values()], summary(records)
+    driven, total = [group[0] for group in by_route(records).values()], summary(records)
     n = len(driven)
     rows = _route_counts(name, [scenario_of(r) for r in driven], version, n == ROUTES)
     wrote = [r["scores"].get("score_composed") for r in records]
-    there = (
+    reference = (
         dict(published=float(np.mean(wrote)), source=f"{name}: what the leaderboard wrote") if None not in wrote else {}
     )
     make = partial(line, name, scenes=n, of=ROUTES)
-    rows.append(make("driving score", ours=np.mean([composed(r) for r in records]), whole=True, **there))
+    rows.append(make("driving score", ours=np.mean([composed(r) for r in records]), whole=True, **reference))
     for k in ("driving score", "success rate %"):
         rows.append(make(f"{k}, of {ROUTES}", ours=total.loc[k, f"all {ROUTES}"]))
     for a, row in abilities(records, release=version).dropna().iterrows():
@@ -316,9 +329,9 @@ def _block(names, dataset, **where):
 def _scored(dataset, root, split, tokens, version, limit, workers):
     "Rows of all scenes, and what they were read by."
     usual = dict(navsim=None if tokens else "navtest", nuscenes="val")
-    given = dict(split=split or usual.get(dataset), tokens=tokens, version=version)
+    selection = dict(split=split or usual.get(dataset), tokens=tokens, version=version)
     reach = dict(history=0, future=open_loop.STEPS) if dataset == "nuscenes" else {}
-    options = options_of(dataset, root, **given, **reach)
+    options = options_of(dataset, root, **selection, **reach)
     blocks = blocks_of(dataset, root, options, limit)
     make = partial(_block, dataset=dataset, source=dataset, root=root, options=options)
     with tempfile.TemporaryDirectory() as folder:
@@ -331,10 +344,10 @@ def _scored(dataset, root, split, tokens, version, limit, workers):
 
 def _notes(dataset, rows, root):
     "What else the scenes tell."
-    some = [r["scores"] for r in rows if "scores" in r]
+    valid_scores = [r["scores"] for r in rows if "scores" in r]
     if dataset == "navsim":
-        high = sum(s["constant velocity"]["PDMS"] > 80 for s in some)
-        low = sum(s["human"]["PDMS"] < 80 for s in some)
+        high = sum(s["constant velocity"]["PDMS"] > 80 for s in valid_scores)
+        low = sum(s["human"]["PDMS"] < 80 for s in valid_scores)
         yield (
             "navtest keeps no scene with constant velocity above 80 or the human below 80 (NAVSIM, section 3.1): "
             f"of these scenes {high} and {low} would not be in it"
@@ -350,15 +363,19 @@ def _notes(dataset, rows, root):
 # %% ../../nbs/65_bridges/12_known.ipynb #kn000025
 def _page(result):
     "What is printed."
-    rows, shown = result["rows"], []
+    rows, table_rows = result["rows"], []
     sources = [s for s in dict.fromkeys(r["source"] for r in rows if r["published"] is not None) if s]
     for r in rows:
-        told = r["published"] is not None
+        has_published = r["published"] is not None
         show = f"{{:.{r['digits']}f}}".format
-        source = f"[{sources.index(r['source']) + 1}]" if told else ""
-        values = (show(r["published"]), f"{r['difference']:+.{r['digits']}f}") if told else ("none published", "")
-        shown.append((r["baseline"], r["number"], show(r["ours"]), *values, f"{r['scenes']:,} of {r['of']:,}", source))
-    table = pd.DataFrame(shown, columns=["baseline", "number", "ours", "published", "difference", "scenes", ""])
+        source = f"[{sources.index(r['source']) + 1}]" if has_published else ""
+        values = (
+            (show(r["published"]), f"{r['difference']:+.{r['digits']}f}") if has_published else ("none published", "")
+        )
+        table_rows.append(
+            (r["baseline"], r["number"], show(r["ours"]), *values, f"{r['scenes']:,} of {r['of']:,}", source)
+        )
+    table = pd.DataFrame(table_rows, columns=["baseline", "number", "ours", "published", "difference", "scenes", ""])
     lost = result["left_out"]
     lines = [f"{result['dataset']}, {result['root']}: {result['scenes']:,} scored, {len(lost):,} left out", ""]
     lines += [table.to_string(index=False), "", *(f"[{k}] {s}" for k, s in enumerate(sources, 1))]
@@ -397,26 +414,26 @@ def known(
     if dataset != "toy" and not (Path(root).is_dir() or dataset == "bench2drive" and Path(root).is_file()):
         raise RunError(in_archive(root) or f"{root}: there is no such folder")
     if dataset == "bench2drive":
-        if other := [k for k, v in dict(split=split, tokens=tokens, limit=limit).items() if v is not None]:
-            raise RunError(f"bench2drive: no option {other[0]!r}; it has version")
+        if unexpected := [k for k, v in dict(split=split, tokens=tokens, limit=limit).items() if v is not None]:
+            raise RunError(f"bench2drive: no option {unexpected[0]!r}; it has version")
         if (version := version or RELEASES[0]) not in RELEASES:
             raise RunError(f"version {version!r} is not one of {', '.join(RELEASES)}")
         try:
-            found, lost = _routes(root, version)
+            baseline_rows, lost = _routes(root, version)
         except ValueError as e:
             raise RunError(f"{root}: {e}") from None
-        scenes, rows = sum(r["scenes"] for r in found if r["number"] == "routes"), []
+        scenes, rows = sum(r["scenes"] for r in baseline_rows if r["number"] == "routes"), []
     else:
         rows, options = _scored(dataset, root, split, tokens, version, limit, workers)
         ids = [r["id"] for r in rows if "scores" in r]
         lost = [r.get("unread") or r["lacks"] for r in rows if "scores" not in r]
         lost += [f"token {t}: in no log" for t in sorted(set(options.get("tokens") or ()) - {r["id"] for r in rows})]
         same = dataset != "navsim" or sha256("\n".join(sorted(ids)))[:16] == NAVTEST[1]
-        found, scenes = compare(dataset, means(rows), len(ids), same), len(ids)
-    if not found:
+        baseline_rows, scenes = compare(dataset, means(rows), len(ids), same), len(ids)
+    if not baseline_rows:
         raise RunError(f"{root}: nothing to score" + (f", {len(lost)} left out; the first: {lost[0]}" if lost else ""))
-    result = dict(dataset=dataset, root=str(root), scenes=scenes, rows=found, left_out=lost)
-    result |= dict(notes=list(_notes(dataset, rows, root)), verdict=verdict(dataset, found))
+    result = dict(dataset=dataset, root=str(root), scenes=scenes, rows=baseline_rows, left_out=lost)
+    result |= dict(notes=list(_notes(dataset, rows, root)), verdict=verdict(dataset, baseline_rows))
     return result | dict(text=_page(result))
 
 # %% ../../nbs/65_bridges/12_known.ipynb #kn000034

@@ -89,8 +89,8 @@ def places_of(gps: np.ndarray, projection: np.ndarray) -> np.ndarray:
     lat0, lon0 = np.arctan(np.sinh(cy / k)), -cx / k  # what lies at x = y = 0
     lat, lon = np.radians(gps)
     b = np.cos(lat) * np.sin(lon - lon0)
-    new = RAISED * RADIUS * np.array([np.arctanh(b), np.arctan2(np.tan(lat), np.cos(lon - lon0)) - lat0])
-    return np.array([[k * lon + cx, k * _raised_latitude(gps[0]) - cy], [new[0], -new[1]]])
+    projected = RAISED * RADIUS * np.array([np.arctanh(b), np.arctan2(np.tan(lat), np.cos(lon - lon0)) - lat0])
+    return np.array([[k * lon + cx, k * _raised_latitude(gps[0]) - cy], [projected[0], -projected[1]]])
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #39f7718d
 WHEELBASE, MOST, MIDDLE = 2.86, np.radians(70.0), 0.0  # Bench2Drive's car: metres; radians; metres, origin to middle
@@ -145,24 +145,26 @@ class Track:
         if not np.isfinite([speed, *gps]).all():
             raise SensorError(f"sensors SPEED and GNSS: {speed:g} m/s at {gps.tolist()}: NaN or infinity")
         self.lost["compass"] += int(not np.isfinite(imu[6]))
-        first = self.pose is None
-        if first:
+        is_start = self.pose is None
+        if is_start:
             x, y, h = self.line.at(self.line.s[0])
             self.pose = np.array([x - self.back * np.cos(h), y - self.back * np.sin(h), h])
-        before = self.pose[2]
+        prev_heading = self.pose[2]
         # a compass counts clockwise from north
-        heading = wrap_angle(np.pi / 2 - imu[6]) if np.isfinite(imu[6]) else before
-        if first:
-            self.pose[:2] += self.back * np.array([np.cos(before) - np.cos(heading), np.sin(before) - np.sin(heading)])
+        heading = wrap_angle(np.pi / 2 - imu[6]) if np.isfinite(imu[6]) else prev_heading
+        if is_start:
+            self.pose[:2] += self.back * np.array(
+                [np.cos(prev_heading) - np.cos(heading), np.sin(prev_heading) - np.sin(heading)]
+            )
         else:
             # the mean speed of the tick, along the mean of both headings
-            way, h = (now - self.time) * (speed + self.speed) / 2, before + wrap_angle(heading - before) / 2
+            way, h = (now - self.time) * (speed + self.speed) / 2, prev_heading + wrap_angle(heading - prev_heading) / 2
             self.pose = np.array([self.pose[0] + way * np.cos(h), self.pose[1] + way * np.sin(h), 0.0])
         self.pose[2] = heading
         self.speed, self.time = float(speed), now
         # CARLA's gyroscope is left-handed
         self.accel, self.rate = (float(v) for v in np.nan_to_num([imu[0], -imu[5]], posinf=0.0, neginf=0.0))
-        self._correct(gps, first)
+        self._correct(gps, is_start)
 
     def _correct(self, gps: np.ndarray, first: bool) -> None:
         "Move towards the place that the receiver tells."
@@ -243,7 +245,9 @@ class _Seat:
         s = float(self.line.project(track.place[:2])[0])
         line = to_frame(self.line.at(s + np.arange(-20.0, 121.0)), track.place)
         command = next((o for begin, o in self.turns if s <= begin < s + AHEAD), 4)
-        shown = {n: {t: f[n] for t, f in zip(times.tolist(), filled(self.files), strict=True)} for n in self.cameras}
+        camera_files = {
+            n: {t: f[n] for t, f in zip(times.tolist(), filled(self.files), strict=True)} for n in self.cameras
+        }
         return Scene(
             f"{self.name}-{len(self.past) - 1:03d}",
             "carla",
@@ -258,7 +262,7 @@ class _Seat:
             (),
             Map((), line),
             (),
-            {n: camera_of(n, self.size, self.middle, files) for n, files in shown.items()},
+            {n: camera_of(n, self.size, self.middle, files) for n, files in camera_files.items()},
             None,
             self.name,
             False,
@@ -297,8 +301,8 @@ class Pilot(_Seat):
         "Throttle, steer and brake for 0.1 s, k such steps after the decision."
         v = self.track.speed
         if self.asked is not None:  # what was asked for and has not come
-            accel, before = self.asked
-            self.lag = float(np.clip(self.lag + kin.DT * accel - (v - before), -1.5, 1.5)) if v > 0.1 else 0.0
+            accel, prev_speed = self.asked
+            self.lag = float(np.clip(self.lag + kin.DT * accel - (v - prev_speed), -1.5, 1.5)) if v > 0.1 else 0.0
         if self.followed is None:
             self.asked, self.lag = None, 0.0
             return BRAKES
@@ -315,8 +319,8 @@ class Pilot(_Seat):
 
     def end(self) -> dict[str, Any]:
         "The record of a drive: route, decisions, seconds, unreadable by reason, lost ticks of sensors."
-        told = dict(decisions=len(self.past), seconds=round(self.planned, 3), unreadable=dict(self.unreadable))
-        return dict(route=self.name) | told | dict(lost={k: n for k, n in self.track.lost.items() if n})
+        report = dict(decisions=len(self.past), seconds=round(self.planned, 3), unreadable=dict(self.unreadable))
+        return dict(route=self.name) | report | dict(lost={k: n for k, n in self.track.lost.items() if n})
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #84bf76fa
 AGENT = '''"""drivelit in CARLA's leaderboard: --agent=THIS --agent-config=CONF. For Python 3.7 and newer."""
@@ -420,14 +424,14 @@ class DrivelitAgent(AutonomousAgent):
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #18aca15c
 def _opened(conf: dict[str, Any]) -> Pilot:
     "The pilot that a configuration names."
-    if Path(what := conf["planner"]).is_dir():
+    if Path(planner_path := conf["planner"]).is_dir():
         from drivelit.road.wheel import take_wheel
 
         planner, points = take_wheel(
-            run_profile(what).system, what, conf["stage"], conf["seed"], temperature=conf["temperature"]
+            run_profile(planner_path).system, planner_path, conf["stage"], conf["seed"], temperature=conf["temperature"]
         )
     else:
-        function, points = find_planner(what), 8
+        function, points = find_planner(planner_path), 8
 
         def planner(worlds, _):
             return [plan_of(function, w.scene, 2) for w in worlds]
@@ -454,14 +458,14 @@ def serve(conf: dict[str, Any], source: BinaryIO, sink: BinaryIO) -> None:
     """
     pilot = None
     for line in iter(source.readline, b""):
-        told = json.loads(line)
+        request = json.loads(line)
         arrays = {}
-        for name, kind, shape in told["arrays"]:
+        for name, kind, shape in request["arrays"]:
             raw = source.read(np.dtype(kind).itemsize * int(np.prod(shape)))
             arrays[name] = np.frombuffer(raw, kind).reshape(shape)
         try:
             pilot = pilot or _opened(conf)
-            answer = _answered(pilot, told, arrays)
+            answer = _answered(pilot, request, arrays)
         except Exception as e:  # the leaderboard is told, and goes on with the next route
             traceback.print_exc()
             answer = dict(error=f"{type(e).__name__}: {e}")
@@ -546,23 +550,23 @@ def configuration(theirs: Any, route: Route, library: Any = carla) -> Any:
     out.town, out.name, out.index, out.repetition_index = route.town, f"RouteScenario_{route.id}", 0, 0
     out.keypoints = [library.Location(x=float(x), y=-float(y), z=float(z)) for x, y, z in route.waypoints]
     out.weather, out.scenario_configs = [], []
-    for told in route.weather or ({},):
+    for settings in route.weather or ({},):
         weather = library.WeatherParameters(sun_altitude_angle=70.0, cloudiness=50.0)
-        for k, v in told.items():
+        for k, v in settings.items():
             if hasattr(weather, k):
                 setattr(weather, k, v)
-        out.weather.append([told.get("route_percentage", 0.0), weather])
+        out.weather.append([settings.get("route_percentage", 0.0), weather])
     out.weather.sort(key=lambda w: w[0])
     for s in route.scenarios:
-        one = theirs.ScenarioConfiguration()
-        one.name, one.type = s.name, s.type
-        one.trigger_points.append(transform_of(library, s.trigger[[0, 1, 3]], float(s.trigger[2])))
+        entry = theirs.ScenarioConfiguration()
+        entry.name, entry.type = s.name, s.type
+        entry.trigger_points.append(transform_of(library, s.trigger[[0, 1, 3]], float(s.trigger[2])))
         for k, v in s.parameters.items():
             if k == "other_actor":
-                one.other_actors.append(theirs.ActorConfigurationData.parse_from_node(Element(k, v), "scenario"))
+                entry.other_actors.append(theirs.ActorConfigurationData.parse_from_node(Element(k, v), "scenario"))
             else:
-                one.other_parameters[k] = v if isinstance(v, dict) else dict(value=v)
-        out.scenario_configs.append(one)
+                entry.other_parameters[k] = v if isinstance(v, dict) else dict(value=v)
+        out.scenario_configs.append(entry)
     return out
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #79b4ae59
@@ -583,8 +587,8 @@ class ScenarioRunner:
     port = 0  # of the traffic manager of this process
 
     def __init__(self, client: Any, world: Any, route: Route, ego: Any, library: Any = carla) -> None:
-        self.theirs = theirs = _theirs()
-        provider = theirs.CarlaDataProvider
+        self.theirs = api = _theirs()
+        provider = api.CarlaDataProvider
         provider.cleanup()  # who was on the route before goes
         self.world, self.ego, self.ticks, self.told = world, ego, 0, Counter()
         self._traffic(client, provider)
@@ -592,9 +596,9 @@ class ScenarioRunner:
         provider.set_world(world)
         provider.register_actor(ego, ego.get_transform())
         provider._carla_actor_pool[ego.id] = ego  # where the scenarios look for the one that is called hero
-        theirs.GameTime.restart()
+        api.GameTime.restart()
 
-        class Ours(theirs.RouteScenario):
+        class Ours(api.RouteScenario):
             "With the car that is there, under the weather that is set."
 
             def _spawn_ego_vehicle(self):
@@ -603,7 +607,7 @@ class ScenarioRunner:
             def _initialize_environment(self, world):
                 pass
 
-        self.scenario = Ours(world=world, config=configuration(theirs, route, library), debug_mode=0)
+        self.scenario = Ours(world=world, config=configuration(api, route, library), debug_mode=0)
 
     def _traffic(self, client: Any, provider: Any) -> None:
         "A traffic manager on a port of its own, whose clock waits."
@@ -623,19 +627,19 @@ class ScenarioRunner:
         Returns:
             list of (kind, text) that is new: of REPORTS
         """
-        theirs = self.theirs
-        theirs.GameTime.on_carla_tick(self.world.get_snapshot().timestamp)
-        theirs.CarlaDataProvider.on_carla_tick()
+        api = self.theirs
+        api.GameTime.on_carla_tick(self.world.get_snapshot().timestamp)
+        api.CarlaDataProvider.on_carla_tick()
         if self.ticks % HZ == 0:  # what is near by now, as the leaderboard looks each second
             self.scenario.build_scenarios(self.ego)
             self.scenario.spawn_parked_vehicles(self.ego)
         self.ticks += 1
-        theirs.Blackboard().set("AV_control", self.ego.get_control(), overwrite=True)  # some scenarios disturb it
+        api.Blackboard().set("AV_control", self.ego.get_control(), overwrite=True)  # some scenarios disturb it
         self.scenario.scenario_tree.tick_once()
         events = [(e.get_type().name, e.get_message()) for node in self.scenario.get_criteria() for e in node.events]
-        new = Counter((REPORTS[kind], text) for kind, text in events if kind in REPORTS) - self.told
-        self.told += new
-        return list(new.elements())
+        unreported = Counter((REPORTS[kind], text) for kind, text in events if kind in REPORTS) - self.told
+        self.told += unreported
+        return list(unreported.elements())
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #11063e29
 FIRST, FIRST_TRAFFIC, APART, AGAIN = 30000, 50000, 150, 20  # ports as in Bench2Drive's scripts; how often begun
@@ -681,7 +685,7 @@ def commands(
             f"ports: {simulators} simulators from {first} and traffic managers from {traffic} on have no room"
         )
     out, q = Path(out).resolve(), lambda p: shlex.quote(str(p))
-    where = {
+    paths = {
         k: q(Path(v).resolve()) for k, v in dict(ROUTES=routes, CARLA_ROOT=carla_root, SAVE_PATH=out / "drives").items()
     }
     api = "$CARLA_ROOT/PythonAPI:$CARLA_ROOT/PythonAPI/carla"
@@ -689,7 +693,7 @@ def commands(
         "#!/usr/bin/env bash",
         f"# {len(ids)} routes, {simulators} simulators; begun again, it goes on. PYTHON: the leaderboard's, 3.7 or 3.8",
         f"cd {q(Path(bench2drive).resolve())} || exit 2",
-        *(f"export {k}={v}" for k, v in where.items()),
+        *(f"export {k}={v}" for k, v in paths.items()),
         f"export IS_BENCH2DRIVE=True SCENARIO_RUNNER_ROOT=scenario_runner PYTHONPATH=leaderboard:scenario_runner:{api}",
         f"mkdir -p {q(out / 'results')} {q(out / 'drives')} {q(out / 'logs')}",
         "drive() {  # drive NUMBER GPU PORT TRAFFIC_PORT IDS",

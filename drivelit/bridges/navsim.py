@@ -52,11 +52,11 @@ def _opened(run, stage, seed, temperature):
 
 def _asked(planner, scenes, points):
     "A plan or a reason for each scene; one that the system cannot be asked in does not take the others with it."
-    shown = [SimpleNamespace(scene=seen(s)) for s in scenes]
+    worlds = [SimpleNamespace(scene=seen(s)) for s in scenes]
     try:
-        return planner(shown, 0)
+        return planner(worlds, 0)
     except ValueError as e:  # SceneError among them: a camera that is not there, no centre line, ...
-        if len(shown) == 1:
+        if len(worlds) == 1:
             return [ParseError(f"not asked: {str(e)[:160]}")]
     return [p for s in scenes for p in _asked(planner, [s], points)]
 
@@ -66,8 +66,8 @@ def _rows(scenes: Sequence[Scene], planner, points) -> list[Row]:
     rows = []
     for scene, plan in zip(scenes, _asked(planner, scenes, points), strict=True):
         plan = plan if isinstance(plan, ParseError) else plan_of(lambda _, p=plan: p, scene, points)
-        told = dict(reason=plan.reason) if isinstance(plan, ParseError) else dict(poses=plan.round(6).tolist())
-        rows.append(dict(id=scene.id, log=scene.family) | told)
+        outcome = dict(reason=plan.reason) if isinstance(plan, ParseError) else dict(poses=plan.round(6).tolist())
+        rows.append(dict(id=scene.id, log=scene.family) | outcome)
     return rows
 
 
@@ -93,15 +93,15 @@ def write_plans(
     "Write a policy's plans, or go on with it; any number of processes and machines may share the folder."
     stage = stage or last_stage(run, seed)
     options, system = options_of(source, root, **options), run_profile(run).system
-    told = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
+    fingerprint = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
     about = dict(system=system, run=str(Path(run).resolve()), stage=stage, seed=seed, temperature=temperature)
-    about |= dict(source=source, root=str(root), options=told, limit=limit)
+    about |= dict(source=source, root=str(root), options=fingerprint, limit=limit)
     trained = find_system(system).stages.trained(run, stage, seed)
     files = sorted(p for p in (trained.rglob("*") if trained.is_dir() else [trained]) if p.suffix in WEIGHTS)
     folder = claim(out, about | dict(weights={p.name: sha256(p)[:16] for p in files}), fresh)
-    before = kept(folder / "blocks")
-    asked = dict(run=str(run), stage=stage, seed=seed, temperature=temperature)
-    make = partial(_block, **asked, source=source, root=root, options=options)
+    resumed = kept(folder / "blocks")
+    policy_args = dict(run=str(run), stage=stage, seed=seed, temperature=temperature)
+    make = partial(_block, **policy_args, source=source, root=root, options=options)
     blocks = blocks_of(source, root, options, limit)
     rows = work(blocks, folder / "blocks", make, workers, f"{system} {stage} on {source}")
     write_text(folder / "plans.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
@@ -109,7 +109,9 @@ def write_plans(
     bad = Counter(kind_of(r["reason"]) for r in scenes if "reason" in r)
     points = max((len(r["poses"]) for r in scenes if "poses" in r), default=0)
     counts = dict(scenes=len(scenes), planned=len(scenes) - bad.total(), without_plan=dict(bad))
-    return counts | dict(unread=len(rows) - len(scenes), points=points, file=str(folder / "plans.jsonl"), before=before)
+    return counts | dict(
+        unread=len(rows) - len(scenes), points=points, file=str(folder / "plans.jsonl"), before=resumed
+    )
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #307e9bfd
 class Trajectory:
@@ -155,14 +157,14 @@ def _as_theirs() -> Iterator[None]:
         for k in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:k]), ModuleType(parts[k - 1]))
         setattr(modules[name], cls.__name__, cls)
-    mine = {cls: cls.__module__ for cls in PLACES}
+    originals = {cls: cls.__module__ for cls in PLACES}
     with patch.dict(sys.modules, modules):
         try:
             for cls, name in PLACES.items():
                 cls.__module__ = name
             yield
         finally:
-            for cls, name in mine.items():
+            for cls, name in originals.items():
                 cls.__module__ = name
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #c4221ed0
@@ -207,14 +209,14 @@ def write_submission(
         stages.append({k: Trajectory(v if points is None else carried_on(v, points)) for k, v in planned.items()})
     if not stages[0]:
         raise RunError(f"{first}: no plan, so nothing can be submitted")
-    told = {k if k != "country" else "country / region": (team or {}).get(k, "") for k in names}
-    told |= (
+    submission = {k if k != "country" else "country / region": (team or {}).get(k, "") for k in names}
+    submission |= (
         dict(predictions=[stages[0]])
         if devkit == "v1"
         else dict(first_stage_predictions=[stages[0]], second_stage_predictions=[stages[1] if second else {}])
     )
-    with _as_theirs(), whole_file(file) as new, new.open("wb") as f:
-        _Pickler(f, protocol=4).dump(told)
+    with _as_theirs(), whole_file(file) as temp_file, temp_file.open("wb") as f:
+        _Pickler(f, protocol=4).dump(submission)
     return dict(plans=sum(map(len, stages)), without_plan=lost)
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #7039b973

@@ -20,10 +20,10 @@ from ..scene.pickles import PlainUnpickler
 # %% ../../nbs/65_bridges/30_nuscenes.ipynb #dbd8ca56
 def write_predictions(file: str | Path, plans: str | Path, instead: str | Path | None = None) -> dict[str, int]:
     "Write the pickle for the public scripts as plain lists; counts of plans, and of those from `instead`."
-    by_token, other, out, lent = read_plans(plans), read_plans(instead) if instead else {}, {}, 0
+    by_token, fallback, out, lent = read_plans(plans), read_plans(instead) if instead else {}, {}, 0
     for token, plan in by_token.items():
         if isinstance(plan, str):
-            plan, lent = other.get(token, plan), lent + 1
+            plan, lent = fallback.get(token, plan), lent + 1
         if isinstance(plan, str):
             raise RunError(
                 f"{plans}: scene {token!r} has no plan ({plan[:80]}), and the public scripts end at the first one that "
@@ -32,8 +32,8 @@ def write_predictions(file: str | Path, plans: str | Path, instead: str | Path |
         if len(plan) < STEPS:
             raise RunError(f"{plans}: scene {token!r}: {len(plan)} poses, six are scored")
         out[token] = [to_lidar(plan[:STEPS]).tolist()]
-    with whole_file(file) as new:
-        new.write_bytes(pickle.dumps(out, protocol=4))
+    with whole_file(file) as temp_file:
+        temp_file.write_bytes(pickle.dumps(out, protocol=4))
     return dict(plans=len(out), instead=lent)
 
 

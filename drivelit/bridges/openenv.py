@@ -80,8 +80,8 @@ class Episodes:
     def state(self) -> dict[str, Any]:
         "Where the episode stands; before the first one episode_id and scene are None."
         session = self.env.session
-        done = dict(done=session.done, scene=self.scene)
-        return dict(episode_id=self.episode_id, step_count=len(session.turns)) | done
+        status = dict(done=session.done, scene=self.scene)
+        return dict(episode_id=self.episode_id, step_count=len(session.turns)) | status
 
     def close(self) -> None:
         "The connection is given up; what is asked later is refused."
@@ -169,8 +169,8 @@ def models() -> SimpleNamespace:
             try:
                 return super().model_validate(data, **how)
             except _pydantic.ValidationError as e:
-                wrong = [f"{'.'.join(map(str, x['loc'])) or 'action'}: {x['msg']}" for x in e.errors()]
-            raise _refusal(f"no action: {'; '.join(wrong):.300}")
+                problems = [f"{'.'.join(map(str, x['loc'])) or 'action'}: {x['msg']}" for x in e.errors()]
+            raise _refusal(f"no action: {'; '.join(problems):.300}")
 
     class DrivingObservation(_types.Observation):
         "Messages of the chat protocol that are new to the model, and what its last answer has earned."
@@ -223,13 +223,13 @@ def _environment(observation, state):
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c020
 def app_of(task: Any, scenes: Sequence[Any], secret: str, sessions: int = 64, idle: float = 600.0) -> Guarded:
     "A task as an ASGI application; OpenEnv's own server handles the protocol. `idle` is in seconds."
-    made, lock = models(), threading.Lock()
+    classes, lock = models(), threading.Lock()
     limits = _types.ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle)
 
     def factory():
-        return made.Environment(Episodes(task, scenes, lock))
+        return classes.Environment(Episodes(task, scenes, lock))
 
-    app = _http.create_fastapi_app(factory, made.Action, made.Observation, concurrency_config=limits)
+    app = _http.create_fastapi_app(factory, classes.Action, classes.Observation, concurrency_config=limits)
 
     async def refused(request: Any, error: Exception) -> Any:
         hint = " (over HTTP nothing is kept between two requests: use OpenEnv's client, which keeps /ws open)"
@@ -343,8 +343,8 @@ def _command(profile, source, n, seed, host, port, sessions, idle, is_open, spac
     models()  # and a missing openenv-core
     app = app_of(task, scenes_of(source, n, seed), secret, sessions, idle)
     with listen(host, port) as place:
-        at = f"[{host}]" if ":" in host else host
-        print(f"http://{at}:{place.getsockname()[1]}{'/' if secret else ''}{secret}", flush=True)
+        address = f"[{host}]" if ":" in host else host
+        print(f"http://{address}:{place.getsockname()[1]}{'/' if secret else ''}{secret}", flush=True)
         server_of(app).run(sockets=[place])
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c029
@@ -429,7 +429,7 @@ def write_space(folder: str | Path, section: str) -> Path:
     folder, system = Path(folder), find_system(section.partition(".")[0])
     about = dict(section=section, name=system.name, title=system.title, text=_TEXTS[system.name])
     manifest = "spec_version: 1\nname: {name}\ntype: space\nruntime: fastapi\napp: server.app:app\nport: 8000\n"
-    ours = "from drivelit.bridges.openenv import models\n\n{0} = models().{0}\n"
+    template = "from drivelit.bridges.openenv import models\n\n{0} = models().{0}\n"
     files = {
         "README.md": _CARD.format(**about),
         "openenv.yaml": manifest.format(**about),
@@ -438,7 +438,7 @@ def write_space(folder: str | Path, section: str) -> Path:
         "server/app.py": _APP.format(**about),
         "server/__init__.py": "",
         "__init__.py": "",
-        "models.py": ours.format("Action") + "Observation = models().Observation\nState = models().State\n",
+        "models.py": template.format("Action") + "Observation = models().Observation\nState = models().State\n",
         "client.py": "from openenv.core import GenericEnvClient as Client  # noqa: F401\n",
     }
     try:

@@ -93,20 +93,20 @@ def find_planner(name: str) -> Callable:
 
 def _made(name):
     "As `find_planner`."
-    where, colon, attribute = name.rpartition(":")
-    if not (colon and where and attribute):
+    module_path, colon, attribute = name.rpartition(":")
+    if not (colon and module_path and attribute):
         raise RunError(f"planner {name!r}: expected module:function, or file.py:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        if module_path.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module_path).stem, module_path)
             loaded = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(spec.name, loaded)
             spec.loader.exec_module(loaded)
             planner = getattr(loaded, attribute)
         else:
-            planner = resolve_name(f"{where}:{attribute}")
+            planner = resolve_name(f"{module_path}:{attribute}")
     except (ImportError, AttributeError, FileNotFoundError, ValueError) as e:
         raise RunError(f"planner {name!r}: {e}") from None
     planner = planner() if inspect.isclass(planner) else planner
@@ -148,16 +148,18 @@ def _source(path):
 
 def _modules(planner):
     "The modules that a planner's module names, and theirs, outside of installed packages."
-    todo, found = [inspect.getmodule(planner if inspect.isroutine(planner) else type(planner))], {}
+    todo, files = [inspect.getmodule(planner if inspect.isroutine(planner) else type(planner))], {}
     while todo:
         m = todo.pop()
         file = getattr(m, "__file__", None)
-        if m is None or m.__name__ in found or not file or os.path.realpath(file).startswith(_NOT_THEIRS):
+        if m is None or m.__name__ in files or not file or os.path.realpath(file).startswith(_NOT_THEIRS):
             continue
-        found[m.__name__] = file
-        named = (v if inspect.ismodule(v) else sys.modules.get(getattr(v, "__module__", "")) for v in vars(m).values())
-        todo += [n for n in named if n is not None]
-    return list(found.values())
+        files[m.__name__] = file
+        candidates = (
+            v if inspect.ismodule(v) else sys.modules.get(getattr(v, "__module__", "")) for v in vars(m).values()
+        )
+        todo += [n for n in candidates if n is not None]
+    return list(files.values())
 
 
 def files_of(name: str) -> dict[str, str]:
@@ -175,10 +177,12 @@ def files_of(name: str) -> dict[str, str]:
     planner = find_planner(name)
     read = [name] if name.endswith(".jsonl") else [*map(_source, _WATCH.of.get(name, ())), *_modules(planner)]
     settings = os.path.expanduser("~/.")  # of libraries, and their caches
-    theirs = {os.path.realpath(p) for p in read}
-    theirs = {p for p in theirs if os.path.isfile(p) and not p.startswith((*_NOT_THEIRS, settings))}
-    beside = {str(p) for folder in {Path(t).parent for t in theirs} for p in folder.iterdir() if p.suffix in WEIGHTS}
-    return {p: sha256(Path(p))[:16] for p in sorted(theirs | beside)}
+    planner_files = {os.path.realpath(p) for p in read}
+    planner_files = {p for p in planner_files if os.path.isfile(p) and not p.startswith((*_NOT_THEIRS, settings))}
+    weight_files = {
+        str(p) for folder in {Path(t).parent for t in planner_files} for p in folder.iterdir() if p.suffix in WEIGHTS
+    }
+    return {p: sha256(Path(p))[:16] for p in sorted(planner_files | weight_files)}
 
 # %% ../../nbs/65_bridges/10_score.ipynb #d4e320ad
 def seen(scene: Scene) -> Scene:
@@ -222,8 +226,8 @@ def plan_of(planner: Callable, scene: Scene, least: int) -> np.ndarray | ParseEr
     try:
         plan = planner(scene)
     except Exception as e:  # whatever a user's function raises is its answer to this scene
-        last = traceback.extract_tb(e.__traceback__)[-1]
-        place = f" ({Path(last.filename).name}, line {last.lineno})"
+        frame = traceback.extract_tb(e.__traceback__)[-1]
+        place = f" ({Path(frame.filename).name}, line {frame.lineno})"
         return ParseError(f"exception {type(e).__name__}: {str(e)[:160]}{place}")
     try:
         plan = np.asarray(plan, float)
@@ -313,8 +317,8 @@ def _open_loop(scenes, plans):
         lidar = open_loop.to_lidar(plan[:6])
         e = open_loop.errors([lidar], truth, grids[0], uniad_grids=grids[1])
         still = open_loop.errors([open_loop.to_lidar(constant_velocity(scene, 6))], truth)
-        told = {k: e[k][0].tolist() for k in ("l2", "hit_vad", "hit_uniad")}
-        return told | dict(l2_constant_velocity=float(still["l2"].mean()))
+        values = {k: e[k][0].tolist() for k in ("l2", "hit_vad", "hit_uniad")}
+        return values | dict(l2_constant_velocity=float(still["l2"].mean()))
 
     return _each(scenes, plans, ("expert",), one)
 
@@ -354,14 +358,14 @@ def score_scenes(planner: Callable, scenes: Sequence[Scene], scores: Sequence[st
 
 def _with_ec(rows):
     "The rows of a block, with EC where the frame before is there, and EPDMS."
-    some = [r for r in rows if "kept" in r]
-    if some:
+    valid_rows = [r for r in rows if "kept" in r]
+    if valid_rows:
 
         def parts(r):
             return {k: r[f"v2_{k}"] for k in EPDM} | r.pop("kept")
 
-        _, table = epdms.one_stage(pd.DataFrame([parts(r) for r in some], index=[r["id"] for r in some]))
-        for r in some:
+        _, table = epdms.one_stage(pd.DataFrame([parts(r) for r in valid_rows], index=[r["id"] for r in valid_rows]))
+        for r in valid_rows:
             r["v2_ec"], r["epdms"] = float(table.at[r["id"], "ec"]), float(table.at[r["id"], "score"])
     return rows
 
@@ -412,13 +416,15 @@ def tables(rows: Sequence[Row], scores: Sequence[str]) -> dict[str, pd.DataFrame
     if "epdm" in scores and "epdms" in frame:
         parts = {"EPDMS": mean("epdms")} | {k.upper(): mean(f"v2_{k}") for k in (*EPDM, "ec")}
         out["epdm"] = pd.DataFrame(dict(planner=parts)).assign(scenes=int(frame["epdms"].notna().sum()))
-    some = [r for r in rows if "l2" in r]
-    if "open_loop" in scores and some:
-        e = {k: np.array([r[k] for r in some]) for k in ("l2", "hit_vad", "hit_uniad")}
-        every = np.ones(len(some), bool)
-        e |= dict(readable=every, complete=every, valid=np.ones((len(some), 6), bool))
+    valid_rows = [r for r in rows if "l2" in r]
+    if "open_loop" in scores and valid_rows:
+        e = {k: np.array([r[k] for r in valid_rows]) for k in ("l2", "hit_vad", "hit_uniad")}
+        every = np.ones(len(valid_rows), bool)
+        e |= dict(readable=every, complete=every, valid=np.ones((len(valid_rows), 6), bool))
         out["open_loop"] = open_loop.table(e)
-        out["open_loop"].loc["ADE m, constant velocity", "3s"] = np.mean([r["l2_constant_velocity"] for r in some])
+        out["open_loop"].loc["ADE m, constant velocity", "3s"] = np.mean(
+            [r["l2_constant_velocity"] for r in valid_rows]
+        )
     return out
 
 
@@ -481,19 +487,19 @@ def score(
     if unknown := [k for k in scores if k not in SCORES]:
         raise RunError(f"no score {unknown[0]!r}; there are {', '.join(SCORES)}")
     options = options_of(source, root, **options)
-    asked = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
-    about = dict(planner=planner, source=source, root=str(root), scores=list(scores), limit=limit, options=asked)
+    fingerprint = {k: v if isinstance(v, (str, int)) else sha256(str(v))[:16] for k, v in options.items()}
+    about = dict(planner=planner, source=source, root=str(root), scores=list(scores), limit=limit, options=fingerprint)
     folder = claim(out, about | dict(files=files_of(planner)), fresh)
-    blocks, before = blocks_of(source, root, options, limit), kept(folder / "blocks")
+    blocks, resumed = blocks_of(source, root, options, limit), kept(folder / "blocks")
     make = partial(_block, planner=planner, scores=scores, source=source, root=root, options=options)
     rows = work(blocks, folder / "blocks", make, workers, f"{planner} on {source}")
     frame, by_score = pd.DataFrame([_flat(r) for r in rows]), tables(rows, scores)
     frame.to_csv(folder / "scenes.csv", index=False)
-    text = _told(f"{planner} on {source}, {root}", rows, [frame, *by_score.values()], folder, before)
-    told = {k: json.loads(t.to_json(orient="index")) for k, t in by_score.items()}
-    write_json(folder / "summary.json", dict(about=about, counts=counts(rows), scores=told))
+    text = _told(f"{planner} on {source}, {root}", rows, [frame, *by_score.values()], folder, resumed)
+    numbers = {k: json.loads(t.to_json(orient="index")) for k, t in by_score.items()}
+    write_json(folder / "summary.json", dict(about=about, counts=counts(rows), scores=numbers))
     why = next((r["reason"] for r in rows if r.get("reason")), "")
-    return dict(counts=counts(rows), scores=told, text=text, failed="" if counts(rows)["planned"] else why)
+    return dict(counts=counts(rows), scores=numbers, text=text, failed="" if counts(rows)["planned"] else why)
 
 # %% ../../nbs/65_bridges/10_score.ipynb #fe4260a9
 def by_function(planner: Callable) -> Callable:
@@ -533,8 +539,10 @@ def drive(planner: Callable, scene: Any, world: Any) -> dict[str, Any]:
             lost[kind_of(action.reason)] += 1
             action = np.full(2, np.nan)
         observation = world.step(action)[0]
-    now = world.state
-    ended = dict(reason=now.reason, comfort=world.comfort(), decisions=now.decisions, unreadable=dict(lost))
+    final_state = world.state
+    ended = dict(
+        reason=final_state.reason, comfort=world.comfort(), decisions=final_state.decisions, unreadable=dict(lost)
+    )
     return world.record() | ended
 
 # %% ../../nbs/65_bridges/10_score.ipynb #3b1a9dad
@@ -548,8 +556,8 @@ def _route(number, planner, part, controls, cameras):
         record = drive(function, scene, World(**CONTROLS, cameras=cameras))
     else:
         (record,) = drive_routes(by_function(function), [scene], title=scene.id)
-    beside = composed(play(World(), same_speed, scene))
-    return [dict(id=scene.id, log=scene.family, record=record, same_speed=beside)]
+    baseline = composed(play(World(), same_speed, scene))
+    return [dict(id=scene.id, log=scene.family, record=record, same_speed=baseline)]
 
 
 def in_carla(
@@ -596,7 +604,7 @@ def score_routes(
     about = dict(planner=planner, source=source, root=str(root), controls=controls, cameras=list(cameras))
     about |= dict(n=n, part=part) if source == "town" else {}
     folder = claim(out, about | dict(files=files_of(planner)), fresh)
-    before = kept(folder / "blocks")
+    resumed = kept(folder / "blocks")
     try:
         if source == "town":
             make = partial(_route, planner=planner, part=part, controls=controls, cameras=tuple(cameras))
@@ -622,16 +630,16 @@ def score_routes(
     lost = Counter()
     for record in records:
         lost.update(record["unreadable"])
-    told = dict(routes=len(rows), ends=dict(Counter(frame["end"])), decisions=int(frame["decisions"].sum()))
-    told |= dict(without_plan=dict(lost))
+    totals = dict(routes=len(rows), ends=dict(Counter(frame["end"])), decisions=int(frame["decisions"].sum()))
+    totals |= dict(without_plan=dict(lost))
     values = {k: float(v) for k, v in table["planner"].items()}
-    write_json(folder / "summary.json", dict(about=about, counts=told, scores=values))
+    write_json(folder / "summary.json", dict(about=about, counts=totals, scores=values))
     why = "".join(f", {v} without a plan: {k}" for k, v in lost.items())
-    head = f"{planner} in {source}: {len(rows)} routes, {told['decisions']} decisions{why}"
-    ends = ", ".join(f"{v} {k}" for k, v in told["ends"].items())
-    head += f"\n{before}" if before else ""
+    head = f"{planner} in {source}: {len(rows)} routes, {totals['decisions']} decisions{why}"
+    ends = ", ".join(f"{v} {k}" for k, v in totals["ends"].items())
+    head += f"\n{resumed}" if resumed else ""
     text = f"{head}\nends: {ends}\n\n{table.round(2).to_string(na_rep='')}\n\n{folder / 'scenes.csv'} has every route"
-    return dict(counts=told, scores=values, text=text)
+    return dict(counts=totals, scores=values, text=text)
 
 # %% ../../nbs/65_bridges/10_score.ipynb #9920148e
 _AT_LEAST_1 = click.IntRange(1)
@@ -639,9 +647,9 @@ _AT_LEAST_1 = click.IntRange(1)
 
 def _default_out(planner, source, root, number):
     "A folder named by the planner's file and function, the source, the folder of the data and how many."
-    where, _, function = planner.rpartition(":")
+    module_path, _, function = planner.rpartition(":")
     data = "" if str(root) == "-" else Path(root).resolve().name
-    words = [Path(where.removesuffix(".py")).name.rpartition(".")[2], function, source, data, number or ""]
+    words = [Path(module_path.removesuffix(".py")).name.rpartition(".")[2], function, source, data, number or ""]
     return "runs/score-" + "-".join(re.sub(r"[^\w.]+", "_", str(w)) for w in words if w)
 
 
@@ -670,18 +678,18 @@ def _command(planner, source, root, out, fresh, workers, scores, limit, controls
     ...; json: a folder of scene files; toy: scenes of the town; town: its routes in closed loop; carla: Bench2Drive's
     routes in a simulator. ROOT is the folder of the data, - for the town, the routes' file for carla.
     """
-    given = {k: v for k, v in options.items() if v is not None}
-    out = out or _default_out(planner, source, root, given.get("n", limit))
+    set_options = {k: v for k, v in options.items() if v is not None}
+    out = out or _default_out(planner, source, root, set_options.get("n", limit))
     if source in ("town", "carla"):
-        if other := sorted(set(given) - ({"n"} if source == "town" else set())):
-            raise RunError(f"{source}: no option --{other[0]}")
-        how = dict(controls=controls, simulator=simulator, fresh=fresh)
-        result = score_routes(planner, source, root, out, workers, **how, **given)
+        if unexpected := sorted(set(set_options) - ({"n"} if source == "town" else set())):
+            raise RunError(f"{source}: no option --{unexpected[0]}")
+        run_options = dict(controls=controls, simulator=simulator, fresh=fresh)
+        result = score_routes(planner, source, root, out, workers, **run_options, **set_options)
     elif controls:
         raise RunError("--controls: only town and carla are driven by controls")
     else:
         names = tuple(filter(None, scores.split(",")))
-        result = score(planner, source, root, out, names, workers, limit, fresh, **given)
+        result = score(planner, source, root, out, names, workers, limit, fresh, **set_options)
     text, lost = result.pop("text"), result["counts"]["without_plan"]
     print(json_line(result) if as_json else text)
     nothing = result.pop("failed", "") or (lost and sum(lost.values()) == result["counts"].get("decisions"))

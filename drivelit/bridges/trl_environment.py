@@ -97,8 +97,8 @@ def rows(task: Task, scenes: Sequence[Any]) -> Dataset:
     Returns:
         Dataset with prompt and scene
     """
-    last = [{"role": "user", "content": ""}]
-    return Dataset.from_list([dict(prompt=task.prompt(s)[:-1] + last, scene=k) for k, s in enumerate(scenes)])
+    placeholder = [{"role": "user", "content": ""}]
+    return Dataset.from_list([dict(prompt=task.prompt(s)[:-1] + placeholder, scene=k) for k, s in enumerate(scenes)])
 
 # %% ../../nbs/65_bridges/71_trl.ipynb #sp5c
 def episode_reward(
@@ -133,8 +133,8 @@ def processor_for(policy: Policy) -> Any:
 
     def parse_response(ids: list[int], prefix: Any = None, tools: Any = None) -> dict:
         text = tokenizer.decode(ids, skip_special_tokens=True)
-        given = dict(text=text, closed=bool(ids) and ids[-1] == tokenizer.eos_token_id)
-        call = dict(type="function", function=dict(name="answer", arguments=given))
+        call_args = dict(text=text, closed=bool(ids) and ids[-1] == tokenizer.eos_token_id)
+        call = dict(type="function", function=dict(name="answer", arguments=call_args))
         return dict(role="assistant", content=text, tool_calls=[call])
 
     def apply_chat_template(*args: Any, **how: Any) -> Any:

@@ -38,15 +38,15 @@ def some_aside(
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share: {share} is not in [0, 1]")
-    made, again = list(made), {}
+    made, remade = list(made), {}
     for k, s in enumerate(made):
         if int((k + 1) * share) > int(k * share):
             rng = np.random.default_rng([seed, k])
             aside = tuple(float(rng.uniform(-m, m)) for m in most)
             begin = 0.5 * int(rng.integers(0, 2 * late, endpoint=True))
-            again[k] = make_scene(s.family, s.meta["seed"], s.meta["difficulty"], aside, begin)
-    scores = score_scenes(again.values(), [s.expert.poses[None] for s in again.values()]) if again else []
-    for k, r in zip(again, scores, strict=True):
+            remade[k] = make_scene(s.family, s.meta["seed"], s.meta["difficulty"], aside, begin)
+    scores = score_scenes(remade.values(), [s.expert.poses[None] for s in remade.values()]) if remade else []
+    for k, r in zip(remade, scores, strict=True):
         if min(r.nc[0], r.dac[0], r.ttc[0]) == 1:
-            made[k] = again[k]
+            made[k] = remade[k]
     return made

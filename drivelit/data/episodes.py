@@ -72,8 +72,8 @@ def write_play_part(path: str | Path, told: dict[str, Any], episodes: Sequence["
     """
     path = Path(path)
     rows = [{k: _plain(getattr(e, k)) for k in KEPT} | dict(images=len(e.images)) for e in episodes]
-    with whole_file(path) as new:
-        new.write_bytes(gzip.compress(json.dumps(dict(told=told, episodes=rows)).encode(), 6, mtime=0))
+    with whole_file(path) as temporary:
+        temporary.write_bytes(gzip.compress(json.dumps(dict(told=told, episodes=rows)).encode(), 6, mtime=0))
 
 
 def read_play_part(path: str | Path, told: dict[str, Any]) -> "tuple[list[Episode] | None, str]":
@@ -101,8 +101,8 @@ def read_play_part(path: str | Path, told: dict[str, Any]) -> "tuple[list[Episod
         return None, ""
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as e:
         return None, f"{path} is damaged ({type(e).__name__}: {str(e)[:80]}); it is played again"
-    if other := [k for k in told if not isinstance(was, dict) or was.get(k) != told[k]]:
-        return None, f"{path} is of another play (other {other[0]}); it is played again"
+    if differing := [k for k in told if not isinstance(was, dict) or was.get(k) != told[k]]:
+        return None, f"{path} is of another play (other {differing[0]}); it is played again"
     return episodes, ""
 
 # %% ../../nbs/35_data/30_episodes.ipynb #sh000002
@@ -114,15 +114,15 @@ def _named(pictures):
     from drivelit.policy.video import Video
     from drivelit.scene.core import to_rgb
 
-    seen = {}
+    cache = {}
 
     def mark(value):
         if isinstance(value, Picture):  # its pixels are in a file already, which is checked when it is opened
             return {"@": "file", "given": [str(value.path), value.name, list(value.size), value.where]}
         if isinstance(value, Image.Image):
-            if id(value) not in seen:
-                seen[id(value)] = picture_name(value), value  # is kept, so that no other gets its id
-            name = seen[id(value)][0]
+            if id(value) not in cache:
+                cache[id(value)] = picture_name(value), value  # is kept, so that no other gets its id
+            name = cache[id(value)][0]
             pictures.setdefault(name, np.asarray(to_rgb(value)))
             return {"@": "picture", "name": name}
         return (
@@ -140,8 +140,8 @@ def _shown(pixels):
     from drivelit.policy.video import Video
 
     images = {name: Image.fromarray(array) for name, array in pixels.items()}
-    if wrong := [name for name, image in images.items() if picture_name(image) != name]:
-        raise ValueError(f"the picture {wrong[0]} has other pixels")
+    if mismatched := [name for name, image in images.items() if picture_name(image) != name]:
+        raise ValueError(f"the picture {mismatched[0]} has other pixels")
 
     def value(mark):
         kind = mark["@"]
@@ -172,7 +172,7 @@ def write_episodes(path: str | Path, told: str, episodes: "Mapping[int, Episode]
     rows = {str(place): {k: _plain(v, mark) for k, v in vars(e).items()} for place, e in episodes.items()}
     text = json.dumps(dict(told=told, pictures=list(pictures), episodes=rows)).encode()
     arrays = {f"picture-{i}": array for i, array in enumerate(pictures.values())}
-    with whole_file(path) as new, new.open("wb") as f:
+    with whole_file(path) as temporary, temporary.open("wb") as f:
         np.savez(f, text=np.frombuffer(text, np.uint8), digest=sha256(text), **arrays)
 
 
@@ -197,8 +197,8 @@ def read_episodes(path: str | Path, told: str) -> "tuple[dict[int, Episode] | No
             pixels = {name: arrays[f"picture-{i}"] for i, name in enumerate(head["pictures"])}
         if head["told"] != told:
             return None, ""
-        shown = _shown(pixels)
-        return {int(place): Episode(**_back(row, shown)) for place, row in head["episodes"].items()}, ""
+        decode = _shown(pixels)
+        return {int(place): Episode(**_back(row, decode)) for place, row in head["episodes"].items()}, ""
     except Exception as e:  # an archive with other bytes makes numpy raise a dozen kinds of errors
         return (
             None,

@@ -25,19 +25,19 @@ from ..scene.town_routes import routes
 def _followed(scene: Scene, stage: Stage, now: WorldState, later: WorldState) -> list[Agent]:
     "The road users of a moment with what they did until later, and those who have come by then."
     poses = np.array([p for _, p, _ in later.log[len(now.log) + 4 :: 5]])
-    known, out = {a.id: a for a in scene.agents}, []
+    agents_by_id, out = {a.id: a for a in scene.agents}, []
     for i, script in enumerate(stage.scripts):
-        a = known.get(script.agent.id)
+        a = agents_by_id.get(script.agent.id)
         if script.still:
             out += [a] if a else []
             continue
-        near = np.hypot(*(poses[:, i, :2] - now.ego[:2]).T) < NEAR  # NaN is not near
+        nearby = np.hypot(*(poses[:, i, :2] - now.ego[:2]).T) < NEAR  # NaN is not near
         past = a.times <= 1e-6 if a else np.zeros(1, bool)
-        if not past.any() and not near.any():
+        if not past.any() and not nearby.any():
             continue
         a = a or replace(script.agent, times=[0.0], poses=np.zeros((1, 3)), velocity=np.zeros((1, 2)))
-        times = np.r_[a.times[past], FUTURE[near]]
-        ways = np.concatenate([a.poses[past], to_frame(poses[near, i], now.ego[:3])])
+        times = np.r_[a.times[past], FUTURE[nearby]]
+        ways = np.concatenate([a.poses[past], to_frame(poses[nearby, i], now.ego[:3])])
         steps = np.diff(ways[:, :2], axis=0) / np.diff(times)[:, None]
         steps = np.concatenate([steps[:1] if len(steps) else np.zeros((1, 2)), steps])
         velocity = np.concatenate([a.velocity[past], steps[past.sum() :]])
@@ -60,22 +60,22 @@ def way_on(start: Scene, driver: Driver = true_idm) -> Callable[[World], Scene |
     ahead = World()
 
     def scene(world: World) -> Scene | None:
-        snapshot, made, n = world.snapshot(), world.scene, len(world.stage.scripts)
-        now = replace(snapshot["state"], start=endless)
-        ahead.restore(snapshot | dict(state=now))
+        snapshot, base_scene, n = world.snapshot(), world.scene, len(world.stage.scripts)
+        current = replace(snapshot["state"], start=endless)
+        ahead.restore(snapshot | dict(state=current))
         for _ in FUTURE:
             ahead.step(driver(ahead))
             if ahead.state.reason:
                 return None
         later = ahead.state
-        way = to_frame(np.array([ego[:3] for ego, _, _ in later.log[len(now.log) + 4 :: 5]]), now.ego[:3])
-        lights = zip(made.lights, start.lights, later.clocks[n:], strict=True)
+        way = to_frame(np.array([ego[:3] for ego, _, _ in later.log[len(current.log) + 4 :: 5]]), current.ego[:3])
+        lights = zip(base_scene.lights, start.lights, later.clocks[n:], strict=True)
         return replace(
-            made,
-            agents=_followed(made, world.stage, now, later),
-            lights=[_until(light, whole, float(clock)) for light, whole, clock in lights],
+            base_scene,
+            agents=_followed(base_scene, world.stage, current, later),
+            lights=[_until(light, light_scene, float(clock)) for light, light_scene, clock in lights],
             expert=Trajectory(way[:8]),
-            meta=made.meta | dict(future=way.round(4).tolist()),
+            meta=base_scene.meta | dict(future=way.round(4).tolist()),
         )
 
     return scene
@@ -97,8 +97,8 @@ def kind_of(plan: np.ndarray, speed: float) -> str:
     """
     if abs(plan[7, 1]) > 0.5:
         return "bend"
-    last = np.hypot(*(plan[7, :2] - plan[6, :2])) / 0.5
-    return "stop" if min(speed, last) < 1.0 else "straight"
+    end_speed = np.hypot(*(plan[7, :2] - plan[6, :2])) / 0.5
+    return "stop" if min(speed, end_speed) < 1.0 else "straight"
 
 
 class Moments:
@@ -182,19 +182,19 @@ MOST_ROUTES = 20  # for each moment: more do not give what is asked for
 
 def expert_drives(n: int, part: str = "train", seed: int = 0, first: int = 0, driver: Driver = true_idm) -> list[Scene]:
     "Moments of an expert's drives with disturbances, in a drawn order; `part` is a key of SEEDS."
-    found, world, rng = Moments(n, seed, driver), World(), np.random.default_rng([seed, 32])
+    collected, world, rng = Moments(n, seed, driver), World(), np.random.default_rng([seed, 32])
     with tqdm(total=n, desc="moments of drives", mininterval=5) as bar:
         for k in range(first, first + MOST_ROUTES * n):
-            if found.full:
+            if collected.full:
                 break
             (route,) = routes(1, part, first=k)
             world.reset(options=dict(scene=route))
             off = disturbed(driver, [seed, k])
             while not world.state.reason:
-                found.look(world)
+                collected.look(world)
                 world.step(off(world))
-            bar.update(len(found.kept) - bar.n)
-    return [noisy(found.kept[i], rng) for i in rng.permutation(len(found.kept))]
+            bar.update(len(collected.kept) - bar.n)
+    return [noisy(collected.kept[i], rng) for i in rng.permutation(len(collected.kept))]
 
 
 def own_drives(
@@ -212,15 +212,15 @@ def own_drives(
     Returns:
         list of Scene, in a drawn order
     """
-    found, rng = Moments(n, seed, driver), np.random.default_rng([seed, 33])
+    collected, rng = Moments(n, seed, driver), np.random.default_rng([seed, 33])
 
     def watched(worlds: Sequence[World], decision: int) -> list:
         for world in worlds:
-            found.look(world)
+            collected.look(world)
         return planner(worlds, decision)
 
     drive_routes(watched, scenes, points, title="own drives")
-    return [noisy(found.kept[i], rng) for i in rng.permutation(len(found.kept))]
+    return [noisy(collected.kept[i], rng) for i in rng.permutation(len(collected.kept))]
 
 # %% ../../nbs/35_data/45_moments.ipynb #83de61cf
 def some_driven(made: Sequence[Scene], share: float, seed: int = 0) -> list[Scene]:

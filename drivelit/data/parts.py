@@ -52,11 +52,11 @@ def _with_account(work, job):
 
 def _make_part(make, counted, job):
     "Write a part, unless it is there."
-    path, scenes, *beside = job
-    told, count = _told(ids_of(scenes), *beside), Counter()
-    if part_note(path).get("told") != told:
-        rows = make(scenes, *beside, **(dict(count=count) if counted else {}))
-        write_part(rows, path, lambda: dict(told=told, count=count))
+    path, scenes, *extras = job
+    job_key, count = _told(ids_of(scenes), *extras), Counter()
+    if part_note(path).get("told") != job_key:
+        rows = make(scenes, *extras, **(dict(count=count) if counted else {}))
+        write_part(rows, path, lambda: dict(told=job_key, count=count))
     return path
 
 # %% ../../nbs/35_data/05_parts.ipynb #5a110010

@@ -90,7 +90,7 @@ def chat(row: dict) -> list[dict]:
     """
     images = list(row.get("images") or [])
     # images are taken in the order of the empty parts: a video takes as many as it has frames
-    left = iter(images)
+    remaining = iter(images)
 
     def empty(p):
         return p["type"] in ("image", "video") and p["type"] not in p
@@ -99,7 +99,7 @@ def chat(row: dict) -> list[dict]:
         return p.get("frames", 0) if p["type"] == "video" else 1
 
     def see(p):
-        return [next(left) for _ in range(wants(p))] if p["type"] == "video" else next(left)
+        return [next(remaining) for _ in range(wants(p))] if p["type"] == "video" else next(remaining)
 
     def fill(p):
         return p | {p["type"]: see(p)} if empty(p) else p
@@ -141,8 +141,8 @@ def save_picture(image: Image.Image, folder: str | Path, name: str = "") -> str:
     path = Path(folder) / name
     if path.exists():
         return name
-    with whole_file(path, sync=False) as new:
-        to_rgb(image).save(new, format="png", compress_level=1)
+    with whole_file(path, sync=False) as temporary:
+        to_rgb(image).save(temporary, format="png", compress_level=1)
     return name
 
 # %% ../../nbs/35_data/00_rows.ipynb #5708a31d
@@ -296,13 +296,13 @@ def _packed(row: dict, pictures: _Pictures) -> dict:
     def text(v):
         return json.dumps(v, ensure_ascii=False, sort_keys=True, allow_nan=False)
 
-    named = [pictures(i) for i in row["images"]]
+    references = [pictures(i) for i in row["images"]]
     return dict(
         messages=text(row["messages"]),
-        images=[name for name, _ in named],
+        images=[name for name, _ in references],
         widths=[i.width for i in row["images"]],
         heights=[i.height for i in row["images"]],
-        sources=[source for _, source in named],
+        sources=[source for _, source in references],
         kind=row["kind"],
         scene_id=row["scene_id"],
         meta=text(row["meta"]),
@@ -338,7 +338,7 @@ def _table(rows: Iterable[tuple[int, dict]], pictures: _Pictures, path: Path) ->
 # %% ../../nbs/35_data/00_rows.ipynb #97fdd33a
 def _write(rows, path, in_group, pictures, note):
     "Write numbered rows; `note` says what stands in the file's metadata when the last of them has come."
-    with whole_file(path) as new, open(new, "wb") as file:
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
         # page checksums: flipped bytes are found when they are read
         with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as out:
             while (table := _table(islice(rows, in_group), pictures, path)).num_rows:
@@ -370,14 +370,14 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
     """
     path = Path(path)
     refused = []
-    left, pictures = _learnable(rows, refused), _Pictures(path.parent / PICTURES, refer)
+    learnable, pictures = _learnable(rows, refused), _Pictures(path.parent / PICTURES, refer)
 
     def note():
         pictures.note()
         return {REFUSED: str(len(refused))}
 
     with timed("rows"):
-        _write(left, path, in_group, pictures, note)
+        _write(learnable, path, in_group, pictures, note)
     if refused:
         warnings.warn(
             f"{path}: {len(refused)} rows left out, a control word in an answer, as in {refused[0]}", stacklevel=2
@@ -533,8 +533,8 @@ class Rows(Sequence):
         start = self._ends[k - 1] if k else 0
         (packed,) = self._group(k).slice(i - start, 1).to_pylist()
         path = self.paths[self._groups[k][0]]
-        where = f"{path}, row {i} (scene {packed['scene_id']})"
-        return _unpacked(packed, path, where, self._roots[path.parent])
+        label = f"{path}, row {i} (scene {packed['scene_id']})"
+        return _unpacked(packed, path, label, self._roots[path.parent])
 
     def column(self, name: str) -> list:
         """One column of all rows; the others are not read.
@@ -571,13 +571,13 @@ class Rows(Sequence):
         Raises:
             ValueError: the first one that is missing or damaged, with its file, row and scene
         """
-        seen = set()
+        visited = set()
         for row in self:
             for image in row["images"]:
-                if image.name not in seen:
+                if image.name not in visited:
                     image.load()
-                    seen.add(image.name)
-        return len(seen)
+                    visited.add(image.name)
+        return len(visited)
 
 # %% ../../nbs/35_data/00_rows.ipynb #df4a04db
 def read_rows(*paths: str | Path) -> Rows:
@@ -648,8 +648,8 @@ def _referred(rows: Rows) -> set[str]:
     "The names of the pictures that are files of the source; rows of older versions have none."
     if any(name not in f.schema_arrow.names for f in rows._files for name in LATER):
         return set()
-    both = zip(rows.stream("images"), rows.stream("sources"), strict=True)
-    return {n for names, sources in both for n, source in zip(names, sources, strict=True) if source}
+    columns = zip(rows.stream("images"), rows.stream("sources"), strict=True)
+    return {n for names, sources in columns for n, source in zip(names, sources, strict=True) if source}
 
 
 def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | None = None, notes: str = "") -> str:
@@ -667,17 +667,17 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
     """
     rows = read_rows(path)
     tables = list(tables) if tables is not None else _small_keys(rows)
-    counts, shown, blank = {t: Counter() for t in tables}, Counter(), 0
+    counts, sizes_shown, blank = {t: Counter() for t in tables}, Counter(), 0
     for kind, meta in zip(rows.stream("kind"), rows.stream("meta"), strict=True):
         for t in tables:
             counts[t].update(_values_for(meta | dict(kind=kind), t.split(": ")))
     for width, height in zip(rows.stream("widths"), rows.stream("heights"), strict=True):
-        shown.update(f"{w}x{h}" for w, h in zip(width, height, strict=True))
+        sizes_shown.update(f"{w}x{h}" for w, h in zip(width, height, strict=True))
         blank += not width
     different = len({n for names in rows.stream("images") for n in names})
     referred = f", {n} of them files of the source" if (n := len(_referred(rows))) else ""
     words, pictures = content_hash(rows)
-    sizes = ", ".join(f"{k} ({n})" for k, n in sorted(shown.items())) or "none"
+    sizes = ", ".join(f"{k} ({n})" for k, n in sorted(sizes_shown.items())) or "none"
     facts = [
         f"{len(rows)} rows from {len(set(rows.stream('scene_id')))} scenes; {blank} rows without image.",
         f"{different} different pictures{referred}; shown at: {sizes}.",
@@ -696,9 +696,9 @@ def check_card(path: str | Path, card_path: str | Path) -> None:
     title = lines[0].removeprefix("# ") if lines else ""
     command = next((line[len("- Made by `") : -2] for line in lines if line.startswith("- Made by `")), "")
     tables = [line[2 : -len(" | rows | share |")] for line in lines if line.endswith(" | rows | share |")]
-    now = card(path, title, command, tables).splitlines()
-    for n in range(max(len(now), len(lines))):
-        a, b = (x[n] if n < len(x) else "(nothing)" for x in (lines, now))
+    current = card(path, title, command, tables).splitlines()
+    for n in range(max(len(current), len(lines))):
+        a, b = (x[n] if n < len(x) else "(nothing)" for x in (lines, current))
         if a != b:
             raise ValueError(
                 f"{card_path}, line {n + 1}: the card says {a!r}, the data {b!r}; make it again by {command}"

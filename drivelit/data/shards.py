@@ -149,15 +149,15 @@ def _plans(scenes: list[Scene]) -> list[np.ndarray | SceneError]:
         if len(scenes) == 1:
             return [SceneError(f"scene {scenes[0].id}: {e}")]
         return [_plans([s])[0] for s in scenes]
-    left = iter(references)
-    return [next(left) if plan is None else plan for plan in plans]
+    remaining = iter(references)
+    return [next(remaining) if plan is None else plan for plan in plans]
 
 
 def _rows(scenes: Iterator[Scene], references: bool, root: str | Path | None, left_out: list) -> Iterator[dict]:
     "Scenes as rows; those without a plan or with an impossible `meta` go to `left_out`."
-    while some := list(islice(scenes, IN_GROUP)):
-        plans = _plans(some) if references else [None] * len(some)
-        for s, plan in zip(some, plans, strict=True):
+    while batch := list(islice(scenes, IN_GROUP)):
+        plans = _plans(batch) if references else [None] * len(batch)
+        for s, plan in zip(batch, plans, strict=True):
             try:
                 if isinstance(plan, SceneError):
                     raise plan
@@ -179,7 +179,11 @@ def write_shard(
     path, left_out, digest, count = Path(path), [], hashlib.sha256(), 0
     rows = _rows(iter(block(left_out.append) if callable(block) else block), references, root, left_out)
     try:
-        with whole_file(path) as new, open(new, "wb") as file, pq.ParquetWriter(file, SCHEMA, **_LAYOUT) as out:
+        with (
+            whole_file(path) as temporary,
+            open(temporary, "wb") as file,
+            pq.ParquetWriter(file, SCHEMA, **_LAYOUT) as out,
+        ):
             while group := list(islice(rows, IN_GROUP)):
                 out.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
                 count += len(group)
@@ -268,15 +272,15 @@ def _one(job: tuple[int, Block], folder: Path, run: str, **options: Any) -> dict
 
 def _check_ids(folder: Path, entries: Sequence[dict[str, Any]]) -> None:
     "No id stands twice: a log may lie in a folder under two names."
-    seen = {}
+    first_file = {}
     for entry in entries:
         for name in _open(folder / entry["file"]).read(columns=["id"])["id"].to_pylist():
-            if name in seen:
+            if name in first_file:
                 raise ShardError(
-                    f"{folder}: scene {name!r} is in {seen[name]} and again in {entry['file']}: one moment in two logs "
-                    "or files; take one away, and prepare into an empty folder"
+                    f"{folder}: scene {name!r} is in {first_file[name]} and again in {entry['file']}: one moment "
+                    "in two logs or files; take one away, and prepare into an empty folder"
                 )
-            seen[name] = entry["file"]
+            first_file[name] = entry["file"]
 
 
 def write_shards(
@@ -304,26 +308,26 @@ def write_shards(
         ShardError: the folder holds another run, the disk is full, a shard made again has other content, or an id
             stands twice
     """
-    folder, told = Path(folder), dict(about, references=references, shards=len(blocks))
-    run = sha256(json.dumps(told, sort_keys=True))[:16]
-    before = {}
+    folder, settings = Path(folder), dict(about, references=references, shards=len(blocks))
+    run = sha256(json.dumps(settings, sort_keys=True))[:16]
+    previous = {}
     if (folder / INDEX).exists():
         was = read_index(folder)
         if was["run"] != run:
-            changed = next((k for k in told if was["about"].get(k) != told[k]), "something")
+            changed = next((k for k in settings if was["about"].get(k) != settings[k]), "something")
             raise ShardError(f"{folder}: holds another preparation, with another {changed!r}; choose another folder")
-        before = {e["file"]: e["hash"] for e in was["shards"]}
+        previous = {e["file"]: e["hash"] for e in was["shards"]}
     folder.mkdir(parents=True, exist_ok=True)
     make, entries = partial(_one, folder=folder, run=run, references=references, root=root), []
     for entry in each(make, enumerate(blocks)):
-        if before.get(entry["file"], entry["hash"]) != entry["hash"]:
+        if previous.get(entry["file"], entry["hash"]) != entry["hash"]:
             raise ShardError(
                 f"{folder / entry['file']}: made again, it has other content than the index says: the data or the code "
                 f"has changed; remove {INDEX} to take it as it is, or choose another folder"
             )
         entries.append(entry)
     _check_ids(folder, entries)
-    index = dict(run=run, about=told, root=None if root is None else str(root), shards=entries)
+    index = dict(run=run, about=settings, root=None if root is None else str(root), shards=entries)
     try:
         write_json(folder / INDEX, index, indent=None)
     except OSError as e:
@@ -355,9 +359,9 @@ class _Rows:
         path = self.folder / self.shards[shard]["file"]
         file = _open(path)
         if (entry := _entry(path, file)) != self.shards[shard]:
-            other = next(k for k in entry if entry[k] != self.shards[shard].get(k))
+            differing = next(k for k in entry if entry[k] != self.shards[shard].get(k))
             raise ShardError(
-                f"{path}: its {other!r} is not what {INDEX} says: they come from different preparations; {AGAIN}"
+                f"{path}: its {differing!r} is not what {INDEX} says: they come from different preparations; {AGAIN}"
             )
         return file
 

@@ -79,9 +79,9 @@ def lift(rectangle: tuple, depth: Any, camera: Camera, name: str, score: float =
             (y0 + 3 * y1) / 4 * h / camera.height,
         ]
     )
-    left, top = np.clip(np.floor(inner[[0, 2]]).astype(int), 0, [w - 1, h - 1])
-    right, bottom = np.maximum(np.clip(np.ceil(inner[[1, 3]]).astype(int), 0, [w, h]), [left + 1, top + 1])
-    part = depth[top:bottom, left:right]
+    left_edge, top = np.clip(np.floor(inner[[0, 2]]).astype(int), 0, [w - 1, h - 1])
+    right_edge, bottom = np.maximum(np.clip(np.ceil(inner[[1, 3]]).astype(int), 0, [w, h]), [left_edge + 1, top + 1])
+    part = depth[top:bottom, left_edge:right_edge]
     part = part[np.isfinite(part) & (part > 0)]
     if not len(part):
         return None

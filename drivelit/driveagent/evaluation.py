@@ -38,8 +38,8 @@ from ..runs.stages import load_scenes
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533
 def middles(scenes: Sequence[Scene], n: int, seed: int = 0) -> list[int]:
     "Moments drawn from the middle of clips (3.1.1): the memory holds five seconds, and eight are ahead."
-    whole = [i for i, s in enumerate(scenes) if label_scene(s) and len(frames_of(s, VIEWS["front"])) == len(FRAMES)]
-    return sorted(np.random.default_rng(seed).permutation(whole)[:n].tolist())
+    complete = [i for i, s in enumerate(scenes) if label_scene(s) and len(frames_of(s, VIEWS["front"])) == len(FRAMES)]
+    return sorted(np.random.default_rng(seed).permutation(complete)[:n].tolist())
 
 
 class Chosen(Sequence):
@@ -56,8 +56,8 @@ class Chosen(Sequence):
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
         scene = self.scenes[self.which[i]]
-        new = self.labels.get(scene.id)
-        return scene if new is None else replace(scene, meta=scene.meta | dict(actions=new))
+        label = self.labels.get(scene.id)
+        return scene if label is None else replace(scene, meta=scene.meta | dict(actions=label))
 
 
 def chosen_scenes(out: str | Path, split: str) -> Sequence[Scene]:
@@ -146,18 +146,18 @@ def _chosen_well(by_mode):
         for column in (by_mode["adaptive"]["scene_mode"], *scores[1:])
     )
     msa = mode_selection(chosen, text, tool)
-    right = [
+    correct = [
         # of equal scores text is the right choice; MSA without ties leaves such scenes out
         int(m == ("tool" if looked > read else "text"))
         for m, read, looked in zip(chosen, text, tool, strict=True)
     ]
-    decided = [None if looked == read else r for r, read, looked in zip(right, text, tool, strict=True)]
+    decided = [None if looked == read else r for r, read, looked in zip(correct, text, tool, strict=True)]
     return dict(
         msa=msa.msa / 100,
         without_ties=msa.msa_without_ties / 100,
         ties=msa.ties / 100,
         best_tool_rate=msa.best_tool_rate / 100,
-        scene_right=_in_place(right, in_all),
+        scene_right=_in_place(correct, in_all),
         scene_decided=_in_place(decided, in_all),
     )
 
@@ -179,7 +179,7 @@ def summary(
     Raises:
         EngineError: all conversations were refused
     """
-    played, not_failed = len(episodes), np.array([not e.failed for e in episodes], bool)
+    total, not_failed = len(episodes), np.array([not e.failed for e in episodes], bool)
     episodes, need = answered(episodes), np.asarray(need)[not_failed]
     answers = [formats.read(e.texts) for e in episodes]
     actions = encode([None if not (a := e.infos[-1].get("actions")) else a for e in episodes])
@@ -203,8 +203,8 @@ def summary(
         scene_actions=[e.infos[-1].get("actions") for e in episodes],
     )
     return scored | dict(
-        n=played,
-        failed=1 - len(episodes) / played,
+        n=total,
+        failed=1 - len(episodes) / total,
         tool_rate=float(tool.mean()),
         tool_rate_need=rate(need),
         tool_rate_plain=rate(~need),
@@ -227,13 +227,13 @@ def latency(
 ) -> dict[str, float]:
     "Table 8: seconds an answer by mode, at batch size 1 and the temperature of sampled evaluation."
     engine, out = TransformersEngine(policy, profile.together, profile.kept_bytes), {}  # the clock is for one process
-    some = list(scenes[: profile.clock_scenes])
+    sample = list(scenes[: profile.clock_scenes])
     for m in modes:
         task, begin = task_for(profile, variant, m), time.perf_counter()
         for k in range(profile.clock_runs):
-            for s in some:
+            for s in sample:
                 _play_by(engine, policy, [s], task, profile, k, profile.play_temperature)
-        out[m] = (time.perf_counter() - begin) / max(len(some) * profile.clock_runs, 1)
+        out[m] = (time.perf_counter() - begin) / max(len(sample) * profile.clock_runs, 1)
     return out
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #9b2a4adf
@@ -275,8 +275,8 @@ def evaluate(
     results = {main: {m: played(m, heat) for m in modes}}
     if "adaptive" in modes:
         results[main]["msa"] = _chosen_well(results[main])
-    for play_name, other in second:
-        results[play_name] = {modes[-1]: played(modes[-1], other)}
+    for play_name, second_heat in second:
+        results[play_name] = {modes[-1]: played(modes[-1], second_heat)}
     if unseen:
         results["grey"], results["without"] = (played(modes[-1], heat, pictures=p) for p in ("grey", "none"))
     return results | dict(latency=latency(policy, heldout, profile, variant, modes))
@@ -302,7 +302,7 @@ def _numbers(summary):
 def _of_choice(part, play, by_mode):
     "What the choice of the mode is worth, and what it is compared with."
     adaptive, text, tool = (by_mode[m] for m in ("adaptive", "text", "tool"))
-    looked, right = (np.array(v, float) for v in (adaptive["scene_tool"], by_mode["msa"]["scene_right"]))
+    looked, correct = (np.array(v, float) for v in (adaptive["scene_tool"], by_mode["msa"]["scene_right"]))
     with_, without = (np.array(m["scene_score"], float) for m in (tool, text))
     # A driver that looks as often as the policy, but in scenes drawn at random: the expected score of each scene.
     often = np.nanmean(looked)
@@ -312,7 +312,7 @@ def _of_choice(part, play, by_mode):
     at_random = _listed(score=often * with_ + (1 - often) * without)
     part.add_summary(at_random | dict(unreadable=text["unreadable"]), play, RANDOM)  # most answers are text
     # of two modes one is right: text, if the policy was right without a look or wrong with one
-    part.add_summary(_listed(right=np.abs(right - looked)) | dict(unreadable=adaptive["unreadable"]), play, NEVER)
+    part.add_summary(_listed(right=np.abs(correct - looked)) | dict(unreadable=adaptive["unreadable"]), play, NEVER)
 
 
 def _of_looks(part, play, numbers):
@@ -340,11 +340,11 @@ def _of_plays(part, result, plays):
             _of_looks(part, play, result[play]["adaptive"])
         if msa:
             _of_choice(part, play, result[play])
-    seen = result[plays[0]][main]["sequence"]
+    reference = result[plays[0]][main]["sequence"]
     for kind, swap in dict(grey=GREY, without=WITHOUT).items():
         if kind in result:
             # share of the score that is lost without the pictures
-            drop = dict(drop=1 - result[kind]["sequence"] / seen) if seen else {}
+            drop = dict(drop=1 - result[kind]["sequence"] / reference) if reference else {}
             part.add_summary(_numbers(result[kind]) | drop, plays[0], swap)
     for mode, seconds in result.get("latency", {}).items():
         part.add_set(dict(seconds=seconds), plays[0], swap_of[mode])

@@ -114,41 +114,41 @@ def _way(scene):
 def _matters(scene, agent):
     "Whether it comes near the ego's way in the next five seconds, or catches up beside it."
     v = float(np.hypot(*scene.ego.velocity))
-    here = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
-    if here is None or np.hypot(*here[:2]) > max(60, 5 * v):
+    pose = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
+    if pose is None or np.hypot(*pose[:2]) > max(60, 5 * v):
         return False
-    path = agent.along(AHEAD) if len(agent.times) > 1 else np.repeat(here[None], len(AHEAD), 0)
-    path = np.where(np.isnan(path), here, path)
-    oncoming = np.cos(here[2]) < -0.8 and here[1] > 2.5 and scene.command == "GO STRAIGHT"
+    path = agent.along(AHEAD) if len(agent.times) > 1 else np.repeat(pose[None], len(AHEAD), 0)
+    path = np.where(np.isnan(path), pose, path)
+    oncoming = np.cos(pose[2]) < -0.8 and pose[1] > 2.5 and scene.command == "GO STRAIGHT"
     # a standing road user may set off at any time, so one that passes a little earlier or later matters, too
     slack = 2.0 if v < SET_OFF else 1.0 if oncoming else 0.0
     gap = np.hypot(*(path[:, None, :2] - _way(scene)[None]).transpose(2, 0, 1))
     gap = gap[np.abs(AHEAD[:, None] - AHEAD) <= slack + 1e-6].min()
-    catching = here[0] < -3 and 2 < abs(here[1]) < 5 and agent.velocity[np.argmin(np.abs(agent.times)), 0] > v + 1
-    return bool(catching or (here[0] > -3 and gap < (OVER_THE_LINE if oncoming else NEAR_WAY)))
+    catching = pose[0] < -3 and 2 < abs(pose[1]) < 5 and agent.velocity[np.argmin(np.abs(agent.times)), 0] > v + 1
+    return bool(catching or (pose[0] > -3 and gap < (OVER_THE_LINE if oncoming else NEAR_WAY)))
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #a7e5e835
 def _thing(scene, agent, image_size):
-    here = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
+    pose = agent.at(0.0) if len(agent.times) > 1 else agent.poses[0]
     shows = [
         v
         for v in VIEWS
         if VIEWS[v] in scene.cameras
-        and any(np.hypot(b.x - here[0], b.y - here[1]) < 0.1 for b in ExactDetector().detect(scene, VIEWS[v], "all"))
+        and any(np.hypot(b.x - pose[0], b.y - pose[1]) < 0.1 for b in ExactDetector().detect(scene, VIEWS[v], "all"))
     ]
     if not shows:
         return None
-    view, far = shows[0], float(np.hypot(*here[:2]))
+    view, distance = shows[0], float(np.hypot(*pose[:2]))
     camera = scene.cameras[VIEWS[view]]
-    high = agent.height * camera.intrinsic[1, 1] / max(far, 1) * image_size[1] / camera.height
-    dark = scene.night and far > BEAM
+    high = agent.height * camera.intrinsic[1, 1] / max(distance, 1) * image_size[1] / camera.height
+    dark = scene.night and distance > BEAM
     look = ToolCall("Retrieve View", dict(frame_index="0s", view_index=view))
     detect = ToolCall("3D Object Detection", dict(view_index=view, object_text=OBJECTS[agent.type]))
     calls = (detect, ToolCall("Depth Estimation", dict(view_index="front"))) if view == "front" else (look, detect)
     return Evidence(
         view == "front" and high >= 3 and not dark,
         "It is hard to see what is ahead." if view == "front" else f"What is {WHERE[view]} is out of view.",
-        f"{NOUNS[agent.type]} is {WHERE[view]}, {'near' if far < 20 else 'far'}.",
+        f"{NOUNS[agent.type]} is {WHERE[view]}, {'near' if distance < 20 else 'far'}.",
         calls,
     )
 
@@ -157,11 +157,11 @@ def _thing(scene, agent, image_size):
 def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evidence]:
     "What matters in a scene by the ground truth, what is nearest first, each finding once."
     lights = [e for x in scene.lights if (e := _light(scene, x, image_size))]
-    near = sorted(
+    relevant = sorted(
         (a for a in scene.agents if _matters(scene, a)),
         key=lambda a: np.hypot(*a.poses[np.argmin(np.abs(a.times)), :2]),
     )
-    things = [e for a in near if (e := _thing(scene, a, image_size))]
+    things = [e for a in relevant if (e := _thing(scene, a, image_size))]
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #d9033199
@@ -206,13 +206,13 @@ class ScriptedReader:
         for s, t in zip(scenes, truth, strict=True):
             blind = mode == "text" and needs_look(s, self.image_size)
             rng = np.random.default_rng([self.seed, mode == "tool", abs(hash_of(s.id))])
-            wrong = rng.random() < self.noise
+            is_noisy = rng.random() < self.noise
             answers.append(
                 [
                     ("Accelerate" if np.hypot(*s.ego.velocity) < SET_OFF else "Keep Speed", way)
                     if blind
                     else (SPEEDS[(SPEEDS.index(v) + 1) % 4], way)
-                    if wrong and k == 0
+                    if is_noisy and k == 0
                     else (v, way)
                     for k, (v, way) in enumerate(t)
                 ]
@@ -288,11 +288,13 @@ def along(
     """
     if len(times) != len(scenes) or (np.diff(times) <= 0).any():
         raise ValueError(f"times: expected {len(scenes)} rising numbers, found {list(times)[:8]}")
-    played, moments = rollout(engine, policy, task, scenes, max_turns=task.max_turns, **limits), []
-    for time, scene, e in zip(times, scenes, played, strict=True):
-        last = {} if e.failed else e.infos[-1]
+    episodes, moments = rollout(engine, policy, task, scenes, max_turns=task.max_turns, **limits), []
+    for time, scene, e in zip(times, scenes, episodes, strict=True):
+        last_info = {} if e.failed else e.infos[-1]
         tools = tuple(i["call"] for i in e.infos if i["call"] and not i["error"])
-        moments.append(DriveMoment(float(time), last.get("mode"), tools, last.get("actions"), label_scene(scene)))
+        moments.append(
+            DriveMoment(float(time), last_info.get("mode"), tools, last_info.get("actions"), label_scene(scene))
+        )
     return moments
 
 
@@ -300,7 +302,9 @@ def switches(moments: Sequence[DriveMoment]) -> list[tuple[int, str, str]]:
     "Where the mode changes: (number, mode before, new mode); moments without a mode are passed over."
     with_mode = [(k, m.mode) for k, m in enumerate(moments) if m.mode]
     return [
-        (k, before, mode) for (_, before), (k, mode) in zip(with_mode, with_mode[1:], strict=False) if mode != before
+        (k, previous, mode)
+        for (_, previous), (k, mode) in zip(with_mode, with_mode[1:], strict=False)
+        if mode != previous
     ]
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #3c6f6b77

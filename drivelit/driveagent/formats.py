@@ -85,9 +85,9 @@ def _cut_call(text):
         return ParseError(f"{missing[0]} is missing" if missing else "the parts of the call are not in order")
     body = body.removesuffix("</tool_call>").rstrip()
     gap, has_name, tail = body.partition("<tool_name>")
-    name, named, tail = tail.partition("</tool_name>")
+    name, name_end, tail = tail.partition("</tool_name>")
     gap_2, has_params, params = tail.partition("<params>")
-    in_order = has_name and named and has_params and params.endswith("</params>")
+    in_order = has_name and name_end and has_params and params.endswith("</params>")
     if in_order and not gap.strip() and not gap_2.strip() and "<" not in name and ">" not in name:
         return name.strip(), params.removesuffix("</params>")
     missing = [part for part in PARTS if part not in text]
@@ -255,17 +255,17 @@ def write(mode: str, thoughts: dict[str, list], actions: Iterable[tuple[str, str
     Returns:
         list of turns, all but the last ending in a call
     """
-    turns, now = [], opening(mode, words)
+    turns, current = [], opening(mode, words)
     for section in SECTIONS:
-        now += f"<{section}>\n"
+        current += f"<{section}>\n"
         for piece in thoughts[section]:
             if isinstance(piece, ToolCall):
-                turns.append(now + format_call(piece))
-                now = ""
+                turns.append(current + format_call(piece))
+                current = ""
             else:
-                now += piece + "\n"
-        now += f"</{section}>\n"
-    return [*turns, now + f"</{opening(mode, words)[1:]}" + format_actions(actions)]
+                current += piece + "\n"
+        current += f"</{section}>\n"
+    return [*turns, current + f"</{opening(mode, words)[1:]}" + format_actions(actions)]
 
 # %% ../../nbs/51_driveagent/15_formats.ipynb #c0b34160
 @dataclass(frozen=True)
@@ -324,8 +324,8 @@ def _closed(text, tag):
     end = tag.replace("<", "</")
     if not tag or text.count(tag) != 1 or text.count(end) != 1:
         return False
-    behind = text.partition(end)[2].strip()
-    return behind.startswith("<meta actions>") and behind.endswith("</meta actions>")
+    suffix = text.partition(end)[2].strip()
+    return suffix.startswith("<meta actions>") and suffix.endswith("</meta actions>")
 
 
 def read(turns: Sequence[str], words: str = "paper") -> Answer:
@@ -338,13 +338,13 @@ def read(turns: Sequence[str], words: str = "paper") -> Answer:
     Returns:
         what can be read in them; its actions are a ParseError where they cannot be read
     """
-    whole = "\n".join(turns)
-    mode, calls = mode_of(whole, words), [parse_call(t) for t in turns]
+    joined = "\n".join(turns)
+    mode, calls = mode_of(joined, words), [parse_call(t) for t in turns]
     return Answer(
         mode,
-        parse_actions(whole),
-        _in_order(whole),
-        _closed(whole, opening(mode, words).strip() if mode else ""),
+        parse_actions(joined),
+        _in_order(joined),
+        _closed(joined, opening(mode, words).strip() if mode else ""),
         sum(isinstance(c, ToolCall) for c in calls),
         sum(isinstance(c, ParseError) for c in calls),
     )
@@ -365,9 +365,9 @@ def fixed_parts(
         what stands before the command, between command and speed, and behind the speed
     """
     text = prompt_text("COMMAND", 1.0, tools, words, calls, view)
-    before, tail = text.split("COMMAND")
+    prefix, tail = text.split("COMMAND")
     between, after = tail.split("3.60 km/h")
-    return before, between, after
+    return prefix, between, after
 
 
 def kit_lines(sentences: Iterable[str] = ()) -> tuple[str, ...]:

@@ -169,8 +169,8 @@ def plausible(
     way = None if points is None else np.concatenate([[[0.0, 0.0]], np.asarray(points, float)[:16, :2]])
     out, reasons = [], []
     for k, (speed, turn) in enumerate(sequence):
-        here = None if way is None else way[4 * k : 4 * k + 5]
-        still = here is not None and np.hypot(*(here - here[0]).T).max() < STILL
+        segment = None if way is None else way[4 * k : 4 * k + 5]
+        still = segment is not None and np.hypot(*(segment - segment[0]).T).max() < STILL
         why = "a stop does not turn" if speed == "Stop" else "stationary points do not turn" if still else ""
         if why and turn != "Straight":
             reasons.append(f"step {k + 1}: {why}")
@@ -247,8 +247,8 @@ def road_turn(scene: Scene, start: Any = 0.0, end: float = 8.0) -> float:
     times, poses = drive_of(scene)
     line = scene.map.centerline
     ends = [np.interp(t, times, poses[:, i]) for t in (start, end) for i in (0, 1)]
-    near = [np.hypot(line[:, 0] - ends[k], line[:, 1] - ends[k + 1]).argmin() for k in (0, 2)]
-    return float(np.degrees(wrap_angle(line[near[1], 2] - line[near[0], 2])))
+    nearest = [np.hypot(line[:, 0] - ends[k], line[:, 1] - ends[k + 1]).argmin() for k in (0, 2)]
+    return float(np.degrees(wrap_angle(line[nearest[1], 2] - line[nearest[0], 2])))
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #810e0266
 def agrees(scene: Scene, sequence: list[tuple[str, str]]) -> bool | None:
@@ -258,8 +258,8 @@ def agrees(scene: Scene, sequence: list[tuple[str, str]]) -> bool | None:
         return bool(RULES[intent][1](sequence))
     if intent != BEND or abs(turn := road_turn(scene)) < 20:
         return None
-    right, wrong = ("Left Turn", "Right Turn") if turn > 0 else ("Right Turn", "Left Turn")
-    return _has(right)(sequence) and _never(wrong)(sequence)
+    expected, opposite = ("Left Turn", "Right Turn") if turn > 0 else ("Right Turn", "Left Turn")
+    return _has(expected)(sequence) and _never(opposite)(sequence)
 
 # %% ../../nbs/51_driveagent/02_labels.ipynb #b0e25f65
 def usual_answer(truth: np.ndarray, relaxed: bool = True) -> np.ndarray:

@@ -133,7 +133,7 @@ def features(
     """
     if len(scenes) != len(sequences):
         raise ValueError(f"{len(scenes)} scenes, {len(sequences)} sequences")
-    seen = (
+    tokens = (
         [np.zeros((len(scenes), 0))]
         if policy is None
         else [
@@ -143,7 +143,7 @@ def features(
     )
     return dict(
         actions=one_hot(sequences),
-        visual=np.concatenate(seen),
+        visual=np.concatenate(tokens),
         ego=np.array([ego_state(s) for s in scenes]),
         straight=np.array([to_lidar(constant_velocity(s, POINTS)) for s in scenes]),
     )
@@ -412,11 +412,11 @@ def planner(
         answers = [read_answer(e.texts, task.words).actions for e in episodes]
         readable = [i for i, a in enumerate(answers) if not isinstance(a, ParseError)]
         if readable:
-            some = [moments[i] for i in readable]
+            subset = [moments[i] for i in readable]
             grey = Image.new("RGB", size, (128, 128, 128))
-            shown = [get_image(s, "CAM_FRONT", size) if pictures == "own" else grey for s in some]
-            given = features(None, some, [answers[i] for i in readable]) | dict(visual=visual_tokens(policy, shown))
-            for i, way in zip(readable, predict(head, given), strict=True):
+            images = [get_image(s, "CAM_FRONT", size) if pictures == "own" else grey for s in subset]
+            inputs = features(None, subset, [answers[i] for i in readable]) | dict(visual=visual_tokens(policy, images))
+            for i, way in zip(readable, predict(head, inputs), strict=True):
                 answers[i] = from_lidar(way)
         return answers
 

@@ -32,31 +32,33 @@ def example_figure(family: str = "red_light", number: int = 515, place: float = 
         a figure for an overview
     """
     scene, kit = make_scene(family, number, place), Toolkit()
-    truth, (first, *_) = label_scene(scene), evidence(scene)
-    call, shown = first.calls[0], kit(scene, "Retrieve View", dict(view_index="front")).image
+    truth, (clue, *_) = label_scene(scene), evidence(scene)
+    call, view_image = clue.calls[0], kit(scene, "Retrieve View", dict(view_index="front")).image
     reply = kit(scene, call.name, call.params)
-    figure, (left, middle, right) = plt.subplots(
+    figure, (left_ax, middle, right_ax) = plt.subplots(
         1, 3, figsize=(12, 3.9), width_ratios=(1, 1, 0.72), layout="constrained"
     )
     x0, y0, x1, y1 = call.params["bbox"]
-    left.imshow(shown)
-    left.add_patch(plt.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec="#ffd43b", lw=2.5))
-    left.set_title(f"1. What it is shown,\n{shown.width} x {shown.height} pixels", fontsize=13)
-    left.set_xlabel(f"“{first.doubt}”", fontsize=13)
+    left_ax.imshow(view_image)
+    left_ax.add_patch(plt.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec="#ffd43b", lw=2.5))
+    left_ax.set_title(f"1. What it is shown,\n{view_image.width} x {view_image.height} pixels", fontsize=13)
+    left_ax.set_xlabel(f"“{clue.doubt}”", fontsize=13)
     middle.imshow(reply.image)
     middle.set_title(
         f"2. It asks: {call.name}, “{call.params['description']}”,\n"
         f"box {call.params['bbox']} in pixels of the picture shown",
         fontsize=13,
     )
-    middle.set_xlabel(f"answer: {reply.text}\n“{first.finding}”", fontsize=13)
-    for ax in (left, middle):
+    middle.set_xlabel(f"answer: {reply.text}\n“{clue.finding}”", fontsize=13)
+    for ax in (left_ax, middle):
         ax.set(xticks=[], yticks=[])
-    right.set_title("3. What it decides:\nspeed and direction", fontsize=13)
-    right.set_box_aspect(shown.height / shown.width / 0.72)  # as high as the pictures, so that the titles are level
+    right_ax.set_title("3. What it decides:\nspeed and direction", fontsize=13)
+    right_ax.set_box_aspect(
+        view_image.height / view_image.width / 0.72
+    )  # as high as the pictures, so that the titles are level
     steps = [f"{2 * k} s   {s}, {t}" for k, (s, t) in enumerate(truth)]
-    right.text(0.02, 0.92, "\n\n".join(steps), fontsize=13, va="top", transform=right.transAxes)
-    right.set_axis_off()
+    right_ax.text(0.02, 0.92, "\n\n".join(steps), fontsize=13, va="top", transform=right_ax.transAxes)
+    right_ax.set_axis_off()
     figure.suptitle("Looking again: a scripted example in the toy town, not a trained policy", fontsize=15)
     return figure
 
@@ -81,13 +83,13 @@ def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: in
         ax.imshow(e.images[j])
         ax.axis("off")
         ax.set_title("front view" if j == 0 else f"{infos[j - 1]['call']}\n{infos[j - 1]['reply'][:60]}", fontsize=9)
-    last = e.infos[-1]
+    last_info = e.infos[-1]
 
     def words(a):
-        return " | ".join(f"{s}, {w}" for s, w in a) if a else f"unreadable: {last.get('reason', '')}"
+        return " | ".join(f"{s}, {w}" for s, w in a) if a else f"unreadable: {last_info.get('reason', '')}"
 
     figure.suptitle(
-        f"{scenes[k].family}\nsaid: {words(last.get('actions'))}\ntrue: {words(last.get('truth'))}",
+        f"{scenes[k].family}\nsaid: {words(last_info.get('actions'))}\ntrue: {words(last_info.get('truth'))}",
         y=0.02,
         va="top",
         fontsize=9,

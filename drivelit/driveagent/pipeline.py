@@ -110,7 +110,7 @@ def drivers(known: Sequence[Scene], heldout: Sequence[Scene], need: np.ndarray) 
     Returns:
         dict: name -> `score_actions`, on the held-out scenes
     """
-    truth, learnt = (encode([label_scene(s) for s in some]) for some in (heldout, known))
+    truth, learnt = (encode([label_scene(s) for s in subset]) for subset in (heldout, known))
     answers = blind_answers(known, heldout) | {EXPERT: truth}
     return {name: score_actions(a, truth, need, reward_weights(learnt)) for name, a in answers.items()}
 
@@ -127,8 +127,8 @@ def with_looks(scenes: Sequence[Scene], share: float, image_size: tuple[int, int
     plain, need = kinds
     n = int(min(len(need) / share, len(plain) / (1 - share) if share < 1 else ALL) + 1e-9)
     rng, looks = np.random.default_rng(0), round(share * n)
-    some = [of[k] for of, m in ((need, looks), (plain, n - looks)) for k in rng.permutation(len(of))[:m]]
-    return sorted(some)
+    selected = [pool[k] for pool, m in ((need, looks), (plain, n - looks)) for k in rng.permutation(len(pool))[:m]]
+    return sorted(selected)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #7122f6ae
 def _reviewed(scenes, profile, journal):
@@ -140,8 +140,8 @@ def _reviewed(scenes, profile, journal):
     reviewer = connect(profile.reviewer, refine.ScriptedReviewer(), real, journal=journal, at_once=AT_ONCE)
     labels, counts = {}, Counter()
     with_label = [i for i, s in enumerate(scenes) if label_scene(s)]
-    for some in vqa_pairs.in_parts(with_label):  # a picture from above for each is in memory
-        part = [scenes[i] for i in some]
+    for chunk in vqa_pairs.in_parts(with_label):  # a picture from above for each is in memory
+        part = [scenes[i] for i in chunk]
         review = refine.refine(part, reviewer)
         labels |= {s.id: a for s, a in zip(part, review.actions, strict=True) if a != label_scene(s)}
         counts += review.counts
@@ -150,32 +150,32 @@ def _reviewed(scenes, profile, journal):
 
 def _by_points(scenes):
     "Scene's id -> the label by the direction of the points (A.7.1), where it differs from that by the car's heading."
-    both = ((s, label_scene(s, turns_by="points")) for s in scenes)
-    return {s.id: a for s, a in both if a != label_scene(s)}
+    pairs = ((s, label_scene(s, turns_by="points")) for s in scenes)
+    return {s.id: a for s, a in pairs if a != label_scene(s)}
 
 
 def choose_scenes(out: str | Path, made: dict[str, Sequence[Scene]], profile: DriveAgentProfile) -> dict[str, Counter]:
     "Draw scenes, label them, have labels reviewed, note it for `chosen_scenes`; review counts by split."
-    here, counts = STAGES.folder(out, "scenes"), {}
-    with journal_of(here, profile) as journal:
+    stage_folder, counts = STAGES.folder(out, "scenes"), {}
+    with journal_of(stage_folder, profile) as journal:
         for split, scenes in made.items():
-            which, labels = range(len(scenes)), {}
+            indices, labels = range(len(scenes)), {}
             if profile.source != "toy" and profile.eval_draw == "middle" and split == "heldout":
-                which = middles(scenes, profile.eval_scenes)
-                tell_if_few("scenes, held out in the middle of a clip", len(which), profile.eval_scenes)
+                indices = middles(scenes, profile.eval_scenes)
+                tell_if_few("scenes, held out in the middle of a clip", len(indices), profile.eval_scenes)
             if profile.look_share:
-                looks = with_looks(Subset(scenes, which), profile.look_share, tuple(profile.image_size))
+                looks = with_looks(Subset(scenes, indices), profile.look_share, tuple(profile.image_size))
                 if not looks:
                     kinds = "of the scenes with meta-actions none needs a look, or every one does"
                     raise RunError(f"look_share: {profile.look_share:g}: {split}: {kinds}")
-                which = [which[k] for k in looks]
+                indices = [indices[k] for k in looks]
             if profile.turns_by == "points":
-                labels = _by_points(Subset(scenes, which))
+                labels = _by_points(Subset(scenes, indices))
             if profile.reviewer != "none":
-                new, counts[split] = _reviewed(Chosen(scenes, which, labels), profile, journal)
-                labels |= new
-            if labels or len(which) < len(scenes):
-                write_json(here / f"{split}.chosen.json", dict(which=list(which), labels=labels))
+                revised, counts[split] = _reviewed(Chosen(scenes, indices, labels), profile, journal)
+                labels |= revised
+            if labels or len(indices) < len(scenes):
+                write_json(stage_folder / f"{split}.chosen.json", dict(which=list(indices), labels=labels))
     return counts
 
 
@@ -207,7 +207,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """
     size, of_all = tuple(profile.image_size), profile.source != "toy" and profile.eval_draw == "middle"
     splits = write_scenes(out, replace(profile, eval_scenes=ALL) if of_all else profile)
-    splits, left = leave_out(out, profile, splits, partial(check_scene, profile))
+    splits, excluded = leave_out(out, profile, splits, partial(check_scene, profile))
     reviewed = choose_scenes(out, splits, profile)
     splits = {split: chosen_scenes(out, split) for split in splits}
     train, heldout = (labelled(splits[k]) for k in ("train", "heldout"))
@@ -221,7 +221,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         scene_need=need.astype(int).tolist(),
         drivers=drivers(train, heldout, need) if len(train) and len(heldout) else {},
     )
-    return told | (dict(left_out=left) if left else {})
+    return told | (dict(left_out=excluded) if excluded else {})
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #f27feb64
 AT_ONCE = 16  # scenes for which a served teacher and judge are asked at the same time
@@ -243,9 +243,9 @@ def necessity(scenes: Sequence[Scene], profile: DriveAgentProfile, journal: Jour
     def play_by(engine):
         return PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
 
-    named = dict(policy=policy, journal=journal, at_once=AT_ONCE)
-    small = connect(profile.reader_small, ScriptedReader(0.3, 0, size), play_by, **named)
-    large = connect(profile.reader_large, ScriptedReader(0.1, 1, size), play_by, **named)
+    options = dict(policy=policy, journal=journal, at_once=AT_ONCE)
+    small = connect(profile.reader_small, ScriptedReader(0.3, 0, size), play_by, **options)
+    large = connect(profile.reader_large, ScriptedReader(0.1, 1, size), play_by, **options)
     return partition(small.accuracy(scenes, "text"), large.accuracy(scenes, "text"), large.accuracy(scenes, "tool"))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0a5ab073
@@ -313,33 +313,33 @@ def save_variant(
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #01aa2779
 def hold_back(kinds: dict[int, str], n: int, seed: int = 0) -> set[int]:
     "Scenes that nobody is tuned on, of each kind its share of n, but no more than half of the kind."
-    rng, held = np.random.default_rng(seed), set()
+    rng, reserved = np.random.default_rng(seed), set()
     for kind in ("text", "tool", "explore"):
         of_kind = [i for i in kinds if kinds[i] == kind]
-        held |= {
+        reserved |= {
             of_kind[k]
             for k in rng.permutation(len(of_kind))[
                 : min(-(-n * len(of_kind) // len(kinds)), len(of_kind) // 2)
             ].tolist()
         }
-    return held
+    return reserved
 
 
 def draw_explore(
     labels: dict[int, list], used: set[int], n: int, kinds: dict[int, str] | None = None, seed: int = 0
 ) -> list[int]:
     "The exploratory set, in random order: rare actions have a better chance at each step (3.1.1)."
-    kinds, drawn = kinds or dict.fromkeys(labels, ""), []
+    kinds, selected = kinds or dict.fromkeys(labels, ""), []
 
     def some(numbers, m):
         return [numbers[j] for j in thoughts.balanced([labels[i] for i in numbers], m)] if numbers and m else []
 
     for kind in sorted(set(kinds.values())):
         of_kind = [i for i in labels if kinds[i] == kind]
-        drawn += some([i for i in of_kind if i not in used], round(n * len(of_kind) / len(labels)))
-    drawn = drawn[:n]  # rounding may have given one more
-    drawn += some([i for i in labels if i not in used and i not in set(drawn)], n - len(drawn))
-    return [drawn[k] for k in np.random.default_rng(seed).permutation(len(drawn))]
+        selected += some([i for i in of_kind if i not in used], round(n * len(of_kind) / len(labels)))
+    selected = selected[:n]  # rounding may have given one more
+    selected += some([i for i in labels if i not in used and i not in set(selected)], n - len(selected))
+    return [selected[k] for k in np.random.default_rng(seed).permutation(len(selected))]
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #f0f17c26
 def with_views(scenes: Sequence[Scene], numbers: list[int], variant: str) -> list[int]:
@@ -358,16 +358,16 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     Returns:
         dict of counts
     """
-    scenes, here = chosen_scenes(out, "train"), STAGES.folder(out, "data")
+    scenes, stage_folder = chosen_scenes(out, "train"), STAGES.folder(out, "data")
     labels = {i: t for i, s in enumerate(scenes) if (t := label_scene(s))}
     if not labels:
         raise ValueError(f"{out}: no scene has eight seconds of future, so there are no meta-actions to learn")
-    with journal_of(here, profile) as journal:
+    with journal_of(stage_folder, profile) as journal:
         needs = necessity(some_of(scenes, labels), profile, journal)
         kinds = dict(zip(labels, needs.tolist(), strict=True))
         ambiguous = profile.explore_from == "ambiguous"
-        held = set() if ambiguous else hold_back(kinds, profile.rl_scenes)
-        chosen = [i for i in labels if kinds[i] != "explore" and i not in held]
+        reserved = set() if ambiguous else hold_back(kinds, profile.rl_scenes)
+        chosen = [i for i in labels if kinds[i] != "explore" and i not in reserved]
         counts, lines, used = {}, set(), set()
         for variant in VARIANTS:
             usable = with_views(scenes, chosen, variant)
@@ -382,7 +382,9 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
                 counts[variant]["left out: a view is not there"] = lacks
             used |= {i for i, _ in accepted}
             tell_if_few(f"data, thoughts of {variant}", len(accepted), profile.data_thoughts)
-            lines |= thought_lines(read_rows(save_variant(here, scenes, accepted, profile, variant, counts[variant])))
+            lines |= thought_lines(
+                read_rows(save_variant(stage_folder, scenes, accepted, profile, variant, counts[variant]))
+            )
     open_to = {i: t for i, t in labels.items() if kinds[i] == "explore" or not ambiguous}
     if not open_to:
         raise RunError(
@@ -390,9 +392,9 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         )
     explore = draw_explore(open_to, used, profile.rl_scenes, {i: kinds[i] for i in open_to})
     tell_if_few("data, scenes to explore", len(explore), profile.rl_scenes)
-    write_json(here / "explore.json", explore)
-    save_weights(here, labels)
-    save_words(here, lines, profile)
+    write_json(stage_folder / "explore.json", explore)
+    save_weights(stage_folder, labels)
+    save_words(stage_folder, lines, profile)
 
     def of(some):
         return {k: sum(kinds[i] == k for i in some) for k in ("text", "tool", "explore")}
@@ -401,7 +403,7 @@ def run_data(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         scenes=len(scenes),
         labelled=len(labels),
         **of(labels),
-        held=of(held),
+        held=of(reserved),
         drawn=len(explore),
         drawn_of=of(explore),
         counts=counts,
@@ -430,8 +432,8 @@ def words_of(profile: Profile, lines: set[str]) -> dict[str, list[str]]:
     Returns:
         dict: fixed (one token each), text
     """
-    asked = [*(task_for(profile, variant, "text") for variant in VARIANTS), *attention_tasks(profile).values()]
-    fixed = {part for task in asked for part in task.fixed_parts()} | {ATTENTION}
+    tasks = [*(task_for(profile, variant, "text") for variant in VARIANTS), *attention_tasks(profile).values()]
+    fixed = {part for task in tasks for part in task.fixed_parts()} | {ATTENTION}
     text = [*formats.kit_lines(), *sorted(lines), *questions.vqa_lines(tuple(profile.image_size))]
     return dict(fixed=sorted(fixed), text=text)
 
@@ -450,28 +452,28 @@ def features_of(profile: DriveAgentProfile) -> Any:
 
 def run_vqa(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     "Stage `vqa`: DriveAlign-VQA in small, of training scenes and, for its test, of held-out ones."
-    here, size = STAGES.folder(out, "vqa"), tuple(profile.image_size)
+    stage_folder, size = STAGES.folder(out, "vqa"), tuple(profile.image_size)
     train, heldout = (load_scenes(out, split) for split in ("train", "heldout"))
-    with journal_of(here, profile) as journal:
+    with journal_of(stage_folder, profile) as journal:
 
         def ask(name, real):
             return connect(name, None, real, journal=journal, at_once=AT_ONCE)
 
-        who = (
+        helpers = (
             ask(profile.teacher, vqa_pairs.ChatTeacher),
             ask(profile.judge, vqa_data.ChatJudge),
             ask(profile.judge, vqa_data.ChatRewriter),  # A.3.1, step 4: the judge's model
         )
-        some = dict(clusters=16, wanted=profile.asked_about(len(train)), asks=profile.vqa_asks, pairs=PAIRS)
-        rows, counts = vqa_data.vqa_rows(train, *who, features=features_of(profile), image_size=size, **some)
-        test, _ = vqa_data.vqa_rows(heldout, *who, features=None, image_size=size, seed=1)
-    wanted = min(profile.data_vqa or len(rows), len(rows))
-    tell_if_few("vqa, pairs", wanted, profile.data_vqa)
-    with Parts(here, profile.row_workers) as parts:
-        write_rows(vqa_data.rows_in_parts(parts, "test", test, len(test)), here / "test.parquet")
-        path = write_rows(vqa_data.rows_in_parts(parts, "train", rows, wanted), here / "train.parquet")
-    (here / "card.md").write_text(vqa_data.vqa_card(path, counts, "stage vqa"))
-    return dict(train=wanted, test=len(test), chosen=counts.chosen)
+        options = dict(clusters=16, wanted=profile.asked_about(len(train)), asks=profile.vqa_asks, pairs=PAIRS)
+        rows, counts = vqa_data.vqa_rows(train, *helpers, features=features_of(profile), image_size=size, **options)
+        test, _ = vqa_data.vqa_rows(heldout, *helpers, features=None, image_size=size, seed=1)
+    target = min(profile.data_vqa or len(rows), len(rows))
+    tell_if_few("vqa, pairs", target, profile.data_vqa)
+    with Parts(stage_folder, profile.row_workers) as parts:
+        write_rows(vqa_data.rows_in_parts(parts, "test", test, len(test)), stage_folder / "test.parquet")
+        path = write_rows(vqa_data.rows_in_parts(parts, "train", rows, target), stage_folder / "train.parquet")
+    (stage_folder / "card.md").write_text(vqa_data.vqa_card(path, counts, "stage vqa"))
+    return dict(train=target, test=len(test), chosen=counts.chosen)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #9093358e
 def trained(out: str | Path, stage: str, seed: int) -> Path:
@@ -515,15 +517,15 @@ def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
 def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     "Stage `align`: domain alignment on questions (2.2); accuracy before, after, with grey pictures and blind."
     rows, test = (read_rows(STAGES.folder(out, "vqa") / f"{k}.parquet") for k in ("train", "test"))
-    asked = vqa_data.of_each_category([m["category"] for m in test.column("meta")], profile.test_vqa)
-    tell_if_few("align, questions of the test", len(asked), profile.test_vqa)
-    test = [test[i] for i in asked]
+    selected = vqa_data.of_each_category([m["category"] for m in test.column("meta")], profile.test_vqa)
+    tell_if_few("align, questions of the test", len(selected), profile.test_vqa)
+    test = [test[i] for i in selected]
     policy, folder = base(out, profile, seed), STAGES.folder(out, "align", seed)
     if not profile.align_steps and not profile.align_epochs:
         save_final(policy, folder)
         return dict(steps=0)
-    before = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
-    baseline = dict(vqa_before=before, vqa_usual=vqa_data.vqa_usual(rows, test))
+    base_accuracy = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
+    baseline = dict(vqa_before=base_accuracy, vqa_usual=vqa_data.vqa_usual(rows, test))
     result = train_sft(
         policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps, epochs=profile.align_epochs)
     )
@@ -652,33 +654,35 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #e5efa079
 def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     "Stages `retrieve`, `front`, `surround`, `alignment_swapped`: all training of a variant, each step kept."
-    here, variant = STAGES.folder(out, stage, seed), variant_of(stage)
+    stage_folder, variant = STAGES.folder(out, stage, seed), variant_of(stage)
     tools = VARIANTS[variant]["tools"]
     steps = [
         (
             "sft",
             lambda p: tune(
-                out, profile, seed, variant, here / "sft", profile.align_first != (stage == "alignment_swapped")
+                out, profile, seed, variant, stage_folder / "sft", profile.align_first != (stage == "alignment_swapped")
             ),
         )
     ]
     if tools:
-        steps.append(("fcm", lambda p: reinforce(p, out, profile, seed, variant, "partition", here / "fcm")))
+        steps.append(("fcm", lambda p: reinforce(p, out, profile, seed, variant, "partition", stage_folder / "fcm")))
     steps.append(
         (
             "rl",
             lambda p: reinforce(
-                p, out, profile, seed, variant, "adaptive", here / "rl", bool(tools), times=1 if tools else 2
+                p, out, profile, seed, variant, "adaptive", stage_folder / "rl", bool(tools), times=1 if tools else 2
             ),
         )
     )
-    left = [k for k, (name, _) in enumerate(steps) if not (here / name / "done").exists()]
-    policy = load(here / steps[left[0] - 1][0] / "final", profile, seed) if left and left[0] else None
-    for k in left:
+    remaining = [k for k, (name, _) in enumerate(steps) if not (stage_folder / name / "done").exists()]
+    policy = (
+        load(stage_folder / steps[remaining[0] - 1][0] / "final", profile, seed) if remaining and remaining[0] else None
+    )
+    for k in remaining:
         result = steps[k][1](policy)
         policy = result if k == 0 else policy
-        (here / steps[k][0] / "done").touch()
-    policy = only_plays(policy, profile) if policy else load_to_play(here / "rl" / "final", profile, seed)
+        (stage_folder / steps[k][0] / "done").touch()
+    policy = only_plays(policy, profile) if policy else load_to_play(stage_folder / "rl" / "final", profile, seed)
     return evaluate(policy, out, profile, seed, variant)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #ab62ff24
@@ -693,24 +697,24 @@ HEADS = (  # name, whose actions, what the head looks at
 def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     "Stage `motion`: heads on the frozen policy's actions, visual tokens and ego state, or parts (3.3)."
     policy, size = load_to_play(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
-    whole = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
-    splits = {k: v[: profile.motion_scenes or None] for k, v in whole.items()}
+    all_scenes = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
+    splits = {k: v[: profile.motion_scenes or None] for k, v in all_scenes.items()}
     play_name, heat = next(iter(profile.plays.items()))
     task = task_for(profile, "full", "adaptive")
-    played = play(policy, splits["train"], task, profile, seed, temperature=heat)
+    episodes = play(policy, splits["train"], task, profile, seed, temperature=heat)
     # the stage `ams` has played the held-out scenes already
     heldout_actions = STAGES.result(out, "ams", seed)[play_name]["adaptive"]["scene_actions"][
         : profile.motion_scenes or None
     ]
-    actions = dict(train=[e.infos[-1].get("actions") for e in played], heldout=heldout_actions)
+    actions = dict(train=[e.infos[-1].get("actions") for e in episodes], heldout=heldout_actions)
     x = {k: motion.features(policy, v, actions[k], size) for k, v in splits.items()}
     true = {k: motion.one_hot([label_scene(s) for s in v]) for k, v in splits.items()}
     target, tables = motion.way_points(splits["train"]), {}
     tables["constant velocity"] = motion.score(x["heldout"]["straight"], splits["heldout"])
     for name, words, inputs in HEADS:
-        given = {k: v | dict(actions=true[k]) if words == "true" else v for k, v in x.items()}
-        head, _ = motion.train_head(given["train"], target, inputs, seed=seed)
-        tables[name] = motion.evaluate_head(head, given["heldout"], splits["heldout"])
+        head_inputs = {k: v | dict(actions=true[k]) if words == "true" else v for k, v in x.items()}
+        head, _ = motion.train_head(head_inputs["train"], target, inputs, seed=seed)
+        tables[name] = motion.evaluate_head(head, head_inputs["heldout"], splits["heldout"])
         if name == "the policy's actions":
             motion.save_head(head, STAGES.folder(out, "motion", seed) / "head")
 
@@ -718,7 +722,7 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         return {k: len(v) for k, v in of.items()}
 
     heads = {n: t.reset_index().to_dict("records") for n, t in tables.items()}
-    return dict(heads=heads, scenes=count(splits), of_scenes=count(whole))
+    return dict(heads=heads, scenes=count(splits), of_scenes=count(all_scenes))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3f6a1507
 def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:

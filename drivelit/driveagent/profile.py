@@ -134,13 +134,13 @@ class DriveAgentProfile(Profile):
         n = self.scenes_of(train)
         labelled = n if far is None else min(n, far)
         about = f"{PAIRS * self.vqa_asks} about each of {self.asked_about(n):,} scenes that differ"
-        need, apart = "each has eight seconds of future", "of those, without the ones that a thought is about"
+        need, exclusion = "each has eight seconds of future", "of those, without the ones that a thought is about"
         if self.explore_from == "ambiguous":
-            apart += "; the readers leave fewer, those that neither kind of thought is for"
-        few, many, _ = super().amounts(train, heldout, why, far)
+            exclusion += "; the readers leave fewer, those that neither kind of thought is for"
+        train_amount, many, _ = super().amounts(train, heldout, why, far)
         return [
-            *(few, many),
-            Amount("rl_scenes", self.rl_scenes, max(0, labelled - self.data_thoughts), why=f"{need}; {apart}"),
+            *(train_amount, many),
+            Amount("rl_scenes", self.rl_scenes, max(0, labelled - self.data_thoughts), why=f"{need}; {exclusion}"),
             Amount("data_vqa", self.data_vqa, self.pairs(n), why=about),
             Amount("data_thoughts", self.data_thoughts, labelled, why=need),
         ]
@@ -160,12 +160,12 @@ class DriveAgentProfile(Profile):
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."
         plain = {k: ("scripted", "none") if k == "reviewer" else ("scripted",) for k in HELPERS}
-        wrong = [k for k in HELPERS if (v := getattr(self, k)) not in plain[k] and not re.fullmatch("[^@]+@.+", v)]
+        invalid = [k for k in HELPERS if (v := getattr(self, k)) not in plain[k] and not re.fullmatch("[^@]+@.+", v)]
         late = self.train_aside > 0 and self.train_late > 0
         short = "train_late: labels need eight seconds of future, and a scene that begins later has less; set it to 0"
-        out = [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in wrong] + [short] * late
-        both = self.align_epochs and self.align_steps
-        return [*out, "align_epochs, align_steps: one of them must be 0"] if both else out
+        out = [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in invalid] + [short] * late
+        conflict = self.align_epochs and self.align_steps
+        return [*out, "align_epochs, align_steps: one of them must be 0"] if conflict else out
 
 
 described(DriveAgentProfile);

@@ -74,18 +74,18 @@ class Thing:
 def _candidates(scene, camera, size, time, ego):
     "(id, kind, distance, outline, state, reach), the far ones first."
     # `here`: the camera over ground, its offset not turned by the heading; distances are measured from it
-    out, here = [], ego[:2] + camera.cam2ego[:2, 3]
+    out, origin = [], ego[:2] + camera.cam2ego[:2, 3]
     for a in scene.agents:
         pose = a.seen(time)
         if pose is None:
             continue
         hull = outline([*pose[:2], a.z], pose[2], (a.length, a.width, a.height), camera, size, ego)
         reach = NIGHT_REACH if scene.night and a.type != "vehicle" else REACH
-        out.append((a.id, a.type, float(np.hypot(*(pose[:2] - here))), hull, "", reach))
+        out.append((a.id, a.type, float(np.hypot(*(pose[:2] - origin))), hull, "", reach))
     for l in scene.lights:
-        d = float(np.hypot(*(l.position[:2] - here)))
+        d = float(np.hypot(*(l.position[:2] - origin)))
         # it faces the camera if it looks at it within 72 degrees (cos > 0.3)
-        facing = np.cos(l.heading - np.arctan2(*(here - l.position[:2])[::-1])) > 0.3
+        facing = np.cos(l.heading - np.arctan2(*(origin - l.position[:2])[::-1])) > 0.3
         wide = 0.32 * camera.intrinsic[0, 0] * size[0] / camera.width / max(d, NEAR)  # pixels across the disc of 0.32 m
         state = l.at(time) if facing and wide >= 1.2 else ""
         out.append(
@@ -137,8 +137,8 @@ def things(
             masks.append(np.asarray(numbers) == n)
     if not xray:
         masks = [np.asarray(numbers) == n for n in range(1, len(candidates) + 1)]
-    seen = [_thing(*c, mask, xray) for c, mask in zip(candidates, masks, strict=True)]
-    return sorted((t for t in seen if t), key=lambda t: t.distance)
+    visible = [_thing(*c, mask, xray) for c, mask in zip(candidates, masks, strict=True)]
+    return sorted((t for t in visible if t), key=lambda t: t.distance)
 
 
 def _thing(id, kind, distance, hull, state, reach, inside, mask, xray):
@@ -181,10 +181,10 @@ def _lane_free(facts):
     if not facts.known or facts.route is None:
         return None
     # (clear, surely in the lane, perhaps in it): 1 m to each side of the route up to 25 m, and 1.7 m up to 30 m
-    near = [(t.clear, _in_strip(facts, t, 25, 1.0), _in_strip(facts, t, 30, 1.7)) for t in facts.seen["front"]]
-    if any(c and tight for c, tight, _ in near):
+    flags = [(t.clear, _in_strip(facts, t, 25, 1.0), _in_strip(facts, t, 30, 1.7)) for t in facts.seen["front"]]
+    if any(c and tight for c, tight, _ in flags):
         return False
-    return None if any(wide for _, _, wide in near) else True  # doubtful, or beside the tight strip: not asked
+    return None if any(wide for _, _, wide in flags) else True  # doubtful, or beside the tight strip: not asked
 
 
 def _give_way(facts):
@@ -359,11 +359,11 @@ def road_way(f: Facts, view: str, kind: str) -> str | None:
     "Where the road goes in the next 40 m: `Straight.` below 6°, `Left.` or `Right.` from 12° on, else None."
     if f.route is None or f.scene.command != "GO STRAIGHT" or f.route.length < 40:
         return None
-    (ax, ay), (bx, by), (cx, cy), (dx, dy) = (
+    (ax, ay), (bx, b_y), (cx, cy), (dx, dy) = (
         shapely.get_coordinates(f.route.interpolate(s))[0] for s in (0, 2, 38, 40)
     )
     # angle between the first two metres and the last two; positive to the left
-    turn = np.degrees(np.angle(complex(dx - cx, dy - cy) / complex(bx - ax, by - ay)))
+    turn = np.degrees(np.angle(complex(dx - cx, dy - cy) / complex(bx - ax, b_y - ay)))
     return "Straight." if abs(turn) < 6 else None if abs(turn) < 12 else "Left." if turn > 0 else "Right."
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #30a23978
@@ -952,10 +952,10 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> float:
     Returns:
         intersection over union, 0 to 1
     """
-    (ax, ay, au, av), (bx, by, bu, bv) = a, b
+    (ax, ay, au, av), (bx, b_y, bu, bv) = a, b
     # area of the intersection
-    both = max(0, min(au, bu) - max(ax, bx)) * max(0, min(av, bv) - max(ay, by))
-    return both / max((au - ax) * (av - ay) + (bu - bx) * (bv - by) - both, 1e-9)
+    intersection = max(0, min(au, bu) - max(ax, bx)) * max(0, min(av, bv) - max(ay, b_y))
+    return intersection / max((au - ax) * (av - ay) + (bu - bx) * (bv - b_y) - intersection, 1e-9)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b268d60
 def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:

@@ -89,10 +89,10 @@ def question(scene: Scene, tentative: list[tuple[str, str]]) -> list[dict]:
     Returns:
         a system and a user message; the user's content is the picture and then the text
     """
-    asked = RULES + json.dumps([f"{s}, {t}" for s, t in tentative])
+    prompt = RULES + json.dumps([f"{s}, {t}" for s, t in tentative])
     return [
         {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": [{"type": "image", "image": bev_picture(scene)}, {"type": "text", "text": asked}]},
+        {"role": "user", "content": [{"type": "image", "image": bev_picture(scene)}, {"type": "text", "text": prompt}]},
     ]
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #c71978d2
@@ -115,25 +115,25 @@ def parse_review(text: str | ParseError, tentative: list[tuple[str, str]]) -> Re
     "A strict reader of the reviewer's JSON (A.7.2); never raises, and the rules' speeds must be kept."
     if isinstance(text, ParseError):
         return text
-    got = parse_json(text, keys=("score", "reason", "final_meta_actions"))
-    if isinstance(got, ParseError):
-        return got
-    score, actions = got["score"], got["final_meta_actions"]
+    reply = parse_json(text, keys=("score", "reason", "final_meta_actions"))
+    if isinstance(reply, ParseError):
+        return reply
+    score, actions = reply["score"], reply["final_meta_actions"]
     if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:
         return ParseError("score is no integer from 0 to 10")
-    if not isinstance(got["reason"], str):
+    if not isinstance(reply["reason"], str):
         return ParseError("reason is no text")
     four = isinstance(actions, list) and len(actions) == STEPS and all(isinstance(a, str) for a in actions)
     if not four:
         return ParseError(f"final_meta_actions are not {STEPS} texts")
     parsed = [parse_action(a) for a in actions]
-    wrong = [a for a in parsed if isinstance(a, ParseError)]
-    if wrong:
-        return wrong[0]
+    errors = [a for a in parsed if isinstance(a, ParseError)]
+    if errors:
+        return errors[0]
     changed = [k + 1 for k, (a, b) in enumerate(zip(parsed, tentative, strict=True)) if a[0] != b[0]]
     if changed:
         return ParseError(f"the speed of step {changed[0]} was changed")
-    return Review(score, got["reason"], parsed)
+    return Review(score, reply["reason"], parsed)
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #ac02d76b
 class ChatReviewer:
@@ -144,8 +144,8 @@ class ChatReviewer:
 
     def answers(self, scenes: Sequence[Scene], tentative: Sequence[list[tuple[str, str]]]) -> list[str | Refusal]:
         "The model's N texts for N labels of 4 actions, at temperature 0; Refusal where the server gave none."
-        asked = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
-        return replies(self.engine, asked, max_new_tokens=self.new_tokens, temperature=0.0)
+        prompts = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
+        return replies(self.engine, prompts, max_new_tokens=self.new_tokens, temperature=0.0)
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #1ccf11b9
 BROKEN = ("no JSON", "changed speed", "three actions", "score 12")
@@ -178,9 +178,11 @@ class ScriptedReviewer:
         measured = windows(*drive_of(scene))
         turns = [t for _, t in name_actions(measured, Thresholds(turn=self.turn))]
         better, _ = plausible([(s, t) for (s, _), t in zip(tentative, turns, strict=True)], scene.meta["future"])
-        wrong = sum(a != b for a, b in zip(better, tentative, strict=True))
+        mismatches = sum(a != b for a, b in zip(better, tentative, strict=True))
         reply = dict(
-            score=10 - 2 * wrong, reason=f"{wrong} of 4 changed", final_meta_actions=[f"{s}, {t}" for s, t in better]
+            score=10 - 2 * mismatches,
+            reason=f"{mismatches} of 4 changed",
+            final_meta_actions=[f"{s}, {t}" for s, t in better],
         )
         if not broken:
             return json.dumps(reply)
@@ -188,9 +190,9 @@ class ScriptedReviewer:
         if kind == 0:
             return "The sequence looks good to me."
         if kind == 1:
-            other = SPEEDS[(SPEEDS.index(tentative[0][0]) + 1) % len(SPEEDS)]
+            speed = SPEEDS[(SPEEDS.index(tentative[0][0]) + 1) % len(SPEEDS)]
             return json.dumps(
-                reply | dict(final_meta_actions=[f"{other}, {better[0][1]}", *reply["final_meta_actions"][1:]])
+                reply | dict(final_meta_actions=[f"{speed}, {better[0][1]}", *reply["final_meta_actions"][1:]])
             )
         return json.dumps(
             reply | (dict(final_meta_actions=reply["final_meta_actions"][:3]) if kind == 2 else dict(score=12))

@@ -114,8 +114,8 @@ def plays(results: Record) -> list[str]:
     Returns:
         "greedy", "sampled" or both; the first is the one that tables compare
     """
-    both = results.about["profile"].get("eval_play", "both") == "both"
-    return ["greedy", "sampled"] if both else [results.first]
+    plays_both = results.about["profile"].get("eval_play", "both") == "both"
+    return ["greedy", "sampled"] if plays_both else [results.first]
 
 
 def _drivers(results: Record, first: str) -> list[tuple]:
@@ -274,10 +274,10 @@ def claims(results: Record) -> list[Claim]:
         one family
     """
     # the last of ORDERS compares the other start with the profile's
-    *others, aligned = STUDY.claims
+    *remaining, aligned = STUDY.claims
     if not results.about["profile"]["align_first"]:
         aligned = replace(aligned, better=aligned.other, other=aligned.better)
-    return [*others, aligned]
+    return [*remaining, aligned]
 
 
 def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) -> pd.DataFrame:
@@ -285,8 +285,10 @@ def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) 
     some, (_, *second) = list(some), plays(results)
     frame = compared(results, STUDY, some, family)
     for p in second:
-        again = compared(results, STUDY, [c.played(p) for c in some])
-        frame[p] = [f"{d}, {v}" if d else "" for d, v in zip(again.difference, again.verdict, strict=True)]
+        second_frame = compared(results, STUDY, [c.played(p) for c in some])
+        frame[p] = [
+            f"{d}, {v}" if d else "" for d, v in zip(second_frame.difference, second_frame.verdict, strict=True)
+        ]
     return frame
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6bf90189

@@ -103,9 +103,9 @@ def tool_reward(
     text, tool = (np.array([m == k for m in mode]) for k in ("text", "tool"))
     out = np.zeros(len(accuracy))
     for g in np.unique(group):
-        here = group == g
-        if not (here & text).any():  # what looking is worth is not known here
+        in_group = group == g
+        if not (in_group & text).any():  # what looking is worth is not known here
             continue
-        gain = accuracy - accuracy[here & text].mean() - CALL_PRICE * np.asarray(calls)
-        out = np.where(here & tool, np.clip(gain, -TOOL_REWARD_LIMIT, TOOL_REWARD_LIMIT), out)
+        gain = accuracy - accuracy[in_group & text].mean() - CALL_PRICE * np.asarray(calls)
+        out = np.where(in_group & tool, np.clip(gain, -TOOL_REWARD_LIMIT, TOOL_REWARD_LIMIT), out)
     return out

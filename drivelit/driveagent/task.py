@@ -108,9 +108,9 @@ def _step(task, state, text):
         return _last_step(task, state, texts)
     mode = formats.mode_of(texts[0], task.words)
     reply, image, error = answer_call(task.toolkit, state.scene, call, mode, used, task.max_calls, task.words)
-    shown = image_parts([] if image is None else [image], task.pictures)
+    image_content = image_parts([] if image is None else [image], task.pictures)
     info = dict(unreadable=0, call=call.name if isinstance(call, ToolCall) else "", error=error, reply=reply)
-    message = {"role": "user", "content": [*shown, {"type": "text", "text": reply}]}
+    message = {"role": "user", "content": [*image_content, {"type": "text", "text": reply}]}
     return Step([message], dict(error=float(bool(error))), info)
 
 
@@ -165,9 +165,9 @@ class DriveAgentTask(Task):
         spare_turn: bool = True,
     ) -> None:
         formats.opening("text", words)  # or an error
-        for name, value, known in (("mode", mode, MODES), ("view", view, SHOWN), ("pictures", pictures, PICTURES)):
-            if value not in known:
-                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
+        for name, value, choices in (("mode", mode, MODES), ("view", view, SHOWN), ("pictures", pictures, PICTURES)):
+            if value not in choices:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
         self.toolkit = Toolkit(image_size=image_size) if toolkit is None else toolkit or None
         if not self.toolkit and mode != "text":
             raise ValueError(f"mode: {mode!r} needs tools; a passive agent has mode='text'")
@@ -200,8 +200,8 @@ class DriveAgentTask(Task):
     def prompt(self, scene: Scene) -> list[dict]:
         "The first message: one picture or six, the command, the speed in km/h, the rules."
         speed = None if scene.meta.get("ego_state") == "unknown" else float(np.hypot(*scene.ego.velocity))
-        told = scene.command + target_text(scene)
-        text = prompt_text(told, speed, self.tool_lines(), self.words, self.max_calls, SHOWN[self.view])
+        instruction = scene.command + target_text(scene)
+        text = prompt_text(instruction, speed, self.tool_lines(), self.words, self.max_calls, SHOWN[self.view])
         parts = [*image_parts(self._shown(scene), self.pictures), {"type": "text", "text": text + self.hint}]
         return [{"role": "user", "content": parts}]
 

@@ -133,10 +133,10 @@ class ScriptedTeacher:
 
     def _second_look(self, facts):
         "What to call where nothing is hidden: a closer look ahead."
-        now = ToolCall("Depth Estimation", dict(view_index="front"))
-        before = ToolCall("Retrieve View", dict(frame_index="-1s", view_index="front"))
+        depth_call = ToolCall("Depth Estimation", dict(view_index="front"))
+        past_call = ToolCall("Retrieve View", dict(frame_index="-1s", view_index="front"))
         finding = facts[0].finding if facts else "The road ahead is free."
-        return Evidence(False, "I look once more.", finding, (now, before))
+        return Evidence(False, "I look once more.", finding, (depth_call, past_call))
 
     def _with_fault(self, fault, mode, description, findings, actions):
         if fault == "invented object":
@@ -149,7 +149,7 @@ class ScriptedTeacher:
             description = [
                 replace(x, params={"view_index": "roof"}) if isinstance(x, ToolCall) else x for x in description
             ]
-        last = in_words(
+        forecast = in_words(
             actions
             if fault != "contradiction"
             else [("Accelerate" if actions[0][0] != "Accelerate" else "Decelerate", w) for _, w in actions]
@@ -160,7 +160,7 @@ class ScriptedTeacher:
             else actions
         )
         turns = write(
-            mode, dict(description=description, reasoning=because(findings), prediction=last), ended, self.words
+            mode, dict(description=description, reasoning=because(findings), prediction=forecast), ended, self.words
         )
         return [t.replace("</reasoning>\n", "") for t in turns] if fault == "broken form" else turns
 
@@ -205,11 +205,11 @@ class ChatTeacher:
             list of turns; a Refusal where the model gave none
         """
         task = self.task_of(mode)
-        wanted = min(task.toolkit.tools, key=lambda t: used[t]) if task.toolkit and mode == "tool" else ""
+        rarest_tool = min(task.toolkit.tools, key=lambda t: used[t]) if task.toolkit and mode == "tool" else ""
         order = TEACHER.format(
             opening=task.opening(scene, 0, 1).strip(),
             actions=format_actions(actions),
-            tools=f"Use {wanted} where it helps. " if wanted else "",
+            tools=f"Use {rarest_tool} where it helps. " if rarest_tool else "",
         )
         messages = [{"role": "system", "content": order}, *task.prompt(scene)]
         state, turns = TurnState(scene, messages, 0), []
@@ -266,10 +266,10 @@ def parse_score(text: object) -> float | ParseError:
     "A judge's answer, strictly: one JSON object with a number in [0, 1] under `score`."
     if isinstance(text, ParseError):
         return text
-    got = parse_json(text)
-    if isinstance(got, ParseError):
-        return got
-    s = got.get("score") if isinstance(got, dict) else None
+    reply = parse_json(text)
+    if isinstance(reply, ParseError):
+        return reply
+    s = reply.get("score") if isinstance(reply, dict) else None
     if isinstance(s, bool) or not isinstance(s, (int, float)):
         return ParseError("no number under 'score'")
     return float(s) if 0 <= s <= 1 else ParseError(f"score {s} is not in [0, 1]")
@@ -308,26 +308,26 @@ class ChatJudge:
             in [0, 1]; a ParseError where the judge's answer cannot be read, a Refusal where there is none
         """
         task, state = self.task_of(mode_of(turns[0]) or "text" if turns else "text"), TurnState(scene, [], 0)
-        shown = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
+        images = [p for p in task.prompt(scene)[0]["content"] if p["type"] == "image"]
         for state.turn, turn in enumerate(turns[:-1]):
-            shown += [p for m in task.step(state, Completion(turn)).messages or [] for p in m["content"]]
+            images += [p for m in task.step(state, Completion(turn)).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
-        question = {"role": "user", "content": [*shown, {"type": "text", "text": text}]}
+        question = {"role": "user", "content": [*images, {"type": "text", "text": text}]}
         (reply,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
         return parse_score(reply)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b0b05bc1
 def _one_call_each(turns):
     "Turns without repeated calls, and how many there were."
-    out, seen, carry = [], set(), ""
+    out, unique_calls, carry = [], set(), ""
     for t in turns:
         t, carry = carry + t, ""
         call = parse_call(t)
-        if isinstance(call, ToolCall) and (text := format_call(call)) in seen:
+        if isinstance(call, ToolCall) and (text := format_call(call)) in unique_calls:
             carry = t.replace(text, "")
         else:
             if isinstance(call, ToolCall):
-                seen.add(text)
+                unique_calls.add(text)
             out.append(t)
     return [*out, *([carry] if carry else [])], len(turns) - len(out)
 
@@ -439,7 +439,7 @@ def annotate(
     """
     if len(scenes) != len(modes):
         raise ValueError(f"{len(scenes)} scenes and {len(modes)} modes")
-    kept, used, count = [], Counter(), Counter()
+    annotations, used, count = [], Counter(), Counter()
 
     def ask(i):
         return _accepted(scenes[i], modes[i], teacher, judge, used, threshold, tries)
@@ -447,12 +447,12 @@ def annotate(
     for mode in sorted(set(modes)):
         task_of(mode)  # the models behind the tools are loaded once, and not by each thread
     with ThreadPoolExecutor(at_once) as pool:
-        for first in tqdm(range(0, len(scenes), at_once), desc="waves", mininterval=5, disable=at_once == 1):
-            wave = range(first, min(first + at_once, len(scenes)))
+        for start in tqdm(range(0, len(scenes), at_once), desc="waves", mininterval=5, disable=at_once == 1):
+            wave = range(start, min(start + at_once, len(scenes)))
             # all answers of a wave come before the first is counted, so a run that goes on asks the same as before
             for i, accepted in zip(wave, list(pool.map(ask, wave)), strict=True):
-                _tidy(i, scenes[i], modes[i], task_of, *accepted, kept, used, count)
-    return kept, count | Counter({f"calls of {k}": v for k, v in used.items()})
+                _tidy(i, scenes[i], modes[i], task_of, *accepted, annotations, used, count)
+    return annotations, count | Counter({f"calls of {k}": v for k, v in used.items()})
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b8cacac2
 def row_of(task: DriveAgentTask, scene: Scene, turns: list[str], **meta: object) -> dict:
@@ -470,8 +470,8 @@ def equal_halves(
     "As many thoughts with tools as without, in random order, for the cold start (A.4)."
     rng = np.random.default_rng(seed)
     halves = [[k for k in kept if modes[k[0]] == m] for m in ("text", "tool")]
-    each = min(*map(len, halves), *([n // 2] if n else []))
-    chosen = [h[j] for h in halves for j in rng.permutation(len(h))[:each]]
+    half_size = min(*map(len, halves), *([n // 2] if n else []))
+    chosen = [h[j] for h in halves for j in rng.permutation(len(h))[:half_size]]
     return [chosen[j] for j in rng.permutation(len(chosen))]
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #cd5335d7

@@ -114,18 +114,18 @@ def _listed(words):
 def check_params(tool: str, params: dict[str, Any], size: tuple[int, int]) -> None:
     "ToolError unless the parameters are an object with the right keys for this tool."
     example = examples(size)[tool]
-    right = f"{tool} takes {json.dumps(example)}."
+    usage = f"{tool} takes {json.dumps(example)}."
     if not isinstance(params, dict):
-        raise ToolError("bad parameter", f"params is not an object; {right}")
+        raise ToolError("bad parameter", f"params is not an object; {usage}")
     extra = [k for k in params if k not in example]
     if extra:
-        raise ToolError("bad parameter", f"unknown parameter {_show(extra[0])}; {right}")
+        raise ToolError("bad parameter", f"unknown parameter {_show(extra[0])}; {usage}")
     missing = [k for k in example if k not in params and k not in OPTIONAL]
     if missing:
-        raise ToolError("bad parameter", f"{missing[0]} is missing; {right}")
+        raise ToolError("bad parameter", f"{missing[0]} is missing; {usage}")
     for k in ("view_index", "frame_index", "description", "object_text"):
         if k in params and not isinstance(params[k], str):
-            raise ToolError("bad parameter", f"{k} {_show(params[k])} is not a text; {right}")
+            raise ToolError("bad parameter", f"{k} {_show(params[k])} is not a text; {usage}")
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #35eab4db
 def view_camera(scene: Scene, view: str) -> str:
@@ -175,7 +175,7 @@ def check_box(box: Any, size: tuple[int, int], full: tuple[int, int]) -> tuple[f
     def bad(text, kind="bad parameter"):
         return ToolError(kind, f"bbox {_show(box)}: {text}")
 
-    least = [math.ceil(SMALLEST * side / whole) for side, whole in zip(size, full, strict=True)]
+    least = [math.ceil(SMALLEST * side / full_side) for side, full_side in zip(size, full, strict=True)]
     small = f"at least {least[0]} x {least[1]} pixels."
     if not isinstance(box, list) or len(box) != 4:
         raise bad("it takes four numbers, [x_min, y_min, x_max, y_max].")
@@ -206,9 +206,9 @@ def grow(box: Any, width: int, height: int) -> tuple[tuple[float, ...], float]:
     """
     x0, y0, x1, y1 = box
     share = max((x1 - x0) / width, (y1 - y0) / height)
-    left = min(max((x0 + x1 - share * width) / 2, 0.0), (1 - share) * width)
+    left_edge = min(max((x0 + x1 - share * width) / 2, 0.0), (1 - share) * width)
     top = min(max((y0 + y1 - share * height) / 2, 0.0), (1 - share) * height)
-    return (left, top, left + share * width, top + share * height), share
+    return (left_edge, top, left_edge + share * width, top + share * height), share
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #963ba74e
 def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
@@ -217,7 +217,9 @@ def roi_inspection(kit: Any, scene: Scene, params: dict[str, Any]) -> Result:
     cam, size = scene.cameras[camera], kit.image_size
     box, share = grow(check_box(params["bbox"], size, (cam.width, cam.height)), *size)
     image = full_view(scene, camera)
-    region = [v * whole / shown for v, whole, shown in zip(box, image.size * 2, tuple(size) * 2, strict=True)]
+    region = [
+        v * full_side / view_side for v, full_side, view_side in zip(box, image.size * 2, tuple(size) * 2, strict=True)
+    ]
     image = image.resize(size, Image.BICUBIC, box=region)
     return Result(f"part of the {params['view_index']} view, magnified {1 / share:.1f} times.", image)
 
@@ -236,8 +238,8 @@ def grey_picture(share: np.ndarray) -> Image.Image:
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #ae2c6cf7
 def depth_picture(depth: Any) -> Image.Image:
     "A depth (H, W) in metres as an RGB picture; near is bright."
-    near, far = DEPTH_RANGE
-    return grey_picture(1 - np.log(np.clip(depth, near, far) / near) / np.log(far / near))
+    min_depth, max_depth = DEPTH_RANGE
+    return grey_picture(1 - np.log(np.clip(depth, min_depth, max_depth) / min_depth) / np.log(max_depth / min_depth))
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #fc87b0eb
 def above_road(depth: Any, camera: Camera) -> np.ndarray:
@@ -361,8 +363,8 @@ def meets(start: Any, ends: np.ndarray, boxes: list[Box]) -> np.ndarray:
     a = np.einsum("mij,mj->mi", turn, start - centre)[:, None] / size[:, None]  # (M, 1, 3)
     step = np.einsum("mij,mpj->mpi", turn, ends - centre[:, None]) / size[:, None] - a
     step = np.where(np.abs(step) < 1e-12, 1e-12, step)
-    near, far = np.sort([(-0.5 - a) / step, (0.5 - a) / step], axis=0)
-    return (np.maximum(near.max(-1), 0) < np.minimum(far.min(-1), 1)).any(0)
+    entries, exits = np.sort([(-0.5 - a) / step, (0.5 - a) / step], axis=0)
+    return (np.maximum(entries.max(-1), 0) < np.minimum(exits.min(-1), 1)).any(0)
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #781f2ae8
 def can_be_seen(box: Any, others: list[Box], camera: Camera) -> bool:
@@ -430,26 +432,26 @@ class ExactDetector:
 
     def detect(self, scene: Scene, camera: str, text: str) -> list[Box]:
         "The boxes of what a text asks for and the camera can see, in the ego frame."
-        wanted, boxes = (
+        classes, boxes = (
             object_types(text),
             [("traffic light", Box("traffic light", *x.position, 0.25, 0.45, 1.2, x.heading)) for x in scene.lights],
         )
         if scene.source != "toy" and not (
-            scene.lights if wanted == {"traffic light"} else any(a.times[0] <= 1e-6 for a in scene.agents)
+            scene.lights if classes == {"traffic light"} else any(a.times[0] <= 1e-6 for a in scene.agents)
         ):
             raise ToolError(
-                "not available", "nobody has marked such objects in this scene.", f"no annotations of {sorted(wanted)}"
+                "not available", "nobody has marked such objects in this scene.", f"no annotations of {sorted(classes)}"
             )
         for a in scene.agents:
             if (pose := a.seen()) is not None:
                 boxes.append(
                     (a.type, Box(a.type.replace("_", " "), *pose[:2], a.z, a.length, a.width, a.height, pose[2]))
                 )
-        near = [(t, b) for t, b in boxes if np.hypot(b.x, b.y) <= REACH]
+        in_reach = [(t, b) for t, b in boxes if np.hypot(b.x, b.y) <= REACH]
         return [
             b
-            for t, b in near
-            if t in wanted and can_be_seen(b, [o for _, o in near if o is not b], scene.cameras[camera])
+            for t, b in in_reach
+            if t in classes and can_be_seen(b, [o for _, o in in_reach if o is not b], scene.cameras[camera])
         ]
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #0b3f7e66
@@ -478,8 +480,10 @@ def draw_boxes(image: Any, boxes: list[Box], camera: Camera) -> Image.Image:
             if p[:, 2].max() <= NEAR:
                 continue
             if p[:, 2].min() < NEAR:
-                far, near = p[p[:, 2].argmax()], p[p[:, 2].argmin()]
-                p = np.array([far, far + (far[2] - NEAR) / (far[2] - near[2]) * (near - far)])
+                far_end, near_end = p[p[:, 2].argmax()], p[p[:, 2].argmin()]
+                p = np.array(
+                    [far_end, far_end + (far_end[2] - NEAR) / (far_end[2] - near_end[2]) * (near_end - far_end)]
+                )
             pixel = (p @ k.T / p[:, 2:])[:, :2] * scale
             draw.line([tuple(v) for v in pixel], fill=(255, 60, 220) if min(i, j) > 3 else (60, 255, 90), width=width)
     return image

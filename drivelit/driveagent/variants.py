@@ -33,10 +33,12 @@ def backends(depth: Any, detector: Any, device: str = "cpu") -> tuple[Any, Any]:
     # transformers' vision models are slow to import, and the toy town needs none
     from drivelit.driveagent.backends import DepthAnything, OpenVocabularyDetector, ServedDetector
 
-    far = ExactDepth() if depth == "exact" else DepthAnything(depth, device)
+    depth_model = ExactDepth() if depth == "exact" else DepthAnything(depth, device)
     if detector == "exact":
-        return far, ExactDetector()
-    return far, ServedDetector(detector) if "://" in detector else OpenVocabularyDetector(far, detector, device=device)
+        return depth_model, ExactDetector()
+    return depth_model, ServedDetector(detector) if "://" in detector else OpenVocabularyDetector(
+        depth_model, detector, device=device
+    )
 
 # %% ../../nbs/51_driveagent/57_variants.ipynb #a5ce226b
 def task_for(

@@ -50,13 +50,13 @@ PERFECT = 10
 
 def judge_prompt(views: Sequence[str], question: str, answer: str) -> str:
     "The request to a judge (A.3.1, step 3: the paper names the three dimensions, the text is ours)."
-    seen = (
+    view_text = (
         "a front-view image"
         if tuple(views) == ("front",)
         else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
     )
     return (
-        f"You see {seen} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole "
+        f"You see {view_text} of a driving scene, and a question with its answer. Score from 0 to {PERFECT}, in whole "
         f"numbers:\n"
         "- relevance: does the question matter for driving here?\n- correctness: is the answer right and unambiguous?\n"
         "- grounding: is all that question and answer speak of visible in the image?\n"
@@ -178,9 +178,9 @@ def trivial(keys: Sequence[Hashable], answers: Sequence[str], share: float = 0.6
         groups.setdefault(k, []).append(i)
     for rows in (g for g in groups.values() if len(g) > 1):
         ((top, m),) = Counter(answers[i] for i in rows).most_common(1)
-        most = int(np.floor((len(rows) - m) * share / (1 - share) + 1e-9))
-        if m > most:
-            out[rng.permutation([i for i in rows if answers[i] == top])[most:]] = True
+        quota = int(np.floor((len(rows) - m) * share / (1 - share) + 1e-9))
+        if m > quota:
+            out[rng.permutation([i for i in rows if answers[i] == top])[quota:]] = True
     return out
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #122edd5f
@@ -190,11 +190,11 @@ def parse_question(text: object, old: str) -> str | ParseError:
         return text
     if not isinstance(text, str):
         return ParseError(f"not a text but {type(text).__name__}")
-    new = text.strip()
-    if not new.endswith("?") or not new.isprintable() or len(new) > 300:
+    rewritten = text.strip()
+    if not rewritten.endswith("?") or not rewritten.isprintable() or len(rewritten) > 300:
         return ParseError("not one line that ends with a question mark")
     # \d is a digit of any script: one that has come in is another number, too
-    if sorted(re.findall(r"\d+", new)) != sorted(re.findall(r"\d+", old)):
+    if sorted(re.findall(r"\d+", rewritten)) != sorted(re.findall(r"\d+", old)):
         return ParseError("other numbers")
     view = next(
         (
@@ -204,9 +204,9 @@ def parse_question(text: object, old: str) -> str | ParseError:
         ),
         "",
     )
-    if not new.startswith(view):
+    if not rewritten.startswith(view):
         return ParseError(f"does not begin with {view!r}")
-    return new
+    return rewritten
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6058f2c4
 class ScriptedRewriter:
@@ -220,8 +220,8 @@ class ScriptedRewriter:
         rng, out = np.random.default_rng(self.seed), []
         for q in questions:
             form, kind, view = recognise(q) or (None, "", "")
-            named = view if q.startswith(f"{view.capitalize()} view. ") else None
-            out.append(question_text(form, kind, named, int(rng.integers(len(form.words)))) if form else q)
+            view_prefix = view if q.startswith(f"{view.capitalize()} view. ") else None
+            out.append(question_text(form, kind, view_prefix, int(rng.integers(len(form.words)))) if form else q)
         return out
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bca0318b
@@ -245,17 +245,17 @@ def judged_pairs(
     asks: Sequence[Ask], teacher: Any, judge: Any, rounds: int = 2, each: int = 4, seed: int = 0
 ) -> tuple[list[Pair], Counter, Counter, Counter]:
     "Pairs that a judge lets through (A.3.1, steps 2 and 3), with counts; what is rejected is made again."
-    asked_about, kept = {a.shown: set() for a in asks}, [[] for _ in asks]
-    taken = [asked_about[a.shown] for a in asks]
+    asked_about, accepted = {a.shown: set() for a in asks}, [[] for _ in asks]
+    used_questions = [asked_about[a.shown] for a in asks]
     replies, table, faults, number_of = Counter(), Counter(), Counter(), {id(a): i for i, a in enumerate(asks)}
     for attempt in range(rounds):
-        todo = [i for i in range(len(asks)) if len(kept[i]) < each]
+        todo = [i for i in range(len(asks)) if len(accepted[i]) < each]
         if attempt:
             replies["asks made again"] += len(todo)
         pairs = generate_pairs(
             [asks[i] for i in todo],
-            [each - len(kept[i]) for i in todo],
-            [taken[i] for i in todo],
+            [each - len(accepted[i]) for i in todo],
+            [used_questions[i] for i in todo],
             teacher,
             attempt,
             seed,
@@ -265,16 +265,16 @@ def judged_pairs(
         pairs = list({(p.ask.shown, p.question): p for p in reversed(pairs)}.values())[::-1]
         for pair, text in zip(pairs, judge.scores(pairs) if pairs else [], strict=True):
             i, why = number_of[id(pair.ask)], verdict(parse_scores(text))
-            taken[i].add(pair.question)
+            used_questions[i].add(pair.question)
             table[pair.category, "made"] += 1
             if attempt:
                 table[pair.category, "made again"] += 1
             if why:
                 table[pair.category, f"rejected: {why}"] += 1
             else:
-                kept[i].append(pair)
+                accepted[i].append(pair)
             faults[pair.fault or "none", not why] += 1
-    return [p for k in kept for p in k], replies, table, faults
+    return [p for k in accepted for p in k], replies, table, faults
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #d508737b
 def vqa_row(pair: Pair, question: str) -> dict:
@@ -345,10 +345,12 @@ def _reworded(pairs, rewriter, table):
     "The final wording of each question, counted in the table; where the new one cannot be used, the old one."
     words, replies = [], rewriter.rewrite([p.question for p in pairs]) if pairs else []
     for p, text in zip(pairs, replies, strict=True):
-        new = parse_question(text, p.question)
-        refused = isinstance(new, ParseError)
-        words.append(p.question if refused else new)
-        table[p.category, "rewriting refused" if refused else "rewritten" if new != p.question else "same words"] += 1
+        candidate = parse_question(text, p.question)
+        refused = isinstance(candidate, ParseError)
+        words.append(p.question if refused else candidate)
+        table[
+            p.category, "rewriting refused" if refused else "rewritten" if candidate != p.question else "same words"
+        ] += 1
     return words
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #5948c843
@@ -377,10 +379,10 @@ def vqa_rows(
     fronts = Lazily(lambda s: get_image(s, VIEWS["front"], image_size), scenes)
     chosen = diverse(features(fronts), clusters, each, seed, wanted)[0] if features else range(len(scenes))
     put = make_asks(scenes, templates, six, image_size, seed, [i for i in chosen for _ in range(asks)])
-    made, replies, table, faults = judged_pairs(put, teacher, judge, rounds, pairs, seed)
-    made = _not_trivial(made, share, seed, table)
-    words = _reworded(made, rewriter or ScriptedRewriter(seed), table)
-    rows = Lazily(lambda pair: vqa_row(*pair), list(zip(made, words, strict=True)))
+    accepted, replies, table, faults = judged_pairs(put, teacher, judge, rounds, pairs, seed)
+    accepted = _not_trivial(accepted, share, seed, table)
+    words = _reworded(accepted, rewriter or ScriptedRewriter(seed), table)
+    rows = Lazily(lambda pair: vqa_row(*pair), list(zip(accepted, words, strict=True)))
     return rows, Counts(len(scenes), len(chosen), replies, table, faults)
 
 
@@ -394,10 +396,10 @@ def part_rows(scenes: Iterable[Scene], told: Iterable[tuple]) -> Iterator[dict]:
     Returns:
         iterator of rows, as `vqa_row` makes them
     """
-    last, ask = None, None
-    for scene, (*shown, question, answer, attempt, words) in zip(scenes, told, strict=True):
-        if shown != last:  # pairs about the same pictures follow each other, and the pictures are made once
-            last, ask = shown, Ask([scene], 0, *shown[1:])
+    previous, ask = None, None
+    for scene, (*ask_key, question, answer, attempt, words) in zip(scenes, told, strict=True):
+        if ask_key != previous:  # pairs about the same pictures follow each other, and the pictures are made once
+            previous, ask = ask_key, Ask([scene], 0, *ask_key[1:])
         yield vqa_row(Pair(ask, question, answer, attempt), words)
 
 
@@ -411,14 +413,17 @@ def rows_in_parts(parts: Parts, name: str, rows: Lazily, count: int) -> Iterator
     def shown(a):
         return (a.number, a.views, a.origin, a.size)
 
-    told = [(*shown(p.ask), p.question, p.answer, p.attempt, words) for p, words in pairs]
-    return parts.rows(name, part_rows, scenes, told)
+    records = [(*shown(p.ask), p.question, p.answer, p.attempt, words) for p, words in pairs]
+    return parts.rows(name, part_rows, scenes, records)
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #6f2939bd
 def vqa_card(path: str | Path, counts: Counts, how: str = "") -> str:
     "The data card: what the file holds, and under `Notes` what became of all that was made."
     lines = [f"| {category} | {outcome} | {n} |" for (category, outcome), n in sorted(counts.table.items())]
-    faults = [f"| {kind} | {'kept' if kept else 'caught'} | {n} |" for (kind, kept), n in sorted(counts.faults.items())]
+    faults = [
+        f"| {kind} | {'kept' if accepted else 'caught'} | {n} |"
+        for (kind, accepted), n in sorted(counts.faults.items())
+    ]
     notes = [
         f"Pairs about {counts.chosen} of {counts.frames} frames (DriveAgent-R1 A.3.1).",
         *(f"{outcome}: {n}." for outcome, n in sorted(counts.replies.items())),
@@ -451,17 +456,19 @@ def of_each_category(categories: Sequence[str], n: int, seed: int = 0) -> list[i
     "Numbers of a test's questions: as many of each category (A.9.1: 200 of each of four)."
     rng, categories = np.random.default_rng(seed), np.asarray(categories)
     names = sorted(set(categories.tolist()))
-    drawn = [rng.permutation(np.flatnonzero(categories == c))[: n // len(names)] for c in names]
-    return np.sort(np.concatenate([*drawn, np.zeros(0, int)])).astype(int).tolist()
+    sampled = [rng.permutation(np.flatnonzero(categories == c))[: n // len(names)] for c in names]
+    return np.sort(np.concatenate([*sampled, np.zeros(0, int)])).astype(int).tolist()
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #62d37882
 def _shares(answers, rows):
     "The share of right answers by category, and of all."
     true = [r["messages"][-1]["content"][0]["text"] for r in rows]
     width = [r["images"][0].width for r in rows]
-    right = np.array([right_answer(*one) for one in zip(answers, true, width, strict=True)])
-    of = np.array([r["meta"]["category"] for r in rows])
-    return {c: float(right[of == c].mean()) for c in sorted(set(of.tolist()))} | dict(all=float(right.mean()))
+    correct = np.array([right_answer(*triple) for triple in zip(answers, true, width, strict=True)])
+    labels = np.array([r["meta"]["category"] for r in rows])
+    return {c: float(correct[labels == c].mean()) for c in sorted(set(labels.tolist()))} | dict(
+        all=float(correct.mean())
+    )
 
 
 def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", engine: Any = None) -> dict[str, float]:
@@ -470,9 +477,9 @@ def vqa_accuracy(policy: Policy, rows: Sequence[dict], pictures: str = "own", en
     def see(p):
         return image_parts([p["image"]], pictures)[0] if p["type"] == "image" else p
 
-    asked = [Conversation([m | dict(content=[*map(see, m["content"])]) for m in chat(r)[:1]]) for r in rows]
+    prompts = [Conversation([m | dict(content=[*map(see, m["content"])]) for m in chat(r)[:1]]) for r in rows]
     engine = engine or TransformersEngine(policy)
-    answers = engine.generate(asked, max_new_tokens=32, temperature=0.0)
+    answers = engine.generate(prompts, max_new_tokens=32, temperature=0.0)
     return _shares([s.text for s in answers], rows)
 
 

@@ -91,7 +91,7 @@ def teacher_prompt(views: Sequence[str] = ("front",), asked: Sequence[str] = (),
     Returns:
         the text of the request, which asks for the form that `parse_pairs` reads
     """
-    seen = (
+    view_text = (
         "a front-view image"
         if tuple(views) == ("front",)
         else f"{len(views)} images of one moment, in this order: {', '.join(views)}"
@@ -104,10 +104,11 @@ def teacher_prompt(views: Sequence[str] = ("front",), asked: Sequence[str] = (),
         f"driving decisions. Cover as "
         "much as possible of:\n" + "".join(f"- {a}\n" for a in ASPECTS)
     )
-    given = "Answer each of the questions below; repeat the question as it stands.\n"
+    instruction = "Answer each of the questions below; repeat the question as it stands.\n"
     return (
-        f"You see {seen} of a driving scene. The pairs train a vision-language model to understand driving scenes.\n"
-        + (given if asked else design)
+        f"You see {view_text} of a driving scene. The pairs train a vision-language model to understand driving "
+        "scenes.\n"
+        + (instruction if asked else design)
         + "Use only what is visible. Do NOT ask about or mention objects, events or details that are not in the "
         "image. Each answer is accurate, "
         "unambiguous and short. Boxes are [x0, y0, x1, y1] in pixels of the image, distances whole metres such as 12 "

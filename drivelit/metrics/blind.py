@@ -115,11 +115,11 @@ def blind_scores(
     Returns:
         name -> (n,) in [0, 1]; also "expert", NaN where a scene has none
     """
-    some = [
+    batches = [
         _blind_scores(scenes[k : k + TOGETHER], turns, accelerations, perception)
         for k in range(0, len(scenes), TOGETHER)
     ]
-    return {name: np.concatenate([s[name] for s in some]) for name in some[0]}
+    return {name: np.concatenate([s[name] for s in batches]) for name in batches[0]}
 
 
 def _blind_scores(scenes, turns, accelerations, perception):
@@ -140,9 +140,9 @@ def _blind_scores(scenes, turns, accelerations, perception):
         for a in accelerations:
             tries = [row[name_of(where, a - k)] for k in range(turns)]
             # the first without an issue, else the last
-            last = np.where(bad[:, tries[:-1]].all(1), turns - 1, bad[:, tries[:-1]].argmin(1)) if turns > 1 else 0
+            final_try = np.where(bad[:, tries[:-1]].all(1), turns - 1, bad[:, tries[:-1]].argmin(1)) if turns > 1 else 0
             scores[name_of(where, a)] = pdms[:, tries[0]]
-            scores[name_of(where, a, True)] = pdms[np.arange(len(pdms)), np.array(tries)[last]]
+            scores[name_of(where, a, True)] = pdms[np.arange(len(pdms)), np.array(tries)[final_try]]
     has_expert = np.array([s.expert is not None for s in scenes])
     return scores | {"expert": np.where(has_expert, pdms[:, -1], np.nan)}
 
@@ -193,7 +193,7 @@ def by_speed(
 
     keys, chosen = [key(s) for s in known], {}
     for k in set(keys):
-        here = np.array([other == k for other in keys])
-        chosen[k] = best_blind({name: v[here] for name, v in known_scores.items()})
+        mask = np.array([candidate == k for candidate in keys])
+        chosen[k] = best_blind({name: v[mask] for name, v in known_scores.items()})
     usual = best_blind(known_scores)
     return np.array([scores[chosen.get(key(s), usual)][i] for i, s in enumerate(scenes)])

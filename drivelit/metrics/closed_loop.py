@@ -219,18 +219,18 @@ def _checked(records, where=""):
         for key in ("route_id", "status", "scores", "infractions"):
             if not isinstance(r, dict) or key not in r:
                 raise ValueError(f"{where}record {i}: {key}: missing")
-        here = f"{where}record {i} ({r['route_id']}): "
+        prefix = f"{where}record {i} ({r['route_id']}): "
         score = r["scores"].get("score_route") if isinstance(r["scores"], dict) else None
         if isinstance(score, bool) or not isinstance(score, (int, float)) or not 0 <= score <= 100:
             why = "missing" if score is None else f"{score!r} is no number from 0 to 100"
-            raise ValueError(f"{here}scores.score_route: {why}")
+            raise ValueError(f"{prefix}scores.score_route: {why}")
         for key in ("route_id", "status"):
             if not isinstance(r[key], str):
-                raise ValueError(f"{here}{key}: {r[key]!r} is not a text")
+                raise ValueError(f"{prefix}{key}: {r[key]!r} is not a text")
         try:
             penalty(r["infractions"]), efficiency(r)
         except ValueError as e:
-            raise ValueError(f"{here}{e}") from None
+            raise ValueError(f"{prefix}{e}") from None
     ids = [r["route_id"] for r in records]
     if len(set(ids)) < len(ids):
         raise ValueError(f"{where}route {max(ids, key=ids.count)} stands twice: merge the runs first")
@@ -250,8 +250,8 @@ def write_results(path: str | Path, records: list[dict]) -> Path:
     Raises:
         ValueError: a record lacks a field, or a route stands twice
     """
-    path, whole = Path(path), dict(_checkpoint=dict(records=_checked(records), progress=[len(records)] * 2))
-    path.write_text(json.dumps(whole, indent=1))
+    path, document = Path(path), dict(_checkpoint=dict(records=_checked(records), progress=[len(records)] * 2))
+    path.write_text(json.dumps(document, indent=1))
     return path
 
 # %% ../../nbs/10_metrics/50_closed_loop.ipynb #6c30c004
@@ -304,10 +304,10 @@ def summary(records: list[dict], routes: int = ROUTES, comfort: dict[int, float]
 
     # a mean over the drives of a route first: a route that was driven twice must not count twice
     def total(value):
-        return sum(np.mean([value(r) for r in some]) for some in driven.values())
+        return sum(np.mean([value(r) for r in group]) for group in driven.values())
 
     score, won = total(composed), total(success)
-    speeds = [[v for r in some if (v := efficiency(r)) is not None] for some in driven.values()]
+    speeds = [[v for r in group if (v := efficiency(r)) is not None] for group in driven.values()]
     # a drive without other vehicles has no efficiency, and is left out as in the official tool
     speed = [np.mean(v) for v in speeds if v]
 
@@ -375,7 +375,7 @@ def scenario_of(record: dict) -> str:
         ValueError: a record without one, or one that no ability has
     """
     name = re.sub(r"_\d+$", "", str(record.get("scenario_name", "")))
-    if not any(name in of for of in ABILITIES.values()):
+    if not any(name in scenarios for scenarios in ABILITIES.values()):
         raise ValueError(
             f"route {record['route_id']}: scenario_name: {record.get('scenario_name')!r} is none of the 44"
         )
@@ -412,13 +412,13 @@ def abilities(
     if release not in RELEASES:
         raise ValueError(f"release: {release!r} is not one of {', '.join(RELEASES)}")
     shares = {name: [] for name in ABILITIES}
-    for route, some in by_route(_checked(records)).items():
-        for name in (a for a, of in ABILITIES.items() if scenario_of(some[0]) in of):
-            won = [success(r) for r in some]
+    for route, group in by_route(_checked(records)).items():
+        for name in (a for a, scenarios in ABILITIES.items() if scenario_of(group[0]) in scenarios):
+            won = [success(r) for r in group]
             if name == "traffic signs" and junctions is not None:
                 if route not in junctions:
                     raise ValueError(f"junctions: route {route} has traffic signs, and no junction is told")
-                past = [passed(r, junctions[route]) for r in some]
+                past = [passed(r, junctions[route]) for r in group]
                 won = won + past if release == "0.0.3" else [a or b for a, b in zip(won, past, strict=True)]
             shares[name].append(float(np.mean(won)))
     rows = {name: (100 * np.mean(v) if v else np.nan, len(v)) for name, v in shares.items()}

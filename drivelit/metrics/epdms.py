@@ -167,8 +167,8 @@ def extended_comfort(states: np.ndarray, before: np.ndarray, interval: float = 0
     k = round(interval / kin.DT)
     before = np.broadcast_to(before, states.shape)
     # the time that both plans cover: now's first part, and what is left of the one before
-    now, then = _extended_signals(states[:, : states.shape[1] - k]), _extended_signals(before[:, k:])
-    rms = {key: np.sqrt(np.mean((now[key] - then[key]) ** 2, 1)) for key in now}
+    current, then = _extended_signals(states[:, : states.shape[1] - k]), _extended_signals(before[:, k:])
+    rms = {key: np.sqrt(np.mean((current[key] - then[key]) ** 2, 1)) for key in current}
     return np.all([rms[key] <= limit for key, limit in EXTENDED.items()], 0).astype(float)
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #cff1c651
@@ -418,32 +418,36 @@ def _row_score(row):
 def with_extended_comfort(table: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     "A copy of the table with `ec` for both frames of each pair of tokens (now, before), and its `score`."
     table = table.assign(ec=np.nan) if "ec" not in table else table.copy()
-    for now, before in pairs:
-        gap = table.at[now, "time"] - table.at[before, "time"]
-        ec = extended_comfort(table.at[now, "states"][None], table.at[before, "states"], gap)[0]
-        table.loc[[now, before], "ec"] = ec
+    for current, previous in pairs:
+        gap = table.at[current, "time"] - table.at[previous, "time"]
+        ec = extended_comfort(table.at[current, "states"][None], table.at[previous, "states"], gap)[0]
+        table.loc[[current, previous], "ec"] = ec
     return table.assign(score=[_row_score(r) for _, r in table.iterrows()])
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b021
 def two_stage(table: pd.DataFrame, mappings: Iterable[tuple[str, str, list[tuple[str, str]]]]) -> dict[str, pd.Series]:
     "NAVSIM v2's pseudo closed-loop score: combined, stage_one, stage_two; ValueError without a valid row."
     table = whole(table)
-    tokens = {t for now, before, second in mappings for t in (now, before, *[x for pair in second for x in pair])}
+    tokens = {
+        t for current, previous, second in mappings for t in (current, previous, *[x for pair in second for x in pair])
+    }
     if missing := sorted(tokens - set(table.index)):
         raise ValueError(f"no scores for {len(missing)} tokens, such as {missing[0]!r}")
-    table = with_extended_comfort(table, [p for now, before, second in mappings for p in ((now, before), *second)])
-    columns, one, two, groups = list(COLUMNS), [], [], []
-    for now, before, second in mappings:
+    table = with_extended_comfort(
+        table, [p for current, previous, second in mappings for p in ((current, previous), *second)]
+    )
+    columns, first_stage, two, groups = list(COLUMNS), [], [], []
+    for current, previous, second in mappings:
         group = []
         # the two moments of a mapping are averaged, so that a plan is also judged half a second earlier
-        for first, follow in ((now, [p[0] for p in second]), (before, [p[1] for p in second])):
+        for token, follow in ((current, [p[0] for p in second]), (previous, [p[1] for p in second])):
             # a second stage counts by how near it begins to the place where the first one ends
-            w = second_stage_weights(table.loc[first, ["end_x", "end_y"]], table.loc[follow, ["x", "y"]])
-            one.append(table.loc[first, columns].astype(float))
+            w = second_stage_weights(table.loc[token, ["end_x", "end_y"]], table.loc[follow, ["x", "y"]])
+            first_stage.append(table.loc[token, columns].astype(float))
             two.append((table.loc[follow, columns].astype(float).mul(w, axis=0)).sum())
-            group.append(one[-1] * two[-1])
+            group.append(first_stage[-1] * two[-1])
         groups.append(sum(group) / 2)
-    return {k: pd.DataFrame(v).mean() for k, v in dict(combined=groups, stage_one=one, stage_two=two).items()}
+    return {k: pd.DataFrame(v).mean() for k, v in dict(combined=groups, stage_one=first_stage, stage_two=two).items()}
 
 # %% ../../nbs/10_metrics/15_epdms.ipynb #0bf4b023
 def one_stage(table: pd.DataFrame, gap: float = 0.55) -> tuple[pd.Series, pd.DataFrame]:
@@ -468,9 +472,11 @@ def one_stage(table: pd.DataFrame, gap: float = 0.55) -> tuple[pd.Series, pd.Dat
             if rows.at[b, "time"] - rows.at[a, "time"] <= gap
         ]
     table = table.assign(ec=np.nan)
-    for now, before in pairs:
-        table.loc[now, "ec"] = extended_comfort(
-            table.at[now, "states"][None], table.at[before, "states"], table.at[now, "time"] - table.at[before, "time"]
+    for current, previous in pairs:
+        table.loc[current, "ec"] = extended_comfort(
+            table.at[current, "states"][None],
+            table.at[previous, "states"],
+            table.at[current, "time"] - table.at[previous, "time"],
         )[0]
     table = table.assign(score=[_row_score(r) for _, r in table.iterrows()])
     return table[list(COLUMNS)].astype(float).mean(), table

@@ -197,8 +197,10 @@ def clip_pixels(images: Sequence, size: int = 224, crop: bool = True) -> torch.T
         # the shortest side gets the model's size
         k = size / min(i.size)
         w, h = (max(size, round(s * k)) if crop else size for s in i.size)
-        left, top = (w - size) // 2, (h - size) // 2
-        out.append(np.asarray(i.resize((w, h), BICUBIC).crop((left, top, left + size, top + size)), np.float32) / 255)
+        left_edge, top = (w - size) // 2, (h - size) // 2
+        out.append(
+            np.asarray(i.resize((w, h), BICUBIC).crop((left_edge, top, left_edge + size, top + size)), np.float32) / 255
+        )
     # (N, height, width, 3) -> (N, 3, height, width)
     return torch.from_numpy(((np.stack(out) - MEAN) / DEVIATION).transpose(0, 3, 1, 2).astype(np.float32))
 

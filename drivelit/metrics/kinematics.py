@@ -101,9 +101,9 @@ def interpolate(poses: ArrayLike, dt: float = 0.5, steps: int = STEPS) -> np.nda
     full[..., 2] = np.unwrap(full[..., 2], axis=1)
     # in poses of the plan, the origin is 0: which one is before each step, and what part of the way to the next
     position = np.arange(steps + 1) * DT / dt
-    left = np.minimum(position.astype(int), poses.shape[1] - 1)
-    part = (position - left)[:, None]
-    out = full[:, left] * (1 - part) + full[:, left + 1] * part
+    lower = np.minimum(position.astype(int), poses.shape[1] - 1)
+    part = (position - lower)[:, None]
+    out = full[:, lower] * (1 - part) + full[:, lower + 1] * part
     out[..., 2] = wrap_angle(out[..., 2])
     return out
 
@@ -116,8 +116,8 @@ def _each_step(loop: Callable[..., list[tuple]], rows: np.ndarray, first: np.nda
     "Run a loop over the steps of plans: rows (T, C, N) from first (D, N) to (T, E, N), in numpy or math."
     if not 0 < rows.shape[-1] <= FEW:
         return np.array(loop(np, rows, first))
-    each = [loop(_PLAIN, rows[..., n].tolist(), first[..., n].tolist()) for n in range(rows.shape[-1])]
-    return np.array(each).transpose(1, 2, 0)
+    results = [loop(_PLAIN, rows[..., n].tolist(), first[..., n].tolist()) for n in range(rows.shape[-1])]
+    return np.array(results).transpose(1, 2, 0)
 
 
 def _wrap(m, angle):
@@ -163,8 +163,8 @@ def _curvatures(m, rows, first):
         weight, pull = own_weight + weight, own_pull + pull
         share = stiff / (stiff + weight)
         later.append((pull / (stiff + weight), share))
-        whole, weight, pull = (weight, pull), share * weight, share * pull
-    kappa = whole[1] / (whole[0] + INITIAL_CURVATURE_PENALTY)
+        total, weight, pull = (weight, pull), share * weight, share * pull
+    kappa = total[1] / (total[0] + INITIAL_CURVATURE_PENALTY)
     out = [(kappa,)]
     for base, share in later[-2::-1]:
         kappa = base + share * kappa
@@ -278,11 +278,11 @@ def _pedals(m, rows, first):
     (v, ax), out = first, []
     for target, stands in rows:
         stops, error = stands * (v <= STOP_SPEED), target - v
-        wanted = gain * error
+        demand = gain * error
         # `stops` is 0 or 1: then the gain is STOP_GAIN
-        ax = ax + lag * (wanted + stops * (STOP_GAIN - gain) * error - ax)
+        ax = ax + lag * (demand + stops * (STOP_GAIN - gain) * error - ax)
         v = v + DT * ax
-        out.append((v, ax, wanted, stops))
+        out.append((v, ax, demand, stops))
     return out
 
 
@@ -293,13 +293,13 @@ _LEFT = _WAY.sum(1, keepdims=True) - np.cumsum(_WAY, 1)  # metres that are left 
 
 def _ahead(v, u, curvature, wheelbase=VEHICLE.wheelbase):
     "Factors (T, N) that `control` finds when it looks ahead, all steps at once; curvature (N, T + HORIZON)."
-    both = np.stack([v, u]).reshape(2, -1)
+    inputs = np.stack([v, u]).reshape(2, -1)
 
     def linear(a):
-        return (a @ both).reshape(v.shape)
+        return (a @ inputs).reshape(v.shape)
 
     def square(a):
-        return (both * (a @ both)).sum(0).reshape(v.shape)
+        return (inputs * (a @ inputs)).sum(0).reshape(v.shape)
 
     way, twice = linear(_WAY.sum(1)), square(_LEFT @ _WAY.T)
     rate_offset, rate_heading = square(_LEFT @ (_WAY * _LATER).T) / wheelbase, linear(_WAY @ _LATER) / wheelbase
@@ -313,11 +313,25 @@ def _ahead(v, u, curvature, wheelbase=VEHICLE.wheelbase):
 def _wheel(m, rows, first):
     "What each step needs -> (x, y, heading, steering angle, steering rate)."
     (x, y, h, d), out = first, []
-    for plan_h, c, s, plan_side, far, turned, way, twice, turn, road_offset, road_heading, by_v, by_turn in rows:
+    for (
+        plan_h,
+        c,
+        s,
+        plan_side,
+        offset_gain,
+        turned,
+        way,
+        twice,
+        turn,
+        road_offset,
+        road_heading,
+        by_v,
+        by_turn,
+    ) in rows:
         error = _wrap(m, h - plan_h)
         # to the left of the plan HORIZON steps ahead, if the wheel is not moved
         offset = y * c - x * s - plan_side + way * error + twice * d - road_offset
-        rate = far * offset + turned * _wrap(m, error + turn * d - road_heading)
+        rate = offset_gain * offset + turned * _wrap(m, error + turn * d - road_heading)
         x, y, h = x + by_v * m.cos(h), y + by_v * m.sin(h), _wrap(m, h + by_turn * m.tan(d))
         d = m.maximum(m.minimum(d + DT * rate, MAX_STEER), -MAX_STEER)
         out.append((x, y, h, d, rate))
@@ -342,20 +356,20 @@ def track(plan: ArrayLike, ego: Ego | np.ndarray) -> np.ndarray:
     target = speed[:, np.minimum(np.arange(steps) + HORIZON, steps - 1)].T
     states = np.zeros((*plan.shape[:2], 11))
     states[:, 0] = initial_state(ego) if isinstance(ego, Ego) else ego
-    first = states[:, 0].T
+    initial = states[:, 0].T
 
-    pedals = _each_step(_pedals, np.stack([target, target <= STOP_SPEED], 1), first[[VX, AX]])
-    v, ax, wanted, stops = pedals.transpose(1, 0, 2)  # (T, N)
-    before = np.concatenate([first[None, VX], v[:-1]])
-    rate_offset, rate_heading, *ahead = _ahead(before, wanted, curvature)
+    pedals = _each_step(_pedals, np.stack([target, target <= STOP_SPEED], 1), initial[[VX, AX]])
+    v, ax, demand, stops = pedals.transpose(1, 0, 2)  # (T, N)
+    previous_v = np.concatenate([initial[None, VX], v[:-1]])
+    rate_offset, rate_heading, *ahead = _ahead(previous_v, demand, curvature)
     # the steering rate that makes the quadratic cost of offset, heading and steering rate least
     answer = -DT / (DT + STEER_DELAY) / (rate_offset**2 * Q_LAT[0] + rate_heading**2 * Q_LAT[1] + R_LAT)
     answer = np.where(stops, 0.0, answer)
     x, y, heading = plan[:, :-1].transpose(2, 1, 0)
-    c, s, way = np.cos(heading), np.sin(heading), DT * before
+    c, s, way = np.cos(heading), np.sin(heading), DT * previous_v
     gains = answer * rate_offset * Q_LAT[0], answer * rate_heading * Q_LAT[1]
     rows = np.stack([heading, c, s, y * c - x * s, *gains, *ahead, way, way / VEHICLE.wheelbase], 1)
-    wheel = _each_step(_wheel, rows, first[[X, Y, HEADING, STEER]]).transpose(1, 2, 0)  # (5, N, T)
+    wheel = _each_step(_wheel, rows, initial[[X, Y, HEADING, STEER]]).transpose(1, 2, 0)  # (5, N, T)
 
     states[:, 1:, VX], states[:, 1:, AX] = v.T, ax.T
     for column, values in zip((X, Y, HEADING, STEER, STEER_RATE), wheel, strict=True):

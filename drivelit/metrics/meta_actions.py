@@ -93,8 +93,8 @@ def accuracy(
     rows = {}
     for name, relaxed in (("exact", False), ("relaxed", True)):
         c = credit(p, t, relaxed)
-        for what, v in (("first frame", c[:, 0]), ("sequence average", c.mean(1))):
-            rows[f"{what}, {name}"] = (
+        for measure, v in (("first frame", c[:, 0]), ("sequence average", c.mean(1))):
+            rows[f"{measure}, {name}"] = (
                 100 * v[readable].mean() if readable.any() else np.nan,
                 100 * v.mean() if len(v) else np.nan,
             )
@@ -159,11 +159,11 @@ def mode_selection(chosen: Sequence[str | None], text_score: ArrayLike, tool_sco
         raise ValueError("no samples")
     best, tie = np.where(tool > text, "tool", "text"), np.isclose(tool, text)
     best[tie] = "text"
-    right = np.array([m == b for m, b in zip(chosen, best, strict=True)])
+    correct = np.array([m == b for m, b in zip(chosen, best, strict=True)])
     pick = np.array([m == "tool" for m in chosen])
     return ModeSelection(
-        100 * right.mean(),
-        100 * right[~tie].mean() if (~tie).any() else np.nan,
+        100 * correct.mean(),
+        100 * correct[~tie].mean() if (~tie).any() else np.nan,
         100 * tie.mean(),
         100 * pick.mean(),
         100 * (best == "tool").mean(),

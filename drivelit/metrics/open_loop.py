@@ -119,9 +119,11 @@ def box_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) 
 def point_hits(trajectory: ArrayLike, grid: np.ndarray, front_first: bool = True) -> np.ndarray:
     "Way-points (6, 2) in occupied cells, (6,) bool; VAD's quarter-grid error is kept for comparison only."
     x, y = np.asarray(trajectory, np.float32).T
-    first = np.float32(-SIDE + CELL / 2)
+    origin = np.float32(-SIDE + CELL / 2)
     rows, columns = (
-        ((-first / 2 - y) / CELL, (-first / 2 + x) / CELL) if front_first else ((y - first) / CELL, (x - first) / CELL)
+        ((-origin / 2 - y) / CELL, (-origin / 2 + x) / CELL)
+        if front_first
+        else ((y - origin) / CELL, (x - origin) / CELL)
     )
     rows, columns = np.trunc(rows).astype(int), np.trunc(columns).astype(int)
     inside = (rows >= 0) & (rows < CELLS) & (columns >= 0) & (columns < CELLS)
@@ -201,7 +203,7 @@ def errors(
         plans[i] = p
     out = dict(l2=np.hypot(*(plans - truths).transpose(2, 0, 1)), readable=readable, valid=valid, complete=complete)
     if grids is not None:
-        other = grids if uniad_grids is None else uniad_grids
+        second_grids = grids if uniad_grids is None else uniad_grids
         truth_or_zero = np.where(finite[..., None], truths, 0.0)
 
         # a step without truth cannot be a hit; its truth of 0 only keeps the shapes
@@ -213,7 +215,9 @@ def errors(
             )
 
         out["hit_vad"] = np.array([hit(i, grids, front_first) for i in range(n)])
-        out["hit_uniad"] = np.array([hit(i, other, front_first if uniad_grids is None else False) for i in range(n)])
+        out["hit_uniad"] = np.array(
+            [hit(i, second_grids, front_first if uniad_grids is None else False) for i in range(n)]
+        )
     return out
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #6c35a008
@@ -245,7 +249,10 @@ def table(e: dict[str, np.ndarray]) -> pd.DataFrame:
             "collision %, UniAD": ([100 * v for v in at_end(e["hit_uniad"][uniad])], uniad, full | True),
             "collision %, UniAD, of all": ([100 * v for v in at_end(e["hit_uniad"])], full | True, full | True),
         }
-    data = {k: [*v, np.mean(v), int(used.sum()), int((of & ~readable).sum())] for k, (v, used, of) in rows.items()}
+    data = {
+        k: [*v, np.mean(v), int(used.sum()), int((population & ~readable).sum())]
+        for k, (v, used, population) in rows.items()
+    }
     ade = np.mean(e["l2"][vad])
     data["ADE m"] = [np.nan, np.nan, ade, np.nan, int(vad.sum()), int((full & ~readable).sum())]
     return pd.DataFrame.from_dict(data, orient="index", columns=["1s", "2s", "3s", "avg", "samples", "unreadable"])

@@ -125,5 +125,5 @@ def prediction(predicted: ArrayLike, actions: Sequence[str], truth: ArrayLike, t
     pairs = match(predicted, truth)
     if not pairs:
         return 0.0
-    right = sum(w for i, j, w in pairs if str(actions[i]).strip().lower() == str(true_actions[j]).strip().lower())
-    return right / sum(p[2] for p in pairs) * perception(predicted, truth)
+    correct = sum(w for i, j, w in pairs if str(actions[i]).strip().lower() == str(true_actions[j]).strip().lower())
+    return correct / sum(p[2] for p in pairs) * perception(predicted, truth)

@@ -53,9 +53,9 @@ def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
     """
     _plan_references(scenes, together)
     todo = [p for p in scenes if _kept_way(p, p.reference, "pdms") is None]
-    for some in (todo[i : i + together] for i in range(0, len(todo), together)):
-        start = np.array([kin.initial_state(p.scene.ego) for p in some])
-        for p, driven in zip(some, kin.track(np.stack([p.reference for p in some]), start), strict=True):
+    for batch in (todo[i : i + together] for i in range(0, len(todo), together)):
+        start = np.array([kin.initial_state(p.scene.ego) for p in batch])
+        for p, driven in zip(batch, kin.track(np.stack([p.reference for p in batch]), start), strict=True):
             _keep_way(p, p.reference, "pdms", score_states(p, driven[None]))
 
 

@@ -71,7 +71,7 @@ def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
     Returns:
         list: of (who, (3,) pose now, (2,) velocity m/s)
     """
-    seen = [
+    visible = [
         (a, a.at(0.0), a.velocity[np.searchsorted(a.times, 1e-6) - 1]) for a in scene.agents if a.at(0.0) is not None
     ]
 
@@ -79,9 +79,9 @@ def present(scene: Scene) -> list[tuple[Agent, np.ndarray, np.ndarray]]:
     def far(x):
         return float(np.hypot(x[1][0] - VEHICLE.to_center, x[1][1]))
 
-    seen = sorted((x for x in seen if far(x) <= REACH), key=far)
-    groups = [[x for x in seen if x[0].type == k][:n] for k, n in MOST.items()]
-    return [x for group in groups for x in group] + [x for x in seen if x[0].type not in MOST][:MOST_STATIC]
+    visible = sorted((x for x in visible if far(x) <= REACH), key=far)
+    groups = [[x for x in visible if x[0].type == k][:n] for k, n in MOST.items()]
+    return [x for group in groups for x in group] + [x for x in visible if x[0].type not in MOST][:MOST_STATIC]
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #4031f007
 def forecast(prepared: PDMScene) -> Forecast:
@@ -236,11 +236,11 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
             continue
         corridor = track.corridor(start[p], start[p] + reach[p])
         shapely.prepare(corridor)
-        near = shapely.intersects(corridor, world.boxes[: kin.STEPS // EVERY + 1])  # later ones are never looked up
-        step, who = np.nonzero(near & ~world.ignored)
-        box = world.boxes[step, who]
+        touches = shapely.intersects(corridor, world.boxes[: kin.STEPS // EVERY + 1])  # later ones are never looked up
+        step, agent = np.nonzero(touches & ~world.ignored)
+        box = world.boxes[step, agent]
         along = shapely.line_locate_point(track.line, shapely.centroid(box))
-        hits.append((np.full(len(step), p), step, box, along, world.heading[who], world.speed[who]))
+        hits.append((np.full(len(step), p), step, box, along, world.heading[agent], world.speed[agent]))
     path, step, *rest = [np.concatenate(v) for v in zip(*hits, strict=True)] if hits else [np.zeros(0, int)] * 6
     order = np.lexsort((path, step))
     return Blocking(path[order], step[order], *[v[order] for v in rest])
@@ -248,30 +248,30 @@ def blocking(tracks: Sequence[Track], worlds: Sequence[Forecast], start: np.ndar
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #e5542d81
 def leaders(poses: Poses, length: np.ndarray, block: Blocking, s: np.ndarray, step: int) -> np.ndarray:
     "Leader's rear, speed and gap correction (P, 5, 3) at s (P, 5), as the official loop fills its rows."
-    now = slice(*np.searchsorted(block.step, [step // EVERY, step // EVERY + 1]))
-    path, box, position = block.path[now], block.box[now], block.position[now]
+    current = slice(*np.searchsorted(block.step, [step // EVERY, step // EVERY + 1]))
+    path, box, position = block.path[current], block.box[current], block.position[current]
     out = np.zeros((*s.shape, 3))
     out[..., 0], out[..., 2] = length[:, None], VEHICLE.length / 2
     if not len(path):
         return out
-    some, first = np.unique(path, return_index=True)  # the G paths with a box, and where their boxes begin
-    ego = poses.at(s)[some]  # (G, 5, 3)
+    path_ids, starts = np.unique(path, return_index=True)  # the G paths with a box, and where their boxes begin
+    ego = poses.at(s)[path_ids]  # (G, 5, 3)
     shift = VEHICLE.to_center * np.stack([np.cos(ego[..., 2]), np.sin(ego[..., 2]), 0 * ego[..., 2]], -1)
-    group = np.repeat(np.arange(len(some)), np.diff([*first, len(path)]))
-    far = np.full((len(path), s.shape[1]), np.inf)
+    group = np.repeat(np.arange(len(path_ids)), np.diff([*starts, len(path)]))
+    gaps = np.full((len(path), s.shape[1]), np.inf)
     b, v = np.nonzero(position[:, None] > s[path])
-    far[b, v] = shapely.distance(box_polygons(ego + shift, EGO_HALF)[group[b], v], box[b])
-    least = np.minimum.reduceat(far, first)  # (G, 5)
-    order = np.where(far == least[group], np.arange(len(path))[:, None], len(path))
-    near = np.minimum.reduceat(order, first)  # the first of equals
-    ahead, row = np.isfinite(least), np.zeros((len(some), 3))
-    speed = block.speed[now][near] * np.cos(block.heading[now][near] - ego[..., 2])
+    gaps[b, v] = shapely.distance(box_polygons(ego + shift, EGO_HALF)[group[b], v], box[b])
+    least = np.minimum.reduceat(gaps, starts)  # (G, 5)
+    order = np.where(gaps == least[group], np.arange(len(path))[:, None], len(path))
+    nearest = np.minimum.reduceat(order, starts)  # the first of equals
+    ahead, row = np.isfinite(least), np.zeros((len(path_ids), 3))
+    speed = block.speed[current][nearest] * np.cos(block.heading[current][nearest] - ego[..., 2])
     for i in range(s.shape[1]):  # `row` is not cleared between the speeds: the official quirk
         a = ahead[:, i]
-        row[:, 0] = np.where(a, s[some, i] + least[:, i], length[some])
+        row[:, 0] = np.where(a, s[path_ids, i] + least[:, i], length[path_ids])
         row[:, 1] = np.where(a & ~np.isnan(speed[:, i]), speed[:, i], row[:, 1])
         row[:, 2] = np.where(a, row[:, 2], VEHICLE.length / 2)
-        out[some, i] = row
+        out[path_ids, i] = row
     return out
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #9ef16241
@@ -285,18 +285,18 @@ def proposals(prepared: Sequence[PDMScene], worlds: Sequence[Forecast] | None = 
 
     limit = each([max(p.scene.map.speed_limit, 0.1) for p in prepared])
     lines = np.array([t.line for t in tracks])
-    poses, length, wanted = Poses(tracks), shapely.length(lines), limit[:, None] * np.array(FRACTIONS)
+    poses, length, desired = Poses(tracks), shapely.length(lines), limit[:, None] * np.array(FRACTIONS)
     start = shapely.line_locate_point(lines, shapely.Point(0, 0))
     s = np.repeat(start[:, None, None], len(FRACTIONS), 1).repeat(kin.STEPS + 1, 2)  # (P, 5, 41)
     v = np.repeat(each([p.scene.ego.velocity[0] for p in prepared])[:, None], len(FRACTIONS), 1)
     lead = np.zeros((*v.shape, 3))
     block = blocking(tracks, [w for w in worlds for _ in OFFSETS], start, limit * AHEAD * kin.DT)
     for k in range(1, kin.STEPS + 1):
-        now = s[..., k - 1]
+        current_s = s[..., k - 1]
         if k % EVERY == 0:
-            lead = leaders(poses, length, block, now, k)
-        a = idm(v, wanted, lead[..., 0] - now - lead[..., 2], lead[..., 1])
-        s[..., k], v = now + kin.DT * v, v + kin.DT * a
+            lead = leaders(poses, length, block, current_s, k)
+        a = idm(v, desired, lead[..., 0] - current_s - lead[..., 2], lead[..., 1])
+        s[..., k], v = current_s + kin.DT * v, v + kin.DT * a
     return poses.at(s).reshape(len(prepared), -1, kin.STEPS + 1, 3)
 
 # %% ../../nbs/10_metrics/20_pdm_closed.ipynb #5d858973
@@ -347,12 +347,12 @@ def references(
     out = [None if p is None else kin.interpolate(p[None])[0] for p in out]
     todo = [i for i, p in enumerate(out) if p is None]
     for part in (todo[i : i + together] for i in range(0, len(todo), together)):
-        some = [ready[i] for i in part]
-        worlds = [forecast(p) for p in some]
-        plans = proposals(some, worlds)
-        first = np.repeat([kin.initial_state(p.scene.ego) for p in some], plans.shape[1], 0)
-        states = kin.track(plans.reshape(-1, kin.STEPS + 1, 3), first).reshape(*plans.shape[:2], kin.STEPS + 1, -1)
-        for i, p, world, many, driven in zip(part, some, worlds, plans, states, strict=True):
+        batch = [ready[i] for i in part]
+        worlds = [forecast(p) for p in batch]
+        plans = proposals(batch, worlds)
+        initial = np.repeat([kin.initial_state(p.scene.ego) for p in batch], plans.shape[1], 0)
+        states = kin.track(plans.reshape(-1, kin.STEPS + 1, 3), initial).reshape(*plans.shape[:2], kin.STEPS + 1, -1)
+        for i, p, world, many, driven in zip(part, batch, worlds, plans, states, strict=True):
             result = judge(world.agents, driven)
             chosen = choose(result)
             # nuPlan's rule: a slow ego whose best plan still collides within two seconds brakes as hard as it can

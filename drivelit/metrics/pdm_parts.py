@@ -40,14 +40,14 @@ def kinematic(scene: Scene) -> Scene:
 
     def extrapolate(a):
         k = int(np.searchsorted(a.times, 1e-6)) - 1
-        past, now, v = a.times[: k + 1], a.poses[k], a.velocity[k]
-        future = np.concatenate([now[None, :2] + (t - past[-1])[:, None] * v, np.full((len(t), 1), now[2])], 1)
-        new = t > past[-1] + 1e-6
+        past, pose, v = a.times[: k + 1], a.poses[k], a.velocity[k]
+        future = np.concatenate([pose[None, :2] + (t - past[-1])[:, None] * v, np.full((len(t), 1), pose[2])], 1)
+        is_new = t > past[-1] + 1e-6
         return replace(
             a,
-            times=np.r_[past, t[new]],
-            poses=np.r_[a.poses[: k + 1], future[new]],
-            velocity=np.r_[a.velocity[: k + 1], np.repeat(v[None], new.sum(), 0)],
+            times=np.r_[past, t[is_new]],
+            poses=np.r_[a.poses[: k + 1], future[is_new]],
+            velocity=np.r_[a.velocity[: k + 1], np.repeat(v[None], is_new.sum(), 0)],
         )
 
     return replace(scene, agents=[extrapolate(a) for a in scene.agents if a.times[0] <= 1e-6])
@@ -55,10 +55,10 @@ def kinematic(scene: Scene) -> Scene:
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #b0861003
 def at_10hz(agent: Agent) -> np.ndarray | None:
     "A road user's box centre poses (51, 3) at each 0.1 s, NaN where absent; None if not seen from now on."
-    seen = (agent.times > -1e-6) & (agent.times < AHEAD * kin.DT + 1e-6)
-    if not seen.any():
+    visible = (agent.times > -1e-6) & (agent.times < AHEAD * kin.DT + 1e-6)
+    if not visible.any():
         return None
-    times, poses = agent.times[seen], agent.poses[seen].copy()
+    times, poses = agent.times[visible], agent.poses[visible].copy()
     if len(times) == 1:
         return np.repeat(poses, AHEAD + 1, 0)
     poses[:, 2] = np.unwrap(poses[:, 2])
@@ -293,8 +293,8 @@ def in_several_lanes(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     if not prepared.lanes or not len(states):
         return np.zeros(len(states), bool)
     points = corners(states)
-    held = np.stack([inside(lane, points) for lane in prepared.lanes]).sum(-1)  # (lanes, M)
-    return ((held > 0).sum(0) > 1) & (held < 4).all(0)
+    counts = np.stack([inside(lane, points) for lane in prepared.lanes]).sum(-1)  # (lanes, M)
+    return ((counts > 0).sum(0) > 1) & (counts < 4).all(0)
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #52d5686d
 STOPPED_EGO, STOPPED_TTC, BEHIND, IN_FRONT = 5e-2, 5e-3, 150.0, 30.0  # m/s, m/s, degrees, degrees
@@ -341,9 +341,9 @@ def at_fault(
     front = boxes_touch(bumper, np.array([0, VEHICLE.width / 2]), agent, prepared.half[a])
     standing = np.hypot(state[:, VX], state[:, VY]) <= STOPPED_EGO
     side = offroad[n, k] | in_several_lanes(prepared, state)
-    behind = bearing(state[:, :3], agent[:, :2]) > BEHIND
+    is_behind = bearing(state[:, :3], agent[:, :2]) > BEHIND
     # never while standing; who stands always; who moves at the front, or while the ego is between lanes or off the road
-    fault = ~standing & (prepared.stopped[a] | ~behind & (front | side))
+    fault = ~standing & (prepared.stopped[a] | ~is_behind & (front | side))
     price = np.where(prepared.moving_type[a], 0.0, 0.5)
     return n[fault], k[fault], a[fault], price[fault]
 
@@ -415,8 +415,8 @@ def direction(prepared: PDMScene, states: np.ndarray, skip_intersections: bool =
     if skip_intersections:
         moved[inside(prepared.intersections, center)] = 0
     total = np.cumsum(moved, 1)
-    before = np.concatenate([np.zeros((len(states), 11)), total[:, :-11]], 1)
-    worst = (total - before).max(1)
+    lagged = np.concatenate([np.zeros((len(states), 11)), total[:, :-11]], 1)
+    worst = (total - lagged).max(1)
     return np.where(worst < 2.0, 1.0, np.where(worst < 6.0, 0.5, 0.0))
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #54589025

@@ -70,17 +70,17 @@ def plan_of(speed_points: np.ndarray, path_points: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: another shape
     """
-    fast, where = np.asarray(speed_points, float), np.asarray(path_points, float)
-    if fast.shape != (SPEED_POINTS, 2) or where.ndim != 2 or where.shape[1] != 2:
-        raise ValueError(f"way-points: shapes {fast.shape} and {where.shape}, expected ({SPEED_POINTS}, 2) and (20, 2)")
-    if not (np.isfinite(fast).all() and np.isfinite(where).all()):
+    fast, path = np.asarray(speed_points, float), np.asarray(path_points, float)
+    if fast.shape != (SPEED_POINTS, 2) or path.ndim != 2 or path.shape[1] != 2:
+        raise ValueError(f"way-points: shapes {fast.shape} and {path.shape}, expected ({SPEED_POINTS}, 2) and (20, 2)")
+    if not (np.isfinite(fast).all() and np.isfinite(path).all()):
         return np.full((SPEED_POINTS, 3), np.nan)
-    d, far = 0.0, []
+    d, distances = 0.0, []
     for step in np.diff(np.concatenate([np.zeros((1, 2)), fast]), axis=0):
-        h = _along(where, np.array([d]))[0, 2]
+        h = _along(path, np.array([d]))[0, 2]
         d += max(0.0, float(step @ [np.cos(h), np.sin(h)]))
-        far.append(d)
-    return _along(where, np.array(far))
+        distances.append(d)
+    return _along(path, np.array(distances))
 
 # %% ../../nbs/54_minddrive/08_controls.ipynb #0f6b8272
 @dataclass(frozen=True, eq=False)
@@ -120,12 +120,12 @@ def by_experts(
         prompts = [experts.encode(i, t) for i, t in zip(images, texts, strict=True)]
         states, out = np.stack([state_of(w.scene) for w in worlds]), []
         for k in range(0, len(worlds), together):
-            some = slice(k, k + together)
-            outputs = decide(experts, prompts[some], states[some], generator, both)
-            for i in range(len(prompts[some])):
-                told = {name: x[i] for name, x in outputs.items()}
-                words = Decision(SPEEDS[told["speed"]], PATHS[told["path"]])
-                out.append(Choice(words, plan_of(told["speed_points"], told["path_points"]), told))
+            batch = slice(k, k + together)
+            outputs = decide(experts, prompts[batch], states[batch], generator, both)
+            for i in range(len(prompts[batch])):
+                values = {name: x[i] for name, x in outputs.items()}
+                words = Decision(SPEEDS[values["speed"]], PATHS[values["path"]])
+                out.append(Choice(words, plan_of(values["speed_points"], values["path_points"]), values))
         return out
 
     return play
@@ -223,7 +223,7 @@ def _begin(drive, world):
 
 def _to_the_end(player, drives, worlds, inputs, keep, seen):
     "Decide in all worlds at once until the last drive is over."
-    first = [w.state.steps for w in worlds]
+    start_steps = [w.state.steps for w in worlds]
     alive = [k for k, w in enumerate(worlds) if not w.state.reason]
     while alive:
         for k in alive if seen else ():
@@ -240,8 +240,8 @@ def _to_the_end(player, drives, worlds, inputs, keep, seen):
                 drives[k].texts.append(text)
             drives[k].choices.append(choice if keep else Choice(choice.decision, choice.plan))
         alive = [k for k in alive if not worlds[k].state.reason]
-    for drive, world, before in zip(drives, worlds, first, strict=True):
-        drive.reason, drive.steps = world.state.reason, world.state.steps - before
+    for drive, world, start_step in zip(drives, worlds, start_steps, strict=True):
+        drive.reason, drive.steps = world.state.reason, world.state.steps - start_step
         drive.record = world.record() | dict(
             reason=drive.reason, comfort=world.comfort(), decisions=world.state.decisions
         )
@@ -266,8 +266,8 @@ def _not_driven(drive, reason, error):
 def _alone(player, drive, world, inputs, keep, seen, tries):
     "One drive in a world that others have driven in; it begins anew if its simulator is lost."
     for _ in range(tries):
-        for told in (drive.images, drive.texts, drive.choices, drive.rewards):
-            told.clear()
+        for history in (drive.images, drive.texts, drive.choices, drive.rewards):
+            history.clear()
         try:
             _begin(drive, world)
         except (NoSimulator, ValueError) as e:

@@ -188,14 +188,14 @@ def _file(folder, name):
 def _share(folder, profile, who, weights, names, seed, k, experts=None):
     "Drive the routes of collector k that have no file yet."
     # i: number of the route among all, which its random draws depend on, however many collectors share them
-    mine = [(i, name) for i, name in enumerate(names) if i % max(profile.collectors, 1) == k]
+    assigned = [(i, name) for i, name in enumerate(names) if i % max(profile.collectors, 1) == k]
     by_id = {r.id: r for r in routes_of(profile, "heldout")}
     if who in PLAYS and experts is None:
         experts = load_experts(weights, **where(profile, k)).eval()
     look = profile.inputs if who in PLAYS and who != "grey" else replace(profile.inputs, pictures="grey")
     error = "as their files said"
     with simulator(profile, k, "leaderboard", look) as world:
-        for i, name in tqdm(mine, f"routes at {world.port}", mininterval=5):
+        for i, name in tqdm(assigned, f"routes at {world.port}", mininterval=5):
             if _file(folder, name).exists():
                 continue
             player = player_of(who, experts, profile, seed, i)
@@ -203,7 +203,7 @@ def _share(folder, profile, who, weights, names, seed, k, experts=None):
             (drive,) = play(player, [Drive(by_id[name])], look, **options)
             write_json(_file(folder, name), _told(drive), indent=None)
             error = drive.error or error
-        files = [_file(folder, name) for _, name in mine]
+        files = [_file(folder, name) for _, name in assigned]
         if all(json.loads(f.read_text())["reason"] in (LOST, NO_START) for f in files):  # this is no simulator
             for f in files:
                 f.unlink()
@@ -267,10 +267,10 @@ def difference(
         raise ValueError(f"records: {len(ours)} and {len(theirs)} of routes that are not the same in the same order")
     n, rng, out = len(ours), np.random.default_rng(seed), {}
     # (draws, n) routes; both drivers are drawn on the same routes, so the difference of a route stays whole
-    which = rng.integers(n, size=(draws, n))
-    for name, of in (("driving score", composed), ("success", lambda r: 100.0 * success(r))):
-        d = np.array([of(a) - of(b) for a, b in zip(ours, theirs, strict=True)])
-        low, high = np.quantile(d[which].mean(1), [0.025, 0.975])  # of the mean, over the draws
+    resampled = rng.integers(n, size=(draws, n))
+    for name, metric in (("driving score", composed), ("success", lambda r: 100.0 * success(r))):
+        d = np.array([metric(a) - metric(b) for a, b in zip(ours, theirs, strict=True)])
+        low, high = np.quantile(d[resampled].mean(1), [0.025, 0.975])  # of the mean, over the draws
         out[name] = float(d.mean()), float(low), float(high)
     return out
 
@@ -287,23 +287,23 @@ def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str,
         dict: speed_right, path_right (shares), speed_most, path_most (shares of the expert's most frequent words),
             speed_error, path_error (mean distance of a way-point, metres, of the words that the policy says)
     """
-    device, right, far = experts.policy.device, dict(speed=[], path=[]), dict(speed=[], path=[])
+    device, correct, distances = experts.policy.device, dict(speed=[], path=[]), dict(speed=[], path=[])
     n = len(known.plans)
     for k in range(0, n, together):
-        some = range(k, min(k + together, n))
-        prompts = [known.prompts[i] for i in some]
+        batch = range(k, min(k + together, n))
+        prompts = [known.prompts[i] for i in batch]
         chosen = dict(zip(("speed", "path"), (p.argmax(1) for p in experts.words(prompts)), strict=True))
         # speed and path ways, (N, modes, T, 2) metres
-        *ways, _ = experts.ways(prompts, chosen["speed"], chosen["path"], known.tensor("state", some, device))
+        *ways, _ = experts.ways(prompts, chosen["speed"], chosen["path"], known.tensor("state", batch, device))
         for (name, word), way in zip(chosen.items(), ways, strict=True):
-            truth = known.tensor(f"{name}_points", some, device)
-            right[name] += (word == known.tensor(name, some, device)).tolist()
+            truth = known.tensor(f"{name}_points", batch, device)
+            correct[name] += (word == known.tensor(name, batch, device)).tolist()
             # of each way the mode of the chosen word, (N, T, 2)
-            far[name] += (way[torch.arange(len(word)), word] - truth).norm(dim=-1).mean(1).tolist()
-    out = {f"{k}_right": float(np.mean(v)) for k, v in right.items()}
+            distances[name] += (way[torch.arange(len(word)), word] - truth).norm(dim=-1).mean(1).tolist()
+    out = {f"{k}_right": float(np.mean(v)) for k, v in correct.items()}
     counts = {k: Counter(getattr(p, k) for p in known.plans) for k in ("speed", "path")}
     out |= {f"{k}_most": c.most_common(1)[0][1] / n for k, c in counts.items()}
-    return out | {f"{k}_error": float(np.mean(v)) for k, v in far.items()}
+    return out | {f"{k}_error": float(np.mean(v)) for k, v in distances.items()}
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #d3ed6bef
 SWAPS = dict(greedy=("greedy", ""), sampled=("sampled", ""), grey=("greedy", "grey"), ruled=("greedy", "words by rule"))

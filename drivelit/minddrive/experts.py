@@ -73,11 +73,13 @@ class WayDecoder(nn.Module):
         self, hidden: int, modes: int, points: int, step: float, latent: int = LATENT, width: int = 64
     ) -> None:
         super().__init__()
-        seen = hidden + STATES
+        in_features = hidden + STATES
         self.modes, self.points, self.step = modes, points, step
-        self.prior = nn.Linear(seen, 2 * latent)
-        self.posterior = nn.Sequential(nn.Linear(seen + 2 * points, width), nn.ReLU(), nn.Linear(width, 2 * latent))
-        self.begin = nn.Sequential(nn.Linear(seen, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh())
+        self.prior = nn.Linear(in_features, 2 * latent)
+        self.posterior = nn.Sequential(
+            nn.Linear(in_features + 2 * points, width), nn.ReLU(), nn.Linear(width, 2 * latent)
+        )
+        self.begin = nn.Sequential(nn.Linear(in_features, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh())
         self.gru = nn.GRU(latent, width, batch_first=True)
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 * modes))
 
@@ -90,16 +92,16 @@ class WayDecoder(nn.Module):
         noise: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         "Way-points (N, modes, points, 2) and KL(q || p) (N,); with `way` z is drawn from q, else p's mean."
-        seen = torch.cat([hidden, state / TEN], 1)
-        mu, log_sigma = self.prior(seen).chunk(2, 1)
+        features = torch.cat([hidden, state / TEN], 1)
+        mu, log_sigma = self.prior(features).chunk(2, 1)
         log_sigma = log_sigma.clamp(-6, 4)
         z, kl = mu, mu.new_zeros(len(mu))
         if way is not None:
-            m, log_s = self.posterior(torch.cat([seen, (way - start).flatten(1) / TEN], 1)).chunk(2, 1)
+            m, log_s = self.posterior(torch.cat([features, (way - start).flatten(1) / TEN], 1)).chunk(2, 1)
             log_s = log_s.clamp(-6, 4)
             noise = torch.randn_like(m) if noise is None else noise
             z, kl = m + (log_s / 2).exp() * noise, gaussian_kl(m, log_s, mu, log_sigma)
-        out, _ = self.gru(z[:, None].expand(-1, self.points, -1), self.begin(seen)[None].contiguous())
+        out, _ = self.gru(z[:, None].expand(-1, self.points, -1), self.begin(features)[None].contiguous())
         steps = self.head(out).unflatten(2, (self.modes, 2)).transpose(1, 2)
         return start[:, None] + self.step * steps.cumsum(2), kl
 
@@ -119,19 +121,22 @@ def add_words(policy: Policy) -> Policy:
     "Make the thirteen words single tokens, in place; ValueError for a policy with adapters."
     if hasattr(policy.model, "peft_config"):
         raise ValueError("the policy has adapters: add the words first")
-    old, model = policy.tokenizer, policy.model
-    pieces = {t: old(t, add_special_tokens=False)["input_ids"] for t in TOKENS}
-    new = {t: ids for t, ids in pieces.items() if len(ids) > 1}
-    if not new:
+    original, model = policy.tokenizer, policy.model
+    pieces = {t: original(t, add_special_tokens=False)["input_ids"] for t in TOKENS}
+    added = {t: ids for t, ids in pieces.items() if len(ids) > 1}
+    if not added:
         return policy
-    old_size, tokenizer = len(old), type(old)(tokenizer_object=old.backend_tokenizer, **old.init_kwargs)
-    tokenizer.chat_template = old.chat_template
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new])
+    old_size, tokenizer = (
+        len(original),
+        type(original)(tokenizer_object=original.backend_tokenizer, **original.init_kwargs),
+    )
+    tokenizer.chat_template = original.chat_template
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in added])
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # a checkpoint may have spare rows
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         with torch.no_grad():
-            for k, ids in enumerate(new.values()):
+            for k, ids in enumerate(added.values()):
                 layer.weight[old_size + k] = layer.weight[ids].mean(0)
     policy.tokenizer = policy.processor.tokenizer = tokenizer
     return policy
@@ -202,13 +207,13 @@ class _Adapters(nn.Module):
         ids = [[*p.input_ids, *s] for p, s in zip(prompts, words, strict=True)]
         batch = self.policy.collate(ids, [p.images for p in prompts], pad="left", media=False)
         batch["image_grid_thw"] = torch.cat([look.grids for look in looks]).to(self.policy.device)
-        seen = BaseModelOutputWithPooling(pooler_output=tuple(t for look in looks for t in look.tokens))
+        image_output = BaseModelOutputWithPooling(pooler_output=tuple(t for look in looks for t in look.tokens))
         options = dict(
-            output_hidden_states=True, logits_to_keep=1, use_cache=False, mm_encoder_outputs=dict(image=seen)
+            output_hidden_states=True, logits_to_keep=1, use_cache=False, mm_encoder_outputs=dict(image=image_output)
         )
         out = self.model(**batch, position_ids=positions(self.model, batch), **options)
-        last = max(len(words[0]), 1)
-        return out.logits[:, -1, self.tokens].float(), out.hidden_states[-1][:, -last:].float()
+        tail_len = max(len(words[0]), 1)
+        return out.logits[:, -1, self.tokens].float(), out.hidden_states[-1][:, -tail_len:].float()
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #cfb1bbf9
 class Experts(_Adapters):
@@ -235,9 +240,9 @@ class Experts(_Adapters):
         self.tokens = policy.tokenizer.convert_tokens_to_ids(list(TOKENS))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            first, *others = dict.fromkeys(self.roles.values())
-            self.model = get_peft_model(policy.model, _lora(self.how, self.tokens), adapter_name=first)
-            for name in others:
+            main_role, *extra_roles = dict.fromkeys(self.roles.values())
+            self.model = get_peft_model(policy.model, _lora(self.how, self.tokens), adapter_name=main_role)
+            for name in extra_roles:
                 self.model.add_adapter(name, _lora(self.how, self.tokens))
             hidden = policy.model.config.get_text_config().hidden_size
             self.speed_decoder = WayDecoder(hidden, len(SPEEDS), SPEED_POINTS, SPEED_STEP, latent)
@@ -273,8 +278,8 @@ class Experts(_Adapters):
         _, hidden = self._read("action", prompts, looks, words)
         ways, start, noise = truth or (None, None), carried_on(state), noise or (None, None)
         fast, kl = self.speed_decoder(hidden[:, 0], state, start[0], ways[0], noise[0])
-        where, more = self.path_decoder(hidden[:, 1], state, start[1], ways[1], noise[1])
-        return fast, where, kl + more
+        path_ways, path_kl = self.path_decoder(hidden[:, 1], state, start[1], ways[1], noise[1])
+        return fast, path_ways, kl + path_kl
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #5895851b
 @torch.no_grad()
@@ -308,13 +313,13 @@ def decide(
     def pick(logp, free):
         return torch.multinomial(logp.exp().cpu(), 1, generator=generator)[:, 0] if free else logp.argmax(1).cpu()
 
-    drawn = generator is not None
-    speed, path = pick(logps[0], drawn), pick(logps[1], drawn and both)
+    sampled = generator is not None
+    speed, path = pick(logps[0], sampled), pick(logps[1], sampled and both)
     state = torch.as_tensor(states, dtype=torch.float32, device=experts.policy.device)
-    fast, where, _ = experts.ways(prompts, speed, path, state, looks=looks)
+    fast, path_ways, _ = experts.ways(prompts, speed, path, state, looks=looks)
     n = torch.arange(len(prompts))
     out = dict(speed=speed, path=path, speed_logp=logps[0], path_logp=logps[1])
-    out |= dict(speed_points=fast[n, speed], path_points=where[n, path])
+    out |= dict(speed_points=fast[n, speed], path_points=path_ways[n, path])
     return {k: x.cpu().numpy() for k, x in out.items()}
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #03701dbe
@@ -387,13 +392,13 @@ def save_experts(
     "Write adapters and heads, so that `load_experts(folder)` gives the same experts."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    some = {r: name for r, name in experts.roles.items() if not roles or r in roles}
-    heads = {n: p for n, p in _heads(experts).items() if "value" in some or not n.startswith("value")}
-    files = {name: _tensors(experts, name) for name in some.values()} | {"heads": heads}
+    saved_roles = {r: name for r, name in experts.roles.items() if not roles or r in roles}
+    heads = {n: p for n, p in _heads(experts).items() if "value" in saved_roles or not n.startswith("value")}
+    files = {name: _tensors(experts, name) for name in saved_roles.values()} | {"heads": heads}
     for name, tensors in files.items():
         numbers = {n: p.detach().cpu().to(dtype).contiguous() for n, p in tensors.items()}
         save_file(numbers, folder / f"{name}.safetensors")
-    return write_json(folder / "experts.json", dict(roles=some) | experts.how | how).parent
+    return write_json(folder / "experts.json", dict(roles=saved_roles) | experts.how | how).parent
 
 
 def load_experts(folder: str | Path, **how: Any) -> Experts:
@@ -414,18 +419,18 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
     folder = trained_folder(folder) / "experts" if trained_folder(folder) else Path(folder)
     check_folder(folder)
     try:
-        told = json.loads((folder / "experts.json").read_text())
-        roles = dict(told.pop("roles"))
-        told = dict(layers="all", dropout=0.0) | told  # experts of an older version do not say
+        config = json.loads((folder / "experts.json").read_text())
+        roles = dict(config.pop("roles"))
+        config = dict(layers="all", dropout=0.0) | config  # experts of an older version do not say
         keys = ("model", "rank", "alpha", "single", "latent", "seed", "image_size", "layers", "dropout")
-        told = {k: told[k] for k in keys}
+        config = {k: config[k] for k in keys}
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: no experts.json, so no experts here") from None
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{folder}/experts.json: cannot be read ({type(e).__name__}: {e})") from None
-    if told["model"] == "..":
-        told["model"], how = str(folder.resolve().parent), dict(dtype="float32") | how
-    experts = Experts(**told, **how)
+    if config["model"] == "..":
+        config["model"], how = str(folder.resolve().parent), dict(dtype="float32") | how
+    experts = Experts(**config, **how)
     if "reference" in roles:
         add_reference(experts)
     if "value" in roles:

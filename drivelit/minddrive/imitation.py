@@ -120,8 +120,8 @@ class Lessons:
                 raise RunError(
                     f"{name}: rows of an older run do not know them; remove the stage `data` to make new ones"
                 )
-            most = max(1, *(len(a) for a in arrays))
-            arrays = [np.concatenate([a, np.full((most - len(a), *a.shape[1:]), NOWHERE)]) for a in arrays]
+            max_len = max(1, *(len(a) for a in arrays))
+            arrays = [np.concatenate([a, np.full((max_len - len(a), *a.shape[1:]), NOWHERE)]) for a in arrays]
         a = np.stack(arrays)
         return torch.as_tensor(a, dtype=torch.float32 if a.dtype.kind == "f" else torch.long, device=device)
 
@@ -162,8 +162,8 @@ def lessons(experts: Experts, rows: Iterable[dict], tokens: int | None = None) -
         return prompt.input_ids, prompt, plan
 
     plans = _Made(rows, np.flatnonzero(plan), make)
-    asked = _Made(rows, np.flatnonzero(plan == 0), lambda row: encode_row(experts.policy, row))
-    return Lessons(_Part(plans, 1), _Part(plans, 2), asked, speeds[plan == 1])
+    questions = _Made(rows, np.flatnonzero(plan == 0), lambda row: encode_row(experts.policy, row))
+    return Lessons(_Part(plans, 1), _Part(plans, 2), questions, speeds[plan == 1])
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #6e1f9325
 CLEARANCE = 1.0  # metres from the edge of the road
@@ -189,8 +189,8 @@ def _outside(ways, edges):
 def bound_loss(ways: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
     "What ways (N, T, 2) lack of 1 m to edges (N, S, 4), until crossed: (N, T) metres (VAD's map-bound loss)."
     # the matrix product of the default would lose the metres beside NOWHERE
-    far = torch.cdist(ways, edges.unflatten(2, (2, 2)).flatten(1, 2), compute_mode="donot_use_mm_for_euclid_dist")
-    return F.relu(CLEARANCE - far.amin(2)).masked_fill(_outside(ways, edges), 0.0)
+    distances = torch.cdist(ways, edges.unflatten(2, (2, 2)).flatten(1, 2), compute_mode="donot_use_mm_for_euclid_dist")
+    return F.relu(CLEARANCE - distances.amin(2)).masked_fill(_outside(ways, edges), 0.0)
 
 
 @torch.no_grad()
@@ -208,8 +208,8 @@ def _to_middle(ways):
 def collision_loss(ways: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     "What a plan lacks of the distance to others at the same time, (N, T, 2) metres (VAD's collision loss)."
     gap = others - (ways + _to_middle(ways))[:, None]
-    near = gap.abs().masked_fill(gap.norm(dim=-1, keepdim=True) > AROUND, NOWHERE).amin(1)
-    return F.relu(near.new_tensor([AHEAD, ASIDE]) - near)
+    nearest = gap.abs().masked_fill(gap.norm(dim=-1, keepdim=True) > AROUND, NOWHERE).amin(1)
+    return F.relu(nearest.new_tensor([AHEAD, ASIDE]) - nearest)
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #b75cd9fe
 def question_loss(
@@ -221,8 +221,8 @@ def question_loss(
     batch = experts.policy.collate(list(ids), list(images), pad="right")
     logits = experts.model(**batch, position_ids=positions(experts.model, batch), use_cache=False).logits
     width = batch["input_ids"].shape[1]
-    wanted = torch.tensor([[*y, *[IGNORE] * (width - len(y))] for y in labels], device=logits.device)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted[:, 1:].flatten(), ignore_index=IGNORE)
+    targets = torch.tensor([[*y, *[IGNORE] * (width - len(y))] for y in labels], device=logits.device)
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets[:, 1:].flatten(), ignore_index=IGNORE)
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #9eab4ae1
 @dataclass(frozen=True)
@@ -269,24 +269,26 @@ def parts(
     def of(name):
         return known.tensor(name, which, device)
 
-    speed, path, done, looks = of("speed"), of("path"), of("done"), experts.look(prompts)
+    speed, path, executed, looks = of("speed"), of("path"), of("done"), experts.look(prompts)
 
     def decision():
         a, b = experts.words(prompts, weights.speaker, looks)
         loss = F.nll_loss(a, speed) + F.nll_loss(b, path)
-        right = dict(speed_right=(a.argmax(1) == speed).float().mean(), path_right=(b.argmax(1) == path).float().mean())
-        return loss, dict(words=loss) | right
+        accuracy = dict(
+            speed_right=(a.argmax(1) == speed).float().mean(), path_right=(b.argmax(1) == path).float().mean()
+        )
+        return loss, dict(words=loss) | accuracy
 
     def action():
         truth, every = (of("speed_points"), of("path_points")), torch.arange(len(which), device=device)
-        fast, where, kl = experts.ways(prompts, done, path, of("state"), truth, looks, noise)
-        far = way_loss(fast, truth[0], done, weights.ways), way_loss(where, truth[1], path, weights.ways)
-        terms = dict(zip(("speed_way", "path_way"), far, strict=True)) | dict(kl=kl.mean())
+        fast, path_ways, kl = experts.ways(prompts, executed, path, of("state"), truth, looks, noise)
+        way_losses = way_loss(fast, truth[0], executed, weights.ways), way_loss(path_ways, truth[1], path, weights.ways)
+        terms = dict(zip(("speed_way", "path_way"), way_losses, strict=True)) | dict(kl=kl.mean())
         loss = weights.speed_way * terms["speed_way"] + weights.path_way * terms["path_way"]
         loss = loss + weights.latent * terms["kl"]
-        fast, where = fast[every, done], where[every, path]
+        fast, path_ways = fast[every, executed], path_ways[every, path]
         if weights.bound:
-            terms["bound"] = sum(bound_loss(w, of("edges")).mean() for w in (fast, where))
+            terms["bound"] = sum(bound_loss(w, of("edges")).mean() for w in (fast, path_ways))
             loss = loss + weights.bound * terms["bound"]
         if weights.collision:
             terms["collision"] = collision_loss(fast, of("others")).mean()
@@ -345,10 +347,10 @@ class Descent:
 def _optimizer(experts, how, speaker="decision"):
     "AdamW over adapters and decoders, and the highest learning rate of each; who does not speak is copied later."
     heads = [*experts.speed_decoder.parameters(), *experts.path_decoder.parameters()]
-    new = set(map(id, heads))
-    adapters = [p for p in experts.trained(*{speaker: 0, "action": 0}) if id(p) not in new]
+    head_ids = set(map(id, heads))
+    adapters = [p for p in experts.trained(*{speaker: 0, "action": 0}) if id(p) not in head_ids]
     rates = how.adapters * how.lr, DECODERS * how.lr
-    groups = [dict(params=p, most=most) for p, most in zip((adapters, heads), rates, strict=True)]
+    groups = [dict(params=p, most=max_lr) for p, max_lr in zip((adapters, heads), rates, strict=True)]
     return torch.optim.AdamW(groups, how.lr, weight_decay=how.decay)
 
 
@@ -398,14 +400,14 @@ def _add_up(optimizer, log):
 def _step(experts, known, optimizer, which, asked, weights=Weights(), max_norm=1.0):
     "One update; what to log. A stage may have no plans, or no questions."
     log, (me, n), device = {}, group(), experts.policy.device
-    mine, asked_me = which[me::n], asked[me::n]
-    share, shape = len(mine) / max(len(which), 1), (len(which), experts.how["latent"])
+    local_ids, asked_me = which[me::n], asked[me::n]
+    share, shape = len(local_ids) / max(len(which), 1), (len(which), experts.how["latent"])
     noise = [torch.randn(shape, device=device)[me::n] for _ in range(2)]  # the batch's, however it is shared out
     optimizer.zero_grad()
-    for part in parts(experts, known, mine, weights, noise).values() if which else ():
-        loss, told = part()
+    for part in parts(experts, known, local_ids, weights, noise).values() if which else ():
+        loss, terms = part()
         (share * loss).backward()
-        log |= {k: share * float(v.detach()) for k, v in told.items()}
+        log |= {k: share * float(v.detach()) for k, v in terms.items()}
     if asked:
         rows, log["questions"] = [known.asked[k] for k in asked_me], 0.0
         tokens = sum(y != IGNORE for _, labels, _ in rows for y in labels)
@@ -420,8 +422,8 @@ def _step(experts, known, optimizer, which, asked, weights=Weights(), max_norm=1
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
     "How likely a moment is drawn (N,), by its speed word; `balance` 0: all moments alike, 1: all words alike."
-    seen = Counter(words)
-    p = np.array([seen[w] ** -balance for w in words])
+    counts = Counter(words)
+    p = np.array([counts[w] ** -balance for w in words])
     return p / p.sum()
 
 
@@ -471,29 +473,36 @@ def imitate(
     keep_memory()
     if order == "stages" and not len(known.asked):
         raise RunError("sft_order: the first of the stages learns from questions, and the rows have none")
-    log, first, whole = [], 0, steps * (3 if order == "stages" else 1)
+    log, start_step, step_count = [], 0, steps * (3 if order == "stages" else 1)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         PartialState()  # opens the group of processes
     writes = out is not None and group()[0] == 0
-    here = dict(device=experts.policy.device, dtype=experts.policy.model.dtype)
-    point = latest_point(out, **here) if out is not None else None
+    load_options = dict(device=experts.policy.device, dtype=experts.policy.model.dtype)
+    point = latest_point(out, **load_options) if out is not None else None
     if point:
-        experts, told = point
-        first, log = told["step"], told["log"]
+        experts, content = point
+        start_step, log = content["step"], content["log"]
     optimizer = _optimizer(experts, how, weights.speaker)
-    if point and first % steps:  # a stage begins anew
-        optimizer.load_state_dict(told["optimizer"])
+    if point and start_step % steps:  # a stage begins anew
+        optimizer.load_state_dict(content["optimizer"])
     if writes:
         Path(out).mkdir(parents=True, exist_ok=True)
-        cut_metrics(out, first)
+        cut_metrics(out, start_step)
     experts.train()
-    drawn, orders = chances(known.speeds.tolist(), balance), {}
+    probs, orders = chances(known.speeds.tolist(), balance), {}
     begin, saved = time.perf_counter(), clock()
-    for step in tqdm(range(first, whole), "imitation", initial=first, total=whole, mininterval=5, disable=not writes):
+    for step in tqdm(
+        range(start_step, step_count),
+        "imitation",
+        initial=start_step,
+        total=step_count,
+        mininterval=5,
+        disable=not writes,
+    ):
         rng = np.random.default_rng([54, seed, step])
         torch.manual_seed(int(rng.integers(2**31)))
         k, learnt = stage_of(step, steps, order)
-        if step > first and k == 0:
+        if step > start_step and k == 0:
             optimizer = _optimizer(experts, how, weights.speaker)
         for part in optimizer.param_groups:
             part["lr"] = part["most"] * rate_at(k, steps, how.schedule, how.warmup, how.least)
@@ -502,21 +511,21 @@ def imitate(
             if learnt not in orders:  # those of a stage, all at once
                 rows = zip((known.plans, known.asked), sizes, strict=True)
                 orders = {learnt: [_passes(len(a), steps * n, [54, seed]) for a, n in rows]}
-            which, asked = (o[k * n : (k + 1) * n] for o, n in zip(orders[learnt], sizes, strict=True))
+            plan_ids, question_ids = (o[k * n : (k + 1) * n] for o, n in zip(orders[learnt], sizes, strict=True))
         else:
-            which = rng.choice(len(known.plans), size=sizes[0], p=drawn)
-            asked = rng.integers(len(known.asked), size=sizes[1]) if len(known.asked) else ()
-        log.append(_step(experts, known, optimizer, list(which), list(asked), weights, how.max_norm))
+            plan_ids = rng.choice(len(known.plans), size=sizes[0], p=probs)
+            question_ids = rng.integers(len(known.asked), size=sizes[1]) if len(known.asked) else ()
+        log.append(_step(experts, known, optimizer, list(plan_ids), list(question_ids), weights, how.max_norm))
         if writes:
-            begin, before = time.perf_counter(), begin
-            add_metrics(out, dict(step=step + 1, step_time=begin - before) | log[-1])
+            begin, previous = time.perf_counter(), begin
+            add_metrics(out, dict(step=step + 1, step_time=begin - previous) | log[-1])
             due = clock() - saved >= 60 * save_minutes if save_minutes else (step + 1) % save_every == 0
-            if due or step + 1 == whole:
+            if due or step + 1 == step_count:
                 save_point(out, step + 1, experts, optimizer, keep=KEEP, log=log)
                 saved = clock()
     if writes:
-        told = [k for k in ("bound", "collision") if log and k in log[-1]]
-        plot_metrics(out, ("words", "questions", "speed_way", "path_way", *told, "norm"))
+        content = [k for k in ("bound", "collision") if log and k in log[-1]]
+        plot_metrics(out, ("words", "questions", "speed_way", "path_way", *content, "norm"))
     wait_for_all()  # no process goes on, or ends, before the first has saved
     if weights.speaker == "action" and not experts.how["single"]:
         copy_action(experts)

@@ -87,10 +87,10 @@ def played(drive: Drive, group: int = -1, first: int = 0) -> Played:
     Returns:
         pictures, texts, words and their log-probabilities, rewards; an entry for each decision that is kept
     """
-    told = [c.told for c in drive.choices[first:]]
+    outputs = [c.told for c in drive.choices[first:]]
 
     def stack(name):
-        return np.stack([t[name] for t in told])
+        return np.stack([t[name] for t in outputs])
 
     return Played(
         np.stack([[np.asarray(i) for i in images] for images in drive.images[first:]]),
@@ -122,7 +122,7 @@ def write_played(path: str | Path, drives: Sequence[Played], told: dict[str, Any
     path = Path(path)
     arrays = {k: np.concatenate([getattr(d, k) for d in drives]) for k in ARRAYS}
     plain = [{k: getattr(d, k) for k in PLAIN} | dict(n=len(d.rewards)) for d in drives]
-    with whole_file(path) as new, new.open("wb") as f:
+    with whole_file(path) as temp_file, temp_file.open("wb") as f:
         np.savez_compressed(f, told=json.dumps(dict(told=told, drives=plain)), **arrays)
     return path
 
@@ -189,8 +189,8 @@ def where(profile: MindDriveProfile, collector: int | None = None) -> dict[str, 
     options, device = dict(attn_implementation=profile.attn_implementation), device_of(profile)
     n = profile.collector_gpus
     if n and collector is not None and device != "cpu":
-        if (seen := torch.cuda.device_count()) < n:
-            raise RunError(f"collector_gpus: {n}, and this process sees {seen}; give it more, or set collector_gpus")
+        if (visible := torch.cuda.device_count()) < n:
+            raise RunError(f"collector_gpus: {n}, and this process sees {visible}; give it more, or set collector_gpus")
         device = f"cuda:{collector % n}"
     return options | dict(device=device, dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
 
@@ -229,13 +229,13 @@ def collect(
     if world is None:  # all side by side, in a minute
         return [played(d) for d in play(player(0), drives, profile.inputs, seen=still_here)]
     for k, drive in enumerate(tqdm(drives, f"drives at {world.port}", mininterval=5, disable=keep is None)):
-        path, told = (keep[0] / f"drive-{k}.npz", keep[1] | dict(drive=k)) if keep else (None, {})
-        of_drive = read_played(path, told)[0] if keep else None
+        path, metadata = (keep[0] / f"drive-{k}.npz", keep[1] | dict(drive=k)) if keep else (None, {})
+        of_drive = read_played(path, metadata)[0] if keep else None
         if of_drive is None:
             play(player(k), [drive], profile.inputs, seen=still_here, world=world, tries=profile.tries)
             of_drive = [played(drive)] if drive.reason not in (LOST, NO_START) else []
             if of_drive and keep:
-                write_played(path, of_drive, told)
+                write_played(path, of_drive, metadata)
         collected += of_drive
     if drives and not collected:
         if drives[0].reason == NO_START:
@@ -260,9 +260,9 @@ def collect_groups(
         (scout,) = play(player, [Drive(scene)], profile.inputs, seen=keep)
         moment = int(rng.integers(len(snapshots)))
         branches = [Drive(scene, snapshots[moment]) for _ in range(profile.group - 1)]
-        others = play(player, branches, profile.inputs, seen=still_here)
-        collected += [played(scout, k, moment), *(played(d, k) for d in others)]
-        used += scout.steps + sum(d.steps for d in others)
+        branch_drives = play(player, branches, profile.inputs, seen=still_here)
+        collected += [played(scout, k, moment), *(played(d, k) for d in branch_drives)]
+        used += scout.steps + sum(d.steps for d in branch_drives)
         k += 1
     return collected
 
@@ -306,9 +306,9 @@ def routes_of(profile: MindDriveProfile, split: str) -> list[Route]:
     if not path.is_file():
         raise RunError(f"routes: there is no {path}; routes is a folder with train.xml and heldout.xml")
     routes = read_routes(path)
-    few, n = ("rl_scenes", profile.rl_scenes) if split == "train" else ("eval_rounds", profile.eval_rounds)
+    key, n = ("rl_scenes", profile.rl_scenes) if split == "train" else ("eval_rounds", profile.eval_rounds)
     if len(routes) < n:
-        raise RunError(f"{path}: {len(routes)} routes, and {few} asks for {n}")
+        raise RunError(f"{path}: {len(routes)} routes, and {key} asks for {n}")
     return routes[: profile.train_scenes if split == "train" else profile.eval_scenes]
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #cc821218
@@ -355,15 +355,15 @@ def _share(out, profile, number, seed, k, budget=0):
     experts = load_experts(Path(out) / f"checkpoint-{number}", **where(profile, k)).eval()
     n = max(profile.collectors, 1)
     draw = int(np.random.default_rng([56, seed, number, k]).integers(2**31))
-    mine, path, told = scenes[k::n], _place(out, number, k), _told(out, profile, number, seed, k, budget)
+    assigned, path, metadata = scenes[k::n], _place(out, number, k), _told(out, profile, number, seed, k, budget)
     if profile.algorithm == "ppo":
         with simulator(profile, k) as world:
-            drives = collect(experts, mine, profile, draw, world, (path.with_suffix(""), told))
+            drives = collect(experts, assigned, profile, draw, world, (path.with_suffix(""), metadata))
     else:
-        drives = collect_groups(experts, mine, profile, draw, -(-budget // n))
+        drives = collect_groups(experts, assigned, profile, draw, -(-budget // n))
         for p in drives:  # a group's number is its own in the whole round
             p.group = p.group * n + k
-    write_played(path, drives, told)
+    write_played(path, drives, metadata)
     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # the single drives are in the file now
 
 
@@ -398,19 +398,19 @@ def side_by_side(
     context, counted = fork_server(), Counter()
     counted["kept"] = sum(not missing(k) for k in jobs)
     for attempt in range(profile.tries):
-        left = [k for k in jobs if missing(k)]
-        if not left:
+        remaining = [k for k in jobs if missing(k)]
+        if not remaining:
             break
-        counted["started again"] += len(left) if attempt else 0
+        counted["started again"] += len(remaining) if attempt else 0
         if profile.collectors < 1:
-            for k in left:
+            for k in remaining:
                 work(*jobs[k])
             continue
 
         def arguments(k):
             return (os.getpid(), dict(os.environ), work, told(k), jobs[k], profile.silence)
 
-        running = [context.Process(target=_process, args=arguments(k)) for k in left]
+        running = [context.Process(target=_process, args=arguments(k)) for k in remaining]
         told(0).parent.mkdir(parents=True, exist_ok=True)
         for process in running:
             process.start()
@@ -537,37 +537,39 @@ def improve(
     def of(name):
         return torch.tensor(np.concatenate([getattr(d, name) for d in drives]))
 
-    both, ppo = profile.actions == "both", profile.algorithm == "ppo"
-    old = joint(of("speed_logp"), of("path_logp")) if both else of("speed_logp")
-    actions = len(PATHS) * of("speed") + of("path") if both else of("speed")
+    with_path, ppo = profile.actions == "both", profile.algorithm == "ppo"
+    old_logp = joint(of("speed_logp"), of("path_logp")) if with_path else of("speed_logp")
+    actions = len(PATHS) * of("speed") + of("path") if with_path else of("speed")
     weights = [p for g in optimizer.param_groups for p in g["params"]]
     rules = dict(clip=profile.clip, value_weight=profile.value_weight if ppo else 0.0, beta=profile.kl)
     tells, logs = torch.isfinite(advantages).nonzero()[:, 0].numpy(), []
     experts.train()
     orders = _orders(tells, profile, rng)
-    for number, which in enumerate(tqdm(orders, "update", mininterval=5, disable=tell is None)):
-        push = normalised(advantages[which], profile.std, profile.normalised_in) if ppo else advantages[which]
+    for number, batch_ids in enumerate(tqdm(orders, "update", mininterval=5, disable=tell is None)):
+        push = normalised(advantages[batch_ids], profile.std, profile.normalised_in) if ppo else advantages[batch_ids]
         share = rate_at(number, len(orders), profile.rl_schedule, profile.rl_warmup, profile.rate_floor)
         for group in optimizer.param_groups:  # each round has the schedule anew
             group["lr"] = share * group.setdefault("most", group["lr"])
         optimizer.zero_grad()
-        told = Counter()
-        for part in np.array_split(np.arange(len(which)), -(-len(which) // profile.micro_batch)):
-            k = torch.as_tensor(which[part])
-            some, seen = [prompts[i] for i in k], [looks[i] for i in k]
-            expected = value(experts, some, seen).cpu() if ppo else torch.zeros(len(k))
-            speed, path = experts.words(some, looks=seen)
-            new = (joint(speed, path) if both else speed).cpu()
+        metrics = Counter()
+        for part in np.array_split(np.arange(len(batch_ids)), -(-len(batch_ids) // profile.micro_batch)):
+            k = torch.as_tensor(batch_ids[part])
+            batch_prompts, batch_looks = [prompts[i] for i in k], [looks[i] for i in k]
+            expected = value(experts, batch_prompts, batch_looks).cpu() if ppo else torch.zeros(len(k))
+            speed, path = experts.words(batch_prompts, looks=batch_looks)
+            new_logp = (joint(speed, path) if with_path else speed).cpu()
             targets = expected, returns[k]
-            loss, logged = ppo_loss(new, old[k], reference[k].cpu(), actions[k], push[part], *targets, **rules)
+            loss, logged = ppo_loss(
+                new_logp, old_logp[k], reference[k].cpu(), actions[k], push[part], *targets, **rules
+            )
             for p in weights:
                 p.requires_grad_(True)
-            (len(part) / len(which) * loss).backward()
-            told.update({n: len(part) / len(which) * x for n, x in logged.items()})
-        told["norm"] = descend(optimizer, profile.max_norm, told)
-        logs.append(told)
+            (len(part) / len(batch_ids) * loss).backward()
+            metrics.update({n: len(part) / len(batch_ids) * x for n, x in logged.items()})
+        metrics["norm"] = descend(optimizer, profile.max_norm, metrics)
+        logs.append(metrics)
         if tell:
-            tell(told)
+            tell(metrics)
     experts.eval()
     return log | dict(updates=len(logs)) | {n: float(np.mean([x[n] for x in logs])) for n in (logs[0] if logs else ())}
 
@@ -601,13 +603,13 @@ CURVES = ("success", "reward", "policy", "value", "kl", "entropy", "norm")  # of
 
 def _play_and_improve(experts, optimizer, out, scenes, profile, number, seed, budget, log):
     "One round; what it is told as. A line of metrics for each update, and one for the round, at its last update."
-    begin, done = time.monotonic(), sum(row["updates"] for row in log)
-    cut_metrics(out, done)
+    begin, prior_updates = time.monotonic(), sum(row["updates"] for row in log)
+    cut_metrics(out, prior_updates)
     give_back_memory(experts.policy.device)  # of the last update, for the collectors on this GPU
     drives, counted = collect_round(out, scenes, profile, number, seed, budget)
     row = dict(round=number) | _row(drives, counted, time.monotonic() - begin)
     torch.manual_seed(seed * 10_000 + number)
-    steps = count(done + 1)
+    steps = count(prior_updates + 1)
 
     def tell(told):
         return add_metrics(out, dict(step=next(steps), round=number) | told)
@@ -617,7 +619,7 @@ def _play_and_improve(experts, optimizer, out, scenes, profile, number, seed, bu
     earned["step_time"] = (time.monotonic() - begin) / max(
         row["updates"], 1
     )  # of an update, with its share of the play
-    add_metrics(out, dict(step=done + row["updates"], round=number) | earned)
+    add_metrics(out, dict(step=prior_updates + row["updates"], round=number) | earned)
     return row
 
 
@@ -662,8 +664,8 @@ def reinforce(
         optimizer = optimizer_of(experts, profile)
         optimizer.load_state_dict(state["optimizer"])
         log = state["log"]
-        first, last = state["step"], profile.rl_steps
-        for number in tqdm(range(first, last), "rounds", initial=first, total=last):
+        start_round, end_round = state["step"], profile.rl_steps
+        for number in tqdm(range(start_round, end_round), "rounds", initial=start_round, total=end_round):
             log.append(_play_and_improve(experts, optimizer, out, scenes, profile, number, seed, budget, log))
             save_point(out, number + 1, experts, optimizer, log=log)
         plot_metrics(out, CURVES)

@@ -62,8 +62,8 @@ def _draw_drive(axes, drive, ego, world):
     plot_scene(drive.scene, above, {}, (x0, x1, y0, y1), agents_future=False, legend=False, title=title)
     above.set(xlabel="", ylabel="")
     above.title.set_fontsize(10)
-    near = world.state.poses[np.hypot(*(world.state.poses[:, :2] - ego[-1, :2]).T) < NEAR]
-    above.plot(*near[:, :2].T, "s", mfc="none", mec="#e03131", ms=7, zorder=6)
+    nearby = world.state.poses[np.hypot(*(world.state.poses[:, :2] - ego[-1, :2]).T) < NEAR]
+    above.plot(*nearby[:, :2].T, "s", mfc="none", mec="#e03131", ms=7, zorder=6)
     times = 0.5 * np.arange(n + 1)
     below.plot(times, ego[:, VX], color="#868e96", lw=1, zorder=1)
     words = ["" if isinstance(c.decision, ParseError) else c.decision.speed for c in drive.choices]
@@ -82,8 +82,8 @@ def plot_drives(player: Player, scenes: Sequence[Scene], inputs: Inputs, title: 
     figure, axes = plt.subplots(
         2 * len(scenes), 1, figsize=size, layout="constrained", height_ratios=[2, 1] * len(scenes)
     )
-    for k, one in enumerate(zip(drives, egos, worlds, strict=True)):
-        _draw_drive(axes[2 * k : 2 * k + 2], *one)
+    for k, entry in enumerate(zip(drives, egos, worlds, strict=True)):
+        _draw_drive(axes[2 * k : 2 * k + 2], *entry)
     axes[-1].set_xlabel("seconds")
 
     def look(word):
@@ -147,10 +147,10 @@ def plot_run(
 # %% ../../nbs/54_minddrive/66_pictures.ipynb #0e24bca2
 def _moment(world, images, choice, title):
     "A decision as a picture: what the policy is shown, the moment from above with its plan, its words."
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=(1, 1.25), layout="constrained")
-    left.imshow(np.asarray(images[0]), interpolation="nearest")
-    left.set(xticks=[], yticks=[])
-    left.set_title("what it is shown", fontsize=10)
+    figure, (image_ax, plan_ax) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=(1, 1.25), layout="constrained")
+    image_ax.imshow(np.asarray(images[0]), interpolation="nearest")
+    image_ax.set(xticks=[], yticks=[])
+    image_ax.set_title("what it is shown", fontsize=10)
     figure.suptitle(title, fontsize=11)
     unread = isinstance(choice.decision, ParseError)
     word = "" if unread else choice.decision.speed
@@ -159,8 +159,8 @@ def _moment(world, images, choice, title):
     plans = {"plan": choice.plan} if np.isfinite(choice.plan).all() else {}
     seconds, speed = 0.5 * world.state.decisions, world.state.ego[VX]
     above = dict(agents_future=False, legend=False, title=f"{seconds:.1f} s, it drives {speed:.1f} m/s")
-    plot_scene(world.scene, right, plans, (-12, 42, -12, 12), **above)
-    right.set(xlabel="", ylabel="", xticks=[], yticks=[])
+    plot_scene(world.scene, plan_ax, plans, (-12, 42, -12, 12), **above)
+    plan_ax.set(xlabel="", ylabel="", xticks=[], yticks=[])
     figure.canvas.draw()
     frame = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
     plt.close(figure)

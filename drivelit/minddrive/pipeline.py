@@ -62,10 +62,10 @@ def make_routes(profile: MindDriveProfile) -> dict[str, Sequence[Scene]]:
     "The toy town's routes of a profile, train and heldout, the families in turn; train ends with the doubled."
     learn, judge = (("tuning", 0), ("tuning", PART // 2)) if profile.tuning else (("train", 0), ("held_out", 0))
     sizes = profile.train_scenes, profile.eval_scenes
-    splits = [routes(n, part, first=first) for n, (part, first) in zip(sizes, (learn, judge), strict=True)]
-    each = -(-sizes[0] // len(ROUTE_FAMILIES))
+    splits = [routes(n, part, first=offset) for n, (part, offset) in zip(sizes, (learn, judge), strict=True)]
+    per_family = -(-sizes[0] // len(ROUTE_FAMILIES))
     for k, family in enumerate(profile.more()):
-        splits[0] += routes(each, learn[0], (family,), first=learn[1] + sizes[0] + k * each)
+        splits[0] += routes(per_family, learn[0], (family,), first=learn[1] + sizes[0] + k * per_family)
     return dict(zip(("train", "heldout"), splits, strict=True))
 
 
@@ -114,9 +114,10 @@ def _without_policy(out, profile, heldout):
         return (r.town, r.waypoints.tobytes())
 
     learnt = {way(r): r.id for r in routes_of(profile, "train")}
-    if both := [(r.id, learnt[way(r)]) for r in heldout if way(r) in learnt]:
+    if overlap := [(r.id, learnt[way(r)]) for r in heldout if way(r) in learnt]:
         raise RunError(
-            f"routes: {both[0][0]} of heldout.xml is {both[0][1]} of train.xml; nobody is judged on what was learnt"
+            f"routes: {overlap[0][0]} of heldout.xml is {overlap[0][1]} of train.xml; nobody is judged on what was "
+            "learnt"
         )
     return blind_on_simulators(heldout, profile, STAGES.folder(out, "scenes") / "drivers"), list(KNOWS)
 
@@ -135,19 +136,19 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
     Raises:
         RunError: a route of a simulator is in both files; no recorded moment of a split has its pictures
     """
-    left = {}
+    excluded = {}
     if profile.source == "toy":
         splits = make_routes(profile)
         for split, scenes in splits.items():
             save_scenes(scenes, STAGES.folder(out, "scenes") / f"{split}.npz")
     else:
-        splits, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
+        splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     judge = splits["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
     of_drivers, left_out = _without_policy(out, profile, judge)
     ends, families = {name: scored(records) for name, records in of_drivers.items()}, [s.family for s in judge]
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
-    told = dict(train=len(splits["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
-    return told | (dict(lacking=left) if left else {})
+    result = dict(train=len(splits["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
+    return result | (dict(lacking=excluded) if excluded else {})
 
 
 def check_scene(profile: MindDriveProfile, scene: Scene, split: str) -> None:
@@ -192,22 +193,22 @@ def run_data(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     Raises:
         RunError: as `chat_folder`; no moment is left to learn from, or none has a file in that folder
     """
-    here, words, counts = STAGES.folder(out, "data"), Counter(), {}
+    data_dir, words, counts = STAGES.folder(out, "data"), Counter(), {}
     chat, driver = chat_folder(profile), EXPERTS[profile.expert]
     command = f"python -m drivelit run minddrive.{profile.name} --stages data"
-    some = load_scenes(out, "heldout")[: profile.eval_rounds]
-    for split, scenes, wrong, look, counter in (
+    heldout_subset = load_scenes(out, "heldout")[: profile.eval_rounds]
+    for split, scenes, error_rate, look, counter in (
         ("train", load_scenes(out, "train"), profile.wrong, profile.look, words),
-        ("heldout", some, 0.0, 0, Counter()),
+        ("heldout", heldout_subset, 0.0, 0, Counter()),
     ):
         counts[split] = count = Counter()
-        make = partial(part_rows, dict(inputs=profile.inputs, wrong=wrong, look=look, driver=driver, chat=chat))
-        with Parts(here, profile.row_workers) as parts:
+        make = partial(part_rows, dict(inputs=profile.inputs, wrong=error_rate, look=look, driver=driver, chat=chat))
+        with Parts(data_dir, profile.row_workers) as parts:
             rows = _words_of(parts.rows(split, make, scenes, range(len(scenes)), count=count), counter)
-            save_rows(here / f"{split}.parquet", rows, count, command)
+            save_rows(data_dir / f"{split}.parquet", rows, count, command)
         if split == "train" and not count["plan rows"]:
-            told = "; ".join(f"{n:,} x {why}" for why, n in count.most_common())
-            raise RunError(f"source: {profile.source}: no moment of train is left to learn from: {told}")
+            reasons = "; ".join(f"{n:,} x {why}" for why, n in count.most_common())
+            raise RunError(f"source: {profile.source}: no moment of train is left to learn from: {reasons}")
         if split == "train" and chat and not count["chat rows"]:
             raise RunError(f"chat: no file in {chat} belongs to a moment of source = {profile.source}")
     shares = {w: words[w] / max(sum(words.values()), 1) for w in SPEEDS}
@@ -247,10 +248,10 @@ def driven(
     """
 
     def make() -> dict:
-        asked = (play,), profile.actions == "both", profile.together
+        play_args = (play,), profile.actions == "both", profile.together
         with timed("plays", scenes=len(scenes)):
             if profile.simulators == NONE:
-                result = evaluate(experts, scenes, profile.inputs, seed, *asked)[play]
+                result = evaluate(experts, scenes, profile.inputs, seed, *play_args)[play]
             else:
                 result = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
         return dict(_checkpoint=dict(records=result.pop("records"))) | result
@@ -274,20 +275,20 @@ def judged(
         dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop.
             What the decoder is worth (ruled) is asked of `il` and `rl`
     """
-    here, scenes, results = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
+    eval_dir, scenes, results = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
     for play in (p for p in PLAYS if p != "ruled" or stage not in OPTIONAL):
-        of = weights or STAGES.trained(out, stage, seed)
-        told = driven(experts, scenes, profile, seed, play, here / f"{play}.json", of)
-        records = told.pop("_checkpoint")["records"]
+        weights_path = weights or STAGES.trained(out, stage, seed)
+        result = driven(experts, scenes, profile, seed, play, eval_dir / f"{play}.json", weights_path)
+        records = result.pop("_checkpoint")["records"]
         n = sum(r["decisions"] for r in records)
-        lost = sum(told["unreadable"].values()) / max(n, 1)
-        results[play] = told | scored(records) | dict(unreadable=lost, reasons=told["unreadable"], decisions=n)
+        lost = sum(result["unreadable"].values()) / max(n, 1)
+        results[play] = result | scored(records) | dict(unreadable=lost, reasons=result["unreadable"], decisions=n)
 
     def asked() -> dict:
         rows = read_rows(STAGES.folder(out, "data") / "heldout.parquet")
         return open_loop(experts, lessons(experts, rows), profile.together)
 
-    return results | dict(open_loop=_kept(here / "open_loop.json", asked))
+    return results | dict(open_loop=_kept(eval_dir / "open_loop.json", asked))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #dd3550b0
 def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
@@ -298,10 +299,10 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     rows = read_rows(STAGES.folder(out, "data") / "train.parquet")
     words = [m.get("speed", "") for m in rows.column("meta")]  # questions are a word of their own
     rng, n = np.random.default_rng([59, seed]), profile.warm_steps * profile.sft_batch
-    drawn = rng.choice(len(words), size=n, p=chances(words, profile.balance))
+    sample_ids = rng.choice(len(words), size=n, p=chances(words, profile.balance))
     policy = start_policy(profile.model, seed, profile.image_size, **where(profile))
-    how = sft_options(profile, steps=profile.warm_steps) | dict(warmup=profile.warm_warmup)
-    return train_sft(policy, Subset(rows, drawn.tolist()), STAGES.folder(out, "warm"), seed=seed, **how)
+    options = sft_options(profile, steps=profile.warm_steps) | dict(warmup=profile.warm_warmup)
+    return train_sft(policy, Subset(rows, sample_ids.tolist()), STAGES.folder(out, "warm"), seed=seed, **options)
 
 
 def model_of(out: str | Path, profile: MindDriveProfile) -> str:
@@ -311,15 +312,15 @@ def model_of(out: str | Path, profile: MindDriveProfile) -> str:
 
 def try_some(known: Lessons, profile: MindDriveProfile, most: int = 500) -> None:
     "Read some rows, spread over all, before training begins; RunError or ValueError for an unfit one."
-    some = np.unique(np.linspace(0, len(known.plans) - 1, most).astype(int))
-    edges = [known.plans[int(k)].edges for k in some]
+    sample_ids = np.unique(np.linspace(0, len(known.plans) - 1, most).astype(int))
+    edges = [known.plans[int(k)].edges for k in sample_ids]
     if profile.w_bound and not any(e is not None and len(e) for e in edges):
         raise RunError("w_bound: no row has an edge of the road: the source has no map, or an older run made the rows")
 
 
 def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
     "Stages `il` and `il_single`: learn from the expert's rows, on one GPU or several, then drive."
-    profile, here = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
+    profile, stage_dir = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
     numbers += profile.lora_layers, profile.lora_dropout
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
@@ -329,19 +330,28 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     kinds = profile.w_latent, profile.w_bound, profile.w_collision, profile.ways_loss, speaker
     steps = profile.sft_steps or in_epochs(len(learnt.plans), profile.sft_epochs, profile.sft_batch)
     rate = profile.sft_schedule, profile.sft_warmup, profile.rate_floor
-    how = Descent(profile.sft_lr, profile.adapter_rate, profile.weight_decay, profile.max_norm, *rate)
-    settings = steps, profile.sft_batch, how, seed, here, profile.save_every, profile.balance, Weights(*ways, *kinds)
+    descent = Descent(profile.sft_lr, profile.adapter_rate, profile.weight_decay, profile.max_norm, *rate)
+    settings = (
+        steps,
+        profile.sft_batch,
+        descent,
+        seed,
+        stage_dir,
+        profile.save_every,
+        profile.balance,
+        Weights(*ways, *kinds),
+    )
     passes = dict(passes=profile.sft_epochs > 0, save_minutes=profile.save_minutes, order=profile.sft_order)
     experts, log = imitate(experts, learnt, *settings, **passes)
     if group()[0]:  # one process saves and judges for all
         return {}
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
-    last = log[-max(len(log) // 10, 1) :]
-    loss = {k: float(np.mean([row[k] for row in last])) for k in last[0]}
-    told = dict(steps=len(log), rows=len(learnt.plans), asked=len(learnt.asked), loss=loss)
-    told |= judged(experts, stage, out, profile, seed)
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, told))
-    return told
+    tail = log[-max(len(log) // 10, 1) :]
+    loss = {k: float(np.mean([row[k] for row in tail])) for k in tail[0]}
+    outcome = dict(steps=len(log), rows=len(learnt.plans), asked=len(learnt.asked), loss=loss)
+    outcome |= judged(experts, stage, out, profile, seed)
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, outcome))
+    return outcome
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #a264350d
 def open_trained(final: str | Path, profile: MindDriveProfile, seed: int = 0) -> Policy | Bundle:
@@ -371,26 +381,26 @@ def chosen(scenes: Sequence[Scene | Route], n: int, seed: int, twice: tuple[str,
     Returns:
         list of them, the families in turn; a family that has no more is passed over
     """
-    seen, place = Counter(), {}
+    counts, place = Counter(), {}
     for k in np.random.default_rng([58, seed]).permutation(len(scenes)):
-        place[int(k)] = seen[scenes[k].family] // (2 if scenes[k].family in twice else 1)
-        seen[scenes[k].family] += 1
+        place[int(k)] = counts[scenes[k].family] // (2 if scenes[k].family in twice else 1)
+        counts[scenes[k].family] += 1
     return [scenes[k] for k in sorted(place, key=place.get)[:n]]
 
 
 def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, dict[str, Any]]:
     "How the policy drove after each round, on the first held-out routes; round 0 is imitation."
-    here, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
+    stage_dir, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
 
     def greedy(s):
         return STAGES.folder(out, s, seed) / "heldout" / "greedy.json"
 
-    whole = {0: greedy(BEFORE[stage]), profile.rl_steps: greedy(stage)}  # they have driven all routes
+    endpoints = {0: greedy(BEFORE[stage]), profile.rl_steps: greedy(stage)}  # they have driven all routes
     results = {}
-    for k in whole if stage in OPTIONAL else range(profile.rl_steps + 1):
-        path = whole.get(k, here / "heldout" / f"round-{k}.json")
+    for k in endpoints if stage in OPTIONAL else range(profile.rl_steps + 1):
+        path = endpoints.get(k, stage_dir / "heldout" / f"round-{k}.json")
         if not path.exists():
-            weights = here / "rounds" / f"checkpoint-{k}"
+            weights = stage_dir / "rounds" / f"checkpoint-{k}"
             experts = load_experts(weights, **where(profile)).eval()
             driven(experts, scenes, profile, seed, "greedy", path, weights)
         records = json.loads(path.read_text())["_checkpoint"]["records"]
@@ -411,18 +421,18 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     Raises:
         RunError: groups from one state are asked of simulators
     """
-    profile, here, budget = replace(profile, **REINFORCED[stage]), STAGES.folder(out, stage, seed), 0
+    profile, stage_dir, budget = replace(profile, **REINFORCED[stage]), STAGES.folder(out, stage, seed), 0
     if profile.algorithm == "grpo":
         budget = -(-STAGES.result(out, "rl", seed)["simulated"] // max(profile.rl_steps, 1))
     scenes = chosen(roads(out, profile, "train"), profile.rl_scenes, seed, profile.more())
     begin = STAGES.trained(out, BEFORE[stage], seed)
-    experts, log = reinforce(begin, here / "rounds", scenes, profile, seed, budget)
+    experts, log = reinforce(begin, stage_dir / "rounds", scenes, profile, seed, budget)
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
-    told = dict(log=log, simulated=sum(row["steps"] for row in log))
-    told |= judged(experts, stage, out, profile, seed)
-    told |= dict(rounds=by_round(stage, out, profile, seed))
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, told))
-    return told
+    outcome = dict(log=log, simulated=sum(row["steps"] for row in log))
+    outcome |= judged(experts, stage, out, profile, seed)
+    outcome |= dict(rounds=by_round(stage, out, profile, seed))
+    write_part(out, f"{stage}-{seed}", part_of(stage, seed, outcome))
+    return outcome
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #bd349787
 TAKES = ("experts", "checkpoint")  # what `python -m drivelit evaluate` opens
@@ -461,9 +471,9 @@ def run_given(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str
         RunError: they cannot be opened
     """
     experts = load_given(profile, seed, opens=lambda name: load_experts(name, **where(profile)).eval())
-    told = judged(experts, "given", out, profile, seed, profile.model)
-    write_part(out, f"given-{seed}", part_of("given", seed, told))
-    return told
+    outcome = judged(experts, "given", out, profile, seed, profile.model)
+    write_part(out, f"given-{seed}", part_of("given", seed, outcome))
+    return outcome
 
 
 FUNCTIONS = dict(

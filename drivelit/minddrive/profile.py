@@ -175,13 +175,13 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
         if "$" in value:
             lacks[0] = f"simulators: {why}; {value[1:]}={file} with the line above, or HOST:PORT with commas"
         return [f"PORTS_FILE={file} bash ci/serve_carla.sh {max(p.collectors, 1)}"], lacks
-    lines, here = [], addresses_in(p.simulators)
-    for host, port in here:
-        if (host, port - 10) in here:  # the script starts it with the one before
+    lines, addresses = [], addresses_in(p.simulators)
+    for host, port in addresses:
+        if (host, port - 10) in addresses:  # the script starts it with the one before
             continue
-        n = next(k for k in range(1, len(here) + 1) if (host, port + 10 * k) not in here)
-        where = "" if host in ("localhost", "127.0.0.1") else f"  # on {host}"
-        lines.append(f"bash ci/serve_carla.sh {n} {port}{where}")
+        n = next(k for k in range(1, len(addresses) + 1) if (host, port + 10 * k) not in addresses)
+        host_note = "" if host in ("localhost", "127.0.0.1") else f"  # on {host}"
+        lines.append(f"bash ci/serve_carla.sh {n} {port}{host_note}")
     return lines, lacks
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #f882f59b
@@ -202,12 +202,12 @@ def _read(p, train, why) -> list[Amount]:
     "What imitation reads of recorded moments, beside the paper's samples."
     n = p.scenes_of(train)
     rows = n + (n // p.look if p.look else 0)  # a plan each, and some with a question
-    drawn = steps(replace(p, train_scenes=n))["sft_samples"]
-    told = "plans and questions; of the paper's planning and Chat-B2D pairs (method summary)"
+    sample_count = steps(replace(p, train_scenes=n))["sft_samples"]
+    note = "plans and questions; of the paper's planning and Chat-B2D pairs (method summary)"
     return [
         Amount("train_scenes", p.train_scenes, train, whole=train or 0, why=why),
-        Amount("rows of imitation", rows, whole=SAMPLES, why=told),
-        Amount("samples of imitation", drawn, why=f"{drawn / max(rows, 1):.1f} passes over the rows"),
+        Amount("rows of imitation", rows, whole=SAMPLES, why=note),
+        Amount("samples of imitation", sample_count, why=f"{sample_count / max(rows, 1):.1f} passes over the rows"),
         Amount("decisions of a round", p.batch()[1] * p.questions(), why=_of_a_round(p)),
     ]
 
@@ -216,8 +216,10 @@ def _of_a_round(p) -> str:
     "How many decisions a drive has, and what they weigh."
     width, height = p.image_size
     gigabytes = p.batch()[1] * p.questions() * p.pictures() * width * height * 3 / 1e9
-    told = f"{p.questions():,} in a drive of a minute, one every {p.decision_seconds:g} s, {p.batch()[1]} drives"
-    return f"{told}; their pictures, {gigabytes:.0f} GB, and what the vision encoder makes of them are in main memory"
+    summary = f"{p.questions():,} in a drive of a minute, one every {p.decision_seconds:g} s, {p.batch()[1]} drives"
+    return (
+        f"{summary}; their pictures, {gigabytes:.0f} GB, and what the vision encoder makes of them are in main memory"
+    )
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #10b5aa09
 class _Counts:
@@ -254,8 +256,8 @@ class _Counts:
 
     def update_size(self, kind: str) -> float:
         "An update of imitation reads a quarter as many questions as plans, if there are any; stages of one have none."
-        asked = max(self.sft_batch // 4, 1) if kind == "sft" and self.look else 0
-        return super().update_size(kind) + asked / (self.tunings() if kind == "sft" else 1)
+        questions = max(self.sft_batch // 4, 1) if kind == "sft" and self.look else 0
+        return super().update_size(kind) + questions / (self.tunings() if kind == "sft" else 1)
 
     def beside(self, stage: str) -> int:
         "Collectors on a device, each with a policy of its own; they have ended before an update."
@@ -392,14 +394,18 @@ class MindDriveProfile(_Counts, Profile):
         problems = _wrong_about_simulators(self)
         if self.rl_gpus > 1:
             problems.append(f"rl_gpus: {self.rl_gpus}, and a round's update is made on one; imitation can have more")
-        for few, many in (("rl_scenes", "train_scenes"), ("collectors", "rl_scenes"), ("eval_rounds", "eval_scenes")):
-            if (a := getattr(self, few)) > (b := getattr(self, many)):
-                problems.append(f"{few}: {a} are more than the {b} routes of {many}")
+        for small_key, many in (
+            ("rl_scenes", "train_scenes"),
+            ("collectors", "rl_scenes"),
+            ("eval_rounds", "eval_scenes"),
+        ):
+            if (a := getattr(self, small_key)) > (b := getattr(self, many)):
+                problems.append(f"{small_key}: {a} are more than the {b} routes of {many}")
         if self.collector_gpus > gpus_per_node():
-            most = f"more than a machine has, {gpus_per_node()} (DRIVELIT_PER_NODE)"
-            problems.append(f"collector_gpus: {self.collector_gpus} are {most}")
-        if wrong := [f for f in self.more() if f not in ROUTE_FAMILIES]:
-            problems.append(f"twice: {wrong[0]!r} is not one of {', '.join(ROUTE_FAMILIES)}")
+            limit = f"more than a machine has, {gpus_per_node()} (DRIVELIT_PER_NODE)"
+            problems.append(f"collector_gpus: {self.collector_gpus} are {limit}")
+        if unknown := [f for f in self.more() if f not in ROUTE_FAMILIES]:
+            problems.append(f"twice: {unknown[0]!r} is not one of {', '.join(ROUTE_FAMILIES)}")
         if self.source != "toy" and (self.twice != NONE or self.expert != "future"):
             problems.append(f"expert, twice: they are of the kit's routes, and the source is {self.source}")
         if self.sft_order == "stages" and not self.look:

@@ -28,12 +28,12 @@ _DECODER = re.compile(rf"(pw_)?({'|'.join(MODULES)})\.(.*)")
 
 def open_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
     "The tensors of a checkpoint of mmcv (.pth), by their names there; WeightsError if damaged."
-    told = read_pickle(path)
-    state = told.get("state_dict", told) if isinstance(told, Mapping) else {}
-    named = {str(k).removeprefix("module."): v for k, v in state.items() if isinstance(v, torch.Tensor)}
-    if not named:
+    checkpoint = read_pickle(path)
+    state = checkpoint.get("state_dict", checkpoint) if isinstance(checkpoint, Mapping) else {}
+    weights = {str(k).removeprefix("module."): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+    if not weights:
         raise WeightsError(f"{path}: has no state_dict with tensors")
-    return named
+    return weights
 
 
 def our_name(name: str) -> tuple[str, str]:
@@ -52,26 +52,28 @@ def _layers(names, prefix: str) -> int:
 
 def _towers(state: Mapping[str, torch.Tensor], experts: Experts) -> list[str]:
     "What sees and reads there, where it is no part of ours."
-    told, text = [], experts.model.config.get_text_config()
-    if seen := [n for n in state if n.startswith("img_backbone.")]:
-        wide = next((state[n].shape[0] for n in seen if n.endswith("patch_embed.proj.weight")), 0)
-        told.append(f"vision tower img_backbone (EVA-02: {_layers(seen, 'img_backbone.blocks')} blocks of {wide})")
+    notes, text = [], experts.model.config.get_text_config()
+    if vision_names := [n for n in state if n.startswith("img_backbone.")]:
+        wide = next((state[n].shape[0] for n in vision_names if n.endswith("patch_embed.proj.weight")), 0)
+        notes.append(
+            f"vision tower img_backbone (EVA-02: {_layers(vision_names, 'img_backbone.blocks')} blocks of {wide})"
+        )
     heads = [h for h in ("pts_bbox_head", "map_head") if any(n.startswith(f"{h}.") for n in state)]
     if heads:
-        told.append(f"Q-formers {' and '.join(heads)}")
-    own = [n for n in state if n.startswith("lm_head.") and not EXPERT.fullmatch(n)]
-    if own:
+        notes.append(f"Q-formers {' and '.join(heads)}")
+    lm_names = [n for n in state if n.startswith("lm_head.") and not EXPERT.fullmatch(n)]
+    if lm_names:
         wide = next((t.shape[1] for n, t in state.items() if n.endswith("embed_tokens.weight")), 0)
-        deep = _layers(own, r"lm_head\.base_model\.model\.model\.layers")
-        ours = f"here {text.num_hidden_layers} of {text.hidden_size}"
-        told.append(f"language model lm_head ({deep} layers of {wide}; {ours}, of the base)")
-    return told
+        deep = _layers(lm_names, r"lm_head\.base_model\.model\.model\.layers")
+        base_note = f"here {text.num_hidden_layers} of {text.hidden_size}"
+        notes.append(f"language model lm_head ({deep} layers of {wide}; {base_note}, of the base)")
+    return notes
 
 
 def _wanted(experts: Experts) -> dict[tuple[str, str], torch.Tensor]:
     "All that experts have of their own, by role and name."
-    wanted = {(r, k): p for r, name in experts.roles.items() for k, p in experts.adapter(name).items()}
-    return wanted | {("heads", n): p for n, p in experts.named_parameters() if not n.startswith("model.")}
+    expected = {(r, k): p for r, name in experts.roles.items() for k, p in experts.adapter(name).items()}
+    return expected | {("heads", n): p for n, p in experts.named_parameters() if not n.startswith("model.")}
 
 
 def differences(state: Mapping[str, torch.Tensor], experts: Experts) -> list[str]:
@@ -84,26 +86,26 @@ def differences(state: Mapping[str, torch.Tensor], experts: Experts) -> list[str
     Returns:
         list of parts; empty: every tensor has a place, and every place a tensor
     """
-    told, wanted, lost, other, unknown = _towers(state, experts), _wanted(experts), [], [], []
+    notes, expected, lost, reshaped, unknown = _towers(state, experts), _wanted(experts), [], [], []
     places = {our_name(n): (n, t) for n, t in state.items() if our_name(n)[0]}
 
     def shape(t):
         return "x".join(map(str, t.shape))
 
     for place, (name, tensor) in places.items():
-        if place not in wanted:
+        if place not in expected:
             unknown.append(name)
-        elif wanted[place].shape != tensor.shape:
-            other.append(f"{name} is {shape(tensor)}, here {shape(wanted[place])}")
-    lost = [f"{role}: {name}" for role, name in wanted if (role, name) not in places]
-    known = ("img_backbone.", "pts_bbox_head.", "map_head.", "lm_head.")
-    unknown += [n for n in state if not our_name(n)[0] and not n.startswith(known)]
-    kinds = (("other shape", other), ("without a place here", unknown), ("missing there", lost))
+        elif expected[place].shape != tensor.shape:
+            reshaped.append(f"{name} is {shape(tensor)}, here {shape(expected[place])}")
+    lost = [f"{role}: {name}" for role, name in expected if (role, name) not in places]
+    prefixes = ("img_backbone.", "pts_bbox_head.", "map_head.", "lm_head.")
+    unknown += [n for n in state if not our_name(n)[0] and not n.startswith(prefixes)]
+    kinds = (("other shape", reshaped), ("without a place here", unknown), ("missing there", lost))
 
     def some(v):
         return f"{v[0]}" + (f" and {len(v) - 1} more" if len(v) > 1 else "")
 
-    return told + [f"{kind}: {some(names)}" for kind, names in kinds if names]
+    return notes + [f"{kind}: {some(names)}" for kind, names in kinds if names]
 
 # %% ../../nbs/54_minddrive/07_released.ipynb #7a894ecc
 @torch.no_grad()
@@ -121,11 +123,11 @@ def fill(experts: Experts, state: Mapping[str, torch.Tensor], where: str | Path)
     Raises:
         WeightsError: a part differs; names all that do
     """
-    if told := differences(state, experts):
-        raise WeightsError(f"{where}: is another network than these experts: {'; '.join(told)}")
-    wanted = _wanted(experts)
+    if mismatches := differences(state, experts):
+        raise WeightsError(f"{where}: is another network than these experts: {'; '.join(mismatches)}")
+    expected = _wanted(experts)
     for name, tensor in state.items():
-        wanted[our_name(name)].copy_(tensor)
+        expected[our_name(name)].copy_(tensor)
     return experts
 
 
@@ -133,8 +135,8 @@ def experts_of(path: str | Path, base: str, alpha: float = 16.0, image_size: tup
     "The experts of a checkpoint (.pth) on the model `base`; with a value, if the file has one."
     state = open_checkpoint(path)
     ranks = {t.shape[0] for n, t in state.items() if ".lora_A." in n} or {16}
-    whole = any(re.search(r"\.mlp\..*lora_A", n) for n in state)
-    kind = dict(rank=max(ranks), alpha=alpha, image_size=image_size, layers="all" if whole else "attention")
+    has_mlp = any(re.search(r"\.mlp\..*lora_A", n) for n in state)
+    kind = dict(rank=max(ranks), alpha=alpha, image_size=image_size, layers="all" if has_mlp else "attention")
     experts = Experts(base, **kind)
     if any(n.startswith("value_net") for n in state):
         add_value(experts)
@@ -161,6 +163,6 @@ def take_checkpoint(path: str | Path, out: str | Path, base: str, alpha: float, 
     if not base:
         raise WeightsError(f"{path}: says nothing of the model that its experts are put on: --base FOLDER")
     experts = experts_of(path, base, alpha, image_size)
-    with whole_folder(out) as new:
-        seal(save_experts(experts, new))
+    with whole_folder(out) as temp_dir:
+        seal(save_experts(experts, temp_dir))
     return out

@@ -91,11 +91,11 @@ def beside(results: Record) -> list[tuple[dict, Condition]]:
         rows for `table`; nobody who sees everything on simulators, which tell no one what others will do
     """
     words = dict(score="the best score of a word here", success="the best success")
-    named = {usual_word(results): ["the most frequent word"]}
+    by_name = {usual_word(results): ["the most frequent word"]}
     for name, best in bests(results, STUDY, words, among=[f"always {w}" for w in SPEEDS]).items():
         # one driver may be all of them: the most frequent word, the best by score and by success
-        named[name] = named.get(name, []) + best
-    labels = {name: f" ({', '.join(titles)})" for name, titles in named.items()}
+        by_name[name] = by_name.get(name, []) + best
+    labels = {name: f" ({', '.join(titles)})" for name, titles in by_name.items()}
     names = [*(n for n in DRIVERS if n not in KNOWS), *labels, *(n for n in KNOWS if n in results.drivers)]
     return tables.driver_rows(results, STUDY, "driver", labels, names)
 
@@ -139,12 +139,12 @@ def family_means(results: Record, c: Condition, measure: str = "score") -> pd.Da
 
 def table_families(results: Record, arms: Sequence[str] = ("il", "rl"), play: str = "greedy") -> pd.DataFrame:
     "Driving score and success of each family."
-    who = {"best without eyes": driver(best_without_eyes(results, STUDY, "score"))}
-    who |= {EXPERT: driver(EXPERT)} if EXPERT in results.drivers else {}
-    who |= {ROWS[s]: Condition(s, play) for s in arms}
+    conditions = {"best without eyes": driver(best_without_eyes(results, STUDY, "score"))}
+    conditions |= {EXPERT: driver(EXPERT)} if EXPERT in results.drivers else {}
+    conditions |= {ROWS[s]: Condition(s, play) for s in arms}
     columns = dict(routes=pd.Series(results.about["families"]).value_counts(sort=False))
     for measure, name, scale in (("score", "driving score", 1), ("success", "success %", 100)):
-        for label, c in who.items():
+        for label, c in conditions.items():
             # families x seeds
             means = scale * family_means(results, c, measure)
             columns[f"{name}: {label}"] = {

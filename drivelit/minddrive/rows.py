@@ -56,20 +56,20 @@ CLEAR = "The lane is free."
 def look_out(scene: Scene) -> str:
     "What is in the lane, such as `There is a red light 15 m ahead.`, or that the lane is free."
     line = Line(scene.map.centerline)
-    here = float(line.project(np.zeros(2))[0]) + VEHICLE.front
+    ego_front = float(line.project(np.zeros(2))[0]) + VEHICLE.front
     things = []
     for light in scene.lights:
         if len(light.stop_line) and light.at(0.0) == "red":
-            things.append((float(line.project(light.stop_line.mean(0))[0]) - here, "a red light"))
+            things.append((float(line.project(light.stop_line.mean(0))[0]) - ego_front, "a red light"))
     for agent in scene.agents:
         pose = agent.at(0.0)
         if pose is None:
             continue
         s, l = (float(x) for x in line.project(pose[:2]))
         if abs(l) < HALF + agent.width / 2:
-            things.append((s - agent.length / 2 - here, NAMES.get(agent.type, "something")))
-    near = min((f for f in things if 0 < f[0] < FAR), default=None)
-    return CLEAR if near is None else f"There is {near[1]} {5 * max(round(near[0] / 5), 1)} m ahead."
+            things.append((s - agent.length / 2 - ego_front, NAMES.get(agent.type, "something")))
+    nearest = min((f for f in things if 0 < f[0] < FAR), default=None)
+    return CLEAR if nearest is None else f"There is {nearest[1]} {5 * max(round(nearest[0] / 5), 1)} m ahead."
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #48773301
 NEAR, PIECE = 8.0, 1.0  # metres: what is farther from the way is left out; the longest piece of an edge
@@ -88,8 +88,8 @@ def edges(scene: Scene, ways: np.ndarray) -> np.ndarray:
     """
     road = shapely.union_all([a.polygon for a in scene.map.of(*DRIVABLE_KINDS)])
     road = road.buffer(0.1, join_style="mitre").buffer(-0.1, join_style="mitre")  # areas that meet have no edge there
-    near = shapely.LineString(np.concatenate([np.zeros((1, 2)), ways])).buffer(NEAR)
-    lines = shapely.get_parts(shapely.intersection(road.simplify(0.02).boundary, near))
+    corridor = shapely.LineString(np.concatenate([np.zeros((1, 2)), ways])).buffer(NEAR)
+    lines = shapely.get_parts(shapely.intersection(road.simplify(0.02).boundary, corridor))
     ends = [np.array(line.coords) for line in shapely.segmentize(lines, PIECE) if line.geom_type == "LineString"]
     return np.concatenate([np.zeros((0, 4)), *(np.hstack([p[:-1], p[1:]]) for p in ends)])
 
@@ -131,8 +131,8 @@ def driven(scene: Scene) -> np.ndarray:
     s, l = (float(x) for x in line.project(points[-1]))
     on = 0.5 * np.arange(1, 2 * PATH_POINTS + 3)
     points = np.concatenate([points, line.at(s + on, l * np.exp(-on / BACK))[:, :2]])
-    far = np.r_[0, np.cumsum(np.hypot(*np.diff(points, axis=0).T))]
-    return np.stack([np.interp(PATH_STEP * np.arange(1, PATH_POINTS + 1), far, p) for p in points.T], 1)
+    distances = np.r_[0, np.cumsum(np.hypot(*np.diff(points, axis=0).T))]
+    return np.stack([np.interp(PATH_STEP * np.arange(1, PATH_POINTS + 1), distances, p) for p in points.T], 1)
 
 
 def recorded(scene: Scene) -> Moment:
@@ -166,8 +166,8 @@ def _plan_row(m, inputs):
         return np.round(a, 3).tolist()
 
     ways = dict(state=mm(state_of(m.scene)), speed_points=mm(m.speed_points), path_points=mm(m.path_points))
-    beside = np.concatenate([m.speed_points, m.path_points])
-    keep_from = dict(edges=mm(edges(m.scene, beside)), others=mm(others(m.scene, m.speed_points)))
+    waypoints = np.concatenate([m.speed_points, m.path_points])
+    keep_from = dict(edges=mm(edges(m.scene, waypoints)), others=mm(others(m.scene, m.speed_points)))
     answer = says("assistant", Decision(m.speed, m.path).text)
     messages = [*question(shown(m.scene, inputs), state_text(m.scene)), answer]
     return make_row("plan", m.scene, messages, speed=m.speed, path=m.path, done=m.done, **ways, **keep_from)
@@ -216,10 +216,10 @@ def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | Non
         if not all(isinstance(w, str) and w.strip() for w in words):
             raise ValueError(f"{path}, round {k}: value: expected a text")
         rounds.append(tuple(w.strip() for w in words))
-    last = rounds[-1][1].split()[-2:]
-    if not all(w.startswith("<") and w.endswith(">") for w in last):
+    last_words = rounds[-1][1].split()[-2:]
+    if not all(w.startswith("<") and w.endswith(">") for w in last_words):
         return rounds, None
-    decision = parse_decision("".join(last))
+    decision = parse_decision("".join(last_words))
     if isinstance(decision, ParseError):
         raise ValueError(f"{path}, round {len(rounds) - 1}: {decision.reason}")
     return rounds[:-1], decision
@@ -234,8 +234,8 @@ def chat_file(folder: str | Path, scene: Scene) -> Path:
 def _chat_row(m, inputs, rounds):
     "One conversation of all rounds; the pictures and the state stand in the first question."
     messages = [*question(shown(m.scene, inputs), state_text(m.scene), rounds[0][0]), says("assistant", rounds[0][1])]
-    for asked, reply in rounds[1:]:
-        messages += [says("user", asked), says("assistant", reply)]
+    for prompt, reply in rounds[1:]:
+        messages += [says("user", prompt), says("assistant", reply)]
     return make_row("chat", m.scene, messages, loss="all", rounds=len(rounds))
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #86157277
@@ -318,8 +318,8 @@ def save_rows(path: str | Path, rows: Iterable[dict], count: Counter | None = No
     path = write_rows(rows, path)
     notes = ["| what | count |", "| --- | ---: |", *(f"| {k} | {v} |" for k, v in sorted((count or {}).items()))]
     title = "Expert drives through the toy town (MindDrive 3.2)"
-    told = card(path, title, how, ("kind", "speed", "path", "family"), "\n".join(notes))
-    path.with_suffix(".md").write_text(told, encoding="utf-8")
+    card_text = card(path, title, how, ("kind", "speed", "path", "family"), "\n".join(notes))
+    path.with_suffix(".md").write_text(card_text, encoding="utf-8")
     return path
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #9351ed78
@@ -364,24 +364,24 @@ def read_plan(row: dict) -> Plan:
     Raises:
         ValueError: naming the scene and what is wrong
     """
-    where, meta = f"scene {row.get('scene_id', '?')}", row.get("meta", {})
-    asked, answer = chat(row)
+    source, meta = f"scene {row.get('scene_id', '?')}", row.get("meta", {})
+    user_message, answer = chat(row)
     decision = parse_decision(answer["content"] if isinstance(answer["content"], str) else answer["content"][0]["text"])
     if isinstance(decision, ParseError):
-        raise ValueError(f"{where}: the answer cannot be read: {decision.reason}")
+        raise ValueError(f"{source}: the answer cannot be read: {decision.reason}")
     arrays, shapes = {}, dict(state=(9,), speed_points=(SPEED_POINTS, 2), path_points=(PATH_POINTS, 2))
-    some = dict(edges=(4,), others=(SPEED_POINTS, 2))  # rows of an older run have none
-    shapes |= {k: (len(meta[k] or ()), *dimensions) for k, dimensions in some.items() if k in meta}
+    optional = dict(edges=(4,), others=(SPEED_POINTS, 2))  # rows of an older run have none
+    shapes |= {k: (len(meta[k] or ()), *dimensions) for k, dimensions in optional.items() if k in meta}
     for name, shape in shapes.items():
         a = np.asarray(meta.get(name, ()), float)
         a = a.reshape(shape) if not a.size and 0 in shape else a
         if a.shape != shape or not np.isfinite(a).all():
-            raise ValueError(f"{where}: {name} has shape {a.shape} or holds NaN, expected {shape} numbers")
+            raise ValueError(f"{source}: {name} has shape {a.shape} or holds NaN, expected {shape} numbers")
         arrays[name] = a
-    if (done := meta.get("done")) not in SPEEDS:
-        raise ValueError(f"{where}: done: {done!r} is not one of {', '.join(SPEEDS)}")
-    parts = asked["content"]
+    if (executed := meta.get("done")) not in SPEEDS:
+        raise ValueError(f"{source}: done: {executed!r} is not one of {', '.join(SPEEDS)}")
+    parts = user_message["content"]
     text = parts[-1]["text"].rpartition("\n")
     images = [p["image"] for p in parts if p["type"] == "image"]
-    words = dict(speed=SPEEDS.index(decision.speed), path=PATHS.index(decision.path), done=SPEEDS.index(done))
+    words = dict(speed=SPEEDS.index(decision.speed), path=PATHS.index(decision.path), done=SPEEDS.index(executed))
     return Plan(images, text[0] + "\n", **arrays, **words)

@@ -145,16 +145,16 @@ class Moment:
 
 def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
     "Poses (T, 3) in the navigator's lane as the expert drives it: around what blocks it, and back."
-    stage, now = world.stage, world.state
-    ahead = now.along + np.asarray(metres, float)
-    beside = float(stage.route.project(now.ego[:2])[1]) - float(aside(stage, now.along))
+    stage, current = world.stage, world.state
+    ahead = current.along + np.asarray(metres, float)
+    lateral = float(stage.route.project(current.ego[:2])[1]) - float(aside(stage, current.along))
 
     def side(s):
-        return aside(stage, s) + beside * np.exp(-(s - now.along) / 8)
+        return aside(stage, s) + lateral * np.exp(-(s - current.along) / 8)
 
     poses = stage.route.at(ahead, side(ahead))
     poses[:, 2] += np.arctan((side(ahead + 0.1) - side(ahead - 0.1)) / 0.2)  # a tracker steers by headings, too
-    return to_frame(poses, now.ego[:3])
+    return to_frame(poses, current.ego[:3])
 
 
 def named(world: World, plan: np.ndarray) -> Moment:
@@ -193,15 +193,15 @@ def moments(
     """
     world, rng = world or World(), np.random.default_rng([53, seed])
     world.reset(options=dict(scene=scene))
-    drive, limit, held, mean = [], scene.map.speed_limit, 0, (1 + HELD) / 2
+    drive, limit, hold_steps, mean = [], scene.map.speed_limit, 0, (1 + HELD) / 2
     begins = wrong / (mean - wrong * (mean - 1))  # chance that a right decision is followed by wrong ones
     while not world.state.reason:
         plan = driver(world)
         drive.append(named(world, plan))
-        if not held and rng.random() < begins:
-            word, held = SPEEDS[int(rng.integers(len(SPEEDS)))], int(rng.integers(1, HELD + 1))
-        if held:
-            held -= 1
+        if not hold_steps and rng.random() < begins:
+            word, hold_steps = SPEEDS[int(rng.integers(len(SPEEDS)))], int(rng.integers(1, HELD + 1))
+        if hold_steps:
+            hold_steps -= 1
             plan = lane_ahead(world, speed_way(word, float(world.state.ego[VX]), limit, 0.5 * np.arange(1, 9)))
             drive[-1] = replace(drive[-1], speed_points=plan[:SPEED_POINTS, :2], done=word)
         world.step(plan)

@@ -35,9 +35,11 @@ def format_feedback(text: str) -> str:
 
 def decision_feedback(said: tuple[str, str], truth: tuple[str, str]) -> tuple[str, tuple[str, ...]]:
     "Table 9: a decision error, empty if none, and which of `direction` and `speed` are wrong."
-    wrong = [k for k in (0, 1) if said[k] != truth[k]]
-    named = [f"{('Direction', 'Speed')[k]} decision error(GT: {truth[k]}; Prediction: {said[k]})." for k in wrong]
-    return " ".join(f"{n}.{t}" for n, t in enumerate(named, 1)), tuple(("direction", "speed")[k] for k in wrong)
+    mismatched = [k for k in (0, 1) if said[k] != truth[k]]
+    messages = [
+        f"{('Direction', 'Speed')[k]} decision error(GT: {truth[k]}; Prediction: {said[k]})." for k in mismatched
+    ]
+    return " ".join(f"{n}.{t}" for n, t in enumerate(messages, 1)), tuple(("direction", "speed")[k] for k in mismatched)
 
 # %% ../../nbs/53_minddriver/25_annotation.ipynb #a22a0008
 def stopped(scene: Scene, text: str, judge: Any, cuts: Cuts = TOWN) -> Try | ParseError | None:
@@ -147,14 +149,14 @@ def annotate(
     def ask(k):
         return _one(scenes[k], teacher, judge, cuts, strategy, rounds)
 
-    kept, count = [], Counter(scenes=len(scenes))
+    annotations, count = [], Counter(scenes=len(scenes))
     with ThreadPoolExecutor(at_once) as pool:
         outcomes = tqdm(pool.map(ask, range(len(scenes))), total=len(scenes), mininterval=5, disable=at_once == 1)
         for number, (text, tries, counted) in enumerate(outcomes):
             count.update(counted)
             if text is not None:
-                kept.append(Kept(number, text, tuple(tries)))
-    return kept, count
+                annotations.append(Kept(number, text, tuple(tries)))
+    return annotations, count
 
 # %% ../../nbs/53_minddriver/25_annotation.ipynb #a22a0012
 AGAIN = "\n8. Your reasoning so far:\n{thought}\nIts errors: {feedback}\nWrite the whole reasoning again, without them."
@@ -196,8 +198,8 @@ class ChatTeacher:
         """
         messages = teacher_prompt(scene, self.inputs, self.instruction, self.seconds)
         if tried:
-            last = messages[0]["content"][-1]
-            last["text"] += AGAIN.format(thought=tried[-1].thought, feedback=tried[-1].feedback)
+            text_part = messages[0]["content"][-1]
+            text_part["text"] += AGAIN.format(thought=tried[-1].thought, feedback=tried[-1].feedback)
         options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
         (reply,) = replies(self.engine, [messages], **options)
         if isinstance(reply, Refusal):

@@ -89,10 +89,10 @@ class Horizon:
 
     def pick(self, poses: np.ndarray, dt: float = DT) -> np.ndarray:
         "The points (points, ...) of this plan in a longer or denser drive (T, ...), which begins at `dt` seconds."
-        each = round(self.step / dt)
-        if each < 1 or abs(each * dt - self.step) > 1e-6 or len(poses) < each * self.points:
+        stride = round(self.step / dt)
+        if stride < 1 or abs(stride * dt - self.step) > 1e-6 or len(poses) < stride * self.points:
             raise ValueError(f"{self.points} poses every {self.step} s are needed, there are {len(poses)} every {dt} s")
-        return np.asarray(poses, float)[each - 1 : each * self.points : each]
+        return np.asarray(poses, float)[stride - 1 : stride * self.points : stride]
 
     def of(self, scene: Scene) -> np.ndarray:
         "The expert's way (points, 3): x, y, heading, ego frame; SceneError if it knows less."
@@ -186,18 +186,18 @@ def fit_cuts(measured: np.ndarray, horizon: Horizon = PLAN) -> Cuts:
     if empty := [k for k, v in groups.items() if not len(v)]:
         text = f"{len(measured)} trajectories, none for {', '.join(empty)}: these borders stay the toy town's"
         warnings.warn(text, stacklevel=2)
-    slow, fast, left, right = (
+    slow, fast, left_cuts, right_cuts = (
         tuple(float(x) for x in np.percentile(v, [30, 60])) if len(v) else towns[k] for k, v in groups.items()
     )
-    return Cuts(*slow, *fast, left, right, horizon=horizon)
+    return Cuts(*slow, *fast, left_cuts, right_cuts, horizon=horizon)
 
 # %% ../../nbs/53_minddriver/02_decisions.ipynb #d2a1000f
 def _speed(measured, cuts):
-    now, end, a, *_, hardest = measured
+    initial, end, a, *_, hardest = measured
     if hardest >= cuts.emergency:
         return "emergency"
     if end < cuts.still:
-        return "stands" if now < cuts.still else "stops"
+        return "stands" if initial < cuts.still else "stops"
     if a < -cuts.steady and a <= cuts.slows:
         return "brakes" if a <= cuts.brakes else "slows"
     if a > cuts.steady and a >= cuts.gains:

@@ -44,10 +44,15 @@ def right_codes(dreamed: Sequence[np.ndarray | None], true: np.ndarray, present:
     nothing = (np.nan, np.nan)
     of_dreams = [nothing if ids is None else shares(np.asarray(ids), k) for k, ids in enumerate(dreamed)]
     copy = [shares(ids, k) for k, ids in enumerate(present)]
-    (right, changed), (same, never) = (np.array(v, float).reshape(-1, 2).T for v in (of_dreams, copy))
+    (correct, changed), (same, never) = (np.array(v, float).reshape(-1, 2).T for v in (of_dreams, copy))
     unreadable = sum(ids is None for ids in dreamed)
     return dict(
-        unreadable=unreadable, changes=moved.mean(1), all=right, changed=changed, copied_all=same, copied_changed=never
+        unreadable=unreadable,
+        changes=moved.mean(1),
+        all=correct,
+        changed=changed,
+        copied_all=same,
+        copied_changed=never,
     )
 
 # %% ../../nbs/53_minddriver/50_dreams.ipynb #drm00009
@@ -85,10 +90,10 @@ def most_visible_mover(scene: Scene, size: tuple[int, int], seconds: float = 0.5
 
     view, movers = paint(scene), []
     for agent in scene.agents:
-        now, then = agent.at(0.0), agent.at(seconds)
-        if now is not None and then is not None and np.hypot(*(then - now)[:2]) > MOVING * seconds:
-            others = [a for a in scene.agents if a is not agent]
-            movers.append(Mover(agent.id, agent.type, view, paint(replace(scene, agents=others))))
+        pose, then = agent.at(0.0), agent.at(seconds)
+        if pose is not None and then is not None and np.hypot(*(then - pose)[:2]) > MOVING * seconds:
+            remaining = [a for a in scene.agents if a is not agent]
+            movers.append(Mover(agent.id, agent.type, view, paint(replace(scene, agents=remaining))))
     best = max(movers, key=lambda m: m.mask.sum(), default=None)
     return best if best is not None and best.mask.sum() >= VISIBLE else None
 
@@ -250,41 +255,41 @@ def summary_of_dreams(
     present = codec.encode([get_image(s, "CAM_FRONT", size) for s in scenes])
     views = [next_image(s, "CAM_FRONT", size, seconds) for s in scenes]
     true = codec.encode(views)
-    right = right_codes(dreams, true, present)
+    accuracy = right_codes(dreams, true, present)
     read = [k for k, ids in enumerate(dreams) if ids is not None]
 
     def pick(rows):
         return np.asarray([rows[k] for k in read], int).reshape(-1, codec.n)
 
-    shown = {name: codec.decode(pick(ids)) for name, ids in dict(dream=dreams, copied=present, floor=true).items()}
+    rendered = {name: codec.decode(pick(ids)) for name, ids in dict(dream=dreams, copied=present, floor=true).items()}
     aims = [views[k] for k in read]
     movers = [most_visible_mover(scenes[k], size, seconds) for k in read]
-    errors = {name: mover_errors(movers, pictures) for name, pictures in shown.items()}
+    errors = {name: mover_errors(movers, pictures) for name, pictures in rendered.items()}
     close = np.full(len(scenes), np.nan)
     close[read] = np.where(np.isnan(errors["dream"]), np.nan, errors["dream"] <= CLOSE)
-    levels = {name: _level(picture_psnr(pictures, aims, size)) for name, pictures in shown.items()}
-    levels |= {f"{k}_to_floor": _level(picture_psnr(shown[k], shown["floor"], size)) for k in ("dream", "copied")}
+    levels = {name: _level(picture_psnr(pictures, aims, size)) for name, pictures in rendered.items()}
+    levels |= {f"{k}_to_floor": _level(picture_psnr(rendered[k], rendered["floor"], size)) for k in ("dream", "copied")}
     if others:
-        shown["others"] = [next_image(s, "CAM_FRONT", size, seconds) for s in others[: len(read)]]
+        rendered["others"] = [next_image(s, "CAM_FRONT", size, seconds) for s in others[: len(read)]]
 
     def apart(network):
         return (
             None
             if network is None or len(read) < 2
-            else {k: round(v, 4) for k, v in frechet_table(network, aims, shown).items()}
+            else {k: round(v, 4) for k, v in frechet_table(network, aims, rendered).items()}
         )
 
     return dict(
         n=len(scenes),
-        unreadable=right["unreadable"] / len(scenes),
+        unreadable=accuracy["unreadable"] / len(scenes),
         seconds=seconds,
         right=dict(
-            all=_number(right["all"]),
-            changed=_number(right["changed"]),
-            copied=_number(right["copied_all"][read]),
-            changes=_number(right["changes"][read]),
+            all=_number(accuracy["all"]),
+            changed=_number(accuracy["changed"]),
+            copied=_number(accuracy["copied_all"][read]),
+            changes=_number(accuracy["changes"][read]),
         ),
-        scene_right_changed=_listed(right["changed"]),
+        scene_right_changed=_listed(accuracy["changed"]),
         scene_close=_listed(close),
         road_user={name: told(e) for name, e in errors.items()},
         psnr=levels,

@@ -54,8 +54,8 @@ def carried_on(points: np.ndarray) -> np.ndarray:
         (8, 3) x, y, heading; the last step once more for each point that was not planned
     """
     poses = poses_of(points)
-    before, last = poses[-2], poses[-1]
-    step, turn = np.hypot(*(last[:2] - before[:2])), last[2] - before[2]
+    previous, last_pose = poses[-2], poses[-1]
+    step, turn = np.hypot(*(last_pose[:2] - previous[:2])), last_pose[2] - previous[2]
     out = list(poses)
     for _ in range(8 - len(poses)):
         # a step of the same length and turn; its chord points half-way between the two headings
@@ -89,18 +89,18 @@ def judged(
     """
     batches, scores = [], dict(ade=[]) | (dict(pdms=[]) if pdms else {})
     for k in range(0, len(scenes), TOGETHER):
-        here, batch_plans = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))], plans[k : k + TOGETHER]
-        truth = np.stack([truth_of(s, horizon) for s in here])
+        chunk, batch_plans = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))], plans[k : k + TOGETHER]
+        truth = np.stack([truth_of(s, horizon) for s in chunk])
         # metres, mean over the way-points of a plan
         away = [None if p is None else displacement(p, t).mean() for p, t in zip(batch_plans, truth, strict=True)]
         scores["ade"] += [None if v is None else round(float(v), 3) for v in away]
         # the protocols of nuScenes are defined for six points over three seconds alone
         if horizon == PLAN:
-            batches.append(_errors(here, batch_plans, truth, collisions))
+            batches.append(_errors(chunk, batch_plans, truth, collisions))
         if pdms:
-            scores["pdms"] += _pdms(here, batch_plans)
-    each = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]} if batches else {}
-    table = protocols(each) if batches else dict(l2={}, hits={})
+            scores["pdms"] += _pdms(chunk, batch_plans)
+    plan_errors = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]} if batches else {}
+    table = protocols(plan_errors) if batches else dict(l2={}, hits={})
     readable = [i for i, p in enumerate(plans) if p is not None]
 
     def mean(v):
@@ -184,17 +184,17 @@ def drivers(
     plans = {"expert": [truth_of(s, horizon)[:, :2] for s in scenes]}
     # name -> (scores of drivers without eyes, more is better; the sign that makes them the number of the table)
     kinds = dict(ade=(_blind_ade, -1)) | (dict(pdms=(_blind_pdms, 1)) if pdms else {})
-    scores = {k: of(scenes, horizon) for k, (of, _) in kinds.items()}
+    scores = {k: score_fn(scenes, horizon) for k, (score_fn, _) in kinds.items()}
     names = {same: "constant velocity", STANDING: STANDING}
     names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}  # the best by each score
     plans |= {label: [horizon.pick(p[name])[:, :2] for p in blind] for name, label in names.items()}
     results = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
-    for k, (of, sign) in kinds.items() if known else ():
-        v = sign * by_speed(known, of(known, horizon), scenes, scores[k])
+    for k, (score_fn, sign) in kinds.items() if known else ():
+        v = sign * by_speed(known, score_fn(known, horizon), scenes, scores[k])
         results[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
     if known:
-        right = _usual(scenes, known, cuts)
-        results[USUAL] = dict(thoughts=dict(right=float(np.mean(right)), scene_decided=right))
+        correct = _usual(scenes, known, cuts)
+        results[USUAL] = dict(thoughts=dict(right=float(np.mean(correct)), scene_decided=correct))
     return results
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
@@ -229,7 +229,7 @@ def task_for(
     Returns:
         the task whose rewards and inputs the profile names
     """
-    told = profile.ego_state if ego_state is None else ego_state
+    use_ego = profile.ego_state if ego_state is None else ego_state
     of_profile = dict(
         ade_max=profile.ade_max,
         ade_scale=profile.ade_scale,
@@ -241,7 +241,7 @@ def task_for(
     )
     return MindDriverTask(
         codec,
-        replace(profile.inputs, ego_state=told, pictures=pictures),
+        replace(profile.inputs, ego_state=use_ego, pictures=pictures),
         form or profile.form,
         profile.seconds if seconds is None else seconds,
         **of_profile,
@@ -271,11 +271,11 @@ def play(
         one Episode for each scene
     """
     policy.model.eval()
-    asked = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
     engine = engine or engine_of(policy, profile, task.codec)
 
     def part(some, seed):
-        return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **asked)
+        return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **limits)
 
     return play_in_parts(part, policy, profile, scenes, seed)
 
@@ -302,30 +302,30 @@ def openings_of(
     """
     if how not in SWAPS or "dream" not in spans_of(form):
         raise ValueError(f"how: {how!r} is not one of {', '.join(SWAPS)}, or the form {form!r} has no dream")
-    first = spans_of(form)[0] == "think"
+    thinks_first = spans_of(form)[0] == "think"
     info = {i: e.infos[0] for i, e in enumerate(episodes) if not e.failed and e.infos[0]["dream"] is not None}
     # A thought that stands before the dream is kept, so it must be readable, too.
-    whole = [i for i, told in info.items() if not first or told["think"] is not None]
-    own_dreams, names = [info[i]["dream"] for i in whole], ids_of(scenes)
+    complete = [i for i, entry in info.items() if not thinks_first or entry["think"] is not None]
+    own_dreams, names = [info[i]["dream"] for i in complete], ids_of(scenes)
     dreams = {
         "own": lambda: own_dreams,
         "another scene's": lambda: own_dreams[1:] + own_dreams[:1],  # of the next one
         "grey": lambda: [codec.encode([Image.new("RGB", codec.size, (128, 128, 128))])[0]] * len(own_dreams),
-        "true": lambda: list(next_codes(codec, subset(scenes, whole), seconds)),
+        "true": lambda: list(next_codes(codec, subset(scenes, complete), seconds)),
     }[how]()
 
     def before(i):
-        return f"<think>{info[i]['think']}</think>" if first else ""
+        return f"<think>{info[i]['think']}</think>" if thinks_first else ""
 
-    return {names[i]: f"{before(i)}<dream>{image_text(d)}</dream>" for i, d in zip(whole, dreams, strict=True)}
+    return {names[i]: f"{before(i)}<dream>{image_text(d)}</dream>" for i, d in zip(complete, dreams, strict=True)}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #325cb8c6
 def summary_of_thoughts(
     scenes: Sequence[Scene], thoughts: Sequence[str | None], points: Sequence[np.ndarray | None], cuts: Cuts = TOWN
 ) -> dict[str, Any]:
     "What thoughts state of their scenes: whole, sound, right as shares of all; follows, of those with a plan."
-    seen = [(decision_of(s, cuts), float(np.hypot(*s.ego.velocity))) for s in scenes]
-    true, paces = [d for d, _ in seen], [v for _, v in seen]
+    targets = [(decision_of(s, cuts), float(np.hypot(*s.ego.velocity))) for s in scenes]
+    true, paces = [d for d, _ in targets], [v for _, v in targets]
     read = [read_thought(t) for t in thoughts]
     decisions = [None if isinstance(r.decision, ParseError) else r.decision for r in read]
 
@@ -339,17 +339,17 @@ def summary_of_thoughts(
         for v, p in zip(paces, points, strict=True)
     ]
     # whether the words and the plan are one decision, where both can be read
-    both = [d == w for d, w in zip(decisions, driven, strict=True) if d is not None and w is not None]
-    right = [int(d == t) for d, t in zip(decisions, true, strict=True)]
+    agrees = [d == w for d, w in zip(decisions, driven, strict=True) if d is not None and w is not None]
+    correct = [int(d == t) for d, t in zip(decisions, true, strict=True)]
     return dict(
         whole=float(np.mean([not r.missing for r in read])),
         sound=float(np.mean([t is not None and not logic_errors(t) for t in thoughts])),
-        right=float(np.mean(right)),
+        right=float(np.mean(correct)),
         direction=part(0),
         speed=part(1),
-        follows=float(np.mean(both)) if both else None,
+        follows=float(np.mean(agrees)) if agrees else None,
         different=len({t for t in thoughts if t is not None}),
-        scene_decided=right,
+        scene_decided=correct,
     )
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0011
@@ -386,23 +386,23 @@ def summary(
     answered(episodes)
     not_failed = [not e.failed for e in episodes]
     info = [e.infos[0] if ok else None for e, ok in zip(episodes, not_failed, strict=True)]
-    some = [i for i, ok in enumerate(not_failed) if ok]
-    numbers = judged(subset(scenes, some), [info[i]["points"] for i in some], pdms=pdms, horizon=cuts.horizon)
+    succeeded = [i for i, ok in enumerate(not_failed) if ok]
+    numbers = judged(subset(scenes, succeeded), [info[i]["points"] for i in succeeded], pdms=pdms, horizon=cuts.horizon)
     for name in numbers.keys() & {"scene_ade", "scene_pdms"}:  # a place for each scene, whoever was refused
-        values = dict(zip(some, numbers[name], strict=True))
+        values = dict(zip(succeeded, numbers[name], strict=True))
         numbers[name] = [values.get(i) for i in range(len(scenes))]
-    reasons = [info[i]["reasons"] for i in some]
-    of = sorted({k for r in reasons for k in r})
+    reasons = [info[i]["reasons"] for i in succeeded]
+    reason_names = sorted({k for r in reasons for k in r})
     numbers |= dict(
         n=len(scenes),
-        failed=1 - len(some) / len(scenes),
+        failed=1 - len(succeeded) / len(scenes),
         format=float(np.mean([not r for r in reasons])),
-        reasons={k: float(np.mean([k in r for r in reasons])) for k in of},
+        reasons={k: float(np.mean([k in r for r in reasons])) for k in reason_names},
     )
     if "dream" in spans_of(form):
-        dreams = [info[i]["dream"] for i in some]
+        dreams = [info[i]["dream"] for i in succeeded]
         numbers["dreams"] = summary_of_dreams(
-            subset(scenes, some), dreams, codec, seconds, encoder, inception=inception
+            subset(scenes, succeeded), dreams, codec, seconds, encoder, inception=inception
         )
     if "think" in spans_of(form):
         numbers["thoughts"] = _thoughts(episodes, scenes, cuts)
@@ -411,10 +411,12 @@ def summary(
 
 def _thoughts(episodes, scenes, cuts):
     "`summary_of_thoughts` of episodes, with a place for each scene."
-    some = [i for i, e in enumerate(episodes) if not e.failed]
-    info = [episodes[i].infos[0] for i in some]
-    numbers = summary_of_thoughts(subset(scenes, some), [i["think"] for i in info], [i["points"] for i in info], cuts)
-    decided = dict(zip(some, numbers["scene_decided"], strict=True))
+    succeeded = [i for i, e in enumerate(episodes) if not e.failed]
+    info = [episodes[i].infos[0] for i in succeeded]
+    numbers = summary_of_thoughts(
+        subset(scenes, succeeded), [i["think"] for i in info], [i["points"] for i in info], cuts
+    )
+    decided = dict(zip(succeeded, numbers["scene_decided"], strict=True))
     return numbers | dict(scene_decided=[decided.get(i) for i in range(len(scenes))])
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0012
@@ -448,15 +450,15 @@ def evaluate(
     """
     task = task_for(profile, codec, **asked)
     cuts = replace(cuts, horizon=task.horizon)
-    results, first = {}, None
+    results, first_play = {}, None
     for play_name, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
         # Fréchet distances are for the first play alone, which the tables compare
-        judges = (encoder, inception) if first is None else (None, None)
+        judges = (encoder, inception) if first_play is None else (None, None)
         results[play_name] = summary(
             episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms
         )
-        first = first or episodes
+        first_play = first_play or episodes
     if grey:
         temperature = next(iter(profile.plays.values()))
         blind = task_for(profile, codec, pictures="grey", **asked)
@@ -466,26 +468,26 @@ def evaluate(
         if "think" in spans_of(task.form):
             results["grey"]["thoughts"] = _thoughts(episodes, scenes, cuts)
     if swaps and "dream" in spans_of(task.form):
-        results["swaps"] = {h: _swapped(policy, scenes, profile, task, first, h) for h in SWAPS}
+        results["swaps"] = {h: _swapped(policy, scenes, profile, task, first_play, h) for h in SWAPS}
     return results
 
 
 def _swapped(policy, scenes, profile, task, episodes, swap):
     "The plans behind other dreams, of the scenes whose own dream could be read."
-    given = openings_of(episodes, scenes, task.codec, swap, task.form, task.seconds)
-    some = subset(scenes, [i for i, name in enumerate(ids_of(scenes)) if name in given])
-    if not len(some):
+    prefixes = openings_of(episodes, scenes, task.codec, swap, task.form, task.seconds)
+    selected = subset(scenes, [i for i, name in enumerate(ids_of(scenes)) if name in prefixes])
+    if not len(selected):
         return dict(n=0)
-    task.openings = given
+    task.openings = prefixes
     try:
-        plans = {e.scene_id: e.infos[0]["points"] for e in play(policy, some, task, profile) if not e.failed}
+        plans = {e.scene_id: e.infos[0]["points"] for e in play(policy, selected, task, profile) if not e.failed}
     finally:
         task.openings = {}
     numbers = judged(
         scenes, [plans.get(name) for name in ids_of(scenes)], collisions=False, pdms=profile.pdms, horizon=task.horizon
     )
     keys = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
-    return dict(n=len(some)) | {k: numbers[k] for k in keys if k in numbers}
+    return dict(n=len(selected)) | {k: numbers[k] for k in keys if k in numbers}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #e9aa8ce3
 def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
@@ -574,11 +576,11 @@ def evaluate_real(
         return None
     inputs, engine, results = replace(profile.inputs, history=0), engine_of(policy, profile, codec), {}
     for name, moments in key_frames(samples).items():
-        asked = [
+        prompts = [
             Conversation(policy_prompt(s, inputs, profile.form, profile.seconds, horizon=profile.horizon))
             for s in moments
         ]
-        completions = engine.generate(asked, profile.new_tokens, temperature=0)
+        completions = engine.generate(prompts, profile.new_tokens, temperature=0)
         answers = [parse_answer(c.text, profile.form, codec.n, codec.codes, profile.horizon) for c in completions]
         views = [get_image(s, "CAM_FRONT", codec.size) for s in moments]
         ids = codec.encode(views)

@@ -52,8 +52,8 @@ def parse_points(text: object, horizon: Horizon = PLAN) -> np.ndarray | ParseErr
     pairs = _POINT.findall(text[1:-1])
     if re.sub(r"\s", "", _POINT.sub("#", text[1:-1])) != ",".join("#" * len(pairs)):
         return ParseError("something between the points is not (x, y)")
-    right = len(pairs) == horizon.points
-    return np.array(pairs, float) if right else ParseError(f"{len(pairs)} points, expected {horizon.points}")
+    complete = len(pairs) == horizon.points
+    return np.array(pairs, float) if complete else ParseError(f"{len(pairs)} points, expected {horizon.points}")
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0009
 STANDS = 0.1  # metres in half a second: less than that has no direction
@@ -200,10 +200,10 @@ def _order(text, form):
         return ParseError(f"<{foreign[0]}> has no place in the form {form!r}")
     remaining = text
     for tag in FORMS[form]:
-        before, separator, remaining = remaining.partition(f"<{tag}>")
-        if control_words(before):
+        prefix, separator, remaining = remaining.partition(f"<{tag}>")
+        if control_words(prefix):
             return ParseError("a code or control word outside the spans")
-        if not separator or before.strip():
+        if not separator or prefix.strip():
             return ParseError(f"<{tag}> is not in its place" if f"<{tag}>" in text else f"<{tag}> is missing")
         remaining = remaining.partition(f"</{tag}>")[2]
     return ParseError("something stands behind the answer") if remaining.strip() else ""
@@ -218,8 +218,8 @@ def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon =
     contents = {t: span_between(text, t) if t in spans else None for t in TAGS}
     if isinstance(contents["think"], str):
         thought = contents["think"]
-        wrong = "empty" if not thought.strip() else "a code or control word in it" if control_words(thought) else ""
-        contents["think"] = ParseError(wrong) if wrong else thought
+        problem = "empty" if not thought.strip() else "a code or control word in it" if control_words(thought) else ""
+        contents["think"] = ParseError(problem) if problem else thought
     if isinstance(contents["dream"], str):
         from drivelit.policy.image_tokens import parse_image  # with torch
 

@@ -83,8 +83,8 @@ def plot_dreams(
     true = next_codes(codec, scenes, seconds)
     size = (13, 1.9 * len(scenes) + 0.5)
     figure, axes = plt.subplots(len(scenes), 5, figsize=size, squeeze=False, layout="constrained")
-    for scene, ids, right, plan, row in zip(scenes, codes, true, plans, axes, strict=True):
-        _draw_dream(row[:4], scene, ids, right, codec, seconds)
+    for scene, ids, true_codes, plan, row in zip(scenes, codes, true, plans, axes, strict=True):
+        _draw_dream(row[:4], scene, ids, true_codes, codec, seconds)
         _draw_plan(scene, plan, row[4], horizon)
     figure.suptitle(title)
     handles, labels = axes[0, 4].get_legend_handles_labels()
@@ -134,8 +134,8 @@ def plot_policy(
 
     picked = spread([far(p, s) for p, s in zip(plans, scenes, strict=True)], count)
     title = f"{name}, {mode}: {len(picked)} of {len(scenes)} scenes, spread over the order of their ADE"
-    some, dreams, plans = ([v[k] for k in picked] for v in (scenes, [end["dream"] for end in ends], plans))
-    return plot_dreams(some, dreams, plans, codec, task.seconds, title, task.horizon)
+    subset, dreams, plans = ([v[k] for k in picked] for v in (scenes, [end["dream"] for end in ends], plans))
+    return plot_dreams(subset, dreams, plans, codec, task.seconds, title, task.horizon)
 
 
 def plot_run(

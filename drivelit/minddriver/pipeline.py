@@ -94,13 +94,13 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
     """
-    splits, left = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
+    splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     cuts = cuts_of(splits["train"], profile)
     learnt = splits["train"][:500]  # enough to know what is usual at a speed
     ends = drivers(splits["heldout"], learnt, cuts, profile.pdms)
     write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
-    told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
-    return told | (dict(left_out=left) if left else {})
+    result = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
+    return result | (dict(left_out=excluded) if excluded else {})
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
 def distances(profile: MindDriverProfile) -> list[float]:
@@ -153,10 +153,12 @@ def _thoughts(scenes, profile, cuts, here):
     "strategy -> {scene id: thought}, and the counts of each."
     served = "@" in profile.teacher + profile.judge
     with Journal(here / "journal.jsonl" if served else None) as journal:
-        who = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal, cuts=cuts)
-        asked = dict(cuts=cuts, rounds=profile.rounds, at_once=16 if served else 1)
-        annotated = {s: annotate(scenes, *who, strategy=s, **asked) for s in STRATEGIES}
-    return {s: kept for s, (kept, _) in annotated.items()}, {s: dict(c) for s, (_, c) in annotated.items()}
+        annotators = helpers(profile.teacher, profile.judge, profile.inputs, profile.instruction, journal, cuts=cuts)
+        options = dict(cuts=cuts, rounds=profile.rounds, at_once=16 if served else 1)
+        annotated = {s: annotate(scenes, *annotators, strategy=s, **options) for s in STRATEGIES}
+    return {s: annotations for s, (annotations, _) in annotated.items()}, {
+        s: dict(c) for s, (_, c) in annotated.items()
+    }
 
 
 def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
@@ -174,27 +176,29 @@ def run_data(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str
     """
     if profile.inception != "none":
         inception_file(os.path.expandvars(profile.inception))  # what is missing is told before anything is learnt
-    here, codec, left = STAGES.folder(out, "data"), codec_of(profile), Counter()
+    data_dir, codec, excluded = STAGES.folder(out, "data"), codec_of(profile), Counter()
     scenes = load_scenes(out, "train")
     scenes = draw(scenes, profile.data_rows or len(scenes))
     cuts = cuts_of(scenes, profile)
     drives = partial(make_rows, kept=None, codec=None, inputs=profile.inputs, form="none", cuts=cuts)
-    with Parts(here, profile.row_workers) as parts:
-        write_rows(parts.rows("drives", drives, scenes, count=left), here / "drives.parquet")
-    with_rows = set(read_rows(here / "drives.parquet").column("scene_id"))
+    with Parts(data_dir, profile.row_workers) as parts:
+        write_rows(parts.rows("drives", drives, scenes, count=excluded), data_dir / "drives.parquet")
+    with_rows = set(read_rows(data_dir / "drives.parquet").column("scene_id"))
     tell_if_few("data, drives", len(with_rows), profile.data_rows)
     scenes = subset(scenes, [k for k, name in enumerate(ids_of(scenes)) if name in with_rows])
     codes = {f"{t:g}": next_codes(codec, scenes, t) for t in distances(profile)}
-    np.savez(here / "codes.npz", **codes)
-    (kept, counts), ids = _thoughts(scenes, profile, cuts, here), ids_of(scenes)
-    write_json(here / "thoughts.json", {s: {ids[k.number]: k.thought for k in v} for s, v in kept.items()})
-    lines = sorted(set().union(*(thought_lines(v) for v in kept.values())))
-    write_json(here / "text.json", lines)
-    del left["rows"]
+    np.savez(data_dir / "codes.npz", **codes)
+    (annotations, counts), ids = _thoughts(scenes, profile, cuts, data_dir), ids_of(scenes)
+    write_json(data_dir / "thoughts.json", {s: {ids[k.number]: k.thought for k in v} for s, v in annotations.items()})
+    lines = sorted(set().union(*(thought_lines(v) for v in annotations.values())))
+    write_json(data_dir / "text.json", lines)
+    del excluded["rows"]
     notes = "\n".join(f"- {s}: {', '.join(f'{k} {v}' for k, v in sorted(c.items()))}" for s, c in counts.items())
-    path = here / "drives.parquet"
+    path = data_dir / "drives.parquet"
     path.with_suffix(".md").write_text(card(path, "What was seen and driven (MindDriver 3.2)", "stage data", (), notes))
-    return dict(drives=len(scenes), left_out=dict(left), thoughts={s: len(v) for s, v in kept.items()}, counts=counts)
+    return dict(
+        drives=len(scenes), left_out=dict(excluded), thoughts={s: len(v) for s, v in annotations.items()}, counts=counts
+    )
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c01000b
 class ArmRows(Sequence):
@@ -222,9 +226,9 @@ class ArmRows(Sequence):
     def __getitem__(self, i: int) -> dict:
         "A row, as `make_row` makes it."
         row = self.drives[self.numbers[i]]
-        name, asked = row["scene_id"], question(self.inputs, self.form, self.seconds, self.horizon)
+        name, request = row["scene_id"], question(self.inputs, self.form, self.seconds, self.horizon)
         scene = self.scenes[name]
-        text = {"type": "text", "text": state_text(scene, self.inputs) + asked}
+        text = {"type": "text", "text": state_text(scene, self.inputs) + request}
         images = [p for p in row["messages"][0]["content"] if p["type"] == "image"]
         spans = self.horizon.of(scene), self.thoughts.get(name, ""), self.codes.get(name)
         answer = write_answer(self.form, *spans, self.horizon)
@@ -240,13 +244,13 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
     Returns:
         ArmRows
     """
-    here = STAGES.folder(out, "data")
-    drives = read_rows(here / "drives.parquet")
+    data_dir = STAGES.folder(out, "data")
+    drives = read_rows(data_dir / "drives.parquet")
     scenes = by_id(load_scenes(out, "train"))
     seconds = arm.get("seconds", profile.seconds)
-    with np.load(here / "codes.npz") as arrays:
+    with np.load(data_dir / "codes.npz") as arrays:
         codes = dict(zip(drives.column("scene_id"), arrays[f"{seconds:g}"], strict=True))
-    thoughts = json.loads((here / "thoughts.json").read_text())[arm.get("strategy", "feedback")]
+    thoughts = json.loads((data_dir / "thoughts.json").read_text())[arm.get("strategy", "feedback")]
     inputs = replace(profile.inputs, ego_state=arm.get("ego_state", profile.ego_state))
     return ArmRows(drives, scenes, thoughts, codes, inputs, arm.get("form", profile.form), seconds, profile.horizon)
 
@@ -309,10 +313,12 @@ def begin(out: str | Path, profile: MindDriverProfile, seed: int) -> Policy:
     """
     if profile.start == "train":
         return load(STAGES.trained(out, "start"), profile, seed) if profile.start_steps else fresh(out, profile, seed)
-    where = PACKED if profile.start == "packed" else Path(os.path.expandvars(profile.start))
-    if not where.exists():
-        raise RunError(f"start = {profile.start!r}: {where} is not there; 'train' makes weights to start from")
-    return _knows_codes(load(where, profile, seed), profile, f"start = {profile.start!r}: the policy in {where}")
+    weights_path = PACKED if profile.start == "packed" else Path(os.path.expandvars(profile.start))
+    if not weights_path.exists():
+        raise RunError(f"start = {profile.start!r}: {weights_path} is not there; 'train' makes weights to start from")
+    return _knows_codes(
+        load(weights_path, profile, seed), profile, f"start = {profile.start!r}: the policy in {weights_path}"
+    )
 
 
 def _knows_codes(policy, profile, whose):
@@ -338,12 +344,16 @@ def run_served(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
 
 def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     "Copy the weights of a run's stage `start`, in half precision, to where `start = packed` finds them."
-    policy, told, profile = load_policy(STAGES.trained(out, "start")), STAGES.result(out, "start"), run_profile(out)
+    policy, run_result, profile = (
+        load_policy(STAGES.trained(out, "start")),
+        STAGES.result(out, "start"),
+        run_profile(out),
+    )
     policy.model.half()
-    last = read_metrics(STAGES.folder(out, "start"))[-1]
-    losses = {k.removeprefix("loss/"): v for k, v in last.items() if k.startswith("loss/")}
+    last_row = read_metrics(STAGES.folder(out, "start"))[-1]
+    losses = {k.removeprefix("loss/"): v for k, v in last_row.items() if k.startswith("loss/")}
     recipe = (
-        f"{told['steps']} updates of {profile.sft_batch} at {profile.sft_lr:g} from {profile.model!r}, on "
+        f"{run_result['steps']} updates of {profile.sft_batch} at {profile.sft_lr:g} from {profile.model!r}, on "
         f"{profile.train_scenes} scenes of the toy town: points alone, with the next view at "
         f"{', '.join(f'{t:g}' for t in VIEWS_AHEAD)} s before them, with a thought, and with both. Loss at the end: "
         f"{', '.join(f'{k} {v:.2f}' for k, v in losses.items())}"
@@ -352,7 +362,7 @@ def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     def words(digest):
         return model_card(policy, f"the arms of MindDriver to start from. {recipe}. SHA-256 {digest}")
 
-    return pack_weights(folder, policy.save, words, told | dict(losses=losses))
+    return pack_weights(folder, policy.save, words, run_result | dict(losses=losses))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #89e812bd
 def features(profile: MindDriverProfile) -> tuple[Any, Any]:
@@ -390,8 +400,8 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
     Returns:
         dict: what `evaluate` returns; grey for the main line and the forms of table 4, other dreams for SWAPPED
     """
-    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
-    whole = stage in REINFORCED or "form" in asked or stage == "sft"
+    arm_options = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    with_grey = stage in REINFORCED or "form" in arm_options or stage == "sft"
     return evaluate(
         policy,
         load_scenes(out, "heldout"),
@@ -400,10 +410,10 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         seed,
         features(profile)[1],
         swaps=stage in SWAPPED,
-        grey=whole,
+        grey=with_grey,
         inception=inception_of(profile),
         cuts=cuts_of(() if profile.source == "toy" else load_scenes(out, "train"), profile),
-        **asked,
+        **arm_options,
     )
 
 
@@ -498,29 +508,29 @@ def make(
     Returns:
         engine, policy, task
     """
-    before, learnt = REINFORCED[stage]
-    start = STAGES.trained(out, before, seed), profile, seed
+    base_stage, learnt = REINFORCED[stage]
+    start = STAGES.trained(out, base_stage, seed), profile, seed
     policy = freeze_vision(load_to_play(*start, asks=profile.player != "here") if beside else load(*start), True)
     codec = codec_of(profile)
-    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
-    task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **asked)
+    arm_options = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **arm_options)
     return engine_for(policy, codec, profile.together, profile.kept_bytes), policy, task
 
 
 def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
     "Stages `rft*`: reinforce, then drive the held-out scenes."
-    before, learnt = REINFORCED[stage]
+    base_stage, learnt = REINFORCED[stage]
     steps = dict(image=profile.rl_steps, plan=profile.rl_steps_plan, both=profile.rl_steps + profile.rl_steps_plan)
-    (engine, policy, task), here = make(stage, out, profile, seed), STAGES.folder(out, stage, seed)
+    (engine, policy, task), stage_dir = make(stage, out, profile, seed), STAGES.folder(out, stage, seed)
     scenes = load_scenes(out, "train")
     chosen = np.random.default_rng(seed).permutation(len(scenes))[: profile.rl_scenes]
     # eq. 4: the reference is the policy of the SFT stage, in the second stage of reinforcement too
-    tuned = REINFORCED[before][0] if before in REINFORCED else None
+    tuned = REINFORCED[base_stage][0] if base_stage in REINFORCED else None
     result = train_rl(
         policy,
         task,
         Subset(scenes, chosen.tolist()),  # shards read a scene when it is played
-        here,
+        stage_dir,
         "sequence",
         seed=seed,
         engine=engine,
@@ -531,7 +541,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
-    result |= examine(only_plays(settle(policy, here), profile), stage, out, profile, seed)
+    result |= examine(only_plays(settle(policy, stage_dir), profile), stage, out, profile, seed)
     write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
     return result
 

@@ -146,8 +146,8 @@ class MindDriverProfile(Profile):
         "Nothing to start; which of the weights that the keys name are not on this machine."
         values = {k: os.path.expandvars(getattr(self, k)) for k in ("codec", "inception", "start")}
         unset = [f"{k}: {v} is not set in the environment" for k, v in values.items() if "$" in v]
-        named = {k: v for k, v in values.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
-        return [], unset + [f"{k}: there is no {v} here" for k, v in named.items() if not os.path.exists(v)]
+        paths = {k: v for k, v in values.items() if "$" not in v and v not in ("base", "none", "train", "packed")}
+        return [], unset + [f"{k}: there is no {v} here" for k, v in paths.items() if not os.path.exists(v)]
 
     def amounts(self, train: int | None, heldout: int | None, why: tuple, far: int | None = None) -> list[Amount]:
         "What the keys want of the data: one row a scene."

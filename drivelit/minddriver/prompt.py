@@ -59,8 +59,8 @@ class Inputs:
     @property
     def wanted(self) -> list[tuple[str, float]]:
         "(camera, seconds from now) of the pictures: the current views, then the history from the oldest."
-        before = [("CAM_FRONT", -STEP * k) for k in range(self.history, 0, -1)]
-        return [*((c, 0.0) for c in VIEWS[self.views]), *before]
+        past_views = [("CAM_FRONT", -STEP * k) for k in range(self.history, 0, -1)]
+        return [*((c, 0.0) for c in VIEWS[self.views]), *past_views]
 
 
 PAPER = Inputs()  # section 3.1
@@ -102,8 +102,8 @@ def state_text(scene: Scene, inputs: Inputs = PAPER) -> str:
     lines = [f"Command: [{COMMANDS[scene.command]}]{target_text(scene)}\n"]
     if inputs.ego_state:
         v, a = float(np.hypot(*scene.ego.velocity)), float(scene.ego.acceleration[0])
-        known = scene.meta.get("ego_state") != "unknown"
-        lines.append(f"Speed: {v:.2f} m/s, acceleration: {a + 0.0:+.2f} m/s²\n" if known else "Speed: unknown\n")
+        has_state = scene.meta.get("ego_state") != "unknown"
+        lines.append(f"Speed: {v:.2f} m/s, acceleration: {a + 0.0:+.2f} m/s²\n" if has_state else "Speed: unknown\n")
     return "".join(lines)
 
 # %% ../../nbs/53_minddriver/10_prompt.ipynb #c05a000d
@@ -126,10 +126,10 @@ def question(inputs: Inputs, form: str, seconds: float = 0.5, horizon: Horizon =
         one line
     """
     views = "the front view" if inputs.views == "front" else "six views around the car"
-    before = f", and the front view of the last {STEP * inputs.history:g} s" if inputs.history else ""
-    told = dict(seconds=seconds, points=COUNTED.get(horizon.points, horizon.points), step=horizon.step)
-    asked = ", then ".join(ASKED[s].format(**told) for s in spans_of(form))
-    return f"You drive. You see {views}{before}. {asked[0].upper()}{asked[1:]}."
+    past_text = f", and the front view of the last {STEP * inputs.history:g} s" if inputs.history else ""
+    fields = dict(seconds=seconds, points=COUNTED.get(horizon.points, horizon.points), step=horizon.step)
+    request = ", then ".join(ASKED[s].format(**fields) for s in spans_of(form))
+    return f"You drive. You see {views}{past_text}. {request[0].upper()}{request[1:]}."
 
 
 def policy_prompt(
@@ -255,12 +255,12 @@ def teacher_text(scene: Scene, inputs: Inputs = PAPER, instruction: str = "short
     past = STEP * inputs.history
     if instruction == "short":
         views = "the front view of now" if inputs.views == "front" else "six camera views of now"
-        before = f" and the front view of the last {past:g} seconds" if past else ""
-        return _short(scene.command, views + before, seconds)
+        past_text = f" and the front view of the last {past:g} seconds" if past else ""
+        return _short(scene.command, views + past_text, seconds)
     views = "the front camera" if inputs.views == "front" else "six camera perspectives"
-    before = f" and {past:g} seconds of historical footage from <CAM_FRONT>" if past else ""
-    asked = FIGURE_9.format(seen=views + before, seconds=seconds)
-    return f"{asked}\nNavigation target: [{COMMANDS[scene.command]}]"
+    past_text = f" and {past:g} seconds of historical footage from <CAM_FRONT>" if past else ""
+    request = FIGURE_9.format(seen=views + past_text, seconds=seconds)
+    return f"{request}\nNavigation target: [{COMMANDS[scene.command]}]"
 
 
 def teacher_prompt(

@@ -175,8 +175,8 @@ def _line_rows(results):
 
 def _line_columns(results):
     "Whole horizons, and the sampled plans beside greedy ones."
-    more = played(results, "sampled", play="sampled") if results.first == "greedy" else {}
-    return score_columns(results, range(4)) | more
+    extra = played(results, "sampled", play="sampled") if results.first == "greedy" else {}
+    return score_columns(results, range(4)) | extra
 
 
 table1 = Sheet("Table 1: the main line", STUDY, _line_rows, _line_columns)
@@ -189,8 +189,8 @@ WHOSE = dict(dream="", copied=", copied present", floor=", codec's floor")
 def distances(results: Record) -> dict[str, tuple[str, int]]:
     "The Fréchet distances of a run by their names in tables: (key in a summary of dreams, digits)."
     whose = "our encoder" if results.about["profile"].get("encoder", "base") == "base" else "CLIP"
-    seen = any(np.isfinite(results.numbers(Condition(s), FID.measure)).any() for s in (*DREAMS, "given"))
-    return {f"Fréchet distance, {whose}": ("frechet", 3)} | ({"FID": ("fid", 1)} if seen else {})
+    has_fid = any(np.isfinite(results.numbers(Condition(s), FID.measure)).any() for s in (*DREAMS, "given"))
+    return {f"Fréchet distance, {whose}": ("frechet", 3)} | ({"FID": ("fid", 1)} if has_fid else {})
 
 
 RIGHTS = {
@@ -208,8 +208,8 @@ def _dream_columns(results):
     def of(key, **form):
         return Column(f"dreams_{key}", lost="dreams_unreadable", **form)
 
-    far = distances(results).items()
-    columns = {f"{d}{w}": of(f"{key}_{k}", digits=n) for d, (key, n) in far for k, w in WHOSE.items()}
+    metrics = distances(results).items()
+    columns = {f"{d}{w}": of(f"{key}_{k}", digits=n) for d, (key, n) in metrics for k, w in WHOSE.items()}
     columns |= {n: of(f"right_{k}", percent=True) for n, k in RIGHTS.items()}
     columns |= {f"road user found{w}": of(f"road_user_{k}_close", percent=True) for k, w in WHOSE.items()}
     columns |= {"road user off, pixels": of("road_user_dream_median")}
@@ -296,8 +296,8 @@ def table7(results: Record) -> pd.DataFrame:
     frame = reinforced(results)
     for name, (key, digits) in distances(results).items():
         column = Column(f"dreams_{key}_dream", digits=digits, lost="dreams_unreadable")
-        far = [number_cell(results, STUDY, Condition(s), column) for s in RL_ROWS.values()]
-        frame[name] = far + [""] * (len(frame) - len(far))
+        cells = [number_cell(results, STUDY, Condition(s), column) for s in RL_ROWS.values()]
+        frame[name] = cells + [""] * (len(frame) - len(cells))
     return frame
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00027
@@ -368,11 +368,11 @@ DECIDED = [
 
 def _dreams(unit: Unit, s: str) -> list[Claim]:
     "Whether a plan needs its dream."
-    own, other, grey, true = (Condition(s, "greedy", f"{dream} dream") for dream in DREAMED)
+    own_dream, other_dream, grey, true = (Condition(s, "greedy", f"{dream} dream") for dream in DREAMED)
     pairs = (
-        (own, other, "own dream > another scene's"),
-        (own, grey, "own dream > grey"),
-        (true, own, "the true view > own dream"),
+        (own_dream, other_dream, "own dream > another scene's"),
+        (own_dream, grey, "own dream > grey"),
+        (true, own_dream, "the true view > own dream"),
     )
     return claims_of(*(("uses its dream?", unit, a, b, f"{ROWS[s]}: {words}") for a, b, words in pairs))
 
@@ -433,13 +433,13 @@ def plot_ade(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
         ax.axvline(results.numbers(driver(name), "ade")[0], color="#e8590c", ls=style, lw=1.5, label=label)
     ax.plot([], [], "o-", color="#1971c2", label="seeds, mean and 95 % interval")
     profile = results.about["profile"]
-    far = profile.get("points", 6) * profile.get("step", 0.5)
+    duration = profile.get("points", 6) * profile.get("step", 0.5)
     names = [ROWS[s] for s in reversed(arms)]
     ax.set(
         yticks=range(len(arms)),
         yticklabels=names,
         xlabel="ADE (m)",
-        title=f"Distance to the expert over {far:g} s, {results.first}",
+        title=f"Distance to the expert over {duration:g} s, {results.first}",
     )
     ax.set_ylim(-0.6, max(len(arms), 1) - 0.4)
     ax.set_xlim(left=0)

@@ -45,5 +45,5 @@ def reward_of(
     if learnt not in LEARNT:
         raise ValueError(f"learnt: {learnt!r} is not one of {', '.join(LEARNT)}")
     weights = dict(image=(1.0, 0.0), plan=(0.0, 1.0), both=(w_image, w_plan))[learnt]
-    seen = NO_DREAM if np.isnan(image) else image
-    return weights[0] * seen + weights[1] * plan + w_format * form
+    similarity = NO_DREAM if np.isnan(image) else image
+    return weights[0] * similarity + weights[1] * plan + w_format * form

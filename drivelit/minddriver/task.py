@@ -48,12 +48,12 @@ class Views:
 
     def true(self, some: Sequence[Scene]) -> np.ndarray:
         "Embeddings of the true next views: unit vectors (B, D)."
-        new = list({s.id: s for s in some if s.id not in self.known}.values())
+        missing = list({s.id: s for s in some if s.id not in self.known}.values())
         if len(self.known) > self.keep:
             self.known = {s.id: self.known[s.id] for s in some if s.id in self.known}
-        if new:
-            views = [next_image(s, "CAM_FRONT", self.size, self.seconds) for s in new]
-            self.known |= dict(zip((s.id for s in new), self.embed(views), strict=True))
+        if missing:
+            views = [next_image(s, "CAM_FRONT", self.size, self.seconds) for s in missing]
+            self.known |= dict(zip((s.id for s in missing), self.embed(views), strict=True))
         return np.stack([self.known[s.id] for s in some])
 
     def embed(self, images: Sequence) -> np.ndarray:
@@ -132,11 +132,11 @@ class MindDriverTask(Task):
         "Judge answers: one Step each, the last of its episode, with rewards and info of `turn_of`."
         read = partial(parse_answer, form=self.form, n=self.codec.n, codes=self.codec.codes, horizon=self.horizon)
         answers = [read(c.text) for c in completions]
-        images, some = np.full(len(answers), np.nan), [s.scene for s in states]
-        seen = [i for i, a in enumerate(answers) if isinstance(a.dream, np.ndarray)] if self.views else []
-        if seen:
-            dreams = self.codec.decode(np.stack([answers[i].dream for i in seen]))
-            images[seen] = self.views.similarity(dreams, [some[i] for i in seen])
-        answered = zip(answers, some, images.tolist(), strict=True)
+        images, scenes = np.full(len(answers), np.nan), [s.scene for s in states]
+        readable = [i for i, a in enumerate(answers) if isinstance(a.dream, np.ndarray)] if self.views else []
+        if readable:
+            dreams = self.codec.decode(np.stack([answers[i].dream for i in readable]))
+            images[readable] = self.views.similarity(dreams, [scenes[i] for i in readable])
+        answered = zip(answers, scenes, images.tolist(), strict=True)
         settings = self.learnt, self.numbers, self.strict, self.horizon
         return [Step(None, *turn_of(a, s, i, *settings)) for a, s, i in answered]

@@ -97,8 +97,8 @@ def _places(agent):
     poses = agent.along(TIMES)
     if np.isnan(poses[0]).any():
         return None
-    last = np.nonzero(~np.isnan(poses).any(1))[0][-1]
-    return np.where(np.isnan(poses), poses[last], poses)
+    last_valid = np.nonzero(~np.isnan(poses).any(1))[0][-1]
+    return np.where(np.isnan(poses), poses[last_valid], poses)
 
 
 def _motion(poses):
@@ -136,8 +136,8 @@ def risks_of(scene: Scene, most: int = 3) -> list[Risk]:
             continue
         gap = np.hypot(*(poses[:, None, :2] - way[None]).transpose(2, 0, 1))[together].min()
         if gap < NEAR.get(agent.type, WIDE) and (camera := _camera(scene, poses[0, :2])):
-            far = float(np.hypot(*poses[0, :2]))
-            risks.append(Risk(camera, CATEGORIES[agent.type], _motion(poses), round(far, 1)))
+            dist = float(np.hypot(*poses[0, :2]))
+            risks.append(Risk(camera, CATEGORIES[agent.type], _motion(poses), round(dist, 1)))
     return sorted(risks, key=lambda r: (r.motion == MOTIONS[0], r.distance))[:most]
 
 
@@ -156,11 +156,11 @@ def _smaller(area, other):
 def facts_of(scene: Scene) -> Facts:
     "What a thought about a scene speaks of, from the ground truth."
     lanes = [a.polygon for a in scene.map.of("lane") if a.on_route]
-    beside = sum(p.buffer(0.1).intersects(shapely.Point(6.0, y)) for p in lanes for y in (-3.5, 3.5))
-    area = "Uncertain" if not lanes else "Large" if beside else "Medium"
+    adjacent = sum(p.buffer(0.1).intersects(shapely.Point(6.0, y)) for p in lanes for y in (-3.5, 3.5))
+    area = "Uncertain" if not lanes else "Large" if adjacent else "Medium"
     risks, signal = tuple(risks_of(scene)), _signal(scene, 0.0)
-    near = any(r.distance < 15 for r in risks) or signal == SIGNALS[0]
-    combined = _smaller(area, "Small" if near else "Medium" if risks else area)
+    close_risk = any(r.distance < 15 for r in risks) or signal == SIGNALS[0]
+    combined = _smaller(area, "Small" if close_risk else "Medium" if risks else area)
     return Facts(scene.night, signal, _signal(scene, 3.0), area, combined, risks)
 
 # %% ../../nbs/53_minddriver/20_teacher.ipynb #7ea5000c
@@ -170,17 +170,17 @@ SLOW = SPEEDS[:4]  # standing and everything that slows down
 def reason_of(facts: Facts, decision: tuple[str, str]) -> str:
     "Why a decision is taken, from what stands before it; a sentence without a full stop."
     direction, speed = decision
-    first = facts.risks[0].category if facts.risks else ""
+    hazard = facts.risks[0].category if facts.risks else ""
     if facts.signal == SIGNALS[0]:
         if speed in SLOW:
             return "The light is red"
         return "The light turns green" if facts.later == SIGNALS[2] else "The red light is still far"
     if direction.startswith("Change Lane"):
-        return f"Go around the {first}" if first else "The other lane is better"
+        return f"Go around the {hazard}" if hazard else "The other lane is better"
     if speed in SLOW:
-        return f"Keep clear of the {first}" if first else "The road ahead asks for it"
-    if first:
-        return f"There is room beside the {first}"
+        return f"Keep clear of the {hazard}" if hazard else "The road ahead asks for it"
+    if hazard:
+        return f"There is room beside the {hazard}"
     return "The light is green" if facts.signal == SIGNALS[2] else "The way is free"
 
 
@@ -188,8 +188,8 @@ def choices_of(facts: Facts, decision: tuple[str, str], most: int = 3) -> list[t
     "The behaviours that a thought proposes: the decision first, and others of the same direction."
     direction, speed = decision
     k = SPEEDS.index(speed)
-    others = [j for j in (k - 1, k + 1, k - 2, k + 2) if 0 <= j < len(SPEEDS)]
-    alternatives = [(direction, SPEEDS[j], "More careful than needed" if j < k else "Less careful") for j in others]
+    neighbors = [j for j in (k - 1, k + 1, k - 2, k + 2) if 0 <= j < len(SPEEDS)]
+    alternatives = [(direction, SPEEDS[j], "More careful than needed" if j < k else "Less careful") for j in neighbors]
     return [(*decision, reason_of(facts, decision)), *alternatives][:most]
 
 
@@ -198,12 +198,12 @@ def write_thought(
 ) -> str:
     "A thought in the form of figure 9, which `read_thought` reads."
     choices = choices_of(facts, decision) if choices is None else choices
-    seen = [f"<{r.camera}>: <{r.category}>, <{r.motion}>" for r in facts.risks] or ["None"]
+    risk_lines = [f"<{r.camera}>: <{r.category}>, <{r.motion}>" for r in facts.risks] or ["None"]
     lines = [
         f"[{SECTIONS[0]}]:",
         f"{'Night' if facts.night else 'Day'}, Signal: <{facts.signal}>, Drivable Area: <{facts.area}>",
         f"[{SECTIONS[1]}]:",
-        *seen,
+        *risk_lines,
         f"Combined Drivable Area: <{facts.combined}>",
         f"[{SECTIONS[2]}]:",
         *(f"<{d}>, <{s}>, <{why}>" for d, s, why in choices),
@@ -284,23 +284,23 @@ class Try:
 
 
 def _another(rng, words, word):
-    others = [w for w in words if w != word]
-    return others[int(rng.integers(len(others)))]
+    candidates = [w for w in words if w != word]
+    return candidates[int(rng.integers(len(candidates)))]
 
 
 def _unsound(rng, text, facts):
     "A thought with an error of logic, of one of three sorts."
     sort = int(rng.integers(3))
     if sort == 0 and facts.area in AREAS[:2]:  # the area grows
-        old = f"Combined Drivable Area: <{facts.combined}>"
-        return text.replace(old, "Combined Drivable Area: <Large>")
+        original = f"Combined Drivable Area: <{facts.combined}>"
+        return text.replace(original, "Combined Drivable Area: <Large>")
     if sort == 1:  # what is decided was never proposed
         direction, speed = parse_decision(read_thought(text).sections[SECTIONS[3]])
         return text.replace(f"<{direction}>, <{speed}>, <", f"<{direction}>, <{_another(rng, SPEEDS, speed)}>, <", 1)
     absent = next(c for c in CATEGORIES.values() if all(r.category != c for r in facts.risks))
-    first = CHOICE.search(text, text.index(f"[{SECTIONS[2]}]"))
-    end = text.index("\n", first.end())
-    return f"{text[: first.end()]}, <Keep clear of the {absent}>{text[end:]}"
+    match = CHOICE.search(text, text.index(f"[{SECTIONS[2]}]"))
+    end = text.index("\n", match.end())
+    return f"{text[: match.end()]}, <Keep clear of the {absent}>{text[end:]}"
 
 # %% ../../nbs/53_minddriver/20_teacher.ipynb #7ea50013
 @dataclass
@@ -358,11 +358,11 @@ class ScriptedTeacher:
         has, facts = self.errors(scene, tried), facts_of(scene)
         rng = drawn(self.seed, scene.id, "how")  # an error that stays is the same error
         direction, speed = decision_of(scene, self.cuts)
-        wrong = _another(rng, DIRECTIONS, direction), _another(rng, SPEEDS, speed)
-        decision = wrong[0] if "direction" in has else direction, wrong[1] if "speed" in has else speed
+        mistaken = _another(rng, DIRECTIONS, direction), _another(rng, SPEEDS, speed)
+        decision = mistaken[0] if "direction" in has else direction, mistaken[1] if "speed" in has else speed
         # a judge who finds no sense in a thought gets one with fewer behaviours the next time
-        most = max(1, self.behaviours - sum(t.stage == "logic" for t in tried))
-        text = write_thought(facts, decision, choices_of(facts, decision, most))
+        limit = max(1, self.behaviours - sum(t.stage == "logic" for t in tried))
+        text = write_thought(facts, decision, choices_of(facts, decision, limit))
         if "logic" in has:
             text = _unsound(rng, text, facts)
         if "format" in has:
@@ -395,11 +395,11 @@ def parse_verdict(text: object) -> Verdict | ParseError:
     marks = re.findall(r"\[(Correct|Incorrect)\]", text)
     if len(marks) != 1:
         return ParseError(f"{len(marks) or 'no'} [Correct] or [Incorrect], expected one")
-    reason, _, behind = text.partition(f"[{marks[0]}]")
+    reason, _, suffix = text.partition(f"[{marks[0]}]")
     reason = harmless(reason.strip(), 1000)
     if marks[0] == "Incorrect" and not reason:
         return ParseError("[Incorrect] without a reason")
-    return Verdict(marks[0] == "Correct", reason, parse_decision(behind))
+    return Verdict(marks[0] == "Correct", reason, parse_decision(suffix))
 
 
 @dataclass

@@ -168,10 +168,10 @@ def feedback_text(issues: Sequence[Issue], sentences: dict[str, str] = ISSUE_SEN
         points = {}
         for i in of_metric:
             points.setdefault(i.point, []).append(i)
-        for k, here in enumerate(points.values(), 1):
-            objects = ", ".join(object_text(i.box) for i in here if i.box)
+        for k, group in enumerate(points.values(), 1):
+            objects = ", ".join(object_text(i.box) for i in group if i.box)
             with_objects = f" with Objects: {objects}" if objects else ""
-            lines.append(f"Trajectory Point {k}: {pose_text(here[0].pose)}{with_objects}.\n")
+            lines.append(f"Trajectory Point {k}: {pose_text(group[0].pose)}{with_objects}.\n")
     return "".join([*lines, FEEDBACK_CLOSING])
 
 # %% ../../nbs/50_mtdrive/02_agent.ipynb #52910212
@@ -228,9 +228,9 @@ def _offences(prepared, result, i):
             }
         )
 
-    _, hit, who, _ = at_fault(prepared, states, touching, offroad)
-    _, near, whom = too_close(prepared, states, touching, offroad)
-    return pairs(hit, who, touching[0, :, 0]), pairs(near, whom, touching[0].any(1))
+    _, hit, hit_agents, _ = at_fault(prepared, states, touching, offroad)
+    _, near_starts, whom = too_close(prepared, states, touching, offroad)
+    return pairs(hit, hit_agents, touching[0, :, 0]), pairs(near_starts, whom, touching[0].any(1))
 
 
 def _while(contact, begin):

@@ -57,17 +57,17 @@ def judged(
         each scene, and its readable plans, as written, with their feedback
     """
     ask = getattr(task.agent, "judge_many", lambda s, p: [task.agent.judge(*x) for x in zip(s, p, strict=True)])
-    both = zip(scenes, plans, strict=True)
-    while some := list(islice(both, TOGETHER)):
-        here = [scene for scene, _ in some]
-        written = [[parse_trajectory(format_trajectory(p)) for p in of_scene if p is not None] for _, of_scene in some]
+    stream = zip(scenes, plans, strict=True)
+    while chunk := list(islice(stream, TOGETHER)):
+        batch = [scene for scene, _ in chunk]
+        written = [[parse_trajectory(format_trajectory(p)) for p in of_scene if p is not None] for _, of_scene in chunk]
         written = [[p for p in of_scene if not isinstance(p, ParseError)] for of_scene in written]
         with_plans = [n for n, of_scene in enumerate(written) if of_scene]
         answers = iter(
-            ask([here[n] for n in with_plans], [np.stack(written[n]) for n in with_plans]) if with_plans else ()
+            ask([batch[n] for n in with_plans], [np.stack(written[n]) for n in with_plans]) if with_plans else ()
         )
         pairs = [[*zip(of_scene, next(answers), strict=True)] if of_scene else [] for of_scene in written]
-        yield from zip(here, pairs, strict=True)
+        yield from zip(batch, pairs, strict=True)
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #e29be6bc
 def dialogue(
@@ -89,17 +89,17 @@ def dialogue(
     messages = list(task.prompt(scene))
     for plan, feedback in flawed:
         messages += [says("assistant", format_trajectory(plan)), says("user", feedback.text)]
-    named = sorted({i.metric for _, s in flawed for i in s.issues})
+    metrics = sorted({i.metric for _, s in flawed for i in s.issues})
     return make_row(
-        kind, scene, [*messages, says("assistant", format_trajectory(expert_poses(scene)))], feedback=named, **meta
+        kind, scene, [*messages, says("assistant", format_trajectory(expert_poses(scene)))], feedback=metrics, **meta
     )
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #1166899d
 def single_turn(scenes: Iterable[Scene], task: MTDriveTask | None = None, text_only: float = 0.0) -> Iterator[dict]:
     "Question and expert, one row for each scene; a share `text_only` of them without the image."
     task = task or MTDriveTask()
-    more = dict(images=False, metric_descriptions=task.metric_descriptions)
-    blind = MTDriveTask(task.agent, task.max_turns, task.w_p, task.w_f, **more)
+    options = dict(images=False, metric_descriptions=task.metric_descriptions)
+    blind = MTDriveTask(task.agent, task.max_turns, task.w_p, task.w_f, **options)
     for i, scene in enumerate(scenes):
         yield dialogue("single", scene, [], blind if _nth(i, text_only) else task, source="expert")
 
@@ -196,24 +196,24 @@ def question_text(metric: str, poses: np.ndarray, box: tuple | None = None) -> s
     Returns:
         the question
     """
-    asked = (
+    subject = (
         f"Trajectory points are {', '.join(map(pose_text, poses))}.\n"
         if metric == "EP"
         else f"Trajectory point is {pose_text(poses)}.\n" + (f"Object is {object_text(box)}.\n" if box else "")
     )
-    return QUESTIONS[metric] + asked + ANSWER
+    return QUESTIONS[metric] + subject + ANSWER
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #a08c5d96
 def variants(plan: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     "A plan's neighbours (4, 8, 3), some of them bad: faster, slower, to the left, to the right."
     bend = np.linspace(0, 1, 8)[:, None] ** 2 * [0, 1, 0]
-    left, right = rng.uniform(1.5, 6, 2)
+    left_shift, right_shift = rng.uniform(1.5, 6, 2)
     return np.stack(
         [
             plan * [rng.uniform(1.1, 1.6), 1, 1],
             plan * [rng.uniform(0.2, 0.6), 1, 1],
-            plan + left * bend,
-            plan - right * bend,
+            plan + left_shift * bend,
+            plan - right_shift * bend,
         ]
     )
 
@@ -236,12 +236,12 @@ def questions_of(
     issues, out = find_issues(prepared, result, poses, i), []
     for metric, bad, good in (("DAC", "No.", "Yes."), ("NC", "Yes.", "No."), ("TTC", "No.", "Yes.")):
         of_metric = [x for x in issues if x.metric == metric]
-        first = min((x.point for x in of_metric), default=8)
+        first_bad = min((x.point for x in of_metric), default=8)
         hit = of_metric[0].object_id if of_metric and metric != "DAC" else None
         out += [(metric, x.pose, x.box, bad) for x in of_metric[:1]]
-        if first == 0:
+        if first_bad == 0:
             continue  # no point before the offence
-        k = int(rng.integers(0, first))
+        k = int(rng.integers(0, first_bad))
         box = None if metric == "DAC" else nearest_box(prepared, poses[i, k], k, None if rng.random() < 0.5 else hit)
         if metric == "DAC" or box:
             out.append((metric, poses[i, k], box, good))
@@ -279,19 +279,19 @@ def pdm_understanding(
     "Questions about the metrics (appendix A.2), as many Yes as No for each metric."
     task, parts, size = task or MTDriveTask(), parts or Parts(), in_part or max(len(scenes), 1)
     pools, lots, rng = {}, np.random.default_rng([seed, 1]), np.random.default_rng(seed)
-    most = None if count is None else max(MANY, _quota(count))
+    capacity = None if count is None else max(MANY, _quota(count))
     plans = None if predictions is None else [*predictions]
     begins = range(0, len(scenes), size)
     jobs = ((*_cut(scenes, plans, k, size), np.random.default_rng(seed + SEED_STEP * (k // size))) for k in begins)
-    for begin, (asked, then) in zip(begins, parts.each(partial(_part_questions, task), jobs), strict=True):
+    for begin, (batch, then) in zip(begins, parts.each(partial(_part_questions, task), jobs), strict=True):
         rng = rng if begin else then  # goes on where the first part has left it
-        for number, of_scene in enumerate(asked, begin):
+        for number, of_scene in enumerate(batch, begin):
             for q in of_scene:
-                pools.setdefault((q[0], q[3]), Reservoir(most, lots)).add((number, q))
+                pools.setdefault((q[0], q[3]), Reservoir(capacity, lots)).add((number, q))
     picked = _balanced({k: v.kept for k, v in pools.items()}, count, rng)
     numbers, questions = [n for n, _ in picked], [q for _, q in picked]
-    some = subset(scenes, numbers) if parts.workers else map(scenes.__getitem__, numbers)
-    yield from parts.rows("understanding", partial(_question_rows, task), some, questions)
+    selected = subset(scenes, numbers) if parts.workers else map(scenes.__getitem__, numbers)
+    yield from parts.rows("understanding", partial(_question_rows, task), selected, questions)
 
 
 def _cut(scenes, plans, begin, size):
@@ -336,8 +336,8 @@ def _quota(count):
 
 def _balanced(pools, count, rng):
     "As many of each answer for each metric, all metrics alike if there are enough, in random order."
-    each = [min(len(pools.get((m, a), [])) for a in ("Yes.", "No.")) for m in QUESTIONS]
-    quota = [min(n, _quota(count)) if count is not None else n for n in each]
+    available = [min(len(pools.get((m, a), [])) for a in ("Yes.", "No.")) for m in QUESTIONS]
+    quota = [min(n, _quota(count)) if count is not None else n for n in available]
     picked = []
     for m, n in zip(QUESTIONS, quota, strict=True):
         for pool in (pools[m, a] for a in ("Yes.", "No.") if n):

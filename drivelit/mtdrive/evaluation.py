@@ -42,8 +42,8 @@ def carry(values: Sequence[float]) -> np.ndarray:
     """
     values = np.array(values, float)
     # number of the newest readable turn; -1: none yet
-    last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
-    return np.where(last >= 0, values[last], np.nan)
+    last_valid = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
+    return np.where(last_valid >= 0, values[last_valid], np.nan)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #dc8b4d38
 def plan_length(poses: np.ndarray | None) -> float:
@@ -126,10 +126,10 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     """
     # kind of feedback -> driver -> (N,) PDMS; the names of `alone` hear none, so theirs are the same in both
     crowd = {p: blind_scores(scenes, turns, perception=p) for p in FEEDBACK}
-    scores, alone = crowd["oracle"], list(blind_plans(scenes[0]))
+    scores, unaided = crowd["oracle"], list(blind_plans(scenes[0]))
     same = name_of(WAYS[0], 0.0)
     # in the order of the rows; "": the driver keeps its name
-    labels = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in alone}), same, STANDING), "")
+    labels = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in unaided}), same, STANDING), "")
     labels[same] = "constant velocity"
 
     def plain(v):
@@ -143,14 +143,14 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
 
     results = {"expert": row(scores["expert"]) | _means(scenes, expert)}
     for name, label in labels.items():
-        silent = name in alone
-        more = _means(scenes, lambda s, n=name: blind_plans(s)[n]) if silent else {}
-        results[label or name] = row(scores[name], "–" if silent else "oracle") | more
+        silent = name in unaided
+        extra = _means(scenes, lambda s, n=name: blind_plans(s)[n]) if silent else {}
+        results[label or name] = row(scores[name], "–" if silent else "oracle") | extra
     for p in FEEDBACK if known else ():
         learnt = blind_scores(known, turns, perception=p)
         results[f"{BY_SPEED}, told ({p})"] = row(by_speed(known, learnt, scenes, crowd[p]), p)
         if p == "oracle":
-            results[BY_SPEED] = row(by_speed(known, {n: learnt[n] for n in alone}, scenes, scores))
+            results[BY_SPEED] = row(by_speed(known, {n: learnt[n] for n in unaided}, scenes, scores))
     return results
 
 
@@ -158,11 +158,11 @@ def _means(scenes, plan, together=256):  # together: scenes held in memory at a 
     "The means of METRICS and of the distance of a driver's plans, over the scenes in which it has one."
     values = {m: [] for m in (*METRICS, "distance")}
     for k in range(0, len(scenes), together):
-        whole = [(s, p) for s in scenes[k : k + together] if (p := plan(s)) is not None]
-        results = score_scenes([prepare(s) for s, _ in whole], [p[None] for _, p in whole]) if whole else []
+        pairs = [(s, p) for s in scenes[k : k + together] if (p := plan(s)) is not None]
+        results = score_scenes([prepare(s) for s, _ in pairs], [p[None] for _, p in pairs]) if pairs else []
         for m in METRICS:
             values[m] += [getattr(r, m)[0] for r in results]
-        values["distance"] += [plan_length(p) for _, p in whole]
+        values["distance"] += [plan_length(p) for _, p in pairs]
     return {m: float(np.mean(v)) for m, v in values.items()}
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #e6194ed8
@@ -262,8 +262,8 @@ def evaluate(
 
     def played(perception: str, temperature: float, images: bool | str = "auto") -> dict:
         task = task_for(profile, perception, turns, images)
-        asked = dict(seed=seed, max_turns=turns, temperature=temperature, engine=engine)
-        return summary(play(policy, scenes, profile, task=task, **asked), turns)
+        options = dict(seed=seed, max_turns=turns, temperature=temperature, engine=engine)
+        return summary(play(policy, scenes, profile, task=task, **options), turns)
 
     results = {p: {play_name: played(p, t) for play_name, t in profile.plays.items()} for p in perceptions}
     if grey:
@@ -278,14 +278,14 @@ OWN = "own scenes"  # that the policy has learnt from
 
 def _add_turns(part, numbers, play, swap):
     "A `summary`, turn by turn; what belongs to the whole episode stands with the last one."
-    last = len(numbers["turns"]) - 1
+    last_turn = len(numbers["turns"]) - 1
     for turn, means in enumerate(numbers["turns"]):
         measured = dict(means)
-        if turn == last:
+        if turn == last_turn:
             measured |= {k: numbers[k] for k in ("n", "failed", "turns_used", "scene_distance") if k in numbers}
-        if turn in (0, last):
+        if turn in (0, last_turn):
             # each scene has a pair, of the first plan and of the last
-            measured["scene_pdms"] = [pdms[-1 if turn == last else 0] for pdms in numbers.get("scene_pdms", ())]
+            measured["scene_pdms"] = [pdms[-1 if turn == last_turn else 0] for pdms in numbers.get("scene_pdms", ())]
         part.add_summary(measured, play, swap, turn)
 
 
@@ -346,8 +346,8 @@ def planner(
         parsed = [[parse_trajectory(t) for t in reversed(e.texts)] for e in episodes]
         return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in parsed]
 
-    asked, options = task if turns > 1 else Unjudged(task), options | dict(hear=profile.hears)
-    return by_policy(policy, asked, read, seed, engine, profile.together, profile.kept_bytes, **options)
+    play_task, options = task if turns > 1 else Unjudged(task), options | dict(hear=profile.hears)
+    return by_policy(policy, play_task, read, seed, engine, profile.together, profile.kept_bytes, **options)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #6b88ef9b
 def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, samples: str | None = None) -> dict | None:

@@ -138,12 +138,12 @@ def _understanding():
         ("Time-to-Collision (TTC)", "the vehicle maintains a safe distance to surrounding objects"),
         ("Ego Progress (EP)", "the vehicle makes progress along its route"),
     )
-    given = "Given a trajectory prediction point and a front-view image, where trajectory point is formatted as "
+    preamble = "Given a trajectory prediction point and a front-view image, where trajectory point is formatted as "
     task = "(x: float, y: float, heading: float), your task is to identify if the given trajectory point "
     return [
         "You are a vehicle trajectory prediction model for an autonomous driving system. ",
         *(f"One of your key metrics is {m}, which assesses whether {w}. " for m, w in metrics),
-        given + task + "stays within the drivable area.\n",
+        preamble + task + "stays within the drivable area.\n",
         "your task is to identify if the given trajectory point collides with a surrounding object.\n",
         "your task is to identify if the given trajectory point keeps a safe distance from surrounding objects.\n",
         "Trajectory point is (+1.00, 0.00, 0.00).\nTrajectory points are (+1.00, 0.00, 0.00).\n",

@@ -48,8 +48,10 @@ def turn_words(number: int, poses: np.ndarray | None, issues: Sequence[Issue], p
     # Who is hit is also too close: the title names the worse of the two.
     hit = {s.removeprefix("hits") for s in faults if s.startswith("hits")}
     faults = [s for s in dict.fromkeys(faults) if s.removeprefix("too close to") not in hit or s.startswith("hits")]
-    other = [i.metric for i in issues if i.metric not in (*WORDS, "DAC")]
-    return f"turn {number}: {', '.join([*faults, *dict.fromkeys(other)]) or 'no issue left'} (PDMS {100 * pdms:.0f})"
+    remaining = [i.metric for i in issues if i.metric not in (*WORDS, "DAC")]
+    return (
+        f"turn {number}: {', '.join([*faults, *dict.fromkeys(remaining)]) or 'no issue left'} (PDMS {100 * pdms:.0f})"
+    )
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #short002
 SHORT = 5.0  # metres
@@ -152,12 +154,12 @@ def turn_legend(
     if issues is None or any(i.box for i in issues):
         words = "road user that the feedback names, when the car is there"
         handles.append(Patch(facecolor=WRONG_COLOR, alpha=0.55, label=words))
-    now = [(a.type, a.poses[0] if len(a.times) == 1 else a.at(0.0)) for a in scene.agents]
+    current = [(a.type, a.poses[0] if len(a.times) == 1 else a.at(0.0)) for a in scene.agents]
 
     def inside(p):
         return extent[0] < p[0] < extent[1] and extent[2] < p[1] < extent[3]
 
-    for kind in dict.fromkeys(t for t, p in now if p is not None and inside(p)):
+    for kind in dict.fromkeys(t for t, p in current if p is not None and inside(p)):
         handles.append(line(AGENT_COLORS[kind], "", kind.replace("_", " "), marker="s", ms=8))
     ncols, size = (4, 10) if figure.get_figwidth() > 10 else (3, 9)
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False, fontsize=size)
@@ -181,12 +183,12 @@ def draw_episode(scene: Scene, episode: Episode, title: str) -> Figure:
         if j >= episode.turns:
             ax.set_axis_off()
             continue
-        info, before = episode.infos[j], next((p for p in reversed(plans[:j]) if p is not None), None)
+        info, last_plan = episode.infos[j], next((p for p in reversed(plans[:j]) if p is not None), None)
         words = turn_words(j + 1, plans[j], info["issues"], episode.rewards[j]["pdms"])
-        draw_turn(scene, plans[j], info["issues"], before, ax, extent, f"{words}\n{gaps[j]}".strip())
+        draw_turn(scene, plans[j], info["issues"], last_plan, ax, extent, f"{words}\n{gaps[j]}".strip())
     figure.suptitle(textwrap.fill(title, 9 * width), fontsize=14)
-    seen = "previous plan" if episode.turns > 1 else ""
-    turn_legend(figure, scene, extent, before=seen, issues=issues)
+    label = "previous plan" if episode.turns > 1 else ""
+    turn_legend(figure, scene, extent, before=label, issues=issues)
     return figure
 
 # %% ../../nbs/50_mtdrive/29_pictures.ipynb #8ac7b080
@@ -213,9 +215,9 @@ def example_figure() -> Figure:
         Figure, three turns
     """
     scene = make_scene("parked_truck", 40)
-    first, expert = constant_velocity(scene), scene.expert.poses[:8]
+    baseline, expert = constant_velocity(scene), scene.expert.poses[:8]
     # The middle plan swerves too little, so the feedback has something left to say.
-    episode = scripted_episode(scene, [first, 0.7 * first + 0.3 * expert, expert])
+    episode = scripted_episode(scene, [baseline, 0.7 * baseline + 0.3 * expert, expert])
     title = (
         "An example by script, not by a model (oracle feedback): constant velocity, too small a swerve, then the expert"
     )

@@ -101,11 +101,11 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     splits = write_scenes(out, profile, references=True)
     if profile.sft_candidates > 1:
         splits["choice"] = write_choice(out, profile, profile.choice_scenes)
-    splits, left = leave_out(out, profile, splits, partial(check_scene, profile))
+    splits, excluded = leave_out(out, profile, splits, partial(check_scene, profile))
     ends = drivers(splits["heldout"], profile.turns, splits["train"][:500])  # enough to know what is usual at a speed
     write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
-    told = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
-    return told | (dict(left_out=left) if left else {})
+    summary = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
+    return summary | (dict(left_out=excluded) if excluded else {})
 
 
 def check_scene(profile: MTDriveProfile, scene: Scene, split: str) -> None:
@@ -160,9 +160,9 @@ def _round(left):
     "One of each in turn."
     end, left = object(), list(left)
     while left:
-        for one in [*left]:
-            if (row := next(one, end)) is end:
-                left.remove(one)
+        for iterator in [*left]:
+            if (row := next(iterator, end)) is end:
+                left.remove(iterator)
             else:
                 yield row
 
@@ -176,16 +176,16 @@ def run_data_two(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     chosen = subset(train, order)
     two = partial(mtdata.two_turn, task=task)
     # Every scene gives several questions, so a third of the scenes is enough for as many rows as there are scenes.
-    some = slice(None) if profile.data_understanding else slice(None, None, 3)
-    asked_of = train[some], first_plans[some], profile.data_understanding or len(train)
+    stride = slice(None) if profile.data_understanding else slice(None, None, 3)
+    asked_of = train[stride], first_plans[stride], profile.data_understanding or len(train)
     with Parts(STAGES.folder(out, "data_two", seed), profile.row_workers) as parts:
         by_model = parts.rows("model", two, chosen, [first_plans[k] for k in order])
         rows = in_turn([by_model, parts.rows("constant_velocity", two, chosen)], profile.data_two_turn)
         in_part = IN_PART if profile.sft_gpus + profile.rl_gpus else None  # as for plays: on a CPU all are one part
-        asked = mtdata.pdm_understanding(*asked_of, task, seed, parts, in_part)
+        questions = mtdata.pdm_understanding(*asked_of, task, seed, parts, in_part)
         return dict(
             two=save_data(rows, out, "data_two", seed, "two", profile.data_two_turn),
-            understanding=save_data(asked, out, "data_two", seed, "understanding", profile.data_understanding),
+            understanding=save_data(questions, out, "data_two", seed, "understanding", profile.data_understanding),
         )
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f34a7604
@@ -199,17 +199,17 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
             policy, scenes, profile, seed=seed * 10 + k, max_turns=min(most, profile.turns), task=task, of=plans_of
         )
 
-    first = drive(train, 0, 2)
-    answered = [k for k, turns in enumerate(first) if len(turns) > 1]  # no other scene gives a row
+    first_runs = drive(train, 0, 2)
+    answered = [k for k, turns in enumerate(first_runs) if len(turns) > 1]  # no other scene gives a row
     hard = subset(train, answered)
-    samples = [[first[k] for k in answered], drive(hard, 1, 3), drive(hard, 2, 3)]
+    samples = [[first_runs[k] for k in answered], drive(hard, 1, 3), drive(hard, 2, 3)]
     order = order_of(len(hard), profile.data_multi_turn, seed)
-    drawn, drawn_plans = subset(hard, order), [[s[k] for k in order] for s in samples]
+    selected, drawn_plans = subset(hard, order), [[s[k] for k in order] for s in samples]
     three, mock = (partial(make, task=task) for make in (mtdata.three_turn, mtdata.mock_multi_turn))
     flawed = [at_turn(drawn_plans[0], turn) for turn in (0, 1)]
     with Parts(STAGES.folder(out, "data_multi", seed), profile.row_workers) as parts:
-        mocked = parts.rows("mock", mock, drawn, [*zip(*drawn_plans, strict=True)])
-        rows = in_turn([parts.rows("three", three, drawn, *flawed), mocked], profile.data_multi_turn)
+        mocked = parts.rows("mock", mock, selected, [*zip(*drawn_plans, strict=True)])
+        rows = in_turn([parts.rows("three", three, selected, *flawed), mocked], profile.data_multi_turn)
         return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
@@ -222,23 +222,23 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         return (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
 
     outcomes = play(policy, train, profile, seed=seed + 77, max_turns=1, of=told)  # not the draws of the bootstrapping
-    empty, first = zip(*outcomes, strict=True)
-    chosen, category = mtdata.select_rl(empty, first, profile.rl_scenes, seed=seed)
+    empty, first_scores = zip(*outcomes, strict=True)
+    chosen, category = mtdata.select_rl(empty, first_scores, profile.rl_scenes, seed=seed)
     if first_process():
-        here = STAGES.folder(out, "data_rl", seed)
-        write_json(here / "chosen.json", [int(i) for i in chosen])
+        stage_folder = STAGES.folder(out, "data_rl", seed)
+        write_json(stage_folder / "chosen.json", [int(i) for i in chosen])
         sizes = {s: n * profile.rl_scenes or int((category != "other").sum()) for s, n in SIZES.items()}
-        more = {s: mtdata.select_rl(empty, first, n, seed=seed)[0].tolist() for s, n in sizes.items()}
-        write_json(here / "sizes.json", more, indent=None)
+        by_size = {s: mtdata.select_rl(empty, first_scores, n, seed=seed)[0].tolist() for s, n in sizes.items()}
+        write_json(stage_folder / "sizes.json", by_size, indent=None)
     return {str(c): int((category == c).sum()) for c in np.unique(category)} | dict(chosen=len(chosen))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #5baaa459
 def start_of(stage: str, warm: bool) -> str | None:
     "The stage whose model a supervised stage goes on from; None: the profile's model."
-    before = dict(sft_two_stage="sft_single")
+    previous = dict(sft_two_stage="sft_single")
     if warm:
-        before |= dict(sft_one_stage="sft_single", sft_pdm="sft_single", sft_multi="sft_pdm")
-    return before.get(stage)
+        previous |= dict(sft_one_stage="sft_single", sft_pdm="sft_single", sft_multi="sft_pdm")
+    return previous.get(stage)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #ad18700f
 def rows_of(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> Rows:
@@ -252,7 +252,7 @@ def rows_of(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> Rows:
         the data sets of the stage one after another
     """
     files = (f.split("/") for f in profile.mix(stage))
-    return read_rows(*(STAGES.folder(out, of, seed) / f"{name}.parquet" for of, name in files))
+    return read_rows(*(STAGES.folder(out, source_stage, seed) / f"{name}.parquet" for source_stage, name in files))
 
 
 def fresh(profile: MTDriveProfile, seed: int) -> Policy:
@@ -294,15 +294,15 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
     Returns:
         dict: what `evaluate` returns
     """
-    whole = stage in ("sft_multi", "given", *RL_ARMS)
+    full_exam = stage in ("sft_multi", "given", *RL_ARMS)
     return evaluate(
         policy,
         load_scenes(out, "heldout"),
         profile,
         seed,
         turns=turns_of(stage, profile),
-        perceptions=("oracle", "kinematic") if whole else ("oracle",),
-        grey=whole or stage == "sft_single",
+        perceptions=("oracle", "kinematic") if full_exam else ("oracle",),
+        grey=full_exam or stage == "sft_single",
     )
 
 
@@ -351,26 +351,26 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     from drivelit.training.sft import candidate  # with TRL, which what only plays or reads a record does not pay for
 
-    here, count = STAGES.folder(out, stage, seed), profile.sft_candidates
-    note, play_name = here / "chosen.json", next(iter(profile.plays))
+    stage_folder, count = STAGES.folder(out, stage, seed), profile.sft_candidates
+    note, play_name = stage_folder / "chosen.json", next(iter(profile.plays))
     chosen_before = note.exists()
     wait_for_all()  # all processes have looked before the first one writes
     if not chosen_before:
         scenes, candidates = load_scenes(out, "choice"), []
         for k in range(1, count + 1):
-            policy = load_to_play(candidate(here, k, count), profile, seed)
-            asked = dict(turns=turns_of(stage, profile), perceptions=("oracle",))
-            last = evaluate(policy, scenes, profile, seed, **asked)["oracle"][play_name]["turns"][-1]
-            candidates.append(dict(pdms=last["pdms"], unreadable=last["unreadable"]))
+            policy = load_to_play(candidate(stage_folder, k, count), profile, seed)
+            options = dict(turns=turns_of(stage, profile), perceptions=("oracle",))
+            last_turn = evaluate(policy, scenes, profile, seed, **options)["oracle"][play_name]["turns"][-1]
+            candidates.append(dict(pdms=last_turn["pdms"], unreadable=last_turn["unreadable"]))
         best = 1 + int(np.argmax([(c["pdms"] or 0.0) * (1 - c["unreadable"]) for c in candidates]))
         if first_process():
             write_json(note, dict(candidates=candidates, chosen=best))
         wait_for_all()
-    told = json.loads(note.read_text())
+    decision = json.loads(note.read_text())
     if first_process():
-        _take(here, told["chosen"], count)
+        _take(stage_folder, decision["chosen"], count)
     wait_for_all()
-    return told
+    return decision
 
 
 def _take(here, best, count):
@@ -378,8 +378,8 @@ def _take(here, best, count):
     from drivelit.training.sft import candidate  # as in `choose`
 
     if best < count:
-        with whole_folder(here / "final") as new:  # the same bytes, once on the disk
-            shutil.copytree(candidate(here, best, count), new, copy_function=os.link)
+        with whole_folder(here / "final") as temp_folder:  # the same bytes, once on the disk
+            shutil.copytree(candidate(here, best, count), temp_folder, copy_function=os.link)
     for k in range(1, count):
         if k != best:
             shutil.rmtree(here / f"candidate-{k}", ignore_errors=True)
@@ -396,15 +396,15 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     from drivelit.training.sft import train_sft  # with TRL, which what only plays or reads a record does not pay for
 
-    before = start_of(stage, profile.sft_warm)
-    policy = load(trained(out, before, seed), profile, seed) if before else fresh(profile, seed)
+    previous = start_of(stage, profile.sft_warm)
+    policy = load(trained(out, previous, seed), profile, seed) if previous else fresh(profile, seed)
     result = train_sft(
         policy,
         rows_of(stage, out, profile, seed),
         STAGES.folder(out, stage, seed),
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt
-        **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if before else 1.0),
+        **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if previous else 1.0),
     )
     policy = only_plays(policy, profile)
     if profile.sft_candidates > 1:

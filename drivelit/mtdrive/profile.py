@@ -124,8 +124,10 @@ class MTDriveProfile(Profile):
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "A supervised stage takes a share of sft_steps, or its own data sets as often as sft_epochs says."
         if self.rl_epochs and stage in SIZES:  # how many scenes are hard is not known before
-            more = SIZES[stage] * self.rl_scenes
-            return dict(rl=in_epochs(more, self.rl_epochs, self.rl_batch) * self.batch()[2]) if more else {}
+            scene_count = SIZES[stage] * self.rl_scenes
+            return (
+                dict(rl=in_epochs(scene_count, self.rl_epochs, self.rl_batch) * self.batch()[2]) if scene_count else {}
+            )
         if stage not in MIX:
             return super().updates(stage, kind)
         if self.sft_steps:

@@ -107,7 +107,7 @@ def driver_rows(results: Record, first: str = "model") -> list[tuple[dict, Condi
     Returns:
         rows for `table`; "the best" is said of the best with each kind of feedback
     """
-    best = {n for told in results.hears.values() for n in bests(results, STUDY, dict(pdms=""), told)}
+    best = {n for feedback_kind in results.hears.values() for n in bests(results, STUDY, dict(pdms=""), feedback_kind)}
 
     # those that know the future first, then by falling PDMS
     def order(n):
@@ -156,8 +156,8 @@ def table2(results: Record) -> pd.DataFrame:
         DataFrame, the paper's five rows, and drivers that learn nothing
     """
     limit, rows = results.about["profile"]["turns"], []
-    for i, (s, one, data, n) in enumerate(TUNED, 1):
-        row = {"ID": str(i), "one stage": one, "PDM data": data, "turns": str(min(n or limit, limit))}
+    for i, (s, one_stage, data, n) in enumerate(TUNED, 1):
+        row = {"ID": str(i), "one stage": one_stage, "PDM data": data, "turns": str(min(n or limit, limit))}
         rows.append((row | dict(feedback="–" if n == 1 else "oracle"), Condition(s)))
     return table(results, STUDY, [*rows, *driver_rows(results, "ID")], PLAYED | _sampled(results) | FAILED)
 
@@ -189,8 +189,8 @@ def table_sizes(results: Record) -> pd.DataFrame:
             continue
         # `mtgrpo_cross` does not note its number: it is the profile's. The seeds of `size_hard` may differ.
         scenes = sorted(usual if np.isnan(n) else int(n) for n in results.numbers(Condition(s, ""), "scenes"))
-        most = " to ".join(dict.fromkeys(map(str, (scenes[0], scenes[-1]))))
-        rows.append((dict(model=ROWS[s], scenes=most, play=results.first), Condition(s)))
+        size_range = " to ".join(dict.fromkeys(map(str, (scenes[0], scenes[-1]))))
+        rows.append((dict(model=ROWS[s], scenes=size_range, play=results.first), Condition(s)))
     plans = {"first plan": dict(turn=0), "last plan": dict(), "last plan, own scenes": dict(swap=OWN)}
     columns = {name: Column("pdms", True, **plan) for name, plan in plans.items()}  # PDMS of each of the plans
     return table(results, STUDY, rows, columns | dict(unreadable=PLAYED["unreadable"]))
@@ -209,8 +209,11 @@ FED = (  # which plan, how it is played, what a driver without eyes may hear
 def _beats(where, play):
     "Every policy that sees, and the best driver without eyes that hears as much."
     words = "{}, %s > the best of them"  # %s: the plan, here; {}: the arm's name, in `claims_of_arms`
-    asked = ((words % plan, arms, driver(swap=told), dict(play=play, **changes)) for plan, changes, told, arms in FED)
-    return [claim for one in asked for claim in claims_of_arms(ROWS, where, POINTS, *one)]
+    asked = (
+        (words % plan, arms, driver(swap=feedback_kind), dict(play=play, **changes))
+        for plan, changes, feedback_kind, arms in FED
+    )
+    return [claim for group in asked for claim in claims_of_arms(ROWS, where, POINTS, *group)]
 
 
 def _pairs(where, end, unit=POINTS, **changes):
@@ -263,9 +266,9 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
     if not np.isnan(single).all():
         ax.axhline(np.nanmean(single), color="#adb5bd", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
     # the best driver without eyes that hears oracle feedback, and the best that hears nothing
-    fed, alone = (best_without_eyes(results, STUDY, "pdms", told) for told in ("oracle", ""))
+    fed, unaided = (best_without_eyes(results, STUDY, "pdms", feedback_kind) for feedback_kind in ("oracle", ""))
     names = {c.arm: words["model"] for words, c in driver_rows(results)}
-    for name, color in {"expert": "#212529", fed: "#868e96", alone: "#ced4da"}.items():
+    for name, color in {"expert": "#212529", fed: "#868e96", unaided: "#ced4da"}.items():
         ax.axhline(100 * results.numbers(driver(name), "pdms")[0], color=color, ls=":", lw=1.5, label=names[name])
     title = f"PDMS after each turn, oracle feedback, {results.first} (mean and range of the seeds)"
     ax.set(xlabel="turn", ylabel="PDMS", xticks=x, title=title)
@@ -276,7 +279,7 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
 def real_record(real: dict[str, Any]) -> Record:
     "Recorded scenes as the record of a run of one seed, without single scenes; the arm is `policy`."
     policy = {real["feedback"]: {real["play"]: real["policy"]}}
-    parts = [part_of(name, NO_SEED, of) for name, of in real["drivers"].items()]
+    parts = [part_of(name, NO_SEED, result) for name, result in real["drivers"].items()]
     return record_of([*parts, part_of("policy", 0, policy)], profile=dict(eval_play=real["play"]))
 
 

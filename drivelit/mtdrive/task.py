@@ -110,8 +110,8 @@ class FrontImages:
             raise ValueError(f"images: {when!r} is not 'auto', 'grey', True or False")
         self.size, self.when, self.required = tuple(size), when, required or when is True
         self.line_break = line_break
-        of = partial(get_image, camera="CAM_FRONT", size=self.size)
-        self.painted = Recent(of, max(64, int(memory) // (3 * size[0] * size[1])))
+        render = partial(get_image, camera="CAM_FRONT", size=self.size)
+        self.painted = Recent(render, max(64, int(memory) // (3 * size[0] * size[1])))
         self.grey = Image.new("RGB", self.size, (128, 128, 128))
 
     def __call__(self, scene: Scene) -> Image.Image | None:
@@ -127,9 +127,9 @@ class FrontImages:
     def ask(self, scene: Scene, text: str) -> dict:
         "A user message: the front image (if there is one), then the text, perhaps on a new line."
         image = self(scene)
-        shown = [] if image is None else [{"type": "image", "image": image}]
-        between = "\n" if shown and self.line_break else ""
-        return {"role": "user", "content": [*shown, {"type": "text", "text": between + text}]}
+        image_parts = [] if image is None else [{"type": "image", "image": image}]
+        between = "\n" if image_parts and self.line_break else ""
+        return {"role": "user", "content": [*image_parts, {"type": "text", "text": between + text}]}
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #0764bcaa
 def readable_turn(

@@ -61,10 +61,10 @@ def pixels(images: Sequence[Image.Image], size: tuple[int, int]) -> torch.Tensor
         try:
             if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
                 raise CodecError(f"picture {k}: holds NaN or infinity")
-            shown = to_rgb(image)
+            rgb = to_rgb(image)
         except OSError as e:  # a file that was cut off shows only now
             raise CodecError(f"picture {k}: cannot be read ({e})") from None
-        rows.append(np.asarray(shown if shown.size == tuple(size) else shown.resize(size, Image.BICUBIC)))
+        rows.append(np.asarray(rgb if rgb.size == tuple(size) else rgb.resize(size, Image.BICUBIC)))
     if not rows:
         return torch.zeros(0, 3, size[1], size[0])
     return torch.from_numpy(np.stack(rows)).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -92,9 +92,9 @@ def check_codes(ids: np.ndarray, n: int, codes: int) -> np.ndarray:
         raise CodecError(f"codes: shape {ids.shape}, expected (pictures, {n})")
     if not np.issubdtype(ids.dtype, np.integer):
         raise CodecError(f"codes: {ids.dtype}, expected whole numbers")
-    wrong = np.argwhere((ids < 0) | (ids >= codes))
-    if len(wrong):
-        row, place = wrong[0]
+    invalid = np.argwhere((ids < 0) | (ids >= codes))
+    if len(invalid):
+        row, place = invalid[0]
         raise CodecError(f"picture {row}, place {place}: code {ids[row, place]} is not one of 0 to {codes - 1}")
     return ids.astype(np.int64)
 
@@ -259,8 +259,8 @@ def diffusers_name(name: str, levels: int) -> str:
     if m := _LEVEL.match(name):
         side, way, level = m[1], m[2], int(m[3])
         name = f"{side}.{way}_blocks.{level if way == 'down' else levels - 1 - level}.{name[m.end() :]}"
-    for old, now in _INNER:
-        name = name.replace(old, now)
+    for source, replacement in _INNER:
+        name = name.replace(source, replacement)
     head, mark, tail = name.partition(".attentions.")
     if not mark:
         return name

@@ -119,12 +119,12 @@ def positions(model: Any, batch: dict) -> torch.Tensor:
     inner = getattr(model, "base_model", model)
     while not hasattr(inner, "get_rope_index"):
         inner = inner.model
-    mask, seen = batch["attention_mask"], ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-    seen = {k: batch[k] for k in seen if k in batch}
-    if not seen:
+    mask, media = batch["attention_mask"], ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+    media = {k: batch[k] for k in media if k in batch}
+    if not media:
         return (mask.cumsum(-1) - 1).clamp(min=0)[None].expand(3, -1, -1)
     kinds = batch["mm_token_type_ids"]
-    return inner.get_rope_index(batch["input_ids"], kinds, attention_mask=mask, **seen)[0]
+    return inner.get_rope_index(batch["input_ids"], kinds, attention_mask=mask, **media)[0]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #7631e136
 def draw(
@@ -159,15 +159,15 @@ def draw(
     if top_p < 1:
         p = p / p.sum(-1, keepdim=True)
         order = p.argsort(-1, descending=True)
-        before = p.gather(-1, order).cumsum(-1) - p.gather(-1, order)
-        p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, before >= top_p), 0)
+        preceding = p.gather(-1, order).cumsum(-1) - p.gather(-1, order)
+        p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, preceding >= top_p), 0)
     # One number in [0, 1) for each row. `torch.multinomial` would draw one for each word of the vocabulary.
     up_to = p.cumsum(-1)
-    whole = up_to[:, -1:]
+    total = up_to[:, -1:]
     height = torch.rand(len(p), 1, generator=generator, device=p.device) if numbers is None else numbers[:, None].to(p)
-    height = height * whole
+    height = height * total
     # rounding must not lead past the last word
-    height = torch.minimum(height, whole.nextafter(torch.zeros_like(whole)))
+    height = torch.minimum(height, total.nextafter(torch.zeros_like(total)))
     ids = torch.searchsorted(up_to, height, right=True)[:, 0]  # the first word beyond it, so none of probability 0
     return ids, before_cut.gather(-1, ids[:, None])[:, 0].log()
 
@@ -200,7 +200,7 @@ def _key(ids, images):
 def _kept(read, conversation):
     "How many tokens of a conversation were read before, and what of it is kept; (0, None) if nothing is."
     ids, images = conversation.ids, conversation.images
-    for n, m in sorted({(len(i), len(shown)) for i, shown in read if len(i) < len(ids)}, reverse=True):
+    for n, m in sorted({(len(i), len(pictures)) for i, pictures in read if len(i) < len(ids)}, reverse=True):
         if reading := read.get(_key(ids[:n], images[:m])):
             return n, reading
     return 0, None
@@ -210,8 +210,8 @@ def _together(parts, order):
     "One batch of parts (cache, mask, logits, last): padded on the left to one length, the rows in this order."
     if len(parts) == 1:
         return parts[0]
-    caches, masks, logits, last = zip(*parts, strict=True)
-    width, row = max(m.shape[1] for m in masks), torch.tensor(order, device=last[0].device).argsort()
+    caches, masks, logits, last_position = zip(*parts, strict=True)
+    width, row = max(m.shape[1] for m in masks), torch.tensor(order, device=last_position[0].device).argsort()
 
     def join(rows):
         return torch.cat([*rows])[row]
@@ -225,7 +225,7 @@ def _together(parts, order):
         cache.update(join(long(v.keys) for v in layers), join(long(v.values) for v in layers), n)
         for c in caches:
             c.layers[n] = None  # so that a batch lies there twice for one layer only
-    return cache, join(pad(m, (width - m.shape[1], 0)) for m in masks), join(logits), join(last)
+    return cache, join(pad(m, (width - m.shape[1], 0)) for m in masks), join(logits), join(last_position)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #1eav1ng0
 def _behind(cache, mask, rows):
@@ -345,24 +345,24 @@ class _Rows(_Leaving):
         first = [conversations[keys.index(k)] for k in unique]
         batch = self.policy.collate([c.ids for c in first], [c.images for c in first], pad="left")
         cache, position = Cache(layer_class_to_replicate=GrowingLayer), positions(self.policy.model, batch)
-        found = self._read(cache, batch, batch["attention_mask"], position)
+        outputs = self._read(cache, batch, batch["attention_mask"], position)
         if len(first) == len(keys):
-            return cache, *found
+            return cache, *outputs
         row = torch.tensor([unique[k] for k in keys], device=position.device)
-        mask, logits, last = (v[row] for v in found)
+        mask, logits, last = (v[row] for v in outputs)
         counts = row.bincount()
         if once and self.step and self.step.exact and counts.min() == counts.max():
             order = row.argsort(stable=True)
             self.at = _counts(order.argsort().tolist(), len(row))
-            return _behind(cache, found[0], int(counts[0])), mask[order], logits, last[order]
+            return _behind(cache, outputs[0], int(counts[0])), mask[order], logits, last[order]
         cache.batch_select_indices(row)
         return cache, mask, logits, last
 
     def _go_on(self, conversations, kept):
         "Read what is new behind the kept keys and values."
-        new = [c.ids[n:] for c, (n, _) in zip(conversations, kept, strict=True)]
-        shown = [c.images[len(f.images) :] for c, (_, f) in zip(conversations, kept, strict=True)]
-        batch, readings = self.policy.collate(new, shown, pad="left"), [f for _, f in kept]
+        new_ids = [c.ids[n:] for c, (n, _) in zip(conversations, kept, strict=True)]
+        new_images = [c.images[len(f.images) :] for c, (_, f) in zip(conversations, kept, strict=True)]
+        batch, readings = self.policy.collate(new_ids, new_images, pad="left"), [f for _, f in kept]
 
         # kept keys of unequal length are padded on the left, so that new tokens of all rows line up
         def stack(rows):
@@ -371,10 +371,10 @@ class _Rows(_Leaving):
         cache = Cache(layer_class_to_replicate=GrowingLayer)
         for n in range(len(readings[0].layers)):
             cache.update(*(stack([f.layers[n][k] for f in readings]).transpose(1, 2) for k in (0, 1)), n)
-        before = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in readings])
-        last = torch.tensor([f.last for f in readings], device=self.policy.device)
-        position = positions(self.policy.model, batch) + last[:, None] + 1
-        return cache, *self._read(cache, batch, torch.cat([before, batch["attention_mask"]], 1), position)
+        past_mask = stack([batch["attention_mask"].new_ones(len(f.layers[0][0])) for f in readings])
+        last_position = torch.tensor([f.last for f in readings], device=self.policy.device)
+        position = positions(self.policy.model, batch) + last_position[:, None] + 1
+        return cache, *self._read(cache, batch, torch.cat([past_mask, batch["attention_mask"]], 1), position)
 
     def _read(self, cache, batch, mask, position):
         "One forward pass: the mask of all that the cache holds, the last tokens' logits, and their positions (N,)."
@@ -391,8 +391,8 @@ class _Rows(_Leaving):
             if n is not None:
                 self.ids[n].append(t)
                 self.logprobs[n].append(p)
-        drawn = zip(self.alive, tokens, strict=True)
-        self.alive = [None if n is None or t == eos or over(n) else n for n, t in drawn]
+        pairs = zip(self.alive, tokens, strict=True)
+        self.alive = [None if n is None or t == eos or over(n) else n for n, t in pairs]
         return any(n is not None for n in self.alive)
 
     def read(self, token):
@@ -407,9 +407,9 @@ class _Rows(_Leaving):
             hidden = mask[:, None, None].bool() if self.padded and not self._prompt() else None
             logits = self.step(token, self.position, self.cache.layers, hidden)
         else:
-            where = dict(attention_mask=mask, position_ids=self.position[None, :, None].expand(3, -1, -1))
+            inputs = dict(attention_mask=mask, position_ids=self.position[None, :, None].expand(3, -1, -1))
             options = dict(past_key_values=self.cache, use_cache=True)
-            logits = self.policy.model(input_ids=token[:, None], **where, **options).logits[:, -1]
+            logits = self.policy.model(input_ids=token[:, None], **inputs, **options).logits[:, -1]
         self.logits = logits if self.at is None else logits[self.at]
 
 # %% ../../nbs/20_policy/20_engines.ipynb #e83d5a53
@@ -441,9 +441,9 @@ def cut_behind(tokenizer: Any, completion: Completion, stops: Sequence[str]) -> 
     if (end := end_of(completion.text, stops)) < 0:
         return completion
     ids, decode = completion.ids, tokenizer.decode if completion.ids else None
-    most = len(ids) - (bool(ids) and ids[-1] == getattr(tokenizer, "eos_token_id", None))
-    n = bisect_left(range(1, most + 1), True, key=lambda k: end_of(decode(ids[:k]), stops) >= 0) + 1
-    n = min(n, most)
+    limit = len(ids) - (bool(ids) and ids[-1] == getattr(tokenizer, "eos_token_id", None))
+    n = bisect_left(range(1, limit + 1), True, key=lambda k: end_of(decode(ids[:k]), stops) >= 0) + 1
+    n = min(n, limit)
     logprobs = completion.logprobs and completion.logprobs[:n]
     return replace(completion, text=completion.text[:end], ids=ids[:n], logprobs=logprobs, stop="stop")
 
@@ -460,9 +460,9 @@ def _over(engine, ids, stops):
 
 
 def _completion(engine, conversation, ids, logprobs):
-    done = ids[-1] == engine.eos
-    text = engine.policy.tokenizer.decode(ids[:-1] if done else ids)
-    completion = Completion(text, ids, logprobs, "eos" if done else "length")
+    finished = ids[-1] == engine.eos
+    text = engine.policy.tokenizer.decode(ids[:-1] if finished else ids)
+    completion = Completion(text, ids, logprobs, "eos" if finished else "length")
     return cut_behind(engine.policy.tokenizer, completion, conversation.stops)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #91af687f
@@ -485,8 +485,8 @@ def _weights_of(model):
     def local(p):
         return p.detach().to_local() if hasattr(p, "to_local") else p.detach()  # of shards, one's own
 
-    here = [p for p in map(local, model.parameters()) if not p.is_meta]  # what lies on a disk is not looked at
-    return [int(p.view(_BITS[p.element_size()]).sum()) for p in here], _speakers(model)
+    local_params = [p for p in map(local, model.parameters()) if not p.is_meta]  # what lies on a disk is not looked at
+    return [int(p.view(_BITS[p.element_size()]).sum()) for p in local_params], _speakers(model)
 
 # %% ../../nbs/20_policy/20_engines.ipynb #cef5136e
 def fill_ids(policy: Policy, n: int, conversation: Conversation, on_error: str = "raise") -> EngineError | None:
@@ -518,10 +518,10 @@ def _free(device):
 def _room(engine, kept):
     "Bytes that an engine may keep beside what it keeps already and what waits for its batch: the second of each pair."
     waiting = [r for _, r in kept if r]
-    held = sum(r.bytes() for r in {id(r): r for r in (*engine._read.values(), *waiting)}.values())
+    used_bytes = sum(r.bytes() for r in {id(r): r for r in (*engine._read.values(), *waiting)}.values())
     if engine.memory is not None:
-        return engine.memory - held
-    return _SHARE / engine.sharing * (_free(engine.policy.device) + held) - held
+        return engine.memory - used_bytes
+    return _SHARE / engine.sharing * (_free(engine.policy.device) + used_bytes) - used_bytes
 
 # %% ../../nbs/20_policy/20_engines.ipynb #5a38171e
 class TransformersEngine:
@@ -583,15 +583,15 @@ class TransformersEngine:
         todo = [n for n, error in enumerate(out) if error is None]
         was_training, sampling = self.policy.model.training, (temperature, top_p, generator)
         self.policy.model.eval()
-        kept, self._read = self._known([conversations[n] for n in todo]), {}
+        cached, self._read = self._known([conversations[n] for n in todo]), {}
         try:
             for i in range(0, len(todo), self.batch_size):
-                some = todo[i : i + self.batch_size]
+                batch = todo[i : i + self.batch_size]
                 with self.policy.autocast():  # what a batch goes on from is let go once it is in its own cache
-                    read = [kept.pop(0) for _ in some]
-                    rows = _Rows(self.policy, [conversations[n] for n in some], read, self.stepping)
-                    completions = self._batch(rows, max_new_tokens, partial(_room, self, kept), sampling)
-                for n, completion in zip(some, completions, strict=True):
+                    read = [cached.pop(0) for _ in batch]
+                    rows = _Rows(self.policy, [conversations[n] for n in batch], read, self.stepping)
+                    completions = self._batch(rows, max_new_tokens, partial(_room, self, cached), sampling)
+                for n, completion in zip(batch, completions, strict=True):
                     out[n] = completion
         finally:
             self.policy.model.train(was_training)
@@ -599,9 +599,9 @@ class TransformersEngine:
 
     def _still_right(self):
         "What is kept of the last call, unless the weights have changed since."
-        now = _weights_of(self.policy.model)
-        if now != self._weights:
-            self._read, self._weights = {}, now
+        current = _weights_of(self.policy.model)
+        if current != self._weights:
+            self._read, self._weights = {}, current
         return self._read
 
     def _known(self, conversations):
@@ -693,16 +693,16 @@ def _client_class():
                 # Only the watch decides about reading and writing: of two clocks of one length either may win.
                 limits = dict(limits, read=None, write=None)
                 request.extensions = dict(request.extensions, trace=watch.trace, timeout=limits)
-                error = whole = None
+                error = reply = None
                 try:
-                    whole = self._whole(super().send(request, **options))
+                    reply = self._whole(super().send(request, **options))
                 except Exception as e:
                     error = e
             if watch.over:  # a socket that the watch closed may also look like the end of the answer
                 raise TimeoutError(f"no whole answer within {seconds:.3g} s") from error
             if error:
                 raise error
-            return whole
+            return reply
 
         def _whole(self, response):
             "The answer with its whole body, if that is not too long."
@@ -844,8 +844,8 @@ def _try(ask, i, where, timeout, retries):
             status, lost = getattr(e, "status_code", None), isinstance(e, (_openai.APIConnectionError, OSError))
             answered = isinstance(e, (ValueError, TypeError, AttributeError, IndexError)) and not _broken(e)
             pause = min(0.25 * 2**attempt, 8.0)
-            again = lost or _broken(e) or status in (408, 409, 429) or (status or 0) >= 500
-            if not again or attempt == retries or time.monotonic() + pause > until:
+            retry = lost or _broken(e) or status in (408, 409, 429) or (status or 0) >= 500
+            if not retry or attempt == retries or time.monotonic() + pause > until:
                 raise EngineError(f"{where(i)}: {_reason(e)}", i, answered or status in REFUSALS) from e
             time.sleep(pause)
 
@@ -900,16 +900,16 @@ def ask_as_they_come(
     first: Callable[[int], Any] | None = None,
 ) -> Iterator[dict[int, Any]]:
     "As `ask_all`, but yields number -> answer or EngineError at once; `questions` may grow meanwhile."
-    pool, asked, under_way = ThreadPoolExecutor(threads), 0, {}
+    pool, submitted, under_way = ThreadPoolExecutor(threads), 0, {}
     try:
-        while asked < len(questions) or under_way:
-            for i in range(asked, len(questions)):
+        while submitted < len(questions) or under_way:
+            for i in range(submitted, len(questions)):
                 if first:
                     first(i)
                 under_way[pool.submit(_try, ask, i, where, timeout, retries)] = i
-            asked = len(questions)
-            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-            yield {under_way.pop(f): _answer(f) for f in sorted(done, key=under_way.get)}
+            submitted = len(questions)
+            finished, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            yield {under_way.pop(f): _answer(f) for f in sorted(finished, key=under_way.get)}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a caller that stops early does not wait for the rest
 

@@ -78,10 +78,10 @@ def parse_dreams(
     start, end = f"<{tag}>", f"</{tag}>"
     pictures, rest = [], text
     while True:
-        before, opened, rest = rest.partition(start)
-        if _CODE.search(before):
+        prefix, opened, rest = rest.partition(start)
+        if _CODE.search(prefix):
             return ParseError(f"a code outside {start}")
-        if end in before:
+        if end in prefix:
             return ParseError(f"{end} without {start}")
         if not opened:
             break
@@ -112,10 +112,10 @@ def _tag_names(tags):
 
 def _fill(weight, old_size, parts, noise):
     "Begin the rows behind the `known` ones: the mean of their parts, or the mean of all with noise of their own."
-    old = weight[:old_size].float()
-    mean, spread = old.mean(0), old.std(0)
+    known_rows = weight[:old_size].float()
+    mean, spread = known_rows.mean(0), known_rows.std(0)
     free = iter(noise.to(weight.device))
-    rows = [old[ids].mean(0) if ids else mean + NOISE * spread * next(free) for ids in parts]
+    rows = [known_rows[ids].mean(0) if ids else mean + NOISE * spread * next(free) for ids in parts]
     weight[old_size : old_size + len(rows)] = torch.stack(rows).to(weight.dtype)
 
 
@@ -139,14 +139,14 @@ def add_image_tokens(policy: Policy, codes: int, seed: int = 0, tags: Sequence[s
         raise ValueError("the policy has adapters: grow its vocabulary first, then add them (`image_lora`)")
     if codes < 1:
         raise ValueError(f"codes: {codes} is no size of a codebook")
-    old, old_size = policy.tokenizer, len(policy.tokenizer)
-    old_words = old.get_added_vocab()
-    new = [t for t in [*(f"<|{i}|>" for i in range(codes)), *_tag_names(tags)] if t not in old_words]
-    if not new:
+    previous, old_size = policy.tokenizer, len(policy.tokenizer)
+    old_words = previous.get_added_vocab()
+    added = [t for t in [*(f"<|{i}|>" for i in range(codes)), *_tag_names(tags)] if t not in old_words]
+    if not added:
         return policy
-    parts = [[] if _is_code(t) else old(t, add_special_tokens=False)["input_ids"] for t in new]
-    tokenizer = copy.deepcopy(old)  # the toy's tokenizers are shared
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new])
+    parts = [[] if _is_code(t) else previous(t, add_special_tokens=False)["input_ids"] for t in added]
+    tokenizer = copy.deepcopy(previous)  # the toy's tokenizers are shared
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in added])
     model = policy.model
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # a checkpoint may have spare rows
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -154,7 +154,7 @@ def add_image_tokens(policy: Policy, codes: int, seed: int = 0, tags: Sequence[s
     matrices = {m.weight.data_ptr(): m.weight.data for m in layers}
     generator = torch.Generator().manual_seed(seed)
     for weight in matrices.values():
-        noise = torch.randn(sum(map(_is_code, new)), weight.shape[1], generator=generator)
+        noise = torch.randn(sum(map(_is_code, added)), weight.shape[1], generator=generator)
         _fill(weight, old_size, parts, noise - noise.mean(0))
     policy.tokenizer = policy.processor.tokenizer = tokenizer
     return policy
@@ -178,11 +178,11 @@ class Dreamed(NamedTuple):
 def _ids_of(policy, codes, tag):
     "Ids of the codes, and of what opens and closes a span; an error names what the policy does not know."
     words = policy.tokenizer.get_added_vocab()
-    wanted = [*(f"<|{i}|>" for i in range(codes)), *_tag_names([tag])]
-    if missing := [t for t in wanted if t not in words]:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"the policy has no token {missing[0]}{more}: add_image_tokens(policy, {codes}, tags=...)")
-    *ids, start, end = (words[t] for t in wanted)
+    required = [*(f"<|{i}|>" for i in range(codes)), *_tag_names([tag])]
+    if missing := [t for t in required if t not in words]:
+        suffix = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"the policy has no token {missing[0]}{suffix}: add_image_tokens(policy, {codes}, tags=...)")
+    *ids, start, end = (words[t] for t in required)
     return ids, start, end
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok20
@@ -202,8 +202,8 @@ class Walk:
         if token == self.turn:
             return Dreamed()
         if owed:
-            right = token in self.codes_ids if owed > 1 else token == self.end
-            return Dreamed(owed - 1 if right else 0, begun)
+            valid = token in self.codes_ids if owed > 1 else token == self.end
+            return Dreamed(owed - 1 if valid else 0, begun)
         return Dreamed(self.n + 1, begun + 1) if token == self.start and begun < self.most else state
 
     def begin(self, ids: Sequence[int]) -> Dreamed:
@@ -242,14 +242,14 @@ def _up_to(most):
 
 def answer_pattern(n: int, codes: int, tag: str = "dream", most: int = 1, owed: int = 0, begun: int = 0) -> str:
     "The rest of an answer as a regular expression without look-around, for a server's structured output."
-    code, first = rf"<\|({_up_to(codes - 1)})\|>", tag[0]
-    text = f"([^<]|<[^<|/{first}]|</[^<|{first}])*"
+    code, tag_letter = rf"<\|({_up_to(codes - 1)})\|>", tag[0]
+    text = f"([^<]|<[^<|/{tag_letter}]|</[^<|{tag_letter}])*"
 
     def span(count):
         return f"({code}){{{count}}}</{tag}>{text}"
 
-    more = f"(<{tag}>{span(n)}){{0,{most - begun}}}" if most > begun else ""
-    return (span(owed - 1) if owed else text) + more
+    repeats = f"(<{tag}>{span(n)}){{0,{most - begun}}}" if most > begun else ""
+    return (span(owed - 1) if owed else text) + repeats
 
 # %% ../../nbs/20_policy/35_image_tokens.ipynb #imgtok24
 class DreamRule(Walk):
@@ -373,9 +373,11 @@ def _read(rule, text, opening):
     for token in ids:
         kind = rule.kind(state)
         if table[kind, token]:
-            what, tag = harmless(rule.tokenizer.decode([token]), 40), f"<{rule.tag}>"
-            where = {CODE: f"where {state.owed - 1} codes of {tag} are missing", END: f"behind the last code of {tag}"}
-            return ParseError(f"{what!r} {where.get(kind, f'outside {tag}' if state.begun == 0 else f'behind {tag}')}")
+            token_text, tag = harmless(rule.tokenizer.decode([token]), 40), f"<{rule.tag}>"
+            places = {CODE: f"where {state.owed - 1} codes of {tag} are missing", END: f"behind the last code of {tag}"}
+            return ParseError(
+                f"{token_text!r} {places.get(kind, f'outside {tag}' if state.begun == 0 else f'behind {tag}')}"
+            )
         state = rule.step(state, token)
     return ids
 
@@ -428,9 +430,9 @@ def spans_by_tag(policy: Policy, names: dict[str, str], rest: str = "text") -> C
 
 def _spans(opens, closes, rest, ids):
     "The name of each token's span; a function of the module, so that other processes have it, too."
-    now, out = rest, []
+    current, out = rest, []
     for token in ids:
-        now = opens.get(token, now)
-        out.append(now)
-        now = rest if token in closes else now
+        current = opens.get(token, current)
+        out.append(current)
+        current = rest if token in closes else current
     return out

@@ -70,27 +70,29 @@ def find_layout(path: str | Path) -> Found:
     Raises:
         WeightsError: nothing that can be read; names the folder and what is missing, or the steps to choose from
     """
-    here = Path(path)
-    if here.is_file():
-        if here.suffix not in (".pth", ".pt"):
-            raise WeightsError(f"{here}: is a file; give the folder that it lies in, or a checkpoint .pth")
-        return Found("checkpoint", here)
-    if not here.is_dir():
-        raise WeightsError(f"{here}: there is no such folder")
+    location = Path(path)
+    if location.is_file():
+        if location.suffix not in (".pth", ".pt"):
+            raise WeightsError(f"{location}: is a file; give the folder that it lies in, or a checkpoint .pth")
+        return Found("checkpoint", location)
+    if not location.is_dir():
+        raise WeightsError(f"{location}: there is no such folder")
     for name, kind in (("experts.json", "experts"), ("adapter_config.json", "adapters")):
-        if (here / name).is_file():
-            return Found(kind, here)
-    if any(SHARD.fullmatch(p.name) for p in here.glob("model_world_size_*")):
-        return _of_trainer(here)
-    if (here / "config.json").is_file():
-        parted = here.name == "huggingface" and not _has_weights(here)
+        if (location / name).is_file():
+            return Found(kind, location)
+    if any(SHARD.fullmatch(p.name) for p in location.glob("model_world_size_*")):
+        return _of_trainer(location)
+    if (location / "config.json").is_file():
+        parted = location.name == "huggingface" and not _has_weights(location)
         return (
-            _of_trainer(here.parent) if parted and any(here.parent.glob("model_world_size_*")) else Found("whole", here)
+            _of_trainer(location.parent)
+            if parted and any(location.parent.glob("model_world_size_*"))
+            else Found("whole", location)
         )
-    further = [here / "final", _step(here), here / "actor"]
+    further = [location / "final", _step(location), location / "actor"]
     if inside := next((p for p in further if p and p.is_dir()), None):
         return find_layout(inside)
-    return _only_one(here)
+    return _only_one(location)
 
 
 def _of_trainer(folder: Path) -> Found:
@@ -110,8 +112,10 @@ def _only_one(folder: Path) -> Found:
     if steps:
         raise WeightsError(f"{folder}: has {', '.join(steps[:4])}; name one of them")
     names = sorted(p.name for p in folder.iterdir())
-    what = f"it has {', '.join(names[:3])}" if names else "it is empty"
-    raise WeightsError(f"{folder}: no config.json, adapter_config.json, experts.json or *.pth, so no policy: {what}")
+    contents = f"it has {', '.join(names[:3])}" if names else "it is empty"
+    raise WeightsError(
+        f"{folder}: no config.json, adapter_config.json, experts.json or *.pth, so no policy: {contents}"
+    )
 
 # %% ../../nbs/20_policy/12_layouts.ipynb #374fa0e7
 NEEDED = {  # what is missing: one of these files has it
@@ -135,8 +139,8 @@ def headers(folder: str | Path) -> dict[str, tuple[int, ...]]:
     """
     folder, shapes = Path(folder), {}
     if index := next(iter(sorted(folder.glob("*.safetensors.index.json"))), None):
-        wanted = read_object(index).get("weight_map")
-        files = sorted(set(wanted.values())) if isinstance(wanted, dict) else []
+        shard_of = read_object(index).get("weight_map")
+        files = sorted(set(shard_of.values())) if isinstance(shard_of, dict) else []
         if lost := [f for f in files if not (folder / str(f)).is_file()]:
             raise WeightsError(f"{folder / lost[0]}: is missing, and {index.name} names it")
     else:
@@ -160,12 +164,12 @@ def _tokens(folder: Path) -> int:
     "The highest number of a token and one, as far as the tokenizer's files tell."
     if not (folder / "tokenizer.json").is_file():
         return 0
-    told = read_object(folder / "tokenizer.json")
-    model = told.get("model")
+    content = read_object(folder / "tokenizer.json")
+    model = content.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict):
         raise WeightsError(f"{folder / 'tokenizer.json'}: holds no vocabulary")
-    added = [t.get("id", 0) for t in told.get("added_tokens") or []]
+    added = [t.get("id", 0) for t in content.get("added_tokens") or []]
     return 1 + max([*vocab.values(), *added, 0])
 
 
@@ -184,17 +188,19 @@ def check_whole(folder: str | Path, kind: str = "qwen2_5_vl") -> dict[str, Any]:
     """
     folder = Path(folder)
     config = read_object(folder / "config.json")
-    if (found := config.get("model_type")) != kind:
-        raise WeightsError(f"{folder / 'config.json'}: model_type = {found!r}, expected {kind!r}")
-    for what, names in NEEDED.items():
+    if (actual := config.get("model_type")) != kind:
+        raise WeightsError(f"{folder / 'config.json'}: model_type = {actual!r}, expected {kind!r}")
+    for component, names in NEEDED.items():
         if not any((folder / n).is_file() for n in names):
-            raise WeightsError(f"{folder}: no {what}: {' or '.join(names)} is missing; copy it from the base model")
+            raise WeightsError(
+                f"{folder}: no {component}: {' or '.join(names)} is missing; copy it from the base model"
+            )
     shapes = headers(folder)
     rows = next((s[0] for n, s in shapes.items() if n.endswith("embed_tokens.weight")), 0)
     if not rows:
         raise WeightsError(f"{folder}: no embed_tokens.weight among its {len(shapes)} tensors")
-    told = config.get("text_config") or config
-    if (size := told.get("vocab_size", rows)) != rows:
+    section = config.get("text_config") or config
+    if (size := section.get("vocab_size", rows)) != rows:
         raise WeightsError(f"{folder / 'config.json'}: vocab_size = {size}, and embed_tokens.weight has {rows} rows")
     if (tokens := _tokens(folder)) > rows:
         raise WeightsError(f"{folder}: the tokenizer has {tokens} tokens, and embed_tokens.weight {rows} rows")
@@ -221,13 +227,13 @@ def _stand_in(name: str) -> type:
 @contextmanager
 def _nothing_known() -> Iterator[None]:
     "Without the classes that libraries have allowed: what a file says must not depend on what was imported."
-    known = torch.serialization.get_safe_globals()
+    previous = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
         yield
     finally:
         torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(known)
+        torch.serialization.add_safe_globals(previous)
 
 
 def read_pickle(path: str | Path) -> Any:
@@ -245,10 +251,10 @@ def read_pickle(path: str | Path) -> Any:
     try:
         with _nothing_known():
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            known = {n for n in names if n.startswith("torch.") and n.rpartition(".")[2] in _STOOD_FOR}
-            if other := sorted(set(names) - known):
-                raise WeightsError(f"{path}: names {other[0]}, which is no tensor, so it is not opened")
-            stands = [(_Part if n.endswith(".DTensor") else _stand_in(n.rpartition(".")[2]), n) for n in known]
+            allowed = {n for n in names if n.startswith("torch.") and n.rpartition(".")[2] in _STOOD_FOR}
+            if unknown := sorted(set(names) - allowed):
+                raise WeightsError(f"{path}: names {unknown[0]}, which is no tensor, so it is not opened")
+            stands = [(_Part if n.endswith(".DTensor") else _stand_in(n.rpartition(".")[2]), n) for n in allowed]
             torch.serialization.add_safe_globals(stands)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except WeightsError:
@@ -267,21 +273,21 @@ def _cut_along(part: _Part) -> int | None:
 
 def _put_together(parts: list) -> torch.Tensor:
     "A weight from its shares, in the order of the ranks."
-    first = parts[0]
-    if not isinstance(first, _Part):
-        if any(p.shape != first.shape or not torch.equal(p, first) for p in parts[1:]):
+    reference = parts[0]
+    if not isinstance(reference, _Part):
+        if any(p.shape != reference.shape or not torch.equal(p, reference) for p in parts[1:]):
             raise WeightsError("its shares do not say how they were cut")
-        return first
-    axis = _cut_along(first)
+        return reference
+    axis = _cut_along(reference)
     if axis is None:
-        return first._local_tensor
-    shares, length, whole = [], 0, first.size(axis)
+        return reference._local_tensor
+    shares, length, total = [], 0, reference.size(axis)
     for p in parts:  # with copies of the model in several groups of processes the first group is enough
-        if length < whole:
+        if length < total:
             shares.append(p._local_tensor)
             length += p._local_tensor.size(axis)
-    if length != whole:
-        raise WeightsError(f"its shares are {length} long, and the whole is {whole}")
+    if length != total:
+        raise WeightsError(f"its shares are {length} long, and the whole is {total}")
     return torch.cat(shares, axis)
 
 # %% ../../nbs/20_policy/12_layouts.ipynb #9e4d06c3
@@ -336,18 +342,18 @@ def merge_shards(folder: str | Path, out: str | Path, largest: float = 4e9) -> P
         return out
     if not (folder / "huggingface" / "config.json").is_file():
         raise WeightsError(f"{folder}/huggingface/config.json: is missing; the trainer writes it beside the shards")
-    with whole_folder(out) as new:
-        shutil.copytree(folder / "huggingface", new)
-        index, part, held, total = {}, {}, 0, 0
+    with whole_folder(out) as temporary:
+        shutil.copytree(folder / "huggingface", temporary)
+        index, part, part_bytes, total = {}, {}, 0, 0
         for name, tensor in merged(folder):
             low = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
             size = low.numel() * low.element_size()
-            if part and held + size > largest:
-                held = _write_part(new, part, index)
-            part[name], held, total = low.contiguous().clone(), held + size, total + size
-        _write_part(new, part, index)
-        write_json(new / "model.safetensors.index.json", dict(metadata=dict(total_size=total), weight_map=index))
-        seal(new)
+            if part and part_bytes + size > largest:
+                part_bytes = _write_part(temporary, part, index)
+            part[name], part_bytes, total = low.contiguous().clone(), part_bytes + size, total + size
+        _write_part(temporary, part, index)
+        write_json(temporary / "model.safetensors.index.json", dict(metadata=dict(total_size=total), weight_map=index))
+        seal(temporary)
     return out
 
 
@@ -405,9 +411,9 @@ def rebased(found: Found, base: str | Path, out: str | Path) -> Path:
         the folder
     """
     file, field = NAMES_BASE[found.kind]
-    told = read_object(found.path / file) | {field: str(base)}
-    with whole_folder(out) as new:
-        shutil.copytree(found.path, new, ignore=shutil.ignore_patterns("complete"))
-        write_json(new / file, told)
-        seal(new)
+    settings = read_object(found.path / file) | {field: str(base)}
+    with whole_folder(out) as temporary:
+        shutil.copytree(found.path, temporary, ignore=shutil.ignore_patterns("complete"))
+        write_json(temporary / file, settings)
+        seal(temporary)
     return Path(out)

@@ -48,27 +48,27 @@ def _check_sizes(folder):
     "ValueError if a model is larger than any, or than its files."
     path = folder / "config.json"
     config = _json(path)
-    if how := config.get("quantization_config"):
-        kind = how.get("quant_method") if isinstance(how, dict) else how
+    if quantization := config.get("quantization_config"):
+        kind = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ValueError(f"{path}: weights quantised by {str(kind)[:40]!r}; only plain ones are read")
     parts = {name: config[name] if isinstance(config.get(name), dict) else {} for name in MOST}
-    for name, most in MOST.items():
-        found = config | parts[name] if name == "text_config" else parts[name]  # released files are flat
-        for key in most.keys() & found.keys():
-            if found[key] is not None:
-                _bounded(path, f"{name}.{key}", found[key], most[key])
+    for name, limits in MOST.items():
+        section = config | parts[name] if name == "text_config" else parts[name]  # released files are flat
+        for key in limits.keys() & section.keys():
+            if section[key] is not None:
+                _bounded(path, f"{name}.{key}", section[key], limits[key])
     text = config | parts["text_config"]
 
     def size(key):
         return text.get(key) or 0
 
     layer = size("intermediate_size") * 3 * size("hidden_size")
-    asked = size("vocab_size") * size("hidden_size") + size("num_hidden_layers") * layer
-    there = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
-    if there and asked > there:
+    needed = size("vocab_size") * size("hidden_size") + size("num_hidden_layers") * layer
+    available = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+    if available and needed > available:
         raise ValueError(
-            f"{path}: asks for {asked:,} numbers at least, and the weights beside it have {there:,} bytes: a file is "
-            "cut off, or the sizes are wrong"
+            f"{path}: asks for {needed:,} numbers at least, and the weights beside it have {available:,} bytes: a file "
+            "is cut off, or the sizes are wrong"
         )
 
 # %% ../../nbs/20_policy/09_limits.ipynb #09e0a008
@@ -109,9 +109,9 @@ def _itself(node):
 
 def _doubles(node):
     "Is a text put behind itself?"
-    both = [(n.left, n.right) for n in node.find_all(nodes.Add)]
-    both += [(a, b) for n in node.find_all(nodes.Concat) for a, b in zip(n.nodes, n.nodes[1:], strict=False)]
-    return any(a == b and not isinstance(a, nodes.Const) for a, b in both)
+    pairs = [(n.left, n.right) for n in node.find_all(nodes.Add)]
+    pairs += [(a, b) for n in node.find_all(nodes.Concat) for a, b in zip(n.nodes, n.nodes[1:], strict=False)]
+    return any(a == b and not isinstance(a, nodes.Const) for a, b in pairs)
 
 
 def endless(template: str) -> str:
@@ -147,9 +147,9 @@ def _templates(folder) -> Iterator[tuple[Path, str]]:
     if (path := folder / "chat_template.jinja").exists():
         yield path, path.read_text(errors="replace")
     for name in ("tokenizer_config.json", "processor_config.json", "chat_template.json"):
-        found = _json(folder / name).get("chat_template")
-        some = found if isinstance(found, list) else [found]
-        texts = (t.get("template") if isinstance(t, dict) else t for t in some)
+        stored = _json(folder / name).get("chat_template")
+        entries = stored if isinstance(stored, list) else [stored]
+        texts = (t.get("template") if isinstance(t, dict) else t for t in entries)
         yield from ((folder / name, t) for t in texts if isinstance(t, str))
 
 # %% ../../nbs/20_policy/09_limits.ipynb #09e0a011
@@ -161,10 +161,10 @@ def _growth(rule: Any) -> float:
         return math.prod(map(_growth, rules))
     if rule.get("type") == "Prepend":
         return 1.0 + len(str(rule.get("prepend", "")))
-    old, new = rule.get("pattern"), rule.get("content")
-    if not isinstance(old, dict) or not isinstance(new, str):
+    source, replacement = rule.get("pattern"), rule.get("content")
+    if not isinstance(source, dict) or not isinstance(replacement, str):
         return 1.0
-    return max(1.0, len(new) / max(1, len(str(old.get("String", "x")))))
+    return max(1.0, len(replacement) / max(1, len(str(source.get("String", "x")))))
 
 
 def _check_words(folder):
@@ -180,16 +180,16 @@ def _check_words(folder):
 def _check_pictures(folder):
     "ValueError for pictures of an impossible size."
     for name in ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
-        told = _json(folder / name)
-        told |= told.get("image_processor") if isinstance(told.get("image_processor"), dict) else {}
-        if (size := told.get("image_size")) is not None:
+        settings = _json(folder / name)
+        settings |= settings.get("image_processor") if isinstance(settings.get("image_processor"), dict) else {}
+        if (size := settings.get("image_size")) is not None:
             if not isinstance(size, list) or len(size) != 2:
                 raise ValueError(f"{folder / name}: image_size is {str(size)[:40]}, and should be [width, height]")
             for side in size:
                 _bounded(folder / name, "a side of image_size", side, MOST_SIDE)
-        edges = told["size"] if isinstance(told.get("size"), dict) else {}
+        edges = settings["size"] if isinstance(settings.get("size"), dict) else {}
         for key in ("min_pixels", "max_pixels", "shortest_edge", "longest_edge"):
-            if (value := told.get(key, edges.get(key))) is not None:
+            if (value := settings.get(key, edges.get(key))) is not None:
                 _bounded(folder / name, key, value, MOST_PIXELS * 16)  # of a film: all of its frames
 
 # %% ../../nbs/20_policy/09_limits.ipynb #09e0a013
@@ -223,13 +223,13 @@ def check_adapter_config(folder: str | Path) -> None:
                 raise ValueError(f"{path}: {key} has a repetition inside a repetition, which may not end")
     if config.get("r") is not None:
         _bounded(path, "r", config["r"], MOST_RANK)
-    seen, at = set(), Path(folder)
-    while (at / "adapter_config.json").exists():
-        if at.resolve() in seen:
-            raise ValueError(f"{path}: the base of these adapters is {at}, which needs them")
-        seen.add(at.resolve())
-        at = Path(str(_json(at / "adapter_config.json").get("base_model_name_or_path") or ""))
-        if at == Path(""):
+    visited, current = set(), Path(folder)
+    while (current / "adapter_config.json").exists():
+        if current.resolve() in visited:
+            raise ValueError(f"{path}: the base of these adapters is {current}, which needs them")
+        visited.add(current.resolve())
+        current = Path(str(_json(current / "adapter_config.json").get("base_model_name_or_path") or ""))
+        if current == Path(""):
             break
 
 

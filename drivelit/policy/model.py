@@ -337,9 +337,9 @@ def _pad(rows, value, side):
 def _base_of(model):
     "Where the weights come from, as far as the model knows: 'toy', a name on the hub, or a folder's name."
     config = model.config
-    named = getattr(config, "drivelit_base", None) or getattr(config, "_name_or_path", "") or "unknown"
-    path = Path(str(named))
-    return path.name if path.is_absolute() else str(named)
+    source = getattr(config, "drivelit_base", None) or getattr(config, "_name_or_path", "") or "unknown"
+    path = Path(str(source))
+    return path.name if path.is_absolute() else str(source)
 
 
 def model_card(policy: "Policy", card: str = "") -> str:
@@ -353,26 +353,26 @@ def model_card(policy: "Policy", card: str = "") -> str:
     """
     model, processor = policy.model, policy.processor
     base, adapters = _base_of(model), hasattr(model, "peft_config")
-    whole = sum(p.numel() for p in model.parameters())
+    total = sum(p.numel() for p in model.parameters())
     added = ("lora_", "modules_to_save", "trainable_tokens_delta")
     small = sum(p.numel() for n, p in model.named_parameters() if any(a in n for a in added))
     size = getattr(processor, "image_size", None)
-    ours = dict(
+    own_bases = dict(
         toy="a toy: from the random weights of a small configuration",
         base="drivelit's base: a small model that was taught the lessons of `drivelit.base`",
     )
     facts = {
-        "base": ours.get(base, base),
+        "base": own_bases.get(base, base),
         "class": type(getattr(model, "base_model", model).model if adapters else model).__name__,
-        "parameters": f"{whole:,}"
+        "parameters": f"{total:,}"
         + (f", of which {small:,} are adapters; only these are stored here" if adapters else ""),
         "numbers": str(next(model.parameters()).dtype).removeprefix("torch."),
         "images": f"{size[0]} x {size[1]} pixels" if size else "by the processor's least and most pixels",
         "tokenizer": f"{len(policy.tokenizer):,} tokens, saved beside the weights",
         "trained for": card or "not told; these may be the weights as they were made or loaded",
-        "licence": "Apache 2.0" if base in ours else f"that of {base}",
+        "licence": "Apache 2.0" if base in own_bases else f"that of {base}",
     }
-    licence = "apache-2.0" if base in ours else "other"
+    licence = "apache-2.0" if base in own_bases else "other"
     head = f"---\nlibrary_name: {'peft' if adapters else 'transformers'}\nlicense: {licence}\ntags: [drivelit]\n---\n"
     lines = "".join(f"| {k} | {' '.join(v.split())} |\n" for k, v in facts.items())
     load = "`drivelit.policy.model.load_policy(folder)` loads it."
@@ -386,15 +386,15 @@ def _render(policy, messages, prompt):
 def _render_more(policy, messages, prompt):
     "Rendered behind an assistant's turn: a template may write later turns differently, so they are not rendered alone."
     mark = "\x00here\x00"
-    before = [dict(role=r, content=[dict(type="text", text=t)]) for r, t in (("user", "."), ("assistant", mark))]
-    return _render(policy, before + list(messages), prompt).split(mark, 1)[1]
+    preamble = [dict(role=r, content=[dict(type="text", text=t)]) for r, t in (("user", "."), ("assistant", mark))]
+    return _render(policy, preamble + list(messages), prompt).split(mark, 1)[1]
 
 
 def _media(processor, messages):
     parts = [p for m in messages if not isinstance(m["content"], str) for p in m["content"]]
     # A template leaves out what it does not know, without an error.
-    if other := [p["type"] for p in parts if p["type"] not in ("image", "video", "text")]:
-        raise ValueError(f"a message has a part of type {other[0]!r}; images, videos and texts are read")
+    if unsupported := [p["type"] for p in parts if p["type"] not in ("image", "video", "text")]:
+        raise ValueError(f"a message has a part of type {unsupported[0]!r}; images, videos and texts are read")
     resize = getattr(processor, "resize", to_rgb)
     read = dict(image=lambda p: resize(p["image"]), video=lambda p: read_video(p).map(resize))
     return [read[p["type"]](p) for p in parts if p["type"] in read]
@@ -404,15 +404,15 @@ def _fits(processor, image):
     "Whether the image processor would leave the size of a picture alone."
     side, size, area = processor.patch_size * processor.merge_size, processor.size, image.width * image.height
     usual = type(processor) is Qwen2VLImageProcessorPil and processor.do_rescale and processor.do_normalize
-    whole = (
+    aligned = (
         image.width % side == 0 and image.height % side == 0 and size["shortest_edge"] <= area <= size["longest_edge"]
     )
-    return usual and image.mode == "RGB" and whole and max(image.size) <= 200 * min(image.size)
+    return usual and image.mode == "RGB" and aligned and max(image.size) <= 200 * min(image.size)
 
 
 def _patches(processor, image):
     "What the image processor makes of a picture that fits, to the last bit: a look into a table and one permutation."
-    side, merge, shown = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    side, merge, repeats = processor.patch_size, processor.merge_size, processor.temporal_patch_size
 
     def of(v):
         return np.asarray(v, np.float32)
@@ -424,7 +424,7 @@ def _patches(processor, image):
     colours = np.stack([table[:, c][pixels[..., c]] for c in range(3)])
     # (c, R, r, y, C, q, x) -> (R, C, r, q, c, y, x): blocks of merge x merge patches, each patch colour by colour
     cut = colours.reshape(3, high // merge, merge, side, wide // merge, merge, side).transpose(1, 4, 2, 5, 0, 3, 6)
-    still = np.broadcast_to(cut[..., None, :, :], (*cut.shape[:5], shown, side, side))  # every moment is the same
+    still = np.broadcast_to(cut[..., None, :, :], (*cut.shape[:5], repeats, side, side))  # every moment is the same
     return torch.from_numpy(still.reshape(high * wide, -1)), torch.tensor([1, high, wide])
 
 
@@ -479,13 +479,13 @@ def _check_media(policy, ids, images):
     "Each row's placeholders are those of its media."
     if len(images) != len(ids):
         raise ValueError(f"{len(ids)} rows of ids, {len(images)} rows of images")
-    for row, (i, shown) in enumerate(zip(ids, images, strict=True)):
+    for row, (i, media) in enumerate(zip(ids, images, strict=True)):
         for kind, pad in policy.pads.items():
-            some = [m for m in shown if _kind(m) == kind]
-            want, have = sum(map(policy.image_tokens, some)), i.count(pad)
+            subset = [m for m in media if _kind(m) == kind]
+            want, have = sum(map(policy.image_tokens, subset)), i.count(pad)
             if want != have:
                 raise ValueError(
-                    f"row {row}: {have} {kind} placeholder tokens, but its {len(some)} {kind}(s) make {want}"
+                    f"row {row}: {have} {kind} placeholder tokens, but its {len(subset)} {kind}(s) make {want}"
                 )
 
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ab
@@ -513,9 +513,11 @@ class _OwnPositions(Qwen2_5_VLModel):
 
     def get_rope_index(self, input_ids, mm_token_type_ids, *grids, attention_mask=None, **more):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        where, _ = super().get_rope_index(input_ids, mm_token_type_ids, *grids, attention_mask=attention_mask, **more)
-        where = behind_films(where, mm_token_type_ids, mask)
-        return where, (where.amax((0, 2)) + 1 - mask.sum(-1))[:, None]
+        position_ids, _ = super().get_rope_index(
+            input_ids, mm_token_type_ids, *grids, attention_mask=attention_mask, **more
+        )
+        position_ids = behind_films(position_ids, mm_token_type_ids, mask)
+        return position_ids, (position_ids.amax((0, 2)) + 1 - mask.sum(-1))[:, None]
 
 
 def _by_own_rule(model):
@@ -579,8 +581,8 @@ class Policy(_Computes):
         Returns:
             Encoded
         """
-        more = _encoded(self, _render_more(self, messages, add_generation_prompt), messages)
-        return Encoded(more.input_ids[1:], more.images) if closed else more
+        encoded = _encoded(self, _render_more(self, messages, add_generation_prompt), messages)
+        return Encoded(encoded.input_ids[1:], encoded.images) if closed else encoded
 
     def collate(self, ids: list[list[int]], images: list | None = None, pad: str = "left", media: bool = True) -> dict:
         """Pad rows to one length and prepare their media.
@@ -651,9 +653,10 @@ def _dtype(name):
         return name
     names = ("float32", "bfloat16", "float16")
     if name not in names:
-        near = get_close_matches(str(name), names, n=1, cutoff=0.3)
+        suggestion = get_close_matches(str(name), names, n=1, cutoff=0.3)
         raise ValueError(
-            f"dtype: {name!r} is not one of auto, {', '.join(names)}" + (f"; nearest: {near[0]}" if near else "")
+            f"dtype: {name!r} is not one of auto, {', '.join(names)}"
+            + (f"; nearest: {suggestion[0]}" if suggestion else "")
         )
     return getattr(torch, name)
 
@@ -702,13 +705,13 @@ def _toy(seed, size, image_size, text, fixed):
 # %% ../../nbs/20_policy/10_model.ipynb #16182776
 def _new_pieces(tokenizer, lines, fixed):
     "Byte-level pieces and fixed texts that are several tokens so far -> the ids of these."
-    model, new = tokenizer.backend_tokenizer.model, {}
+    model, added = tokenizer.backend_tokenizer.model, {}
     for piece in dict.fromkeys(p for line in lines for p in pieces(line)):
         ids = [t.id for t in model.tokenize(piece)]
         if len(ids) > 1:
-            new[piece] = ids
-    whole = {f: tokenizer(f, add_special_tokens=False)["input_ids"] for f in fixed}
-    return new, {f: ids for f, ids in whole.items() if len(ids) > 1}
+            added[piece] = ids
+    fixed_ids = {f: tokenizer(f, add_special_tokens=False)["input_ids"] for f in fixed}
+    return added, {f: ids for f, ids in fixed_ids.items() if len(ids) > 1}
 
 
 def add_lines(policy: "Policy", text: Sequence[str] | None = None, fixed: Sequence[str] | None = None) -> "Policy":
@@ -716,20 +719,20 @@ def add_lines(policy: "Policy", text: Sequence[str] | None = None, fixed: Sequen
     lines = list(text or ())
     for part in fixed or ():
         lines = [rest for line in lines for rest in line.split(part) if rest]
-    pieces, whole = _new_pieces(policy.tokenizer, lines, fixed or ())
-    if not pieces and not whole:
+    pieces, fixed_ids = _new_pieces(policy.tokenizer, lines, fixed or ())
+    if not pieces and not fixed_ids:
         return policy
     spec = json.loads(policy.tokenizer.backend_tokenizer.to_str())
     vocab = spec["model"]["vocab"]
     old_size = len(vocab)
     vocab.update({piece: old_size + k for k, piece in enumerate(pieces)})
     tok = Tokenizer.from_str(json.dumps(spec))
-    tok.add_tokens([AddedToken(f, normalized=False) for f in whole])
+    tok.add_tokens([AddedToken(f, normalized=False) for f in fixed_ids])
     model = policy.model
-    model.resize_token_embeddings(len(vocab) + len(whole), mean_resizing=False)
+    model.resize_token_embeddings(len(vocab) + len(fixed_ids), mean_resizing=False)
     with torch.no_grad():
         rows = model.get_input_embeddings().weight
-        for k, ids in enumerate([*pieces.values(), *whole.values()]):
+        for k, ids in enumerate([*pieces.values(), *fixed_ids.values()]):
             rows[old_size + k] = rows[ids].mean(0)
     policy.tokenizer = policy.processor.tokenizer = _fast(tok)
     return policy
@@ -824,16 +827,16 @@ def _grown(policy, folder, trained, whole):
         policy.model.resize_token_embeddings(whole, mean_resizing=False)
     if not (folder / "tokenizer.json").exists():
         return policy
-    tokenizer, ours = AutoTokenizer.from_pretrained(folder), policy.tokenizer.get_vocab()
-    theirs = {i: t for t, i in tokenizer.get_vocab().items()}
-    lost = set(theirs) - set(ours.values()) - set(trained) - set(range(whole))
-    if lost or any(theirs.get(i, t) != t for t, i in ours.items()):
-        which = f"{len(lost)} tokens have no row" if lost else "some tokens have other ids"
+    tokenizer, base_vocab = AutoTokenizer.from_pretrained(folder), policy.tokenizer.get_vocab()
+    adapter_tokens = {i: t for t, i in tokenizer.get_vocab().items()}
+    lost = set(adapter_tokens) - set(base_vocab.values()) - set(trained) - set(range(whole))
+    if lost or any(adapter_tokens.get(i, t) != t for t, i in base_vocab.items()):
+        problem = f"{len(lost)} tokens have no row" if lost else "some tokens have other ids"
         raise ValueError(
-            f"{folder}: the base does not have the tokenizer of these adapters ({which}): pass text= and fixed= as "
+            f"{folder}: the base does not have the tokenizer of these adapters ({problem}): pass text= and fixed= as "
             "they were, or base= a policy with this vocabulary"
         )
-    if len(theirs) > len(ours):
+    if len(adapter_tokens) > len(base_vocab):
         rows = max(len(tokenizer), policy.model.get_input_embeddings().weight.shape[0])
         policy.model.resize_token_embeddings(rows, mean_resizing=False)
         policy.tokenizer = policy.processor.tokenizer = tokenizer
@@ -846,8 +849,8 @@ _OLD += ((r"^(base_model\.model)\.(visual)\.", r"\1.model.\2."),)  # of transfor
 
 def _new_name(name):
     "A tensor's name as adapters have it today."
-    for old, new in _OLD:
-        name = re.sub(old, new, name)
+    for pattern, replacement in _OLD:
+        name = re.sub(pattern, replacement, name)
     return name
 
 
@@ -856,19 +859,19 @@ def _filled(model, folder, have):
     from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
     file = folder / "adapter_model.safetensors"
-    named = {_new_name(k): v for k, v in have.items()}
+    renamed = {_new_name(k): v for k, v in have.items()}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Found missing adapter keys")  # they are refused below
             model = PeftModel.from_pretrained(model, folder, is_trainable=True)
-            if named.keys() != have.keys():
-                set_peft_model_state_dict(model, named)
+            if renamed.keys() != have.keys():
+                set_peft_model_state_dict(model, renamed)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as e:
         why = " ".join(str(e).split())[:300]
         raise ValueError(f"{folder}: these adapters cannot be put on their base ({type(e).__name__}: {why})") from e
     want = get_peft_model_state_dict(model, save_embedding_layers=False)
     grown = ("embed_tokens.weight", "lm_head.weight")  # PEFT stores these as well, if the vocabulary has grown
-    check_tensors(file, want, {k: v for k, v in named.items() if k in want or not k.endswith(grown)})
+    check_tensors(file, want, {k: v for k, v in renamed.items() if k in want or not k.endswith(grown)})
     return model
 
 
@@ -877,21 +880,21 @@ def _adapters(folder, base, **options):
     check_folder(folder)
     check_limits(folder)
     config = read_object(folder / "adapter_config.json")
-    named, trained = config.get("base_model_name_or_path"), config.get("trainable_token_indices") or []
-    if named and Path(named).parts[-3:] == BASE.parts[-3:]:
-        named = "base"  # wherever the package lies
-    if not base and not named:
+    base_name, trained = config.get("base_model_name_or_path"), config.get("trainable_token_indices") or []
+    if base_name and Path(base_name).parts[-3:] == BASE.parts[-3:]:
+        base_name = "base"  # wherever the package lies
+    if not base and not base_name:
         raise ValueError(f"{folder}: these adapters name no base model; pass base=")
     if not isinstance(base, Policy):
         try:
-            base = load_policy(base or named, **options)
+            base = load_policy(base or base_name, **options)
         except FileNotFoundError as e:
             raise FileNotFoundError(f"{folder}: the base of these adapters is not there ({e}); pass base=") from None
     have = load_tensors(folder / "adapter_model.safetensors")
     saved = "embed_tokens" in (config.get("modules_to_save") or ())  # else PEFT stores a table that nobody has trained
-    whole = next((len(t) for n, t in have.items() if saved and n.endswith("embed_tokens.weight")), 0)
-    both = trained if isinstance(trained, list) else set.intersection(*map(set, trained.values()))
-    _grown(base, folder, both, whole)
+    table_rows = next((len(t) for n, t in have.items() if saved and n.endswith("embed_tokens.weight")), 0)
+    shared_tokens = trained if isinstance(trained, list) else set.intersection(*map(set, trained.values()))
+    _grown(base, folder, shared_tokens, table_rows)
     return Policy(_filled(base.model, folder, have), base.processor, base.note)
 
 # %% ../../nbs/20_policy/10_model.ipynb #2600e790
@@ -1012,6 +1015,6 @@ def fingerprint(policy: Policy, numbers: int = 64) -> str:
         flat = weight.detach().reshape(-1)
         kind, bits = (torch.bfloat16, torch.int16) if id(weight) in low else (torch.float32, torch.int32)  # as used
         total = sum(part.to(kind).view(bits).sum(dtype=torch.int64).item() for part in flat.split(2**24))
-        some = flat[:: max(1, flat.numel() // numbers)].to(kind).to("cpu", torch.float32)
-        digest.update(f"{name} {tuple(weight.shape)} {total}".encode() + some.numpy().tobytes())
+        sample = flat[:: max(1, flat.numel() // numbers)].to(kind).to("cpu", torch.float32)
+        digest.update(f"{name} {tuple(weight.shape)} {total}".encode() + sample.numpy().tobytes())
     return digest.hexdigest()[:16]

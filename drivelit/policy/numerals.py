@@ -70,10 +70,10 @@ class Numerals:
         for g in groups.unique().tolist():
             if g < 0:
                 continue
-            here, values = groups == g, self.values[g].to(states.device)
-            p = (states[here] @ head[self.ids[g].to(head.device)].T).float().softmax(-1)
-            right = values[self.place.to(labels.device)[labels[here]]]
-            total = total + self.weights[g] * (p * (values - right[:, None]).abs()).sum()
+            mask, values = groups == g, self.values[g].to(states.device)
+            p = (states[mask] @ head[self.ids[g].to(head.device)].T).float().softmax(-1)
+            target = values[self.place.to(labels.device)[labels[mask]]]
+            total = total + self.weights[g] * (p * (values - target[:, None]).abs()).sum()
         return total
 
 # %% ../../nbs/20_policy/27_numerals.ipynb #7aff6ce7

@@ -169,8 +169,8 @@ def _wrong_keys(value, keys):
         return f"expected a JSON object, found {type(value).__name__}"
     for k in value:
         if k not in keys:
-            near = get_close_matches(k[:80], keys, n=1)
-            return f"unknown key {harmless(k, 40)!r}" + (f"; the nearest is {near[0]!r}" if near else "")
+            suggestion = get_close_matches(k[:80], keys, n=1)
+            return f"unknown key {harmless(k, 40)!r}" + (f"; the nearest is {suggestion[0]!r}" if suggestion else "")
     missing = [k for k in keys if k not in value]
     return f"{', '.join(map(repr, missing))} missing" if missing else ""
 
@@ -209,5 +209,5 @@ def parse_json(text: Any, *, keys: Any = None, most: int = 100_000) -> Any:
         return ParseError("not JSON (half a surrogate pair)")
     except ValueError as e:
         return ParseError(f"not JSON ({str(e)[:80]})")
-    wrong = "" if keys is None else _wrong_keys(value, list(keys))
-    return ParseError(wrong) if wrong else value
+    problem = "" if keys is None else _wrong_keys(value, list(keys))
+    return ParseError(problem) if problem else value

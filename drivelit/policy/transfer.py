@@ -44,8 +44,8 @@ class NCCLGroup:
         "Wait until all `world` processes have joined, this one included."
         with torch.cuda.device(self.device):
             self._comm = _nccl.Communicator.init(world, 0, self._unique)
-            one, stream = torch.zeros(1, device=self.device), torch.cuda.current_stream()
-            self._comm.allreduce(one, one, _nccl.SUM, stream=stream.cuda_stream)  # vLLM's workers begin with it
+            buffer, stream = torch.zeros(1, device=self.device), torch.cuda.current_stream()
+            self._comm.allreduce(buffer, buffer, _nccl.SUM, stream=stream.cuda_stream)  # vLLM's workers begin with it
             stream.synchronize()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -107,15 +107,15 @@ class Transfer:
 
     def _meet(self, path, body, here, until):
         "What the server does and what this process does at the same time; if one end fails, nobody waits for it."
-        pool, left = ThreadPoolExecutor(2), max(until - time.monotonic(), 1.0)
-        both = [pool.submit(self._post, path, body, left), pool.submit(here)]
+        pool, remaining = ThreadPoolExecutor(2), max(until - time.monotonic(), 1.0)
+        futures = [pool.submit(self._post, path, body, remaining), pool.submit(here)]
         try:
-            done, late = wait(both, left, FIRST_EXCEPTION)
-            for end in (e for e in both if e in done):
+            finished, late = wait(futures, remaining, FIRST_EXCEPTION)
+            for end in (e for e in futures if e in finished):
                 end.result()
             if late:
-                end = "the server" if both[0] in late else "this process"
-                raise TimeoutError(f"{path}: {end} was not ready in {left:.0f} s")
+                end = "the server" if futures[0] in late else "this process"
+                raise TimeoutError(f"{path}: {end} was not ready in {remaining:.0f} s")
         except BaseException:
             self._group.close()
             raise

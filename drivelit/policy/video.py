@@ -48,8 +48,8 @@ class Video:
         Returns:
             Video; the same one if no frame was changed
         """
-        new = tuple(map(change, self.frames))
-        return self if all(a is b for a, b in zip(new, self.frames, strict=True)) else Video(new, self.step)
+        updated = tuple(map(change, self.frames))
+        return self if all(a is b for a, b in zip(updated, self.frames, strict=True)) else Video(updated, self.step)
 
 
 def read_video(part: dict) -> Video:
@@ -64,14 +64,14 @@ def read_video(part: dict) -> Video:
     Raises:
         ValueError: frames or a rate that are none; a file or an address in their place
     """
-    shown, rate = part.get("video"), part.get("fps", FPS)
-    if isinstance(shown, Video):
-        return shown
-    if not isinstance(shown, (list, tuple)):
-        raise ValueError(f"a video is a list of frames, not {str(shown)[:60]!r}: decode the file first")
+    content, rate = part.get("video"), part.get("fps", FPS)
+    if isinstance(content, Video):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise ValueError(f"a video is a list of frames, not {str(content)[:60]!r}: decode the file first")
     if not isinstance(rate, (int, float)) or not rate > 0:
         raise ValueError(f"fps: {rate!r} frames a second")
-    return Video(tuple(shown), 1 / rate)
+    return Video(tuple(content), 1 / rate)
 
 # %% ../../nbs/20_policy/08_video.ipynb #f775d362
 def moments(video: Video, together: int = 2) -> list[tuple[Image.Image, ...]]:
@@ -92,14 +92,14 @@ def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, togethe
     "A video's patches (T·n, 3·together·p·p) for the vision tower, and its grid (3,): T, rows, columns."
     import torch  # frames and their formats need none
 
-    made = {k: prepare(f) for k, f in {id(f): f for f in video.frames}.items()}
-    patches, grid = made[id(video.frames[0])]
+    prepared = {k: prepare(f) for k, f in {id(f): f for f in video.frames}.items()}
+    patches, grid = prepared[id(video.frames[0])]
     n, width = patches.shape
 
     def moment(f, k):
-        return made[id(f)][0].view(n, 3, together, -1)[:, :, k]
+        return prepared[id(f)][0].view(n, 3, together, -1)[:, :, k]
 
-    rows = [torch.stack([moment(f, k) for k, f in enumerate(some)], 2) for some in moments(video, together)]
+    rows = [torch.stack([moment(f, k) for k, f in enumerate(group)], 2) for group in moments(video, together)]
     return torch.cat(rows).view(-1, width), torch.tensor([len(rows), *grid[1:].tolist()])
 
 
@@ -109,9 +109,9 @@ def video_batch(prepare: Callable[[Image.Image], tuple], videos: Sequence[Video]
 
     if not videos:
         return {}
-    made = {id(v): v for v in videos}
-    made = {k: video_patches(prepare, v, together) for k, v in made.items()}
-    patches, grids = zip(*(made[id(v)] for v in videos), strict=True)
+    unique = {id(v): v for v in videos}
+    unique = {k: video_patches(prepare, v, together) for k, v in unique.items()}
+    patches, grids = zip(*(unique[id(v)] for v in videos), strict=True)
     seconds = torch.tensor([together * v.step for v in videos])
     return dict(pixel_values_videos=torch.cat(patches), video_grid_thw=torch.stack(grids), second_per_grid_ts=seconds)
 
@@ -119,9 +119,9 @@ def video_batch(prepare: Callable[[Image.Image], tuple], videos: Sequence[Video]
 def behind_films(positions: Any, kinds: Any, mask: Any) -> Any:
     "Positions (3, N, T), in place: what follows a video begins behind its last second (Qwen2.5-VL's rule)."
     for row, (kind, real) in enumerate(zip(kinds, mask.bool(), strict=True)):
-        at = real.nonzero()[:, 0]
-        film = kind[at] == 2
-        for last in (film[:-1] & ~film[1:]).nonzero()[:, 0].tolist():
-            lacks = positions[:, row, at[: last + 1]].max() + 1 - positions[0, row, at[last + 1]]
-            positions[:, row, at[last + 1 :]] += lacks.clamp(min=0)
+        indices = real.nonzero()[:, 0]
+        film = kind[indices] == 2
+        for end in (film[:-1] & ~film[1:]).nonzero()[:, 0].tolist():
+            lacks = positions[:, row, indices[: end + 1]].max() + 1 - positions[0, row, indices[end + 1]]
+            positions[:, row, indices[end + 1 :]] += lacks.clamp(min=0)
     return positions

@@ -84,10 +84,10 @@ def picture_url(image: Image.Image) -> str:
 # %% ../../nbs/20_policy/25_vllm.ipynb #bc3e6488
 def _logprob(k, entry, token):
     "The log-probability of drawn token k; both dialects: `token: 'token_id:7'` of vLLM 0.31 and `token_id: 7` of 0.32."
-    named = entry["token_id"] if "token_id" in entry else int(str(entry["token"]).rpartition("token_id:")[2])
+    entry_id = entry["token_id"] if "token_id" in entry else int(str(entry["token"]).rpartition("token_id:")[2])
     value = entry["logprob"]
-    if named != token:
-        raise ValueError(f"log-probability {k} is that of token {named}, and token {token} was drawn")
+    if entry_id != token:
+        raise ValueError(f"log-probability {k} is that of token {entry_id}, and token {token} was drawn")
     if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= -9999:  # its word for: unknown
         raise ValueError(f"log-probability {k} is {harmless(value, 20)}: none")
     if value > 1e-3:
@@ -111,8 +111,8 @@ def _check_ids(ids, rows, most):
     "Tokens of the vocabulary, and no more than were asked for."
     if not ids or not all(type(t) is int for t in ids):
         raise ValueError(f"token_ids is {harmless(ids, 40)}")
-    if rows is not None and (wrong := [t for t in ids if not 0 <= t < rows]):
-        raise ValueError(f"token {wrong[0]} is outside the vocabulary of {rows}")
+    if rows is not None and (invalid := [t for t in ids if not 0 <= t < rows]):
+        raise ValueError(f"token {invalid[0]} is outside the vocabulary of {rows}")
     if most is not None and len(ids) > most:
         raise ValueError(f"{len(ids)} tokens, and {most} were asked for")
 
@@ -184,9 +184,9 @@ class _Reads:
         "The server of all conversations that begin with the same question."
         ids, begins = conversation.ids, self._begins
         ends = (k for k in range(len(ids)) if ids[k : k + len(begins)] == begins)
-        first = one_pad_each(ids[: next(ends, len(ids))], self.policy.image_token_id)
-        shown = conversation.images[: first.count(self.policy.image_token_id)]
-        question = hash((tuple(first), *map(self._name, shown)))
+        prefix = one_pad_each(ids[: next(ends, len(ids))], self.policy.image_token_id)
+        pictures = conversation.images[: prefix.count(self.policy.image_token_id)]
+        question = hash((tuple(prefix), *map(self._name, pictures)))
         return self.servers[self._homes.setdefault(question, (self._rank + len(self._homes)) % len(self.servers))]
 
     def _asking(self, conversations, most, temperature, top_p, seed, on_error):
@@ -237,8 +237,10 @@ class _Reads:
             urls = {name: {} if name in sent else dict(url=picture_url(i)) for name, i in images.items()}
             names = map(self._name, conversation.images)
             parts = [dict(type="image_url", uuid=name, **urls[name]) for name in names]
-            left = max(until - time.monotonic(), 0.001)
-            return self._post(url, "/inference/v1/generate", body | (dict(content_parts=parts) if parts else {}), left)
+            remaining = max(until - time.monotonic(), 0.001)
+            return self._post(
+                url, "/inference/v1/generate", body | (dict(content_parts=parts) if parts else {}), remaining
+            )
 
         try:
             answer = post(sent)
@@ -258,8 +260,8 @@ class _Reads:
         decode, stops = self.policy.tokenizer.decode, conversation.stops
         of_all = answer, conversation.ids, self.eos, len(self.policy.tokenizer), most
         ids, logprobs, stop = read_tokens(*of_all, lambda ids: end_of(decode(ids), stops) >= 0)
-        if wrong := [t for t in ids if t in self.never]:
-            raise ValueError(f"the answer holds the control token {wrong[0]}")
+        if forbidden_ids := [t for t in ids if t in self.never]:
+            raise ValueError(f"the answer holds the control token {forbidden_ids[0]}")
         if self.rule:
             state, table = self.rule.begin(conversation.ids), self.rule.forbidden(len(self.policy.tokenizer))
             for k, t in enumerate(ids):
@@ -299,12 +301,12 @@ SHAPE = dict(  # what weights must have in common to fit
 
 def other_shape(config: Any, folder: str | Path) -> str:
     "The first difference between a policy's model and a folder's; empty if weights of one fit the other."
-    theirs = AutoConfig.from_pretrained(folder)
+    served_config = AutoConfig.from_pretrained(folder)
     for part, keys in SHAPE.items():
         for key in keys:
-            here, served = (getattr(getattr(c, part, c), key, None) for c in (config, theirs))
-            if here != served:
-                return f"a model with {part}.{key} = {served}, and the trainer's policy has {here}"
+            expected, served = (getattr(getattr(c, part, c), key, None) for c in (config, served_config))
+            if expected != served:
+                return f"a model with {part}.{key} = {served}, and the trainer's policy has {expected}"
     return ""
 
 
@@ -317,8 +319,8 @@ def too_old(version: str) -> bool:
 def known_words(tokenizer: Any, count: int = 300) -> tuple[str, list[int]]:
     "A text by which vocabularies are told apart, of tokens from all over the vocabulary, and its ids."
     size = len(tokenizer)
-    some = sorted({*range(0, size, max(1, size // count)), *range(max(0, size - 3), size)})
-    text = "".join(t for t in map(tokenizer.decode, ([i] for i in some)) if "\ufffd" not in t)
+    sample = sorted({*range(0, size, max(1, size // count)), *range(max(0, size - 3), size)})
+    text = "".join(t for t in map(tokenizer.decode, ([i] for i in sample)) if "\ufffd" not in t)
     return text, tokenizer(text, add_special_tokens=False)["input_ids"]
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #36e14c61
@@ -349,7 +351,7 @@ class _Tells:
     def _same_model(self):
         "The name under which all servers have a model of the policy's shape."
         config = self.policy.model.config
-        ours = str(getattr(config, "drivelit_base", "") or getattr(config, "_name_or_path", "") or "unknown")
+        base_name = str(getattr(config, "drivelit_base", "") or getattr(config, "_name_or_path", "") or "unknown")
 
         def served(url, seconds):
             self._get(url, "/health", seconds, str)
@@ -361,14 +363,16 @@ class _Tells:
             card = self._get(url, "/v1/models", seconds)["data"][0]
             folder = Path(card.get("root") or "")
             if (folder / "config.json").is_file():  # a folder that is seen from here, too
-                wrong = other_shape(config, folder)
+                problem = other_shape(config, folder)
             else:
-                same_name = Path(ours).name in (Path(card["id"]).name, folder.name)
-                wrong = (
-                    "" if same_name else f"{harmless(card['id'], 80)!r}, and the trainer's policy comes from {ours!r}"
+                same_name = Path(base_name).name in (Path(card["id"]).name, folder.name)
+                problem = (
+                    ""
+                    if same_name
+                    else f"{harmless(card['id'], 80)!r}, and the trainer's policy comes from {base_name!r}"
                 )
-            if wrong:
-                raise EngineError(f"{url} serves {wrong}: start the server with a folder of this policy ({SERVE})")
+            if problem:
+                raise EngineError(f"{url} serves {problem}: start the server with a folder of this policy ({SERVE})")
             return card["id"]
 
         names = set(self._everywhere(served, "health and models", 30.0, self.retries))
@@ -381,9 +385,11 @@ class _Tells:
         size, (text, ids) = len(self.policy.tokenizer), known_words(self.policy.tokenizer)
 
         def holds_rule(url, seconds):
-            wrong = dict(max_tokens=1, extra_args=dict(dream_rule="?"))  # only a server that knows it takes offence
+            bad_params = dict(
+                max_tokens=1, extra_args=dict(dream_rule="?")
+            )  # only a server that knows it takes offence
             try:
-                self._post(url, "/inference/v1/generate", dict(token_ids=ids[:1], sampling_params=wrong), seconds)
+                self._post(url, "/inference/v1/generate", dict(token_ids=ids[:1], sampling_params=bad_params), seconds)
             except Exception as e:
                 if getattr(e, "status_code", None) == 400:
                     return True
@@ -447,26 +453,26 @@ class _Owns:
 
     def _refuse_others(self, url, seconds):
         "EngineError if a server belongs to another run, or to another stage of this one."
-        held, ours = self._version_of(url, seconds), self._given[url]
-        owner = held.partition("@")[2]
-        if not owner or (owner == self.owner and (not ours or held in ours)):
+        current, own_versions = self._version_of(url, seconds), self._given[url]
+        owner = current.partition("@")[2]
+        if not owner or (owner == self.owner and (not own_versions or current in own_versions)):
             return
         if owner == self.owner:
             raise EngineError(
-                f"{url} has the weights {held!r} of another stage of this run: one stage at a time gives weights"
+                f"{url} has the weights {current!r} of another stage of this run: one stage at a time gives weights"
             )
-        if ours or os.environ.get(TAKE) != "1":
+        if own_versions or os.environ.get(TAKE) != "1":
             raise EngineError(
-                f"{url} belongs to another run: its weights are {held!r}, and this run is {self.owner!r}. Two runs "
+                f"{url} belongs to another run: its weights are {current!r}, and this run is {self.owner!r}. Two runs "
                 f"need two servers. If the other run is over, start the server again, or set {TAKE}=1"
             )
 
     def _holds(self, url, claim, seconds):
         "EngineError if somebody else has named a server's weights since it was claimed."
-        if (held := self._version_of(url, seconds)) != claim:
+        if (current := self._version_of(url, seconds)) != claim:
             raise EngineError(
-                f"{url} was given weights by two at once: the claim of this run was {claim!r}, and it is {held!r} now. "
-                "Two runs need two servers"
+                f"{url} was given weights by two at once: the claim of this run was {claim!r}, and it is {current!r} "
+                "now. Two runs need two servers"
             )
 
     def _claim(self, url, name, seconds):
@@ -474,9 +480,9 @@ class _Owns:
         self._refuse_others(url, seconds)
         self._post(url, "/pause?mode=wait", None, seconds, str)
         self._refuse_others(url, seconds)  # to pause may have taken long
-        claim, first = f"{name}{_ON_ITS_WAY}@{self.owner}", not self._given[url]
+        claim, is_first = f"{name}{_ON_ITS_WAY}@{self.owner}", not self._given[url]
         self._call_it(url, claim, seconds)
-        time.sleep(_SETTLE if first else 0)
+        time.sleep(_SETTLE if is_first else 0)
         self._holds(url, claim, seconds)
         return claim
 
@@ -498,11 +504,11 @@ def release(servers: Sequence[str], owner: str, api_key: str = "") -> None:
     """
     for url in (u.strip().rstrip("/") for u in servers):
         client = server_client(url, api_key or os.environ.get("DRIVELIT_PLAYER_KEY", "none"), MOST_BYTES)
-        how = dict(cast_to=object, options=dict(timeout=10))
+        request = dict(cast_to=object, options=dict(timeout=10))
         try:
-            name, _, owned_by = client.get("/weight_info", **how)["weight_version"].partition("@")
+            name, _, owned_by = client.get("/weight_info", **request)["weight_version"].partition("@")
             if owned_by == owner:
-                client.post("/update_weight_version", body=dict(new_version=name), **how)
+                client.post("/update_weight_version", body=dict(new_version=name), **request)
         except Exception as e:  # a server that is gone has no owner
             warnings.warn(f"{url} still belongs to this run: {harmless(e, 200)}", stacklevel=2)
 
@@ -617,9 +623,9 @@ class _Publishes:
             self.failed = str(e)
             raise
         self._ready = {}
-        for old in self.folder.iterdir():
-            if old.is_dir() and old.name != name:
-                shutil.rmtree(old)
+        for entry in self.folder.iterdir():
+            if entry.is_dir() and entry.name != name:
+                shutil.rmtree(entry)
         name = name if self._adapted() else f"{name}@{self.owner}"
         self.follow(name)
         return name
@@ -628,8 +634,8 @@ class _Publishes:
         "The servers have the policy's weights afterwards, whichever process of a stage has published them."
 
         def mine():
-            held = plain_version(self.version) or ""
-            return held.startswith(f"{name}-") and not held.endswith(_ON_ITS_WAY)
+            current = plain_version(self.version) or ""
+            return current.startswith(f"{name}-") and not current.endswith(_ON_ITS_WAY)
 
         if int(os.environ.get("RANK", 0)) == 0:
             return None if mine() else self.publish(name)
@@ -736,10 +742,10 @@ class _Answers:
     ) -> list[Completion]:
         "Completions, in order, by one assistant turn each; all asked in parallel. Temperature 0 is greedy."
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, on_error)
+        prepare, ask, label = self._asking(conversations, max_new_tokens, temperature, top_p, seed, on_error)
         for n in range(len(conversations)):
-            first(n)
-        return ask_all(ask, len(conversations), where, on_error, self.threads, self.timeout, self.retries)
+            prepare(n)
+        return ask_all(ask, len(conversations), label, on_error, self.threads, self.timeout, self.retries)
 
     def stream(
         self,
@@ -751,9 +757,9 @@ class _Answers:
     ) -> Iterator[dict[int, Completion | EngineError]]:
         "As `generate`, but yields place -> Completion or EngineError at once; the list may grow meanwhile."
         check_sampling("return", max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        first, ask, where = self._asking(conversations, max_new_tokens, temperature, top_p, seed, "return")
+        prepare, ask, label = self._asking(conversations, max_new_tokens, temperature, top_p, seed, "return")
         limits = self.threads, self.timeout, self.retries
-        yield from ask_as_they_come(ask, conversations, where, *limits, first)
+        yield from ask_as_they_come(ask, conversations, label, *limits, prepare)
 
 # %% ../../nbs/20_policy/25_vllm.ipynb #af3cc2d6
 class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
@@ -832,11 +838,11 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
             mean and largest |difference| over all tokens
         """
         completions = self.generate(conversations, most, seed=seed)
-        ours = [
+        policy_logps = [
             scored(self.policy, c, s, self.never, self.rule) for c, s in zip(conversations, completions, strict=True)
         ]
         gaps = torch.cat(
-            [(o - torch.tensor(s.logprobs)).abs() for o, s in zip(ours, completions, strict=True)]
+            [(o - torch.tensor(s.logprobs)).abs() for o, s in zip(policy_logps, completions, strict=True)]
         ).double()
         return gaps.mean().item(), gaps.max().item()
 
@@ -853,7 +859,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
         Raises:
             EngineError: it is beyond the bound
         """
-        mean, most = self.apart(conversations)
+        mean, largest = self.apart(conversations)
         if not mean <= bound:
-            raise EngineError(far_apart(mean, most, bound, ", ".join(self.servers)))
+            raise EngineError(far_apart(mean, largest, bound, ", ".join(self.servers)))
         return mean

@@ -132,8 +132,10 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
         dict of `summed`, which is printed
     """
     parser = argparse.ArgumentParser(prog="python -m drivelit.road.carla", description=main.__doc__.splitlines()[0])
-    for name, told in dict(system="a section of settings.ini", run="its folder", stage="that has trained it").items():
-        parser.add_argument(name, help=told)
+    for name, message in dict(
+        system="a section of settings.ini", run="its folder", stage="that has trained it"
+    ).items():
+        parser.add_argument(name, help=message)
     parser.add_argument("--routes", required=True, help="bench2drive220.xml or the like")
     parser.add_argument("--simulator", default="127.0.0.1:2000", help="HOST:PORT")
     parser.add_argument("--out", required=True, help="folder of the records")
@@ -141,24 +143,24 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampled words; 0: the likeliest")
     parser.add_argument("--scenario", help="package.module:function that puts others on a route")
     parser.add_argument("--share", type=_share, default=(1, 1), help="K/N: every Nth route, from the Kth")
-    given = parser.parse_args(arguments)
-    k, n = given.share
-    who = dict(system=given.system, run=str(Path(given.run).resolve()), stage=given.stage)
-    who |= dict(seed=given.seed, temperature=given.temperature, scenario=given.scenario)
+    parsed = parser.parse_args(arguments)
+    k, n = parsed.share
+    run_info = dict(system=parsed.system, run=str(Path(parsed.run).resolve()), stage=parsed.stage)
+    run_info |= dict(seed=parsed.seed, temperature=parsed.temperature, scenario=parsed.scenario)
     try:
-        ((host, port),) = addresses_in(given.simulator)
-        scenario = given.scenario and resolve_name(given.scenario)
-        clock = dict(hold=hold_of(given.run))
-        asked = dict(temperature=given.temperature) | clock
-        planner, points = take_wheel(given.system, given.run, given.stage, given.seed, **asked)
-        routes = read_routes(given.routes)[k - 1 :: n]
-        _claim(given.out, who)
-        driven = drive_in_carla(planner, points, routes, given.out, host, port, scenario=scenario, **clock | options)
-        told = summed(driven)
+        ((host, port),) = addresses_in(parsed.simulator)
+        scenario = parsed.scenario and resolve_name(parsed.scenario)
+        clock = dict(hold=hold_of(parsed.run))
+        wheel_options = dict(temperature=parsed.temperature) | clock
+        planner, points = take_wheel(parsed.system, parsed.run, parsed.stage, parsed.seed, **wheel_options)
+        routes = read_routes(parsed.routes)[k - 1 :: n]
+        _claim(parsed.out, run_info)
+        driven = drive_in_carla(planner, points, routes, parsed.out, host, port, scenario=scenario, **clock | options)
+        message = summed(driven)
     except (ValueError, ImportError, AttributeError, RunError, NoSimulator) as e:  # what was told is wrong
         parser.error(str(e))
-    print(json.dumps(told))
-    return told
+    print(json.dumps(message))
+    return message
 
 
 if __name__ == "__main__" and __package__ == "drivelit.road":  # as a module, not in a notebook

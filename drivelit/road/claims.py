@@ -81,23 +81,25 @@ def place_of(claim: PaperClaim, study: Study) -> int:
 def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, str]:
     "The scores behind a comparison (better, other, best blind baseline), of compared seeds and scenes only."
     unit, scale = claim.unit, abs(claim.unit.scale)
-    both = [v.to_numpy(float) for v in pairs_of(record, study, unit, claim.better, claim.other)]
+    pair = [v.to_numpy(float) for v in pairs_of(record, study, unit, claim.better, claim.other)]
     sign = np.sign(unit.scale)
     blind = {n: record.numbers(driver(n), unit.measure)[0] for n in record.drivers if n not in study.knows}
     blind = {n: v for n, v in blind.items() if np.isfinite(v)}
     best = max(blind, key=lambda n: sign * blind[n]) if blind else None
     rival = "–" if best is None else f"{scale * blind[best]:.1f} ({best})"
-    hole = np.isnan(both[0] - both[1]) if both[0].size and both[1].size else np.ones((1, 1), bool)
-    return (*(_spread(scale * v, hole) for v in both), rival)
+    hole = np.isnan(pair[0] - pair[1]) if pair[0].size and pair[1].size else np.ones((1, 1), bool)
+    return (*(_spread(scale * v, hole) for v in pair), rival)
 
 
 def _spread(v, hole):
     "The mean of scores (seeds, scenes) that have a partner, and half the range of the seeds' means."
     if hole.all():
         return "–"
-    whole = np.ma.masked_array(np.broadcast_to(v, hole.shape), hole)
-    each = whole.mean(1).compressed()
-    return f"{whole.mean():.1f}" + (f" ± {(each.max() - each.min()) / 2:.1f}" if len(v) > 1 and len(each) > 1 else "")
+    masked = np.ma.masked_array(np.broadcast_to(v, hole.shape), hole)
+    seed_means = masked.mean(1).compressed()
+    return f"{masked.mean():.1f}" + (
+        f" ± {(seed_means.max() - seed_means.min()) / 2:.1f}" if len(v) > 1 and len(seed_means) > 1 else ""
+    )
 
 
 def _with_interval(row):
@@ -232,8 +234,8 @@ def tally(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """
     rows = []
     for title, table in tables.items():
-        alone = [next((w for w in WORDS if v.startswith(w)), WORDS[-1]) for v in table.alone]
-        counts = {w: alone.count(w) for w in WORDS}
+        verdicts = [next((w for w in WORDS if v.startswith(w)), WORDS[-1]) for v in table.alone]
+        counts = {w: verdicts.count(w) for w in WORDS}
         rows.append(dict(paper=title, claims=len(table)) | counts | {"shown, Holm": int((table.Holm == "shown").sum())})
     return framed(rows)
 
@@ -248,10 +250,10 @@ def paper_gain(paper: str, unit: str) -> float:
     numbers, kind = _TWO.fullmatch(paper), unit.rpartition(", ")[2]
     if numbers is None or (numbers[1] == "L2") != (kind == "cm") or numbers[1] in ("FID", "collisions"):
         return float("nan")
-    first, second = float(numbers[2]), float(numbers[3])
+    primary, second = float(numbers[2]), float(numbers[3])
     if kind == "cm":
-        return 100 * (second - first)
-    return (first - second) * (100 if max(first, second) <= 1 else 1)
+        return 100 * (second - primary)
+    return (primary - second) * (100 if max(primary, second) <= 1 else 1)
 
 
 def forest_rows(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -261,11 +263,11 @@ def forest_rows(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         for row in table.itertuples():
             unit, gap = _OURS.fullmatch(row.ours)[1], _GAP.fullmatch(row.difference or "")
             word = "not run" if gap is None else "one seed" if gap[4] else row.Holm
-            ours = [float(x) if x else np.nan for x in (gap.groups()[:3] if gap else (None,) * 3)]
-            ours = dict(zip(("mean", "low", "high"), ours, strict=True))
+            interval = [float(x) if x else np.nan for x in (gap.groups()[:3] if gap else (None,) * 3)]
+            interval = dict(zip(("mean", "low", "high"), interval, strict=True))
             numbers = row.paper.rpartition(": ")[2]  # without the place
-            shown = dict(title=title, unit=unit.rpartition(", ")[2], claim=row.claim, paper=numbers)
-            rows.append(shown | dict(gain=paper_gain(row.paper, unit)) | ours | dict(word=word))
+            labels = dict(title=title, unit=unit.rpartition(", ")[2], claim=row.claim, paper=numbers)
+            rows.append(labels | dict(gain=paper_gain(row.paper, unit)) | interval | dict(word=word))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/60_road/90_claims.ipynb #forest06
@@ -275,9 +277,9 @@ _LEFT, _RIGHT, _COLUMNS = 0.335, 0.585, (0.6, 0.775, 0.925)  # of the width: the
 
 def _forest_look(word):
     "Marker and line of a verdict, which differ without colour, too."
-    first = word if word in WORD_COLORS else "not"
-    color = WORD_COLORS[first]
-    look = dict(color=color, marker=WORD_MARKS[first], mfc="white" if first == "not" else color, ms=6)
+    verdict = word if word in WORD_COLORS else "not"
+    color = WORD_COLORS[verdict]
+    look = dict(color=color, marker=WORD_MARKS[verdict], mfc="white" if verdict == "not" else color, ms=6)
     return look, "--" if word == "one seed" else "-"
 
 
@@ -308,8 +310,8 @@ def _draw_claims(ax, rows):
             size = dict(ms=11, mew=2) if mark == "|" else dict(ms=6)
             ax.plot(np.clip(row.gain, low, high), y, mark, color="black", zorder=4, clip_on=False, **size)
         interval = f" ({row.low:+.1f} to {row.high:+.1f})" if np.isfinite(row.low) else ""
-        ours = f"{row.mean:+.1f}{interval}" if np.isfinite(row.mean) else "–"
-        for x, text in zip(_COLUMNS, (row.paper, ours, row.word), strict=True):
+        estimate = f"{row.mean:+.1f}{interval}" if np.isfinite(row.mean) else "–"
+        for x, text in zip(_COLUMNS, (row.paper, estimate, row.word), strict=True):
             weight = "bold" if text in ("shown", "reversed") else "normal"
             ax.text(x, y, text, transform=across, va="center", fontsize=7.5, weight=weight)
     ax.set(yticks=range(len(rows)), yticklabels=rows.claim, ylim=(len(rows) - 0.4, -0.6), xlim=(low, high))
@@ -372,19 +374,19 @@ BASES = {"laptop": "first base", "laptop-base1": "second base"}
 
 def pooled(records: Iterable[Record]) -> Record:
     "Runs from several bases as if they were one: each seed of each base is a seed of its own."
-    first, *others = records
+    base_record, *rest = records
     # MindDriver's arms begin with weights that were made from the base: a key of their own
-    same, moved = {k: v for k, v in first.about["profile"].items() if k in ("model", "start")}, []
-    for k, r in enumerate(others, 1):
+    same, moved = {k: v for k, v in base_record.about["profile"].items() if k in ("model", "start")}, []
+    for k, r in enumerate(rest, 1):
         tables = (t.assign(seed=t.seed.where(t.seed == NO_SEED, t.seed + 1000 * k)) for t in (r.scenes, r.sets))
         moved.append(Record(*tables, r.about | dict(profile=r.about["profile"] | same)))
-    return joined(first, *moved)
+    return joined(base_record, *moved)
 
 
 def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[PaperClaim]) -> pd.DataFrame:
     "The claims of a paper, as runs from several bases answer them; a row for each that all have run."
     together = compared(pooled(records.values()), study, study.claims, family=True)
-    made = {base: compared(record, study, study.claims) for base, record in records.items()}
+    by_base = {base: compared(record, study, study.claims) for base, record in records.items()}
 
     def of(row):
         return f"{row.difference} ({row['95 % interval']})" if row.difference else row.verdict
@@ -392,9 +394,9 @@ def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[Pap
     rows = []
     for c in claims:
         k = place_of(c, study)
-        if all(table.seeds[k] for table in made.values()):
+        if all(table.seeds[k] for table in by_base.values()):
             every = together.iloc[k]
-            row = dict(claim=c.words, unit=every.unit) | {base: of(table.iloc[k]) for base, table in made.items()}
+            row = dict(claim=c.words, unit=every.unit) | {base: of(table.iloc[k]) for base, table in by_base.items()}
             rows.append(row | dict(both=of(every), seeds=every.seeds, word=every.verdict, Holm=every.Holm))
     return framed(rows)
 

@@ -32,22 +32,25 @@ def own_rounds(
 ) -> dict[str, int]:
     "The scenes of a run, and moments of its policy's own drives, as a source of runs; counts of both."
     profile, out = run_profile(entry.out), Path(out)
-    before = {split: list(load_scenes(entry.out, split)) for split in ("train", "heldout")}
-    if strange := next((s for s in before["train"] if s.source != "toy"), None):
+    original = {split: list(load_scenes(entry.out, split)) for split in ("train", "heldout")}
+    if strange := next((s for s in original["train"] if s.source != "toy"), None):
         raise RunError(f"{entry.out}: scene {strange.id} is of {strange.source}, and nobody can drive on in it")
     if not (out / "own.npz").exists():
         planner, points = take_wheel(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
-        own = own_drives(planner, routes(n, "train", first=first), moments, points, seed=first)
+        own_scenes = own_drives(planner, routes(n, "train", first=first), moments, points, seed=first)
         out.mkdir(parents=True, exist_ok=True)
-        save_scenes([profile.hears(s) for s in own], out / "own.npz")
-    own, told = read_scenes(out / "own.npz"), dict(source=entry.name, run=str(entry.out), first=first, routes=n)
-    told |= dict(navigator=profile.navigator)
-    train = before["train"] + own
+        save_scenes([profile.hears(s) for s in own_scenes], out / "own.npz")
+    own_scenes, metadata = (
+        read_scenes(out / "own.npz"),
+        dict(source=entry.name, run=str(entry.out), first=first, routes=n),
+    )
+    metadata |= dict(navigator=profile.navigator)
+    train = original["train"] + own_scenes
     mixed = [train[i] for i in np.random.default_rng([first, 51]).permutation(len(train))]
-    for split, scenes in dict(train=mixed, heldout=before["heldout"]).items():
+    for split, scenes in dict(train=mixed, heldout=original["heldout"]).items():
         blocks = [scenes[k : k + BLOCK] for k in range(0, len(scenes), BLOCK)]
-        write_shards(blocks, out / split, told | dict(split=split), references=False)
-    return dict(train=len(train), heldout=len(before["heldout"]), own=len(own))
+        write_shards(blocks, out / split, metadata | dict(split=split), references=False)
+    return dict(train=len(train), heldout=len(original["heldout"]), own=len(own_scenes))
 
 # %% ../../nbs/60_road/17_own_drives.ipynb #fb5d0936
 def main(arguments: list[str] | None = None) -> int:
@@ -62,21 +65,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m drivelit.road.own", description="Scenes of a policy's own drives.")
     parser.add_argument("entry", help="system=folder:stage of a run")
     parser.add_argument("out", help="folder of scenes, a source of runs")
-    for name, default, told in (
+    for name, default, help_text in (
         ("--routes", 200, "that are driven"),
         ("--moments", 2000, "that are kept, at most"),
         ("--first", FIRST, "route of the training part; another one in each round"),
     ):
-        parser.add_argument(name, type=int, default=default, help=f"{told} (default {default})")
-    given = parser.parse_args(arguments)
+        parser.add_argument(name, type=int, default=default, help=f"{help_text} (default {default})")
+    parsed = parser.parse_args(arguments)
     try:
-        (entry,) = read_entries(given.entry)
-        count = own_rounds(entry, given.out, given.routes, given.moments, given.first)
+        (entry,) = read_entries(parsed.entry)
+        count = own_rounds(entry, parsed.out, parsed.routes, parsed.moments, parsed.first)
     except (RunError, ProfileError, ValueError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
     print(
-        f"{given.out}: {count['train']} scenes to learn from, {count['own']} of them own; {count['heldout']} held out"
+        f"{parsed.out}: {count['train']} scenes to learn from, {count['own']} of them own; {count['heldout']} held out"
     )
     return 0
 

@@ -38,10 +38,10 @@ def state_of(plan: np.ndarray, scene: Scene) -> str:
         one of KINDS; "" for what lies between them
     """
     past = abs(float(np.interp(-1.5, scene.ego.times, scene.ego.poses[:, 1])))
-    side, last = abs(plan[7, 1]), np.hypot(*(plan[7, :2] - plan[6, :2])) / 0.5
+    side, final_speed = abs(plan[7, 1]), np.hypot(*(plan[7, :2] - plan[6, :2])) / 0.5
     if side > 1.5:
         return KINDS[0] if past < 0.15 else KINDS[1] if past > 0.3 else ""
-    if last < 1.0:
+    if final_speed < 1.0:
         return KINDS[3] if scene.ego.velocity[0] > 1.0 else ""
     return KINDS[2] if side < 0.3 else ""
 
@@ -61,16 +61,16 @@ def states(
     Returns:
         kind -> list of Scene
     """
-    found, world = {k: [] for k in KINDS}, World()
+    by_kind, world = {k: [] for k in KINDS}, World()
     for route in routes(n, part):
         world.reset(options=dict(scene=route))
         while not world.state.reason:
             plan = driver(world)
             if kind := state_of(plan, world.scene):
-                found[kind].append(replace(world.scene, expert=Trajectory(plan)))
+                by_kind[kind].append(replace(world.scene, expert=Trajectory(plan)))
             world.step(plan)
     rng = np.random.default_rng([seed, 41])
-    return {k: [v[i] for i in rng.permutation(len(v))[:most]] for k, v in found.items()}
+    return {k: [v[i] for i in rng.permutation(len(v))[:most]] for k, v in by_kind.items()}
 
 # %% ../../nbs/60_road/15_states.ipynb #5031fdb5
 SECONDS = (1, 2, 3, 4)
@@ -90,11 +90,15 @@ def errors(plans: Sequence[np.ndarray | ParseError], scenes: Sequence[Scene]) ->
     out = dict(unreadable=1 - len(pairs) / max(len(plans), 1))
     if not pairs:
         return {f"lateral, {t} s": np.nan for t in SECONDS} | {"way, 1 s": np.nan, "flat": np.nan} | out
-    own, right = np.array([p for p, _ in pairs]), np.array([e for _, e in pairs])
-    side = {t: np.abs(own[:, 2 * t - 1, 1] - right[:, 2 * t - 1, 1]).mean() for t in SECONDS if 2 * t <= own.shape[1]}
+    predicted, truth = np.array([p for p, _ in pairs]), np.array([e for _, e in pairs])
+    side = {
+        t: np.abs(predicted[:, 2 * t - 1, 1] - truth[:, 2 * t - 1, 1]).mean()
+        for t in SECONDS
+        if 2 * t <= predicted.shape[1]
+    }
     lateral = {f"lateral, {t} s": side.get(t, np.nan) for t in SECONDS}
-    way = float(np.median(np.abs(own[:, 1, 0] - right[:, 1, 0])))
-    return lateral | {"way, 1 s": way, "flat": float((np.abs(own[..., 1]) < 0.005).all(1).mean())} | out
+    way = float(np.median(np.abs(predicted[:, 1, 0] - truth[:, 1, 0])))
+    return lateral | {"way, 1 s": way, "flat": float((np.abs(predicted[..., 1]) < 0.005).all(1).mean())} | out
 
 
 def asked(planner: Planner, scenes: Sequence[Scene], together: int = 64) -> list[np.ndarray | ParseError]:
@@ -139,21 +143,21 @@ def network(
     def speeds(some):
         return np.array([s.ego.velocity[0] for s in some])
 
-    right = np.array([s.expert.poses for s in train])
-    return fitted(given(train), right, speeds(train), given(scenes), speeds(scenes), steps=800)
+    targets = np.array([s.expert.poses for s in train])
+    return fitted(given(train), targets, speeds(train), given(scenes), speeds(scenes), steps=800)
 
 
 def readiness(
     plans: Mapping[str, Mapping[str, Sequence[np.ndarray | ParseError]]], found: Mapping[str, Sequence[Scene]]
 ) -> pd.DataFrame:
     "Errors of several at the same states; ready: the last lateral error is at most twice the network's."
-    made = {(n, k): errors(p, found[k]) for n, by_kind in plans.items() for k, p in by_kind.items()}
-    table = pd.DataFrame.from_dict(made, orient="index").rename_axis(["who", "state"])
+    measured = {(n, k): errors(p, found[k]) for n, by_kind in plans.items() for k, p in by_kind.items()}
+    table = pd.DataFrame.from_dict(measured, orient="index").rename_axis(["who", "state"])
     if NETWORK in plans:
         best = table.loc[NETWORK]
         for (n, k), row in table.iterrows():
-            last = "lateral, 4 s" if np.isfinite(row["lateral, 4 s"]) else "lateral, 3 s"
+            column = "lateral, 4 s" if np.isfinite(row["lateral, 4 s"]) else "lateral, 3 s"
             table.loc[(n, k), "ready"] = (
-                "" if n in (NETWORK, FLOOR) else "yes" if row[last] <= 2 * best.loc[k, last] else "no"
+                "" if n in (NETWORK, FLOOR) else "yes" if row[column] <= 2 * best.loc[k, column] else "no"
             )
     return table

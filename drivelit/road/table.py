@@ -66,9 +66,9 @@ def read_entries(text: str) -> list[Entry]:
     "Entries as a command names them: `system=folder:stage` or `... as name`, with commas between."
     entries = []
     for part in filter(None, (p.strip() for p in text.split(","))):
-        system, _, where = part.partition("=")
-        out, _, last = where.rpartition(":")
-        form = re.fullmatch(r"(\w+)(?: as (\w+))?", last)
+        system, _, location = part.partition("=")
+        out, _, stage_part = location.rpartition(":")
+        form = re.fullmatch(r"(\w+)(?: as (\w+))?", stage_part)
         if not (system and out and form):
             raise ValueError(f"{part!r} is not system=folder:stage, and not system=folder:stage as name")
         stage, label = form[1], form[2] or ""
@@ -122,8 +122,8 @@ def _kept(path: Path, scenes: Sequence[Scene], make: Callable[[], dict], run: di
 def _run(entry: Entry, seed: int) -> dict[str, Any]:
     "Which policy drives: the folder of its run, and when its stage was done (it is done anew after a new training)."
     folder = Path(entry.out).resolve()
-    done = find_system(entry.system).stages.folder(folder, entry.stage, seed) / "done.json"
-    digest = sha256(done)[:16] if done.exists() else ""
+    done_file = find_system(entry.system).stages.folder(folder, entry.stage, seed) / "done.json"
+    digest = sha256(done_file)[:16] if done_file.exists() else ""
     return dict(folder=str(folder), done=digest)
 
 
@@ -184,8 +184,8 @@ def part_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Part:
     Returns:
         Part: plays greedy and sampled, and greedy with GREY for its swap; a driver's swap is what it is told
     """
-    part, told = Part(name, seed), "" if name in (*LOST, SEES) else POINTS
-    swaps = {"grey": ("greedy", GREY), DRIVER: (DRIVER, told)}
+    part, swap_name = Part(name, seed), "" if name in (*LOST, SEES) else POINTS
+    swaps = {"grey": ("greedy", GREY), DRIVER: (DRIVER, swap_name)}
     for play, numbers in drives.items():
         part.add_summary(numbers, *swaps.get(play, (play,)))
     return part
@@ -240,12 +240,12 @@ def study(results: Record) -> Study:
         Study: all comparisons are one family
     """
     names, claims = list(results.ran), []
-    for where, unit in (("score", SCORE), ("success", WON)):
+    for metric, unit in (("score", SCORE), ("success", WON)):
         arms = [Condition(n) for n in names]
         comparisons = [(c, driver(swap=_told(results, c)), f"{c.arm} > the best without eyes") for c in arms]
         comparisons += [(c, replace(c, swap=GREY), f"{c.arm} > with grey pictures") for c in arms]
         comparisons += [(a, b, "") for a, b in combinations(arms, 2)]
-        claims += [Claim(where, unit, *m) for m in comparisons]
+        claims += [Claim(metric, unit, *m) for m in comparisons]
     return Study(
         dict(zip(names, names, strict=True)),
         signs=dict(score=1, success=1),
@@ -281,7 +281,7 @@ def table(results: Record) -> pd.DataFrame:
             everything; what each of them hears
     """
     heard = {"": "command", POINTS: "command, points"}
-    blind = dict.fromkeys(best(results, what, told) for told in heard for what in ("score", "success"))
+    blind = dict.fromkeys(best(results, metric, inputs) for inputs in heard for metric in ("score", "success"))
 
     def first(name, hears, seeds=""):
         return {"": name, "hears": hears, "seeds": str(seeds)}
@@ -300,10 +300,10 @@ def families(results: Record) -> pd.DataFrame:
     Returns:
         DataFrame: a row for each family, a column for each entry, the best driver without eyes and who sees everything
     """
-    who = [driver(best(results)), *(Condition(n) for n in results.ran), driver(SEES)]
-    per = {c.arm: results.values(c, "score").mean(axis=0) for c in who}
-    where = np.array(results.about["families"])
-    return pd.DataFrame({n: v.groupby(where, sort=False).mean() for n, v in per.items()}).round(0)
+    conditions = [driver(best(results)), *(Condition(n) for n in results.ran), driver(SEES)]
+    per = {c.arm: results.values(c, "score").mean(axis=0) for c in conditions}
+    labels = np.array(results.about["families"])
+    return pd.DataFrame({n: v.groupby(labels, sort=False).mean() for n, v in per.items()}).round(0)
 
 
 def ends(results: Record) -> pd.DataFrame:
@@ -316,11 +316,11 @@ def ends(results: Record) -> pd.DataFrame:
         DataFrame: a row for the best driver without eyes, who sees everything, and each seed of each entry; a column
             for each end, the number of routes
     """
-    who = {n: (driver(n), NO_SEED) for n in (best(results), SEES)}
-    who |= {f"{n}, seed {s}": (Condition(n), s) for n, seeds in results.ran.items() for s in seeds}
+    conditions = {n: (driver(n), NO_SEED) for n in (best(results), SEES)}
+    conditions |= {f"{n}, seed {s}": (Condition(n), s) for n, seeds in results.ran.items() for s in seeds}
     counts = results.sets[results.sets.name.str.startswith("ends_")]
     rows = {}
-    for name, (c, seed) in who.items():
+    for name, (c, seed) in conditions.items():
         arm, play, swap, _ = results.key(c)
         part = counts[(counts.arm == arm) & (counts.play == play) & (counts.swap == swap) & (counts.seed == seed)]
         rows[name] = dict(zip(part.name.str.removeprefix("ends_"), part.value, strict=True))

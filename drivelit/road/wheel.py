@@ -62,8 +62,8 @@ def _autodrive_p3(out, stage, seed, pictures, temperature, engine, mode=""):
 def _minddriver(out, stage, seed, pictures, temperature, engine):
     profile = run_profile(out)
     policy = load_to_play(DREAM_STAGES.trained(out, stage, seed), profile, seed)
-    asked = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
-    return minddriver.planner(policy, profile, codec_of(profile), pictures, temperature, seed, engine, **asked)
+    arm_options = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
+    return minddriver.planner(policy, profile, codec_of(profile), pictures, temperature, seed, engine, **arm_options)
 
 
 def _minddrive(out, stage, seed, pictures, temperature, engine):

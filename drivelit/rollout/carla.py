@@ -83,11 +83,11 @@ def connect(host: str, port: int, seconds: float, library: Any = carla) -> Any:
             f"no CARLA simulator answers at {host}:{port} within {seconds:g} s: start one with `bash ci/serve_carla.sh "
             f"1 {port}`, or give the host and port of one that runs ({e})"
         ) from None
-    mine = client.get_client_version()
-    if server.split("-")[0] != mine.split("-")[0]:
+    client_version = client.get_client_version()
+    if server.split("-")[0] != client_version.split("-")[0]:
         raise ValueError(
-            f"the simulator at {host}:{port} is CARLA {server}, the client {mine}: start a simulator of {mine}, or "
-            f"install the client of {server}"
+            f"the simulator at {host}:{port} is CARLA {server}, the client {client_version}: start a "
+            f"simulator of {client_version}, or install the client of {server}"
         )
     return client
 
@@ -96,8 +96,8 @@ def open_town(client: Any, town: str, loading: float, seconds: float) -> Any:
     "The town in synchronous mode at 20 ticks a second; ValueError if the server does not have it."
     towns = sorted(name.rsplit("/", 1)[-1] for name in client.get_available_maps())
     if town not in towns:
-        more = "; Town11 and later come with CARLA's AdditionalMaps"
-        raise ValueError(f"the simulator has no {town!r}; it has {', '.join(towns) or 'no town'}{more}")
+        hint = "; Town11 and later come with CARLA's AdditionalMaps"
+        raise ValueError(f"the simulator has no {town!r}; it has {', '.join(towns) or 'no town'}{hint}")
     world = client.get_world()
     if world.get_map().name.rsplit("/", 1)[-1] != town:
         client.set_timeout(loading)
@@ -210,10 +210,10 @@ _ASIDE = 0.5  # metres that a way-point of the file may stand beside the lane wi
 def _steps(w: Any, library: Any) -> list[tuple[Any, float]]:
     "Where one can go from a way-point, and what it costs in metres."
     out = [(n, STEP) for n in w.next(STEP)]
-    for beside in (w.get_left_lane(), w.get_right_lane()):
-        if beside is not None and beside.lane_type == library.LaneType.Driving:
-            if abs(wrap_angle(pose_of(beside.transform)[2] - pose_of(w.transform)[2])) < np.pi / 2:
-                out.append((beside, 5.0))
+    for neighbour in (w.get_left_lane(), w.get_right_lane()):
+        if neighbour is not None and neighbour.lane_type == library.LaneType.Driving:
+            if abs(wrap_angle(pose_of(neighbour.transform)[2] - pose_of(w.transform)[2])) < np.pi / 2:
+                out.append((neighbour, 5.0))
     return out
 
 
@@ -248,30 +248,30 @@ def _between(town: Any, a: np.ndarray, b: np.ndarray, library: Any) -> list[np.n
     def place(p):
         return library.Location(x=float(p[0]), y=-float(p[1]), z=float(p[2]))
 
-    first = town.get_waypoint(place(a), project_to_road=True, lane_type=library.LaneType.Driving)
-    far = float(np.hypot(*(b - a)[:2]))
-    heap, visited, number = [(far, 0, 0.0, first, None, False)], {}, 0
+    start_wp = town.get_waypoint(place(a), project_to_road=True, lane_type=library.LaneType.Driving)
+    total = float(np.hypot(*(b - a)[:2]))
+    heap, visited, number = [(total, 0, 0.0, start_wp, None, False)], {}, 0
     while heap and number < 20000:
-        _, _, cost, w, before, beside = heapq.heappop(heap)
-        here = spot(w)
-        key = tuple(np.round(4 * here[:2]).astype(int)) + (w.road_id, w.lane_id)  # connectors of a junction overlap
+        _, _, cost, w, parent, sideways = heapq.heappop(heap)
+        position = spot(w)
+        key = tuple(np.round(4 * position[:2]).astype(int)) + (w.road_id, w.lane_id)  # connectors of a junction overlap
         if key in visited:
             continue
-        visited[key] = here, before, beside
-        if np.hypot(*(here - b)[:2]) < STEP:
+        visited[key] = position, parent, sideways
+        if np.hypot(*(position - b)[:2]) < STEP:
             out = []
             while key is not None:
-                here, key, beside = visited[key]
-                out.append((here, beside))
+                position, key, sideways = visited[key]
+                out.append((position, sideways))
             middle = out[-2::-1] if out[0][1] else out[-2:0:-1]
-            changes = [k for k, (_, beside) in enumerate(middle, 1) if beside]
-            found = _spread(np.array([a, *(p for p, _ in middle), b]), changes)[1:-1]
-            return [p for p in found if np.hypot(*(p - b)[:2]) > STEP / 2]
-        for n, more in _steps(w, library):
+            changes = [k for k, (_, sideways) in enumerate(middle, 1) if sideways]
+            points = _spread(np.array([a, *(p for p, _ in middle), b]), changes)[1:-1]
+            return [p for p in points if np.hypot(*(p - b)[:2]) > STEP / 2]
+        for n, step_cost in _steps(w, library):
             number += 1
-            left, aside = float(np.hypot(*(spot(n) - b)[:2])), more > STEP
-            if cost + more + left < 2 * far + 60:
-                heapq.heappush(heap, (cost + more + left, number, cost + more, n, key, aside))
+            remaining, aside = float(np.hypot(*(spot(n) - b)[:2])), step_cost > STEP
+            if cost + step_cost + remaining < 2 * total + 60:
+                heapq.heappush(heap, (cost + step_cost + remaining, number, cost + step_cost, n, key, aside))
     return None
 
 
@@ -347,17 +347,17 @@ def areas_of(town: Any, route: Route, start: np.ndarray, library: Any = carla) -
                 [x + 1.3 * STRIDE * np.cos(h), y + 1.3 * STRIDE * np.sin(h)],
             ]
             pieces[along].append(shapely.LineString(ends).buffer(w.lane_width / 2, cap_style="flat"))
-    whole = {k: shapely.union_all(v) for k, v in pieces.items()}
+    merged = {k: shapely.union_all(v) for k, v in pieces.items()}
 
     def parts(shape):
         return [p for p in shapely.get_parts(shape) if p.geom_type == "Polygon" and not p.is_empty]
 
     areas = [
         Area(f"road{i}", "drivable", p)
-        for i, p in enumerate(parts(shapely.union_all(list(whole.values())).buffer(0.3)))
+        for i, p in enumerate(parts(shapely.union_all(list(merged.values())).buffer(0.3)))
     ]
     for along, name in ((True, "lane"), (False, "opposing")):
-        areas += [Area(f"{name}{i}", "lane", p, on_route=along) for i, p in enumerate(parts(whole[along]))]
+        areas += [Area(f"{name}{i}", "lane", p, on_route=along) for i, p in enumerate(parts(merged[along]))]
     return areas, _commands(s, np.array(cross), poses[:, 2])
 
 
@@ -562,7 +562,7 @@ def _see(ride: Ride, library: Any) -> dict:
     }
     for mark in ride.lights:
         mark.state = words.get(mark.actor.get_state(), "unknown")
-    out, here = {}, pose_of(ride.ego.get_transform())
+    out, ego_pose = {}, pose_of(ride.ego.get_transform())
     for actor in ride.world.get_actors():
         family = actor.type_id.split(".")[0]
         kind = kind_of(
@@ -571,7 +571,7 @@ def _see(ride: Ride, library: Any) -> dict:
         if actor.id == ride.ego.id or not kind or family not in ("vehicle", "walker", "static"):
             continue
         pose = pose_of(actor.get_transform())
-        if np.hypot(*(pose - here)[:2]) > NEAR:
+        if np.hypot(*(pose - ego_pose)[:2]) > NEAR:
             continue
         box, v = actor.bounding_box, actor.get_velocity()
         pose[:2] = from_frame(np.array([box.location.x, -box.location.y, 0.0]), pose)[:2]
@@ -597,9 +597,11 @@ def _of_scenario(function, *arguments):
 def _reported(ride):
     "What the scenario has to report before a tick, in words that the record knows."
     infractions = [tuple(x) for x in _of_scenario(ride.play)]
-    if wrong := [kind for kind, _ in infractions if kind not in RECORDED]:
-        near = "".join(f"; the nearest is {k!r}" for k in get_close_matches(wrong[0], RECORDED, 1))
-        raise RuntimeError(f"the scenario has reported {wrong[0]!r}, which is no infraction of the leaderboard{near}")
+    if unknown := [kind for kind, _ in infractions if kind not in RECORDED]:
+        suggestion = "".join(f"; the nearest is {k!r}" for k in get_close_matches(unknown[0], RECORDED, 1))
+        raise RuntimeError(
+            f"the scenario has reported {unknown[0]!r}, which is no infraction of the leaderboard{suggestion}"
+        )
     return infractions
 
 
@@ -614,14 +616,14 @@ def _contacts(ride: Ride, now: WorldState) -> list[tuple[str, str]]:
     out = []
     with suppress(queue.Empty):
         while True:
-            other = ride.contacts.get_nowait().other_actor
-            if now.ego[VX] < STILL or now.time - ride.bumped.get(other.id, -np.inf) < AGAIN:
+            collider = ride.contacts.get_nowait().other_actor
+            if now.ego[VX] < STILL or now.time - ride.bumped.get(collider.id, -np.inf) < AGAIN:
                 continue
-            ride.bumped[other.id] = now.time  # of what was counted: who goes on pushing is counted again
+            ride.bumped[collider.id] = now.time  # of what was counted: who goes on pushing is counted again
             kind = next(
-                (k for w, k in (("walker", "pedestrian"), ("vehicle", "vehicle")) if w in other.type_id), "layout"
+                (k for w, k in (("walker", "pedestrian"), ("vehicle", "vehicle")) if w in collider.type_id), "layout"
             )
-            text = f"type={other.type_id} and id={other.id} at {_place(ride.ego.get_transform().location)}"
+            text = f"type={collider.type_id} and id={collider.id} at {_place(ride.ego.get_transform().location)}"
             out.append((f"collisions_{kind}", f"Agent collided against object with {text}"))
     return out
 
@@ -675,7 +677,7 @@ def after(
     Raises:
         RuntimeError: the simulator does not answer
     """
-    ego, whole = _ego_row(ride, library), now.log[-1][0]
+    ego, previous_ego = _ego_row(ride, library), now.log[-1][0]
     s, side = (float(v) for v in stage.route.project(ego[:2]))
     events = [*found, *_contacts(ride, now), *_passed(ride, ride.along, s, ego[VX])]
     ride.others.append(_see(ride, library))
@@ -683,15 +685,15 @@ def after(
     ride.still = ride.still + kin.DT if ego[VX] < STILL else 0.0
     centre = from_frame(np.array([REAR, 0.0, 0.0]), ego[:3])
     if stage.lanes is not None and not shapely.contains_xy(stage.lanes, *centre[:2]):
-        ride.outside += float(np.hypot(*(ego[:2] - whole[:2])))
-    reason, last = _ends(ride, stage, now, s, side, stage.seconds)
+        ride.outside += float(np.hypot(*(ego[:2] - previous_ego[:2])))
+    reason, final_events = _ends(ride, stage, now, s, side, stage.seconds)
     if first and ride.outside > OFF:
         events.append(
             ("outside_route_lanes", f"Agent went outside its route lanes for about {ride.outside:.3f} meters")
         )
     counted = [k for k, _ in events if k in FIRST]
     if first and counted:
-        reason, last = counted[0], []
+        reason, final_events = counted[0], []
     none = (np.zeros((0, 3)), np.zeros(0))
     return replace(
         now,
@@ -700,7 +702,7 @@ def after(
         along=s,
         farthest=max(now.farthest, min(s, stage.goal)),
         log=(*now.log, (ego, *none)),
-        infractions=(*now.infractions, *events, *last),
+        infractions=(*now.infractions, *events, *final_events),
         reason=reason,
     )
 
@@ -727,13 +729,13 @@ def between(ride: Ride, stage: Stage, now: WorldState, library: Any) -> WorldSta
 # %% ../../nbs/30_rollout/25_carla.ipynb #e7f4d775
 def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -> Scene:
     "The present moment, without futures; pictures of up to 5 s ago, before the drive its first one."
-    others, none = ride.others, (np.zeros((0, 3)), np.zeros(0))
+    observed, none = ride.others, (np.zeros((0, 3)), np.zeros(0))
     if ride.half:  # a clock of its own, which is half a step behind: its last entry is now
-        others = [seen for _, seen in ride.halves]
+        observed = [observation for _, observation in ride.halves]
         now = replace(now, steps=now.steps + 0.5, log=tuple((ego, *none) for ego, _ in ride.halves))
     scene, origin = moment(stage, now), now.ego[:3]
     # every half second, counted back from now
-    rows = others[-51:][::-1][::5][::-1]
+    rows = observed[-51:][::-1][::5][::-1]
     times = 0.5 * np.arange(1 - len(rows), 1)
     agents = []
     for key, (kind, dims, *_) in rows[-1].items() if rows else ():
@@ -756,8 +758,8 @@ def seen_now(ride: Ride, stage: Stage, now: WorldState, size: tuple[int, int]) -
     ]
     past = {step: f for step, f in ride.files.items() if now.steps - step <= 50}
     if 0 in past:  # before the drive the car has stood where it began, as its own past says
-        first = now.steps % 5 or 5  # the last of these times that lies before the start
-        past |= {step: past[0] for step in np.arange(first - 5.0, now.steps - 51, -5) if step < 0}
+        start_step = now.steps % 5 or 5  # the last of these times that lies before the start
+        past |= {step: past[0] for step in np.arange(start_step - 5.0, now.steps - 51, -5) if step < 0}
     cameras = {
         name: camera_of(
             name, size, ride.middle, {round((step - now.steps) * kin.DT, 3): f[name] for step, f in past.items()}
@@ -786,7 +788,7 @@ class _Server(World):
         plain = lib.WeatherParameters()
         weather = {k: v for k, v in (route.weather[0] if route.weather else {}).items() if hasattr(plain, k)}
         world.set_weather(lib.WeatherParameters(**weather))
-        told, route = route, trace(world.get_map(), route, lib)
+        given_route, route = route, trace(world.get_map(), route, lib)
         ego = _spawn(lib, world, route)
         physics = ego.get_physics_control().wheels
         axle = [
@@ -813,11 +815,11 @@ class _Server(World):
         while not self.ride.contacts.empty():  # the drop
             self.ride.contacts.get_nowait()
         self.ride.others.append(_see(self.ride, lib))
-        first, row = _first(self.stage), _ego_row(self.ride, lib)
-        self.state = replace(first, ego=row, log=((row, np.zeros((0, 3)), np.zeros(0)),))
+        initial, row = _first(self.stage), _ego_row(self.ride, lib)
+        self.state = replace(initial, ego=row, log=((row, np.zeros((0, 3)), np.zeros(0)),))
         self._photograph(0, frame)
         if self.scenario:
-            self.ride.play = _of_scenario(self.scenario, self.client, world, told, ego)
+            self.ride.play = _of_scenario(self.scenario, self.client, world, given_route, ego)
 
     def _try(self, route: Route) -> NoSimulator | None:
         "Set the route up, or say why there is no answer."
@@ -828,8 +830,8 @@ class _Server(World):
         except (RuntimeError, queue.Empty) as e:
             self.ride, self.state = None, None
             why = str(e) or f"no picture within {self.seconds:g} s"
-            where = f"the simulator at {self.host}:{self.port}"
-            return NoSimulator(f"route {route.id}: {where} stopped answering while the route was set up ({why})")
+            server = f"the simulator at {self.host}:{self.port}"
+            return NoSimulator(f"route {route.id}: {server} stopped answering while the route was set up ({why})")
         except ValueError:
             self._leave()
             raise
@@ -868,8 +870,8 @@ class _Server(World):
         if files:
             self.ride.files[steps] = files
         if self.temporary and self.hold == 1:  # at 20 Hz a drive would leave ten gigabytes; a moment shows five seconds
-            for old in [k for k in self.ride.files if 0 < k < steps - PAST]:
-                for file in self.ride.files.pop(old).values():
+            for stale in [k for k in self.ride.files if 0 < k < steps - PAST]:
+                for file in self.ride.files.pop(stale).values():
                     Path(file).unlink()
 
     def _leave(self) -> None:
@@ -966,8 +968,8 @@ class _Drives(_Server):
                 for _ in range(ticks):
                     ride.found += _reported(ride)
                     frame = ride.world.tick(self.seconds)
-                before, now = now, self._after(now, ticks)
-                gained = (now.ego[VX] - before.ego[VX]) / seconds
+                previous, now = now, self._after(now, ticks)
+                gained = (now.ego[VX] - previous.ego[VX]) / seconds
                 ride.lag = (
                     float(np.clip(ride.lag + seconds * (accel - gained), -1.5, 1.5)) if now.ego[VX] > 0.1 else 0.0
                 )
@@ -988,8 +990,8 @@ class _Drives(_Server):
         "The state after a whole step, or after a tick that is the first half of one."
         if ticks == 1 and not self.ride.half:
             return between(self.ride, self.stage, now, self.library)
-        found, self.ride.found = self.ride.found, []
-        return after(self.ride, self.stage, now, found, self.ends == "infraction", self.library)
+        events, self.ride.found = self.ride.found, []
+        return after(self.ride, self.stage, now, events, self.ends == "infraction", self.library)
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #c9e12469
 class CarlaWorld(_Drives):
@@ -1060,8 +1062,8 @@ class CarlaWorld(_Drives):
         # A simulator that died in the middle of a step has answered less than a step: both lists end together.
         n = len(self.state.log)
         traffic = np.r_[np.array(means, float), np.full(n, np.nan)][:n]
-        told = dict(scenario_name=f"{ride.route.family}_1") if ride.route.family else {}
-        return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town) | told
+        scenario = dict(scenario_name=f"{ride.route.family}_1") if ride.route.family else {}
+        return _record(self.stage, self.state, number, traffic) | dict(town_name=ride.route.town) | scenario
 
     def close(self) -> None:
         """Take the car and its sensors away, let the server's clock run, and delete pictures that are temporary."""

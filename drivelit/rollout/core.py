@@ -161,8 +161,8 @@ class PictureError(ValueError):
 def _open_pictures(messages, where):
     "Read the pictures of messages that come from files when they are first looked at."
     for part in (p for m in messages if not isinstance(m["content"], str) for p in m["content"]):
-        shown = [part["image"]] if part.get("type") == "image" else []
-        for image in read_video(part).frames if part.get("type") == "video" else shown:
+        pictures = [part["image"]] if part.get("type") == "image" else []
+        for image in read_video(part).frames if part.get("type") == "video" else pictures:
             try:
                 image.load()
             except Exception as e:  # a damaged file makes the decoders raise many kinds
@@ -210,11 +210,11 @@ def add_completion(episode: Episode, completion: Completion, number: int) -> Non
 def add_messages(policy: Policy, episode: Episode, messages: list[dict], closed: bool, limit: int) -> bool:
     "Append the task's messages, in place, if another turn fits within `limit` tokens; whether it does."
     _open_pictures(messages, episode.scene_id)
-    more = policy.encode_more(messages, closed=closed)
-    if len(episode.ids) + len(more.input_ids) >= limit:
+    encoded = policy.encode_more(messages, closed=closed)
+    if len(episode.ids) + len(encoded.input_ids) >= limit:
         return False
-    episode.append(more.input_ids, -1, [0.0] * len(more.input_ids))
-    episode.images += more.images
+    episode.append(encoded.input_ids, -1, [0.0] * len(encoded.input_ids))
+    episode.images += encoded.images
     episode.messages += messages
     return True
 
@@ -254,10 +254,10 @@ def _judge(task, states, episodes, completions):
     for state, episode in zip(states, episodes, strict=True):
         state.messages, state.turn = list(episode.messages), episode.turns
     steps = task.step_batch(states, completions)
-    wrong = next((s for s in steps if not isinstance(s, Step)), None)
-    if wrong is not None or len(steps) != len(completions):
-        got = f"{len(steps)} steps" if wrong is None else f"a {type(wrong).__name__}"
-        raise TypeError(f"{type(task).__name__}.step_batch: expected {len(completions)} Steps, found {got}")
+    invalid = next((s for s in steps if not isinstance(s, Step)), None)
+    if invalid is not None or len(steps) != len(completions):
+        received = f"{len(steps)} steps" if invalid is None else f"a {type(invalid).__name__}"
+        raise TypeError(f"{type(task).__name__}.step_batch: expected {len(completions)} Steps, found {received}")
     return steps
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #9cdfc068
@@ -275,9 +275,9 @@ class RolloutError(EngineError):
 
     def __init__(self, error: Exception, over: Mapping[int, Episode], missing: Mapping[int, str]) -> None:
         self.over, n = dict(over), len(over) + len(missing)
-        some = ", ".join(f"{i} (scene {missing[i]})" for i in sorted(missing)[:5])
+        sample = ", ".join(f"{i} (scene {missing[i]})" for i in sorted(missing)[:5])
         super().__init__(
-            f"{error}; {len(missing)} of {n} episodes are missing: {some}{', ...' * (len(missing) > 5)}",
+            f"{error}; {len(missing)} of {n} episodes are missing: {sample}{', ...' * (len(missing) > 5)}",
             getattr(error, "index", -1),
             getattr(error, "refused", False),
         )
@@ -366,15 +366,15 @@ class _Table:
         add_completion(episode, completion, episode.turns)
         episode.rewards.append(step.rewards)
         episode.infos.append(step.info)
-        more = step.messages is not None and episode.turns < max_turns
+        continues = step.messages is not None and episode.turns < max_turns
         try:
             closed = completion.stop == "eos"
-            fits = more and add_messages(self.policy, episode, step.messages, closed, max_tokens)
+            fits = continues and add_messages(self.policy, episode, step.messages, closed, max_tokens)
         except PictureError as e:
             episode.failed = str(e)
             return False
         # A turn that only its own limit has ended is no truncation: the next one goes on behind it.
-        episode.truncated = (more and not fits) or (completion.stop == "length" and room < max_new_tokens)
+        episode.truncated = (continues and not fits) or (completion.stop == "length" and room < max_new_tokens)
         return fits
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #af8e7a1c
@@ -384,23 +384,23 @@ def _turn_by_turn(engine, table, sampling):
         sampling = sampling | dict(on_error="return")  # an engine that does not know it raises what goes wrong, as ever
     active = sorted(table.open)
     while active:
-        turn, asked = table.episodes[active[0]].turns, [table.ask(i) for i in active]
+        turn, requests = table.episodes[active[0]].turns, [table.ask(i) for i in active]
         begin = seed_of(table.seed, table.first, 0) if table.first else table.seed  # each part is drawn by its own
         seed = None if begin is None else begin * 1000 + turn
-        completions = engine.generate(asked, max_new_tokens=max(c.limit for c in asked), seed=seed, **sampling)
+        completions = engine.generate(requests, max_new_tokens=max(c.limit for c in requests), seed=seed, **sampling)
         active = table.hear(dict(zip(active, completions, strict=True)), engine)
 
 
 def _as_they_come(engine, table, sampling):
     "Each episode goes on when its own answer is there; the list of what is asked grows while it is answered."
     places = sorted(table.open)
-    asked = [table.ask(i) for i in places]
-    stream = engine.stream(asked, max_new_tokens=table.limits[1], seed=table.seed, **sampling)
+    requests = [table.ask(i) for i in places]
+    stream = engine.stream(requests, max_new_tokens=table.limits[1], seed=table.seed, **sampling)
     with closing(stream):  # if the server is down, what is not asked yet is not asked any more
         for ready in stream:
             going = table.hear({places[n]: c for n, c in ready.items()}, engine)
             places += going
-            asked += [table.ask(i) for i in going]
+            requests += [table.ask(i) for i in going]
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #4140376a
 def _begin_all(policy, task, scenes, places, max_tokens, finished):
@@ -506,9 +506,9 @@ def answered(episodes: Sequence[Episode]) -> list[Episode]:
     Raises:
         EngineError: all have failed; tells the first reason
     """
-    whole = [e for e in episodes if not e.failed]
-    if episodes and not whole:
+    complete = [e for e in episodes if not e.failed]
+    if episodes and not complete:
         raise EngineError(
             f"all {len(episodes)} conversations were refused; the first: {episodes[0].failed}", refused=True
         )
-    return whole
+    return complete

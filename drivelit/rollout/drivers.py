@@ -198,15 +198,15 @@ def walls(
         if inside.all() and speed[0] > -0.3:  # stands in the way
             stops.append(float((s - half)[0]))
             continue
-        near, far, t = float((s - half)[inside].min()), float((s + half)[inside].max()), AHEAD[inside]
+        start_s, end_s, t = float((s - half)[inside].min()), float((s + half)[inside].max()), AHEAD[inside]
         # gone 0.8 s before it comes, or there 0.3 s after it has left
-        clear = _arrival(far + VEHICLE.rear - now.along, v, limit) < t[0] - 0.8
-        later = _arrival(near - VEHICLE.front - now.along, v, limit) > t[-1] + 0.3 and t[-1] < AHEAD[-1]
-        if not (clear or later) and near > now.along + VEHICLE.front - 0.5:
+        clear = _arrival(end_s + VEHICLE.rear - now.along, v, limit) < t[0] - 0.8
+        later = _arrival(start_s - VEHICLE.front - now.along, v, limit) > t[-1] + 0.3 and t[-1] < AHEAD[-1]
+        if not (clear or later) and start_s > now.along + VEHICLE.front - 0.5:
             if speed[inside][0] > 1.0 and not inside[0]:  # comes into the lane and drives on in it
-                ahead.append((np.where(AHEAD < t[0], near, s - half), np.maximum(speed, 0)))
+                ahead.append((np.where(AHEAD < t[0], start_s, s - half), np.maximum(speed, 0)))
             else:
-                stops.append(near)
+                stops.append(start_s)
     for k, (light, line) in enumerate(zip(stage.scene.lights, stage.stops, strict=True)):
         room, state = line - now.along - VEHICLE.front, light.at(float(now.clocks[len(stage.scripts) + k]))
         if room > -0.3 and (state == "red" or state == "yellow" and v**2 < 2 * 4.0 * room):
@@ -224,9 +224,9 @@ def true_idm(world: World, future: bool = True) -> np.ndarray:
     Returns:
         (8, 3) poses in the ego frame, every half second
     """
-    stage, now = world.stage, world.state
-    stops, ahead = walls(stage, now, future)
-    free, (s, v) = _allowed_here(stage), (now.along, float(now.ego[VX]))
+    stage, current = world.stage, world.state
+    stops, ahead = walls(stage, current, future)
+    free, (s, v) = _allowed_here(stage), (current.along, float(current.ego[VX]))
     stations, t = [s], kin.DT * np.arange(kin.STEPS)
     # 0.8 m before the line or the one who stands there
     still = [(x - 0.8, 0.0) for x in stops]
@@ -244,13 +244,13 @@ def true_idm(world: World, future: bool = True) -> np.ndarray:
         s += kin.DT * v
         stations.append(s)
     stations = np.array(stations)
-    l_now = float(stage.route.project(now.ego[:2])[1])
+    l_now = float(stage.route.project(current.ego[:2])[1])
     # the present offset from the navigator's way fades over 8 m
-    side = aside(stage, stations) + (l_now - aside(stage, now.along)) * np.exp(-(stations - now.along) / 8)
+    side = aside(stage, stations) + (l_now - aside(stage, current.along)) * np.exp(-(stations - current.along) / 8)
     poses = stage.route.at(stations, side)
     moved = np.gradient(stations)
     poses[:, 2] += np.arctan(np.where(moved > 0.02, np.gradient(side) / np.maximum(moved, 0.02), 0.0))
-    return to_frame(poses[5::5], now.ego[:3])
+    return to_frame(poses[5::5], current.ego[:3])
 
 
 def present_idm(world: World) -> np.ndarray:
@@ -279,8 +279,8 @@ def play(world: World, driver: Driver, scene: Scene) -> dict:
     world.reset(options=dict(scene=scene))
     while not world.state.reason:
         world.step(driver(world))
-    now = world.state
-    return world.record() | dict(reason=now.reason, comfort=world.comfort(), decisions=now.decisions)
+    final_state = world.state
+    return world.record() | dict(reason=final_state.reason, comfort=world.comfort(), decisions=final_state.decisions)
 
 
 def rate(drivers: dict[str, Driver], scenes: Sequence[Scene]) -> dict[str, list[dict]]:

@@ -33,9 +33,9 @@ def later(plan: np.ndarray, then: np.ndarray, now: np.ndarray) -> np.ndarray:
         (n, 3) poses in the ego frame of now; the last step is made twice
     """
     plan = np.asarray(plan, float)
-    before = plan[-2] if len(plan) > 1 else np.zeros(3)
-    again = from_frame(to_frame(plan[-1], before), plan[-1])
-    return to_frame(from_frame(np.concatenate([plan[1:], again[None]]), then), now)
+    previous = plan[-2] if len(plan) > 1 else np.zeros(3)
+    extended = from_frame(to_frame(plan[-1], previous), plan[-1])
+    return to_frame(from_frame(np.concatenate([plan[1:], extended[None]]), then), now)
 
 # %% ../../nbs/30_rollout/23_routes.ipynb #f6e1c559
 def drive_routes(
@@ -60,14 +60,14 @@ def drive_routes(
     worlds = [make(points=points) for _ in scenes]
     for world, scene in zip(worlds, scenes, strict=True):
         world.reset(options=dict(scene=scene))
-    lost, kept, decision = [Counter() for _ in scenes], {}, 0
+    lost, last_plans, decision = [Counter() for _ in scenes], {}, 0
     with tqdm(total=len(scenes), desc=title, mininterval=5) as bar:
         while alive := [i for i, w in enumerate(worlds) if not w.state.reason]:
             plans = planner([worlds[i] for i in alive], decision)
             for i, plan in zip(alive, plans, strict=True):
                 if isinstance(plan, ParseError):
                     lost[i][plan.reason] += 1
-                plan, kept[i] = _carried_out(plan, kept.get(i), worlds[i].state.ego[:3], points)
+                plan, last_plans[i] = _carried_out(plan, last_plans.get(i), worlds[i].state.ego[:3], points)
                 worlds[i].step(plan)
                 bar.update(bool(worlds[i].state.reason))
             decision += 1

@@ -59,8 +59,8 @@ def drive(state: np.ndarray, accel: float, steer_rate: float) -> np.ndarray:
         np.ndarray: (11,) 0.1 s later
     """
     state = state.tolist()  # plain numbers: for one car, arrays take five times as long
-    most = atan(VEHICLE.wheelbase * GRIP / max(state[VX], 0.1) ** 2)
-    state[STEER] = min(max(state[STEER], -most), most)
+    steer_limit = atan(VEHICLE.wheelbase * GRIP / max(state[VX], 0.1) ** 2)
+    state[STEER] = min(max(state[STEER], -steer_limit), steer_limit)
     accel, rate = min(max(accel, PEDALS[0]), PEDALS[1]), min(max(steer_rate, -WHEEL), WHEEL)
     after = kin.step(state, accel, rate)
     if after[VX] <= 0:
@@ -76,8 +76,8 @@ class Script:
         self.agent, self.half = agent, np.array([agent.length, agent.width]) / 2
         self.patient = agent.type != "pedestrian"  # a vehicle keeps a distance; a pedestrian only stops
         if self.still:
-            now = None if len(agent.times) == 1 else agent.at(0.0)
-            self.pose, self.first, self.seen = poses[0] if now is None else now, 0.0, True
+            current = None if len(agent.times) == 1 else agent.at(0.0)
+            self.pose, self.first, self.seen = poses[0] if current is None else current, 0.0, True
             return
         self.path, self.times = Path(poses[:, :2]), agent.times
         self.way = np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))]
@@ -115,18 +115,18 @@ SIGHT = 40.0  # metres ahead that a road user looks
 
 def leader(script: Script, s: float, boxes: np.ndarray, halves: np.ndarray, speeds: np.ndarray) -> tuple[float, float]:
     "The nearest other in a road user's corridor: metres to it (infinity: none), its m/s along the path."
-    found, (ways, _, _, headings) = (np.inf, 0.0), script.path.columns
+    nearest, (ways, _, _, headings) = (np.inf, 0.0), script.path.columns
     own_length, own_width = script.half.tolist()
     # a few boxes, as plain numbers: a quarter less time than arrays take for these
     columns = *script.path.project(boxes[:, :2]), boxes[:, 2], *halves.T, speeds
-    for far, side, heading, length, width, speed in zip(*(x.tolist() for x in columns), strict=True):
-        turn = heading - between(far, ways, headings)[0]
+    for position, side, heading, length, width, speed in zip(*(x.tolist() for x in columns), strict=True):
+        turn = heading - between(position, ways, headings)[0]
         c, d = abs(cos(turn)), abs(sin(turn))
         # from bumper to bumper along the path; a turned box counts with both sides
-        gap = far - s - own_length - length * c - width * d
-        if far > s and gap < min(SIGHT, found[0]) and abs(side) < own_width + 0.25 + length * d + width * c:
-            found = gap, speed * cos(turn)
-    return found
+        gap = position - s - own_length - length * c - width * d
+        if position > s and gap < min(SIGHT, nearest[0]) and abs(side) < own_width + 0.25 + length * d + width * c:
+            nearest = gap, speed * cos(turn)
+    return nearest
 
 # %% ../../nbs/30_rollout/20_world.ipynb #b5c25214
 @dataclass(frozen=True, eq=False)
@@ -285,25 +285,25 @@ def _others(stage: Stage, now: WorldState, ego: np.ndarray) -> tuple[np.ndarray,
     boxes = np.concatenate([now.poses, box[None]])
     halves, all_speeds = np.concatenate([stage.halves, EGO_HALF[None]]), np.append(now.speeds, ego[VX])
     with np.errstate(invalid="ignore"):  # NaN is not near
-        near = np.hypot(*(boxes[moving, None, :2] - boxes[None, :, :2]).transpose(2, 0, 1)) < SIGHT + 10
-    near[np.arange(len(moving)), moving] = False
-    for i, other in zip(moving, near, strict=True):
+        neighbours = np.hypot(*(boxes[moving, None, :2] - boxes[None, :, :2]).transpose(2, 0, 1)) < SIGHT + 10
+    neighbours[np.arange(len(moving)), moving] = False
+    for i, nearby in zip(moving, neighbours, strict=True):
         script, clock = stage.scripts[i], float(now.clocks[i])
         want = script.speed(clock)
         if script.patient:
-            new = min(want, now.speeds[i] + 4.0 * kin.DT) if np.isfinite(boxes[i, 0]) else want
+            new_speed = min(want, now.speeds[i] + 4.0 * kin.DT) if np.isfinite(boxes[i, 0]) else want
             gap, v = np.inf, 0.0
-            if other.any():
-                gap, v = leader(script, script.at(clock), boxes[other], halves[other], all_speeds[other])
+            if nearby.any():
+                gap, v = leader(script, script.at(clock), boxes[nearby], halves[nearby], all_speeds[nearby])
             if np.isfinite(gap):
                 a = float(idm(speeds[i], max(want, 0.5), max(gap, 0.1), max(v, 0.0), decel=6.0, headway=1.0))
-                new = min(new, max(speeds[i] + kin.DT * a, 0.0))
+                new_speed = min(new_speed, max(speeds[i] + kin.DT * a, 0.0))
         else:  # a pedestrian does not walk into the side of a car
-            new = want
-            if other[-1] and leader(script, script.at(clock), boxes[-1:], halves[-1:], all_speeds[-1:])[0] < 1.0:
-                new = 0.0
-        clocks[i] = clock + kin.DT * (new / want if want > 1e-6 else 1.0)
-        speeds[i], poses[i] = new, script.pose_at(float(clocks[i]))
+            new_speed = want
+            if nearby[-1] and leader(script, script.at(clock), boxes[-1:], halves[-1:], all_speeds[-1:])[0] < 1.0:
+                new_speed = 0.0
+        clocks[i] = clock + kin.DT * (new_speed / want if want > 1e-6 else 1.0)
+        speeds[i], poses[i] = new_speed, script.pose_at(float(clocks[i]))
     return clocks, speeds, poses
 
 # %% ../../nbs/30_rollout/20_world.ipynb #11302e19
@@ -331,8 +331,8 @@ def _collision(stage: Stage, ego: np.ndarray, poses: np.ndarray) -> tuple[str, s
         return None
     box = ego_centers(ego)
     with np.errstate(invalid="ignore"):
-        near = np.flatnonzero(np.hypot(*(poses[:, :2] - box[:2]).T) < stage.reach)  # NaN is never near
-    for i in near:
+        nearby = np.flatnonzero(np.hypot(*(poses[:, :2] - box[:2]).T) < stage.reach)  # NaN is never near
+    for i in nearby:
         if boxes_touch(box, EGO_HALF, poses[i], stage.halves[i]) and bearing(ego[:3], poses[i, :2]) <= 150:
             agent = stage.scene.agents[i]
             text = f"Agent collided against object with type={agent.type} and id={agent.id} at {_place(poses[i])}"
@@ -359,9 +359,9 @@ def advance(stage: Stage, now: WorldState, ego: np.ndarray) -> WorldState:
     "The world 0.1 s later, a new state; `ego` (11,) is where the car has got to in this step."
     clocks, speeds, poses = _others(stage, now, ego)
     s = float(stage.route.project(ego[:2])[0])
-    wrong = _wrong(stage, ego, now.along, s, clocks, poses)
-    reason = wrong[0] if wrong else "completed" if s >= stage.goal else ""
-    infractions = now.infractions + ((wrong,) if wrong else ())
+    violation = _wrong(stage, ego, now.along, s, clocks, poses)
+    reason = violation[0] if violation else "completed" if s >= stage.goal else ""
+    infractions = now.infractions + ((violation,) if violation else ())
     if not reason and (now.steps + 1) * kin.DT >= stage.seconds - 1e-9:
         reason, infractions = "route_timeout", (*infractions, ("route_timeout", "Route timeout."))
     return replace(
@@ -393,13 +393,13 @@ def _agent_now(
     later = script.poses(clock + FUTURE * begun)
     if not begun:
         later = np.tile(past[-1], (len(FUTURE), 1))
-    seen = np.isfinite(past[:, 0])
-    poses = np.concatenate([past[seen], later])
+    visible = np.isfinite(past[:, 0])
+    poses = np.concatenate([past[visible], later])
     step = np.diff(np.concatenate([past[-1:], later])[:, :2], axis=0) / 0.5
-    heading = past[seen, 2, None]
-    v = np.concatenate([speeds[seen, None] * np.concatenate([np.cos(heading), np.sin(heading)], 1), step])
+    heading = past[visible, 2, None]
+    v = np.concatenate([speeds[visible, None] * np.concatenate([np.cos(heading), np.sin(heading)], 1), step])
     v = to_frame(v, [0.0, 0.0, origin[2]])
-    times = np.r_[(0.5 * np.arange(-10, 1))[seen], FUTURE]
+    times = np.r_[(0.5 * np.arange(-10, 1))[visible], FUTURE]
     return replace(a, times=times, poses=to_frame(poses, origin), velocity=v)
 
 
@@ -515,18 +515,18 @@ def _outside(stage: Stage, now: WorldState) -> list[str]:
         return []
     egos = np.array([e for e, _, _ in now.log])
     out = ~shapely.contains_xy(stage.lanes, *ego_centers(egos)[1:, :2].T)
-    far = float((np.hypot(*np.diff(egos[:, :2], axis=0).T) * out).sum())
-    if far < 0.05:
+    distance = float((np.hypot(*np.diff(egos[:, :2], axis=0).T) * out).sum())
+    if distance < 0.05:
         return []
-    share = min(100 * far / max(now.farthest, far), 100.0)
-    return [f"Agent went outside its route lanes for about {far:.3f} meters ({share:.2f}% of the completed route)"]
+    share = min(100 * distance / max(now.farthest, distance), 100.0)
+    return [f"Agent went outside its route lanes for about {distance:.3f} meters ({share:.2f}% of the completed route)"]
 
 # %% ../../nbs/30_rollout/20_world.ipynb #f0af1e0d
 def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarray) -> dict[str, Any]:
     "The drive up to now as a record of the leaderboard; traffic: m/s of those who drive, at each entry of the log."
     texts = {k: [text for kind, text in now.infractions if kind == k] for k in RECORDED}
     texts["outside_route_lanes"], texts[SLOW] = _outside(stage, now), _paces(stage, now, traffic)
-    done = 100.0 if now.reason == "completed" else round(100 * now.farthest / stage.goal, 3)
+    completion = 100.0 if now.reason == "completed" else round(100 * now.farthest / stage.goal, 3)
     factor = penalty(texts)
     # the leaderboard's *Perfect* allows for slow driving and for nothing else
     clean = not any(v for k, v in texts.items() if k != SLOW)
@@ -539,7 +539,7 @@ def _record(stage: Stage, now: WorldState, number: int | None, traffic: np.ndarr
         status="Perfect" if status == "Completed" and clean else status,
         num_infractions=sum(len(v) for v in texts.values()),
         infractions=texts,
-        scores=dict(score_route=done, score_penalty=factor, score_composed=done * factor),
+        scores=dict(score_route=completion, score_penalty=factor, score_composed=completion * factor),
         meta=dict(route_length=stage.goal, duration_game=round(now.time, 3)),
     )
 
@@ -581,10 +581,10 @@ def _spaces(actions: str, points: int, cameras: Sequence[str], size: tuple[int, 
     def box(shape):
         return spaces.Box(-1e5, 1e5, shape, np.float64)
 
-    seen = dict(state=box((len(STATE),)), command=spaces.Discrete(len(COMMANDS)), route=box((len(AHEAD), 3)))
+    observation = dict(state=box((len(STATE),)), command=spaces.Discrete(len(COMMANDS)), route=box((len(AHEAD), 3)))
     if cameras:
-        seen["images"] = spaces.Box(0, 255, (len(cameras), size[1], size[0], 3), np.uint8)
-    return spaces.Box(low, high, dtype=np.float64), spaces.Dict(seen)
+        observation["images"] = spaces.Box(0, 255, (len(cameras), size[1], size[0], 3), np.uint8)
+    return spaces.Box(low, high, dtype=np.float64), spaces.Dict(observation)
 
 
 def _numbers(stage: Stage, now: WorldState) -> dict[str, Any]:
@@ -738,12 +738,14 @@ class _Loop(gym.Env):
 
     def _observed(self, error: str = "") -> tuple[dict, dict]:
         "Observation and info."
-        seen, now = _numbers(self.stage, self.state), self.state
+        observation, current = _numbers(self.stage, self.state), self.state
         if self.cameras:
-            seen["images"] = np.stack([np.asarray(get_image(self.scene, c, self.size)) for c in self.cameras])
-        done = 100 * now.farthest / self.stage.goal
-        info = dict(reason=now.reason, time=now.time, done=done, infractions=[list(x) for x in now.infractions])
-        return seen, info | (dict(error=error) if error else {})
+            observation["images"] = np.stack([np.asarray(get_image(self.scene, c, self.size)) for c in self.cameras])
+        progress = 100 * current.farthest / self.stage.goal
+        info = dict(
+            reason=current.reason, time=current.time, done=progress, infractions=[list(x) for x in current.infractions]
+        )
+        return observation, info | (dict(error=error) if error else {})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
@@ -770,17 +772,23 @@ class _Loop(gym.Env):
         self._must_be_reset()
         if self.state.reason:
             raise RuntimeError(f"the drive is over ({self.state.reason}): call reset() or restore()")
-        error, now = "", self.state
+        error, current = "", self.state
         try:
             a = _check_action(action, self.action_space, self.actions)
         except BadAction as e:
-            error, now = str(e), replace(now, reason="bad_action")
+            error, current = str(e), replace(current, reason="bad_action")
         else:
-            now, error = self._drive(now, a)
-        self.state = replace(now, decisions=now.decisions + 1)
-        seen, info = self._observed(error)
-        late = now.reason in CUT_OFF
-        return seen, REWARD.get(now.reason, -1.0) if now.reason else 0.0, bool(now.reason) and not late, late, info
+            current, error = self._drive(current, a)
+        self.state = replace(current, decisions=current.decisions + 1)
+        observation, info = self._observed(error)
+        late = current.reason in CUT_OFF
+        return (
+            observation,
+            REWARD.get(current.reason, -1.0) if current.reason else 0.0,
+            bool(current.reason) and not late,
+            late,
+            info,
+        )
 
 # %% ../../nbs/30_rollout/20_world.ipynb #b9772815
 class World(_Loop):
@@ -871,10 +879,10 @@ class World(_Loop):
         if len(ego) < 3:
             return float("nan")
         ahead = np.stack([np.cos(ego[:, HEADING]), np.sin(ego[:, HEADING])], 1)
-        right = np.stack([ahead[:, 1], -ahead[:, 0]], 1)
-        accel = ego[:, kin.AX, None] * ahead - (ego[:, VX] * ego[:, YAW_RATE])[:, None] * right
+        right_dir = np.stack([ahead[:, 1], -ahead[:, 0]], 1)
+        accel = ego[:, kin.AX, None] * ahead - (ego[:, VX] * ego[:, YAW_RATE])[:, None] * right_dir
         rate = np.degrees(ego[:, YAW_RATE]) if degrees else ego[:, YAW_RATE]
-        return smooth_pieces(accel, rate, ahead, right)
+        return smooth_pieces(accel, rate, ahead, right_dir)
 
 
 if "drivelit/World-v0" not in gym.registry:

@@ -74,18 +74,22 @@ def _question():
 def refusals(own: dict[str, Any], found: dict[str, dict[str, Any]], folder: str | Path) -> list[str]:
     "Why machines cannot take part, in sentences: another version, or the folder is not seen."
     out = []
-    for address, its in found.items():
-        who = f"the machine {its['host']} ({address})"
-        if "drivelit" not in its["has"]:
-            out.append(f"{who} has no drivelit: install it there with the extra `cluster`")
+    for address, info in found.items():
+        label = f"the machine {info['host']} ({address})"
+        if "drivelit" not in info["has"]:
+            out.append(f"{label} has no drivelit: install it there with the extra `cluster`")
             continue
-        if other := [k for k in own["has"] if its["has"].get(k) != own["has"][k]]:
-            ours, theirs = own["has"][other[0]], its["has"].get(other[0])
-            out.append(f"{who} has another {other[0]}: {theirs}, and here it is {ours}; install the same on all")
-        if not its["sees"]:
+        if other := [k for k in own["has"] if info["has"].get(k) != own["has"][k]]:
+            local_version, remote_version = own["has"][other[0]], info["has"].get(other[0])
             out.append(
-                f"{who} cannot read and write {folder} ({its['error'] or 'it has other files there'}); a cluster needs "
-                "the run's folder at the same path on every machine, on a shared file system such as NFS or Lustre"
+                f"{label} has another {other[0]}: {remote_version}, and here it is {local_version}; install the same "
+                "on all"
+            )
+        if not info["sees"]:
+            out.append(
+                f"{label} cannot read and write {folder} ({info['error'] or 'it has other files there'}); a cluster "
+                "needs the run's folder at the same path on every machine, on a shared file system such as NFS "
+                "or Lustre"
             )
     return out
 
@@ -108,30 +112,30 @@ def check_machines(folder: str | Path) -> int:
         machines = {}
         for n, answer in answers.items():
             try:
-                its = ray.get(answer, timeout=300)
+                info = ray.get(answer, timeout=300)
             except ray_exceptions.RayError as e:  # perhaps it was lost a moment ago
                 if not any(m["NodeID"] == n and m["Alive"] for m in ray.nodes()):
                     continue
                 raise RunError(f"the machine {nodes[n]} does not answer ({type(e).__name__})") from None
-            machines[f"{nodes[n]}, {n[:6]}"] = its | dict(sees=its["sees"] and (folder / f"{token}.{n}").exists())
+            machines[f"{nodes[n]}, {n[:6]}"] = info | dict(sees=info["sees"] and (folder / f"{token}.{n}").exists())
     finally:
         for path in folder.glob(f"{token}*"):
             path.unlink()
-    if wrong := refusals(look(str(folder), token, "me", LIBRARIES), machines, folder):
-        raise RunError("; ".join(wrong))
+    if problems := refusals(look(str(folder), token, "me", LIBRARIES), machines, folder):
+        raise RunError("; ".join(problems))
     return len(machines)
 
 
 def check_room(profile: Profile, there: dict[str, float]) -> bool:
     "Whether workers get a GPU each, or run on CPUs; RunError if a stage would wait for ever."
-    wanted = max(n * profile.cards(k) for k, n in dict(sft=profile.sft_gpus, rl=profile.rl_gpus).items())
+    requested = max(n * profile.cards(k) for k, n in dict(sft=profile.sft_gpus, rl=profile.rl_gpus).items())
     gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0))
-    kind, room = ("GPU", gpus) if gpus and wanted else ("CPU", cpus)
+    kind, room = ("GPU", gpus) if gpus and requested else ("CPU", cpus)
     workers = max(profile.sft_gpus, profile.rl_gpus, 1)
-    need = max(wanted, 1) if kind == "GPU" else workers
+    need = max(requested, 1) if kind == "GPU" else workers
     if need > room:
-        of = "workers" if need == workers else "GPUs"
-        raise RunError(f"the profile {profile.name} needs {need} {of}, the cluster has {room} {kind}s")
+        unit = "workers" if need == workers else "GPUs"
+        raise RunError(f"the profile {profile.name} needs {need} {unit}, the cluster has {room} {kind}s")
     return kind == "GPU"
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #4cd75ffd
@@ -141,10 +145,10 @@ SECRET = re.compile(r"TOKEN(?!IZERS|_PATH)|KEY|SECRET|PASSWORD|CREDENTIAL", re.I
 
 def forwarded(profile: Profile, environment: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     "Variables of workers: those at their start, which Ray shows to all, and later ones, secrets included."
-    named = set(re.findall(r"\$\{?(\w+)", " ".join(v for v in astuple(profile) if isinstance(v, str))))
-    shown = {k: v for k, v in environment.items() if FORWARDED.fullmatch(k) and not SECRET.search(k)}
-    later = {k: v for k, v in environment.items() if (FORWARDED.fullmatch(k) or k in named) and k not in shown}
-    return shown, later
+    referenced = set(re.findall(r"\$\{?(\w+)", " ".join(v for v in astuple(profile) if isinstance(v, str))))
+    public = {k: v for k, v in environment.items() if FORWARDED.fullmatch(k) and not SECRET.search(k)}
+    later = {k: v for k, v in environment.items() if (FORWARDED.fullmatch(k) or k in referenced) and k not in public}
+    return public, later
 
 # %% ../../nbs/42_runs/70_cluster.ipynb #2f319335
 RESTARTS = 3  # of a stage whose worker or machine is lost
@@ -228,11 +232,11 @@ def run_on_cluster(
         stage, seed = job
         if stages.is_done(out, stage, seed):
             return stages.result(out, stage, seed)
-        given = dict(package=stages.package, out=str(out), stage=stage, seed=seed, folder=os.getcwd(), later=hidden)
+        payload = dict(package=stages.package, out=str(out), stage=stage, seed=seed, folder=os.getcwd(), later=hidden)
         several = stage_gpus(profile, kind := stages.kinds.get(stage, ""))
         cards = gpu * profile.cards(kind)
         try:
-            _train(given, several, cards, environment) if several else _task(given, gpu, environment)
+            _train(payload, several, cards, environment) if several else _task(payload, gpu, environment)
         except Exception as e:  # whatever Ray makes of an error in a worker, or of a lost machine
             inner, log = _inner(e), stages.folder(out, stage, seed) / "log.txt"
             text = f"stage {stage}, seed {seed} stopped; its log: {log}"

@@ -84,8 +84,8 @@ def policy_of(system: str, policy: str, out: str | Path, base: str = "", profile
     if base and not is_there(base):
         raise RunError(f"--base {base}: there is no such folder")
     try:
-        found = find_layout(policy)
-        return _checked(find_system(system), found, Path(out), base, profile)
+        layout = find_layout(policy)
+        return _checked(find_system(system), layout, Path(out), base, profile)
     except WeightsError as e:
         raise RunError(f"--policy: {e}") from None
 
@@ -100,31 +100,31 @@ def _checked(system, found, out, base, profile):
     "The path that is opened, if the system can open it."
     from drivelit.policy.layouts import WeightsError, base_of, check_whole, headers, is_there, merge_shards, rebased
 
-    own = getattr(_pipeline(system), "TAKES", ("whole", "adapters", "shards"))
-    if found.kind not in own:
-        raise WeightsError(f"{found.path}: {WORDS[found.kind]}, and {system.title} is asked by {_or(own)}")
+    accepted = getattr(_pipeline(system), "TAKES", ("whole", "adapters", "shards"))
+    if found.kind not in accepted:
+        raise WeightsError(f"{found.path}: {WORDS[found.kind]}, and {system.title} is asked by {_or(accepted)}")
     if base and found.kind not in ("adapters", "experts", "checkpoint"):
         raise WeightsError(f"{found.path}: {WORDS[found.kind]}, which needs no --base")
-    new = out / "policy"
+    target = out / "policy"
     if found.kind == "shards":
         _note(out, found, base)
-        return str(merge_shards(found.path, new).absolute())
+        return str(merge_shards(found.path, target).absolute())
     if found.kind == "checkpoint":
         _note(out, found, base)
-        return str(_pipeline(system).take_checkpoint(found.path, new, base, profile).absolute())
+        return str(_pipeline(system).take_checkpoint(found.path, target, base, profile).absolute())
     if found.kind == "whole":
         check_whole(found.path)
         return str(found.path.absolute())
     if found.kind == "adapters":
         headers(found.path)
-    named = base or base_of(found)
-    if not is_there(named) and not (found.kind == "experts" and named == ".."):
-        raise WeightsError(f"{found.path}: its base {named!r} is not here; say where it is: --base FOLDER")
+    base_name = base or base_of(found)
+    if not is_there(base_name) and not (found.kind == "experts" and base_name == ".."):
+        raise WeightsError(f"{found.path}: its base {base_name!r} is not here; say where it is: --base FOLDER")
     if not base or base == base_of(found):
         return str(found.path.absolute())
     _note(out, found, base)
-    there = Path(base).absolute() if Path(base).exists() else base
-    return str((new if (new / "complete").is_file() else rebased(found, there, new)).absolute())
+    base_path = Path(base).absolute() if Path(base).exists() else base
+    return str((target if (target / "complete").is_file() else rebased(found, base_path, target)).absolute())
 
 
 WORDS = dict(
@@ -138,8 +138,8 @@ WORDS = dict(
 
 def _or(kinds):
     "Kinds in words."
-    *first, last = (WORDS[k] for k in kinds)
-    return f"{', '.join(first)} or {last}"
+    *head, tail = (WORDS[k] for k in kinds)
+    return f"{', '.join(head)} or {tail}"
 
 
 def _pipeline(system):
@@ -148,11 +148,11 @@ def _pipeline(system):
 
 def _note(out, found, base):
     "Whose policy is written into the run's folder; refuse another one."
-    path, told = make_folder(out) / NOTE, dict(policy=str(found.path.absolute()), base=str(base))
-    if path.exists() and (was := json.loads(path.read_text())) != told:
-        key = next(k for k in told if was.get(k) != told[k])
-        raise RunError(f"{path}: {key} was {was.get(key)!r}, not {told[key]!r}; choose another folder")
-    write_json(path, told)
+    path, entry = make_folder(out) / NOTE, dict(policy=str(found.path.absolute()), base=str(base))
+    if path.exists() and (was := json.loads(path.read_text())) != entry:
+        key = next(k for k in entry if was.get(k) != entry[k])
+        raise RunError(f"{path}: {key} was {was.get(key)!r}, not {entry[key]!r}; choose another folder")
+    write_json(path, entry)
 
 # %% ../../nbs/42_runs/62_evaluate.ipynb #a9d8a862
 _NUMBER = re.compile(r"-?\d[\d.,]*( ± [\d.]+)?|none")
@@ -162,8 +162,8 @@ def rows_with_numbers(frame: pd.DataFrame) -> pd.DataFrame:
     "A table of text cells without the rows of arms that did not run, and without empty columns."
     if not len(frame):
         return frame
-    kept = frame[[any(_NUMBER.fullmatch(str(x)) for x in row) for row in frame.itertuples(index=False)]]
-    return kept[[c for c in kept if (kept[c].astype(str) != "").any()]].reset_index(drop=True)
+    numeric = frame[[any(_NUMBER.fullmatch(str(x)) for x in row) for row in frame.itertuples(index=False)]]
+    return numeric[[c for c in numeric if (numeric[c].astype(str) != "").any()]].reset_index(drop=True)
 
 
 def evaluate(
@@ -218,7 +218,9 @@ def _weights_of(policy, base):
         return [packaged]
     if not Path(policy).exists():
         return [base_folder(policy)] if policy.partition(":")[0] == "base" else []
-    found = find_layout(policy)
-    named = base or base_of(found)
-    stands_on = found.path.parent if named == ".." else trained_folder(named) or named  # experts beside their model
-    return [found.path, found.path / "huggingface", *([stands_on] if named else [])]
+    layout = find_layout(policy)
+    base_name = base or base_of(layout)
+    stands_on = (
+        layout.path.parent if base_name == ".." else trained_folder(base_name) or base_name
+    )  # experts beside their model
+    return [layout.path, layout.path / "huggingface", *([stands_on] if base_name else [])]

@@ -106,8 +106,8 @@ def data_card(splits: Mapping[str, str | Path], licence: str, title: str, how: s
 def _files(rows: Rows, in_file: int) -> Iterator[list[int]]:
     "The numbers of the rows of each file; one file at least."
     numbers = iter(range(len(rows)))
-    while some := list(islice(numbers, in_file)):
-        yield some
+    while chunk := list(islice(numbers, in_file)):
+        yield chunk
 
 
 def export_rows(
@@ -131,11 +131,11 @@ def export_rows(
         raise RunError(f"{folder}: holds {present[0]!r} already; choose an empty folder")
     for split, rows in opened.items():
         files = list(_files(rows, in_file))
-        for k, some in enumerate(files):
+        for k, chunk in enumerate(files):
             path = folder / "data" / f"{split}-{k:05d}-of-{len(files):05d}.parquet"
-            with whole_file(path) as new, pq.ParquetWriter(new, schema) as out:
-                for i in range(0, len(some), in_group):
-                    group = [_exported(rows[n]) for n in some[i : i + in_group]]
+            with whole_file(path) as temp_path, pq.ParquetWriter(temp_path, schema) as out:
+                for i in range(0, len(chunk), in_group):
+                    group = [_exported(rows[n]) for n in chunk[i : i + in_group]]
                     out.write_table(pa.Table.from_pylist(group, schema=schema))
     write_text(folder / "README.md", data_card(splits, licence, title, how, name or str(folder)))
     return folder

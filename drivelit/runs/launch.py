@@ -27,17 +27,17 @@ def given_again(profile: Profile) -> list[str]:
     def show(v):
         return ",".join(map(str, v)) if isinstance(v, tuple) else str(v)
 
-    own = ["--settings", str(Path(profile.settings).resolve())] if profile.settings else []
-    return [*own, *(w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}"))]
+    settings_args = ["--settings", str(Path(profile.settings).resolve())] if profile.settings else []
+    return [*settings_args, *(w for k in changed for w in ("--set", f"{k}={show(getattr(profile, k))}"))]
 
 
 def _stage_command(profile, folder, stage, gpus, slurm=False):
     "One line: a stage of a run, on all its GPUs, for all seeds one after another."
     several = len(profile.seeds) > 1
-    seed, each = "$SEED" if several else profile.seeds[0], min(gpus, gpus_per_node())
+    seed, per_node = "$SEED" if several else profile.seeds[0], min(gpus, gpus_per_node())
     nodes = math.ceil(gpus / gpus_per_node())
     meet = f' --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id {profile.system}-{stage}-{seed}'
-    start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={each}" if gpus else "python"
+    start = f"torchrun --nnodes={nodes}{meet if nodes > 1 else ''} --nproc-per-node={per_node}" if gpus else "python"
     start = f"srun --nodes={nodes} --ntasks={nodes} {start}" if slurm and nodes > 1 else start
     arguments = f"{profile.system} {folder} {stage} --seed {seed} --profile {profile.name}"
     command = f"{start} -m drivelit stage {arguments} {shlex.join(given_again(profile))}".rstrip()
@@ -51,11 +51,11 @@ def _jobs(profile, folder, gpus):
         return (math.ceil(gpus[stage] / gpus_per_node()) or 1, min(gpus[stage] or 1, gpus_per_node()))
 
     chain = []
-    for (nodes, each), some in groupby(gpus, asked):
-        stages = list(some)
+    for (nodes, per_node), members in groupby(gpus, asked):
+        stages = list(members)
         wait = " --dependency=afterok:${JOB%%;*} --kill-on-invalid-dep=yes" if chain else ""
         name = f"--job-name={profile.system}-{stages[0]}"
-        machines = f"--nodes={nodes} --ntasks-per-node=1 --gpus-per-node={each} --exclusive"
+        machines = f"--nodes={nodes} --ntasks-per-node=1 --gpus-per-node={per_node} --exclusive"
         head = ['export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if nodes > 1 else []
         lines = [_stage_command(profile, folder, stage, gpus[stage], slurm=True) for stage in stages]
         begin = f"JOB=$(sbatch --parsable{wait} {name} {machines} <<'END'"
@@ -85,17 +85,19 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
     if p.player != "here":
         words = shlex.join(given_again(p))
         out.append(f"python -m drivelit run {p.system}.{p.name} --out {folder} --stages served {words}")
-    where = [ADDRESS.fullmatch(url.strip()).groups() for url in p.player.split(",") if p.player != "here"]
-    hosts, each = [host for host, _ in where], profile.player_gpus
-    for k, (host, port) in enumerate(where):
+    addresses = [ADDRESS.fullmatch(url.strip()).groups() for url in p.player.split(",") if p.player != "here"]
+    hosts, per_server = [host for host, _ in addresses], profile.player_gpus
+    for k, (host, port) in enumerate(addresses):
         settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
-        if each > 1 or hosts.count(host) > 1:  # its own GPUs of its machine
-            first = each * hosts[:k].count(host)
-            settings = dict(CUDA_VISIBLE_DEVICES=",".join(map(str, range(first, first + each)))) | settings
-            settings |= dict(TENSOR_PARALLEL=each) if each > 1 else {}
+        if per_server > 1 or hosts.count(host) > 1:  # its own GPUs of its machine
+            first_gpu = per_server * hosts[:k].count(host)
+            settings = (
+                dict(CUDA_VISIBLE_DEVICES=",".join(map(str, range(first_gpu, first_gpu + per_server)))) | settings
+            )
+            settings |= dict(TENSOR_PARALLEL=per_server) if per_server > 1 else {}
         settings |= dict(PUBLISH=p.publish) if p.publish != "files" else {}
-        given = " ".join(f"{k}={v}" for k, v in settings.items())
-        out.append(f"{given} bash ci/serve_vllm.sh {folder}/served/final {port}")
+        env_prefix = " ".join(f"{k}={v}" for k, v in settings.items())
+        out.append(f"{env_prefix} bash ci/serve_vllm.sh {folder}/served/final {port}")
     return _with_scripts(out + p.servers()[0])
 
 
@@ -103,8 +105,8 @@ def _with_scripts(lines):
     "The same lines where scripts are; an installed package has none, and gets them with a clone of the repository."
     if CLONE or not any("bash ci/" in line for line in lines):
         return lines
-    there = [line.replace("bash ci/", "bash drivelit-repository/ci/") for line in lines]
-    return [f"git clone {REPOSITORY} drivelit-repository", *there]
+    rewritten = [line.replace("bash ci/", "bash drivelit-repository/ci/") for line in lines]
+    return [f"git clone {REPOSITORY} drivelit-repository", *rewritten]
 
 
 def launch(
@@ -122,29 +124,33 @@ def launch(
         list of command lines, from the root of a clone, or from anywhere with an installed package
     """
     p, parameters = profile, parameters or {}
-    given = {k: v for k, v in parameters.items() if v not in (None, "") and k not in ("plan", "out", "profile")}
+    arguments = {k: v for k, v in parameters.items() if v not in (None, "") and k not in ("plan", "out", "profile")}
     of_set = ("seeds", "workers")  # they are words of their own
 
     def show(v):
         return ",".join(map(str, v)) if isinstance(v, tuple) else v
 
-    given = {k: show(getattr(p, k)) for k in of_set if p.origin.get(k) == "override"} | given
+    arguments = {k: show(getattr(p, k)) for k in of_set if p.origin.get(k) == "override"} | arguments
     if p.settings:
-        given |= dict(settings=str(Path(p.settings).resolve()))
+        arguments |= dict(settings=str(Path(p.settings).resolve()))
     if max(p.sft_gpus, p.rl_gpus) > 1:
-        given = dict(cluster="auto") | given  # one process of a notebook would use one GPU
-    words = [w for k, v in ({"profile": p.name} | given).items() for w in ("-p", k, str(v))]
+        arguments = dict(cluster="auto") | arguments  # one process of a notebook would use one GPU
+    words = [w for k, v in ({"profile": p.name} | arguments).items() for w in ("-p", k, str(v))]
     folder = run_folder(p, parameters)
     notebook = Path(find_system(p.system).notebook_of(p.name))
     report = f"runs/{p.system}-{p.name}.ipynb"
     start = ["papermill", str(notebook), report, "-k", "python3", "--cwd", str(notebook.parent), *words]
     out = [f"mkdir -p runs; {shlex.join(start)} -p out {folder}"]
-    again = given_again(p)
-    keys = {w.partition("=")[0] for sign, w in zip(again[::2], again[1::2], strict=True) if sign == "--set"}
+    override_args = given_again(p)
+    keys = {
+        w.partition("=")[0] for sign, w in zip(override_args[::2], override_args[1::2], strict=True) if sign == "--set"
+    }
     if not CLONE or keys - {"model", "source"}:  # keys that no notebook takes
         start = ["python", "-m", "drivelit", "run", f"{p.system}.{p.name}"]
-        more = [w for k in ("seeds", "workers", "cluster") if k in given for w in (f"--{k}", str(given[k]))]
-        out = [f"{shlex.join(start)} --out {folder} {shlex.join([*more, *again])}".rstrip()]
+        extra_args = [
+            w for k in ("seeds", "workers", "cluster") if k in arguments for w in (f"--{k}", str(arguments[k]))
+        ]
+        out = [f"{shlex.join(start)} --out {folder} {shlex.join([*extra_args, *override_args])}".rstrip()]
     gpus = {stage: stage_gpus(p, kind) for stage, kind in (kinds or {}).items()} if p.sft_gpus + p.rl_gpus else {}
     out += [_stage_command(p, folder, stage, n) for stage, n in gpus.items()]
     if max(gpus.values(), default=0) > gpus_per_node():

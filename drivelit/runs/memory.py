@@ -196,7 +196,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     rank, sees = p.trains("sft" if stage == "sft" else "rl")
     n, eyes = count_weights(config), count_weights(config, "visual")
     gpus = max(p.sft_gpus if stage == "sft" else p.rl_gpus, 1)
-    each = 2 if p.precision == "bf16" else 4
+    weight_bytes = 2 if p.precision == "bf16" else 4
     trained = adapter_weights(config, rank) if rank else n if sees else n - eyes
     frozen = n if rank else n - trained
     shares = gpus if p.shards("sft" if stage == "sft" else "rl") else 1
@@ -205,51 +205,55 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     n_pass = p.in_a_pass("sft" if stage == "sft" else "rl")
     tokens, patches = n_pass * p.tokens, p.pictures() * image_tokens(p.image_size) * 4
     layer = (n - eyes) // text.num_hidden_layers
-    beside = p.beside(stage)
-    alone = stage == "evaluation" or (stage == "play" and not beside)  # the process that trains plays itself
+    extra_players = p.beside(stage)
+    own_process = stage == "evaluation" or (
+        stage == "play" and not extra_players
+    )  # the process that trains plays itself
     # what is gathered at a time: all to play, the largest table to hand it out, or a layer and the next one
-    whole = each * n if stage == "play" else 2 * each * layer
-    whole = 4 * text.vocab_size * text.hidden_size if stage == "play" and beside else whole
+    gather_bytes = weight_bytes * n if stage == "play" else 2 * weight_bytes * layer
+    gather_bytes = 4 * text.vocab_size * text.hidden_size if stage == "play" and extra_players else gather_bytes
     # linear layers as autocast would round them; what embeds words is not rounded
-    copy = 4 * trained if rank else each * trained + (4 - each) * text.vocab_size * text.hidden_size
+    copy = 4 * trained if rank else weight_bytes * trained + (4 - weight_bytes) * text.vocab_size * text.hidden_size
     penalty = state and stage != "sft" and p.kl
     at_once = min(p.together, math.ceil(p.batch()[1] / gpus) if stage == "play" else p.eval_scenes)
     # a player plays a group at a time; while updates are made it holds its weights alone
-    played = 0 if updates else at_once * alone + min(p.together, p.group) * beside
+    live_episodes = 0 if updates else at_once * own_process + min(p.together, p.group) * extra_players
     heads = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
 
     def wide(part):
-        return each * (3 * part.intermediate_size + 4 * part.hidden_size)  # one layer, nothing kept for later
+        return weight_bytes * (3 * part.intermediate_size + 4 * part.hidden_size)  # one layer, nothing kept for later
 
     read = max((p.tokens - p.new_tokens) * wide(text), patches * wide(vision))
-    processes = beside + 1
+    processes = extra_players + 1
     parts = dict(
-        weights=(4 * trained + each * frozen) / shares if state else each * n,
+        weights=(4 * trained + weight_bytes * frozen) / shares if state else weight_bytes * n,
         gradients=4 * trained / shares if updates else 0,
         adam=8 * trained / shares if state else 0,
         ddp=4 * trained if updates and gpus > 1 and shares == 1 else 0,
-        bf16=2 * (n - frozen) if state and each == 2 and shares == 1 else 0,
-        gathered=whole if state and shares > 1 else 0,
+        bf16=2 * (n - frozen) if state and weight_bytes == 2 and shares == 1 else 0,
+        gathered=gather_bytes if state and shares > 1 else 0,
         # where slices are exchanged, the policy's own wait beside the reference
         # one of its own is whole in fp32 on each device; another stage may have the other kind
         reference=max((copy + (4 if shares > 1 else 0) * trained) / shares, 4 * n * p.reference_apart())
         * bool(penalty),
-        activations=updates * tokens * _left_behind(each, text.hidden_size, text.num_hidden_layers, p.checkpointing),
+        activations=updates
+        * tokens
+        * _left_behind(weight_bytes, text.hidden_size, text.num_hidden_layers, p.checkpointing),
         pictures=updates
         * n_pass
         * patches
-        * _left_behind(each * sees, vision.hidden_size, vision.depth, p.checkpointing),
+        * _left_behind(weight_bytes * sees, vision.hidden_size, vision.depth, p.checkpointing),
         pixels=updates * n_pass * patches * 4 * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
         # reinforcement runs the output head on a few tokens at a time; tuning has all logits and their gradient
         logits=text.vocab_size * (min(tokens, _AT_ONCE) * 20 if stage == "rl" else tokens * 8) * updates,
-        cache=played * p.tokens * 2 * text.num_hidden_layers * heads * each,
-        reading=played * read,
-        players=beside * each * n * (p.player == "here"),
+        cache=live_episodes * p.tokens * 2 * text.num_hidden_layers * heads * weight_bytes,
+        reading=live_episodes * read,
+        players=extra_players * weight_bytes * n * (p.player == "here"),
         others=0 if stage == "sft" else processes * _others(p.other_models()),
         contexts=CONTEXT * 1e9 * processes * bool(p.sft_gpus + p.rl_gpus),
     )
-    held = sum(parts.values()) - parts["contexts"]
-    parts["reserve"] = 0 if updates else RESERVE * held * bool(p.sft_gpus + p.rl_gpus)
+    subtotal = sum(parts.values()) - parts["contexts"]
+    parts["reserve"] = 0 if updates else RESERVE * subtotal * bool(p.sft_gpus + p.rl_gpus)
     return {k: v / 1e9 for k, v in parts.items()}
 
 # %% ../../nbs/42_runs/02_memory.ipynb #5c0a7e16

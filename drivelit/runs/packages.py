@@ -29,13 +29,13 @@ def trained_policy(out: str | Path, stage: str, seed: int = 0) -> tuple["Policy"
     folder = stages.folder(out, stage, seed) / "final"
     if not (folder.parent / "done.json").exists():
         raise RunError(f"{folder.parent}: this stage has not run to its end")
-    told = json.loads((folder.parent / "done.json").read_text())
+    summary = json.loads((folder.parent / "done.json").read_text())
     scenes = stages.folder(out, "scenes", seed) / "done.json"
     if scenes.exists():  # who drives them without a policy
-        told["drivers"] = json.loads(scenes.read_text()).get("drivers", {})
+        summary["drivers"] = json.loads(scenes.read_text()).get("drivers", {})
     pipeline = importlib.import_module(f"{find_system(profile.system).package}.pipeline")
     opened = getattr(pipeline, "open_trained", load)  # MindDrive's stages leave more than a policy
-    return opened(folder, profile, seed), profile, without_scenes(told)
+    return opened(folder, profile, seed), profile, without_scenes(summary)
 
 
 def without_scenes(told: dict[str, Any]) -> dict[str, Any]:
@@ -71,11 +71,11 @@ def pack(out: str | Path, stage: str, seed: int = 0, folder: str | Path | None =
     from drivelit.policy.model import BASE
     from drivelit.training.checkpoints import pack_weights
 
-    policy, profile, told = trained_policy(out, stage, seed)
+    policy, profile, summary = trained_policy(out, stage, seed)
     policy.model.half()
     folder = folder or BASE.parents[1] / profile.system / "weights"
-    told = dict(system=profile.system, stage=stage, seed=seed) | told
-    return pack_weights(folder, policy.save, lambda digest: card_of(profile, stage, seed, digest), told)
+    summary = dict(system=profile.system, stage=stage, seed=seed) | summary
+    return pack_weights(folder, policy.save, lambda digest: card_of(profile, stage, seed, digest), summary)
 
 # %% ../../nbs/42_runs/45_packages.ipynb #d98892f7
 def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = True, hub: Any = None) -> str:
@@ -97,11 +97,11 @@ def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = 
 
     from huggingface_hub import HfApi
 
-    policy, profile, told = trained_policy(out, stage, seed)
+    policy, profile, summary = trained_policy(out, stage, seed)
     hub = hub or HfApi()
     with TemporaryDirectory() as folder:
         policy.save(folder, card=card_of(profile, stage, seed))
-        (Path(folder) / "exam.json").write_text(json.dumps(told))
+        (Path(folder) / "exam.json").write_text(json.dumps(summary))
         hub.create_repo(repo, private=private, exist_ok=True)
         title = f"{find_system(profile.system).title}, {stage}, seed {seed}"
         return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=title))

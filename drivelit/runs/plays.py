@@ -74,8 +74,8 @@ def _played(path, told, play, made):
     episodes, _ = read_play_part(path, told)
     if episodes is not None:
         return episodes
-    with locked(path.with_name(f"{path.name}.lock")) as mine:
-        if not mine:
+    with locked(path.with_name(f"{path.name}.lock")) as has_lock:
+        if not has_lock:
             return None
         episodes, why = read_play_part(path, told)  # perhaps it was written a moment ago
         if episodes is not None:
@@ -155,9 +155,9 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype, by=profile.publish)
     engine.give(f"play-{fingerprint(policy)}")
     if profile.sampling_bound:
-        seen = Image.linear_gradient("L").convert("RGB").resize((168, 84))
-        asked = [dict(type="image", image=seen), dict(type="text", text="Yes or No")]
-        engine.check([Conversation([dict(role="user", content=asked)])], profile.sampling_bound)
+        test_image = Image.linear_gradient("L").convert("RGB").resize((168, 84))
+        probe = [dict(type="image", image=test_image), dict(type="text", text="Yes or No")]
+        engine.check([Conversation([dict(role="user", content=probe)])], profile.sampling_bound)
     return engine
 
 
@@ -205,16 +205,16 @@ def play_in_parts(
 
     folder, weights = place.next(), fingerprint(policy)
     begin = rank * len(parts) // processes  # each begins elsewhere, so that nobody waits for a lock
-    left, played, written = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
-    while left:
-        for k in left:
+    remaining, results, written = [(begin + k) % len(parts) for k in range(len(parts))], {}, set()
+    while remaining:
+        for k in remaining:
             some, s = parts[k]
-            told = dict(scenes=ids_of(some), seed=s, weights=weights)
-            episodes = _played(folder / f"{k}.json.gz", told, lambda some=some, s=s: play(some, s), written)
+            header = dict(scenes=ids_of(some), seed=s, weights=weights)
+            episodes = _played(folder / f"{k}.json.gz", header, lambda some=some, s=s: play(some, s), written)
             if episodes is not None:
-                played[k] = [*map(of, episodes)]
-        still = [k for k in left if k not in played]
-        if len(still) == len(left):
+                results[k] = [*map(of, episodes)]
+        still = [k for k in remaining if k not in results]
+        if len(still) == len(remaining):
             time.sleep(0.2)  # the others are at work
-        left = still
-    return [e for k in range(len(parts)) for e in played[k]]
+        remaining = still
+    return [e for k in range(len(parts)) for e in results[k]]

@@ -189,8 +189,8 @@ def prepare(
             option, a number out of range, another run's folder, a full disk, a worker killed
     """
     root, folder = os.path.abspath(root), Path(folder)
-    if told := in_archive(root):
-        raise RunError(told)
+    if message := in_archive(root):
+        raise RunError(message)
     if source not in (every := ["json", *SOURCES]):
         raise RunError(f"no source {source!r}; the nearest is {nearest(source, every)!r} (of {', '.join(every)})")
     _refused(require, options | dict(workers=workers, in_shard=in_shard, limit=limit))
@@ -207,14 +207,14 @@ def prepare(
         common = dict(source=source, root=root, options=options, require=tuple(require))
         common |= dict(navigator=navigator, noise=noise)
         blocks = [partial(read_parts, names=names[k : k + size], **common) for k in range(0, len(names), size)]
-        told = {k: v if isinstance(v, (str, int, float)) else _short(v) for k, v in options.items()}
-        about = dict(source=source, options=told, parts=_short(names), in_shard=size, require=list(require))
+        message = {k: v if isinstance(v, (str, int, float)) else _short(v) for k, v in options.items()}
+        about = dict(source=source, options=message, parts=_short(names), in_shard=size, require=list(require))
         about |= dict(navigator=navigator, noise=noise) if navigator != "command" else {}
         with hold(folder, f"{folder}: the preparation"):
-            for left in folder.glob("*.new"):  # of a process that was killed
-                left.unlink()
-            with _side_by_side(workers, len(blocks), str(folder)) as each:
-                index = write_shards(blocks, folder, about, references, None if source == "toy" else root, each)
+            for stale in folder.glob("*.new"):  # of a process that was killed
+                stale.unlink()
+            with _side_by_side(workers, len(blocks), str(folder)) as run_map:
+                index = write_shards(blocks, folder, about, references, None if source == "toy" else root, run_map)
             _tell(folder, index, options.get("tokens"))
     except BrokenProcessPool:
         raise RunError(

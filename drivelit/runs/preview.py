@@ -88,10 +88,10 @@ def data_amounts(profile: Profile) -> list[Amount]:
         return []
     _, section = all_sections().get(f"{p.system}.paper", (None, {}))
     stated = {k for k, (_, remark) in section.items() if not remark.startswith("ours")}
-    its = load_profile(p.system, "paper") if stated else None
+    paper_profile = load_profile(p.system, "paper") if stated else None
 
     def of_paper(a):
-        return replace(a, paper=getattr(its, a.what)) if a.what in stated else a
+        return replace(a, paper=getattr(paper_profile, a.what)) if a.what in stated else a
 
     return [of_paper(a) for a in _wanted(p)]
 
@@ -115,8 +115,8 @@ def _wanted(p):
         return p.amounts(None, None, ("", ""))
     train, heldout, (past, future) = splits["train"], splits["heldout"], p.window()
     why = tuple(s.told.format(past=past, future=future) for s in (train, heldout))
-    far = train.scenes(past, FAR) if train.clips else None
-    return p.amounts(train.scenes(past, future), heldout.scenes(past, future), why, far)
+    long_scenes = train.scenes(past, FAR) if train.clips else None
+    return p.amounts(train.scenes(past, future), heldout.scenes(past, future), why, long_scenes)
 
 # %% ../../nbs/42_runs/06_preview.ipynb #c4e0a002
 WRITE, HASH = 1.0, 1.2  # GB/s of a process: to the disk, assumed; SHA-256, measured
@@ -132,11 +132,11 @@ def checkpoint_bytes(profile: Profile, stage: str, config: Any = None) -> dict[s
     p, config = profile, config or model_config(profile.model)
     (rank, sees), n, text = p.trains(stage), count_weights(config), config.text_config
     trained = adapter_weights(config, rank) if rank else n if sees else n - count_weights(config, "visual")
-    each, table = 2 if p.precision == "bf16" else 4, text.vocab_size * text.hidden_size
+    weight_bytes, table = 2 if p.precision == "bf16" else 4, text.vocab_size * text.hidden_size
     twice = 4 * table if text.tie_word_embeddings and p.sharding and not rank else 0
-    frozen = 0 if rank else each * (n - trained)
+    frozen = 0 if rank else weight_bytes * (n - trained)
     # linear layers of the reference are kept as autocast rounds them
-    copy = 4 * trained if rank else each * trained + (4 - each) * table
+    copy = 4 * trained if rank else weight_bytes * trained + (4 - weight_bytes) * table
     refreshed = stage == "rl" and p.kl and p.reference_every
     return dict(weights=4 * trained + frozen + twice, adam=8 * trained, reference=copy if refreshed else 0)
 
@@ -148,22 +148,22 @@ def checkpoint_seconds(profile: Profile, stage: str, gb: float) -> float:
 
 def checkpoint_costs(profile: Profile, config: Any, kinds: dict[str, str]) -> list[str]:
     "Lines on bytes, disk and minutes of the checkpoints of a run; `kinds`: stage -> kind."
-    out, disk, most, short = [], 0.0, 0.0, lambda x: f"{x:.2g}" if x < 10 else f"{x:,.0f}"
+    out, disk, largest, short = [], 0.0, 0.0, lambda x: f"{x:.2g}" if x < 10 else f"{x:,.0f}"
     for kind in ("sft", "rl"):
         parts = {k: v / 1e9 for k, v in checkpoint_bytes(profile, kind, config).items() if v}
-        gb, (stay, minutes, apart) = sum(parts.values()), profile.saved(kind)
+        gb, (stay, minutes, interval) = sum(parts.values()), profile.saved(kind)
         seconds, n = checkpoint_seconds(profile, kind, gb), _together(profile, kind)
         updates = [profile.updates(s, k).get(kind, 0) for s, k in kinds.items() if k == kind]
-        count = 24 * 3600 / (60 * minutes + seconds) if minutes else sum(-(-u // apart) for u in updates)
+        count = 24 * 3600 / (60 * minutes + seconds) if minutes else sum(-(-u // interval) for u in updates)
         often = f"one in {minutes:g} minutes" if minutes else f"{count:,} in all stages"
         out.append(
             f"{kind}: about {gb:.3g} GB = {' + '.join(f'{k} {v:.3g}' for k, v in parts.items())}; {short(seconds)} s "
             f"by {n} process{'es' if n > 1 else ''}, each at {WRITE:g} GB/s to the disk and {HASH:g} of SHA-256; "
             f"{often}, {short(count * seconds / 60)} minutes{' of a day' if minutes else ''}"
         )
-        disk, most = disk + stay * gb * len(updates) * len(profile.seeds), max(most, gb if updates else 0)
-    held = "those that stay of each stage and seed, and one that is written"
-    return [*out, *([f"disk: about {disk + most:.3g} GB, {held}"] if disk else [])]
+        disk, largest = disk + stay * gb * len(updates) * len(profile.seeds), max(largest, gb if updates else 0)
+    disk_note = "those that stay of each stage and seed, and one that is written"
+    return [*out, *([f"disk: about {disk + largest:.3g} GB, {disk_note}"] if disk else [])]
 
 # %% ../../nbs/42_runs/06_preview.ipynb #fcf9bc70
 def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
@@ -214,10 +214,12 @@ def serving(profile: Profile) -> list[str]:
     if profile.player == "here":
         return []
     p, count = profile, len(profile.player.split(","))
-    episodes, (seconds, where) = p.batch()[1], p.STEP
+    episodes, (seconds, origin) = p.batch()[1], p.STEP
     tokens = episodes * p.answers() * p.new_tokens
     took = f"{tokens / RATE / count:,.0f} s by {count} at {RATE:,} tokens a second each, which is assumed"
-    took += f"; in the {seconds} s of a whole step ({where}) by {math.ceil(tokens / RATE / seconds)}" if seconds else ""
+    took += (
+        f"; in the {seconds} s of a whole step ({origin}) by {math.ceil(tokens / RATE / seconds)}" if seconds else ""
+    )
     return [
         f"{count} (data parallel), each on {p.player_gpus} GPU{'s' * (p.player_gpus > 1)} (tensor parallel)",
         f"a rollout of {episodes:,} episodes draws at most {tokens / 1e6:.2f} million tokens: {took}",
@@ -226,9 +228,10 @@ def serving(profile: Profile) -> list[str]:
 
 def _told(need, p):
     "What prepared pictures take of a machine's own memory."
-    cached, here = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
-    more = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > cached else ""
-    return f"about {cached:.2f} GB a process, {cached * here:.2f} GB a machine, beside what its devices have{more}"
+    cached, local_ranks = min(need, p.picture_cache), min(max(p.rl_gpus, 1), gpus_per_node())
+    overflow = f"; all would be {need:.2f}, and what is beyond picture_cache is prepared again" if need > cached else ""
+    machine = cached * local_ranks
+    return f"about {cached:.2f} GB a process, {machine:.2f} GB a machine, beside what its devices have{overflow}"
 
 
 def preview(
@@ -248,8 +251,8 @@ def preview(
     Returns:
         str: a page to print
     """
-    p, wants, there = profile, data_amounts(profile), of_what_is_there(profile)
-    n = steps(there)
+    p, wants, available = profile, data_amounts(profile), of_what_is_there(profile)
+    n = steps(available)
 
     def show(v):
         return ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
@@ -260,7 +263,7 @@ def preview(
         "",
         f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
         f"  reinforcement: {n['rl_steps']:,} steps of {p.batch()[1]:,} episodes, {n['rl_updates']:,} updates, "
-        f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {there.rl_scenes:,} scenes",
+        f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {available.rl_scenes:,} scenes",
         f"  tokens: {image_tokens(p.image_size):,} a picture, {p.pictures()} at most, "
         f"+ {p.answers()} x {p.new_tokens} of answers, at most {p.tokens * p.questions():,} an episode "
         f"and {n['rl_episodes'] * p.tokens * p.questions() / 1e6:,.1f} million in reinforcement",

@@ -192,8 +192,11 @@ class Derived(Devices):
 
     def in_a_pass(self, kind: str) -> int:
         "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
-        tuned, played = self.sft_batch // max(self.sft_gpus, 1), self.rl_mini_batch * self.group // max(self.rl_gpus, 1)
-        return self.micro_batch or (tuned if kind == "sft" else played)
+        tuned, rl_samples = (
+            self.sft_batch // max(self.sft_gpus, 1),
+            self.rl_mini_batch * self.group // max(self.rl_gpus, 1),
+        )
+        return self.micro_batch or (tuned if kind == "sft" else rl_samples)
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
@@ -344,8 +347,8 @@ class Profile(Derived):
     @property
     def plays(self) -> dict[str, float]:
         "How held-out scenes are played -> temperature; the first is the one that tables compare."
-        both = dict(greedy=0.0, sampled=self.play_temperature)
-        return both if self.eval_play == "both" else {self.eval_play: both[self.eval_play]}
+        temperatures = dict(greedy=0.0, sampled=self.play_temperature)
+        return temperatures if self.eval_play == "both" else {self.eval_play: temperatures[self.eval_play]}
 
 
 described(Profile);
@@ -468,8 +471,8 @@ def read_sections(path: str | Path) -> dict[str, dict[str, tuple[str, str]]]:
 
 def all_sections(settings: str | Path | None = None) -> dict[str, tuple[Path, dict[str, tuple[str, str]]]]:
     "Sections with their files; those of DRIVELIT_SETTINGS replace the package's of the same name."
-    own = os.environ.get(OWN)
-    files = [settings] if settings else [SETTINGS, *([own] if own else [])]
+    user_file = os.environ.get(OWN)
+    files = [settings] if settings else [SETTINGS, *([user_file] if user_file else [])]
     return {section: (Path(f), entries) for f in files for section, entries in read_sections(f).items()}
 
 
@@ -524,17 +527,17 @@ class System:
 
     def notebook_of(self, profile: str) -> str:
         "Of one profile: a notebook of its own where the repository has one, as 31_quick.ipynb, or the run notebook."
-        own = sorted((CLONE / "nbs" / self.notebooks).glob(f"[0-9][0-9]_{profile}.ipynb")) if CLONE else []
-        return f"nbs/{self.notebooks}/{own[0].name}" if own else self.notebook
+        matches = sorted((CLONE / "nbs" / self.notebooks).glob(f"[0-9][0-9]_{profile}.ipynb")) if CLONE else []
+        return f"nbs/{self.notebooks}/{matches[0].name}" if matches else self.notebook
 
     @property
     def profile_class(self) -> type:
         "Its subclass of Profile, in <package>.profile."
         module = importlib.import_module(f"{self.package}.profile")
-        found = [c for c in vars(module).values() if isinstance(c, type) and getattr(c, "system", "") == self.name]
-        if not found:
+        classes = [c for c in vars(module).values() if isinstance(c, type) and getattr(c, "system", "") == self.name]
+        if not classes:
             raise ProfileError(f"{self.package}.profile: no subclass of Profile with system = {self.name!r}")
-        return found[0]
+        return classes[0]
 
     @property
     def planned(self) -> dict[str, str]:
@@ -562,20 +565,20 @@ def systems(settings: str | Path | None = None) -> dict[str, System]:
     Raises:
         ProfileError: a row lacks an entry or has an unknown one
     """
-    known = {f.name: f for f in fields(System) if f.name != "name"}
-    found = {}
+    columns = {f.name: f for f in fields(System) if f.name != "name"}
+    table = {}
     for name, (file, entries) in all_sections(settings).items():
         if "." in name:
             continue
         for entry in entries:
-            if entry not in known:
+            if entry not in columns:
                 raise ProfileError(
-                    f"{file} [{name}]: unknown entry {entry!r}; the nearest is {nearest(entry, known)!r}"
+                    f"{file} [{name}]: unknown entry {entry!r}; the nearest is {nearest(entry, columns)!r}"
                 )
-        if lacks := [k for k in known if k not in entries]:
+        if lacks := [k for k in columns if k not in entries]:
             raise ProfileError(f"{file} [{name}]: {lacks[0]} is missing")
-        found[name] = System(name, **{k: text for k, (text, _) in entries.items()})
-    return found
+        table[name] = System(name, **{k: text for k, (text, _) in entries.items()})
+    return table
 
 
 def find_system(name: str, settings: str | Path | None = None) -> System:
@@ -612,8 +615,8 @@ def _entries(section, sections):
         file, entries = sections[chain[-1]]
         name = f"{section.partition('.')[0]}.{entries[LIKE][0].rpartition('.')[2]}"
         if name not in sections or name in chain:
-            wrong = "is like itself" if name in chain else f"no section; the nearest is [{nearest(name, sections)}]"
-            raise ProfileError(f"{file} [{chain[-1]}]: {LIKE} = {entries[LIKE][0][:60]}: [{name[:80]}] {wrong}")
+            problem = "is like itself" if name in chain else f"no section; the nearest is [{nearest(name, sections)}]"
+            raise ProfileError(f"{file} [{chain[-1]}]: {LIKE} = {entries[LIKE][0][:60]}: [{name[:80]}] {problem}")
         chain.append(name)
     return [(s, sections[s][0], k, *v) for s in reversed(chain) for k, v in sections[s][1].items() if k != LIKE]
 
@@ -638,10 +641,10 @@ def load_profile(
     cls = system if isinstance(system, type) else find_system(system, settings).profile_class
     sections, section = all_sections(settings), f"{cls.system}.{name}"
     if section not in sections:
-        there = [s for s in sections if "." in s]
-        hint = f"the nearest is [{nearest(section, there)}]" if there else "the file has no profiles"
-        where = settings or " and ".join([str(SETTINGS), *([os.environ[OWN]] if os.environ.get(OWN) else [])])
-        raise ProfileError(f"{where}: no section [{section[:80]}]; {hint}")
+        available = [s for s in sections if "." in s]
+        hint = f"the nearest is [{nearest(section, available)}]" if available else "the file has no profiles"
+        searched = settings or " and ".join([str(SETTINGS), *([os.environ[OWN]] if os.environ.get(OWN) else [])])
+        raise ProfileError(f"{searched}: no section [{section[:80]}]; {hint}")
     values, origin = {}, {}
     for s, file, k, text, remark in _entries(section, sections):
         values[k] = checked(k, text, f"{file} [{s}]", cls)
@@ -651,10 +654,10 @@ def load_profile(
         if k in cls.keys() and value is None:
             continue
         values[k], origin[k] = checked(k, value, "override", cls), "override"
-    own = "" if file == SETTINGS else str(file)
-    profile = cls(name, origin={k: origin.get(k, "default") for k in cls.keys()}, settings=own, **values)
-    if found := conflicts(profile):
-        raise ProfileError(f"{file} [{section}]: {'; '.join(found)}")
+    user_file = "" if file == SETTINGS else str(file)
+    profile = cls(name, origin={k: origin.get(k, "default") for k in cls.keys()}, settings=user_file, **values)
+    if problems := conflicts(profile):
+        raise ProfileError(f"{file} [{section}]: {'; '.join(problems)}")
     return profile
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #a9a2109a
@@ -737,8 +740,8 @@ def conflicts(profile: Profile) -> list[str]:
                 f"groups of {group}) cannot be shared out to {p.rl_gpus} GPUs"
             )
     for kind in ("sft", "rl"):
-        known, warmup = f"{kind}_schedule" in p.keys(), getattr(p, f"{kind}_warmup")
-        if known and getattr(p, f"{kind}_schedule") == "constant" and warmup:
+        has_schedule, warmup = f"{kind}_schedule" in p.keys(), getattr(p, f"{kind}_warmup")
+        if has_schedule and getattr(p, f"{kind}_schedule") == "constant" and warmup:
             out.append(
                 f"{kind}_schedule: 'constant' does not rise, and {kind}_warmup is {warmup:g}; constant_with_warmup, or "
                 f"{kind}_warmup = 0"
@@ -747,14 +750,14 @@ def conflicts(profile: Profile) -> list[str]:
         out.append(f"attn_implementation: flash_attention_2 needs precision = bf16, and it is {p.precision}")
     if p.reference_every and not p.kl:
         out.append("reference_every: without kl there is no reference to refresh")
-    if p.player != "here" and (wrong := [u for u in p.player.split(",") if not ADDRESS.fullmatch(u.strip())]):
-        out.append(f"player: {wrong[0].strip()!r} is neither 'here' nor an address such as http://node1:8000")
+    if p.player != "here" and (bad_urls := [u for u in p.player.split(",") if not ADDRESS.fullmatch(u.strip())]):
+        out.append(f"player: {bad_urls[0].strip()!r} is neither 'here' nor an address such as http://node1:8000")
     elif p.player != "here":
         hosts = Counter(ADDRESS.fullmatch(u.strip()).group(1) for u in p.player.split(","))
-        host, most = hosts.most_common(1)[0]
-        if most * p.player_gpus > gpus_per_node():
+        host, busiest = hosts.most_common(1)[0]
+        if busiest * p.player_gpus > gpus_per_node():
             out.append(
-                f"player: {most} servers of {p.player_gpus} GPUs each on {host}, and a machine has {gpus_per_node()}"
+                f"player: {busiest} servers of {p.player_gpus} GPUs each on {host}, and a machine has {gpus_per_node()}"
             )
     if p.publish == "nccl" and (p.player == "here" or not p.rl_gpus):
         lacks = "player is here, and weights go to servers" if p.player == "here" else "rl_gpus is 0, and it joins GPUs"
@@ -766,13 +769,13 @@ def conflicts(profile: Profile) -> list[str]:
 # %% ../../nbs/42_runs/00_profiles.ipynb #42c203b9
 def missing_packages(profile: Profile) -> list[str]:
     "The packages that a profile's own choices need and this machine lacks, in sentences."
-    there, p, out = lambda *names: any(importlib.util.find_spec(n) for n in names), profile, []
-    if p.report_to != "none" and not there(p.report_to):
+    has_any, p, out = lambda *names: any(importlib.util.find_spec(n) for n in names), profile, []
+    if p.report_to != "none" and not has_any(p.report_to):
         out.append(f"report_to: the package {p.report_to} is not installed; pip install {p.report_to}")
     # without flash_attn transformers loads the same kernel by the package kernels
-    if p.attn_implementation == "flash_attention_2" and not there("flash_attn", "kernels"):
+    if p.attn_implementation == "flash_attention_2" and not has_any("flash_attn", "kernels"):
         out.append("attn_implementation: the package flash_attn is not installed; pip install flash-attn")
-    if p.publish == "nccl" and not there("nccl"):
+    if p.publish == "nccl" and not has_any("nccl"):
         out.append('publish: the package nccl4py is not installed; pip install "drivelit[nccl]"')
     return out
 
@@ -810,8 +813,8 @@ def named(cls: type, kind: str) -> dict[str, str]:
     from drivelit.training.turn_grpo import TurnGRPOConfig, rl_config
 
     function, config = dict(sft=(sft_config, TuningConfig), rl=(rl_config, TurnGRPOConfig))[kind]
-    known = {*inspect.signature(function).parameters, *(f.name for f in fields(config))}
-    return {k: name for k in cls.keys() if (name := k.removeprefix(f"{kind}_")) in known}
+    accepted = {*inspect.signature(function).parameters, *(f.name for f in fields(config))}
+    return {k: name for k in cls.keys() if (name := k.removeprefix(f"{kind}_")) in accepted}
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #f501ee38
 def sft_options(

@@ -139,8 +139,8 @@ def _frames(scenes, sets):
 
 def _write(table, path):
     "Whole or absent."
-    with whole_file(path) as new:
-        table.to_parquet(new, compression="zstd", compression_level=19, index=False, write_page_checksum=True)
+    with whole_file(path) as temp_path:
+        table.to_parquet(temp_path, compression="zstd", compression_level=19, index=False, write_page_checksum=True)
 
 
 def _read(path):
@@ -227,20 +227,20 @@ class Record:
     @cached_property
     def drivers(self) -> list[str]:
         "Names of those that learn nothing."
-        both = [t.arm[t.play == DRIVER].astype(object) for t in (self.sets, self.scenes)]
-        return list(dict.fromkeys(pd.concat(both)))
+        names = [t.arm[t.play == DRIVER].astype(object) for t in (self.sets, self.scenes)]
+        return list(dict.fromkeys(pd.concat(names)))
 
     @cached_property
     def hears(self) -> dict[str, str]:
         "Driver -> what it is told, empty: nothing. The swap of its rows."
-        both = pd.concat([t[["arm", "swap"]].astype(object)[t.play == DRIVER] for t in (self.sets, self.scenes)])
-        return dict(zip(both.arm, both.swap, strict=True))
+        combined = pd.concat([t[["arm", "swap"]].astype(object)[t.play == DRIVER] for t in (self.sets, self.scenes)])
+        return dict(zip(combined.arm, combined.swap, strict=True))
 
     @cached_property
     def ran(self) -> dict[str, list[int]]:
         "Arm -> seeds in which it has run."
-        both = pd.concat([t[["arm", "seed"]].astype(object) for t in (self.sets, self.scenes)])
-        return {a: sorted(set(s)) for a, s in both[both.seed != NO_SEED].groupby("arm", sort=False).seed}
+        combined = pd.concat([t[["arm", "seed"]].astype(object) for t in (self.sets, self.scenes)])
+        return {a: sorted(set(s)) for a, s in combined[combined.seed != NO_SEED].groupby("arm", sort=False).seed}
 
     @property
     def seeds(self) -> list[int]:
@@ -262,8 +262,8 @@ class Record:
     def _turns(self):
         "(arm, play, swap) -> turns that were measured."
         keys = list(SET_KEYS[1:])
-        both = pd.concat([t[keys].astype(object) for t in (self.sets, self.scenes)]).drop_duplicates()
-        return {k: set(v) for k, v in both.groupby(keys[:-1], sort=False).turn}
+        combined = pd.concat([t[keys].astype(object) for t in (self.sets, self.scenes)]).drop_duplicates()
+        return {k: set(v) for k, v in combined.groupby(keys[:-1], sort=False).turn}
 
     def turns(self, c: Condition) -> list[int]:
         "The turns of a condition that were measured, whatever its own."
@@ -397,8 +397,8 @@ def save_record(record: Record, path: str | Path) -> None:
 
 def _digests(path, about):
     "SHA-256 of the three files of a record."
-    said = json.dumps(about, sort_keys=True)
-    return dict(scenes=sha256(path), sets=sha256(path.with_suffix(".sets.parquet")), about=sha256(said))
+    about_text = json.dumps(about, sort_keys=True)
+    return dict(scenes=sha256(path), sets=sha256(path.with_suffix(".sets.parquet")), about=sha256(about_text))
 
 
 def read_record(path: str | Path) -> Record:
@@ -465,25 +465,25 @@ def joined(*records: Record) -> Record:
     Raises:
         RunError: runs that differ in a key of the profile or in the drivers, or a seed of an arm twice
     """
-    whole, *rest = records
+    merged, *rest = records
 
     def learnt(t):
         return t[t.seed != NO_SEED]
 
     for r in rest:
-        a, b = whole.about["profile"], r.about["profile"]
+        a, b = merged.about["profile"], r.about["profile"]
         # A key that one of them lacks is newer than that run; its default is what was done before.
         for k in sorted(a.keys() & b.keys() - set(WHERE_ONLY)):
             if a[k] != b[k]:
                 raise RunError(f"the runs cannot be joined: {k} is {a[k]!r} in one and {b[k]!r} in another")
-        if not all(_same(x, y) for x, y in zip(_of_drivers(whole), _of_drivers(r), strict=True)):
+        if not all(_same(x, y) for x, y in zip(_of_drivers(merged), _of_drivers(r), strict=True)):
             raise RunError("the runs cannot be joined: their drivers without a policy have other scores")
-        for arm in whole.ran.keys() & r.ran.keys():
-            if twice := sorted(set(whole.ran[arm]) & set(r.ran[arm])):
+        for arm in merged.ran.keys() & r.ran.keys():
+            if twice := sorted(set(merged.ran[arm]) & set(r.ran[arm])):
                 raise RunError(f"the runs cannot be joined: both have stage {arm} of seed {twice[0]}")
-        tables = [_table([x, learnt(y)]) for x, y in ((whole.scenes, r.scenes), (whole.sets, r.sets))]
-        whole = Record(*tables, whole.about)
-    return whole
+        tables = [_table([x, learnt(y)]) for x, y in ((merged.scenes, r.scenes), (merged.sets, r.sets))]
+        merged = Record(*tables, merged.about)
+    return merged
 
 
 def publish(path: str | Path, *outs: str | Path) -> Record:
@@ -499,9 +499,9 @@ def publish(path: str | Path, *outs: str | Path) -> Record:
     Raises:
         RunError: no record in a folder, or runs that cannot be joined
     """
-    whole = joined(*(read_record(Path(out) / "record.parquet") for out in outs))
-    save_record(whole, path)
-    return whole
+    merged = joined(*(read_record(Path(out) / "record.parquet") for out in outs))
+    save_record(merged, path)
+    return merged
 
 # %% ../../nbs/42_runs/50_record.ipynb #b02b4b08
 @dataclass(frozen=True)
@@ -548,8 +548,8 @@ class Claim:
 
     def played(self, play: str) -> "Claim":
         "The same claim of another play; a side that names its own play keeps it."
-        both = (replace(c, play=play) if c.play == FIRST else c for c in (self.better, self.other))
-        return Claim(self.where, self.unit, *both, self.words)
+        sides = (replace(c, play=play) if c.play == FIRST else c for c in (self.better, self.other))
+        return Claim(self.where, self.unit, *sides, self.words)
 
 
 @dataclass(frozen=True)
@@ -732,15 +732,15 @@ def pairs_of(
     Returns:
         two DataFrames (seeds, scenes), in no unit; one row for a driver; no rows if they have no seed in common
     """
-    both = [_scores(record, study, unit, c) for c in (better, other)]
+    scores = [_scores(record, study, unit, c) for c in (better, other)]
     if study.apart and DRIVER not in (better.play, other.play) and better.arm != other.arm:
-        both = _as_many(*both)
-    learnt = [v.index for v in both if len(v) and v.index[0] != NO_SEED]
-    seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in both) else []
+        scores = _as_many(*scores)
+    learnt = [v.index for v in scores if len(v) and v.index[0] != NO_SEED]
+    seeds = [s for s in learnt[0] if all(s in i for i in learnt)] if learnt and all(len(v) for v in scores) else []
     # a driver has one row, which is paired with each seed
     if not len(seeds):
-        return both[0].iloc[:0], both[1].iloc[:0]
-    return tuple(v if v.index[0] == NO_SEED else v.reindex(seeds) for v in both)
+        return scores[0].iloc[:0], scores[1].iloc[:0]
+    return tuple(v if v.index[0] == NO_SEED else v.reindex(seeds) for v in scores)
 
 
 def difference(record: Record, study: Study, unit: Unit, better: Condition, other: Condition) -> Paired:
@@ -764,7 +764,7 @@ def difference(record: Record, study: Study, unit: Unit, better: Condition, othe
     if not unit.lost:
         return paired_by_scene
     lost, seeds = [_lost(record, unit, c) for c in (better, other)], (b if a.index[0] == NO_SEED else a).index
-    return replace(paired_by_scene, lost=tuple(max(of.get(s, 0.0) for of in lost) for s in seeds))
+    return replace(paired_by_scene, lost=tuple(max(by_seed.get(s, 0.0) for by_seed in lost) for s in seeds))
 
 
 def _as_many(a, b):
@@ -834,9 +834,11 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
     ]
     table = framed(rows, ["where", "unit", *COMPARED])
     for name, adjusted in FAMILY.items() if family else ():
-        whole = adjusted([d.p for d in differences])
+        p_values = adjusted([d.p for d in differences])
         words = ["shown" if d.mean > 0 else "reversed" for d in differences]
-        table[name] = ["" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(whole, words, strict=True)]
+        table[name] = [
+            "" if np.isnan(p) else w if p < 0.05 else "not shown" for p, w in zip(p_values, words, strict=True)
+        ]
     return table
 
 
@@ -897,9 +899,10 @@ def answers(made: pd.DataFrame, by: Sequence[str] = ("where", "unit")) -> pd.Dat
         return next((n for k, n in kinds.items() if verdict.startswith(k)), "no comparison")
 
     rows = []
-    for where, some in made.groupby(list(by), sort=False):
-        counts = some.verdict.map(word).value_counts()
+    for group_key, subset in made.groupby(list(by), sort=False):
+        counts = subset.verdict.map(word).value_counts()
         rows.append(
-            dict(zip(by, where, strict=True)) | {n: int(counts.get(n, 0)) for n in (*kinds.values(), "no comparison")}
+            dict(zip(by, group_key, strict=True))
+            | {n: int(counts.get(n, 0)) for n in (*kinds.values(), "no comparison")}
         )
     return framed(rows)

@@ -34,10 +34,10 @@ from ..scene.files import RunError, write_json
 def gpus_here() -> int:
     "The GPUs of this machine that NVIDIA's driver lists; 0 without a driver."
     try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False).stdout
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return sum(line.startswith("GPU ") for line in found.splitlines())
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
 
 
 def _fewer(p):
@@ -46,10 +46,10 @@ def _fewer(p):
     def at_most(k, v):
         return min(v, getattr(p, k)) if getattr(p, k) or "steps" in k else v
 
-    few = {k: at_most(k, v) for k, v in p.FEW.items() if k in p.keys()}
+    limits = {k: at_most(k, v) for k, v in p.FEW.items() if k in p.keys()}
     epochs = [k for k in p.keys() if k.endswith("_epochs") and getattr(p, k)]
     steps = [k.replace("_epochs", "_steps") for k in epochs]
-    return few | dict.fromkeys(epochs, 0.0) | {k: 2 for k in steps if k in p.keys()}
+    return limits | dict.fromkeys(epochs, 0.0) | {k: 2 for k in steps if k in p.keys()}
 
 
 def _batches(p, sft, rl):
@@ -65,22 +65,22 @@ def _batches(p, sft, rl):
 
 def _readers(p):
     "Processes beside each device's that open pictures: as many as this machine has cores for."
-    each = max(1, cores() // max(p["sft_gpus"], 1))
-    return dict(sft_dataloader_num_workers=min(p["sft_dataloader_num_workers"], each))
+    per_device = max(1, cores() // max(p["sft_gpus"], 1))
+    return dict(sft_dataloader_num_workers=min(p["sft_dataloader_num_workers"], per_device))
 
 
 def rehearsed(profile: Profile, devices: int | None = None) -> Profile:
     "The profile of a rehearsal: other counts, steps, batches and GPUs; all else is the same."
     p = profile
-    most = (gpus_here() or 2) if devices is None else devices
-    gpus = {k: min(getattr(p, k), most) for k in ("sft_gpus", "rl_gpus")}
+    max_gpus = (gpus_here() or 2) if devices is None else devices
+    gpus = {k: min(getattr(p, k), max_gpus) for k in ("sft_gpus", "rl_gpus")}
     changed = _fewer(p) | _batches(p, *gpus.values()) | gpus | dict(gpu_memory=0.0)
     changed |= _readers(gpus | dict(sft_dataloader_num_workers=p.sft_dataloader_num_workers))
     least = changed.get("rl_batch", 1)
     changed["rl_scenes"] = max(changed["rl_scenes"], least)
     changed["train_scenes"] = max(changed["train_scenes"], changed["rl_scenes"])
-    given = {k: getattr(p, k) for k, o in p.origin.items() if o == "override"}
-    return load_profile(type(p), p.name, **given | changed)
+    overrides = {k: getattr(p, k) for k, o in p.origin.items() if o == "override"}
+    return load_profile(type(p), p.name, **overrides | changed)
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #96193eb4
 def _tree(root):
@@ -91,11 +91,11 @@ def _tree(root):
             above[int(entry.parent.name)] = int(entry.read_text().rsplit(")", 1)[1].split()[1])
         except (OSError, ValueError, IndexError):
             continue  # it has ended
-    found, new = {root}, {root}
-    while new:
-        new = {pid for pid, parent in above.items() if parent in new} - found
-        found |= new
-    return found
+    members, frontier = {root}, {root}
+    while frontier:
+        frontier = {pid for pid, parent in above.items() if parent in frontier} - members
+        members |= frontier
+    return members
 
 
 def _host(pid):
@@ -105,9 +105,9 @@ def _host(pid):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
-    most = re.search(r"VmHWM:\s+(\d+) kB", status)
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
     rank = next((e[5:].decode() for e in environment if e.startswith(b"RANK=")), "")
-    return (int(most[1]) * 1024 / 1e9, rank) if most else None
+    return (int(peak[1]) * 1024 / 1e9, rank) if peak else None
 
 
 def _on_cards():
@@ -178,9 +178,9 @@ def _killed(found):
 def one_line(text: str) -> str:
     "What went wrong: the last line of text with an error, else the signal that killed, else the last line."
     lines = [line.strip() for line in text.splitlines() if line.strip(" -=\n")]
-    named = [m[1] for line in lines if (m := _ERROR.match(line)) and "ChildFailedError" not in line]
+    errors = [m[1] for line in lines if (m := _ERROR.match(line)) and "ChildFailedError" not in line]
     killed = [_killed(m) for line in lines if (m := _SIGNAL.search(line))]
-    return (named or killed or lines or ["it has said nothing"])[-1][:400]
+    return (errors or killed or lines or ["it has said nothing"])[-1][:400]
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #5a94886b
 def _bytes(folder, pattern="**/*"):
@@ -193,10 +193,10 @@ def _rows(folder):
     rows, pictures = 0, 0
     for path in sorted(Path(folder).rglob("*.parquet")):
         try:
-            found = read_rows(path)
+            table = read_rows(path)
         except (OSError, ValueError):
             continue
-        for row in found:
+        for row in table:
             parts = [p for m in row["messages"] if not isinstance(m["content"], str) for p in m["content"]]
             rows, pictures = rows + 1, pictures + sum(p["type"] in ("image", "video") for p in parts)
     return dict(rows=rows, pictures=pictures) if rows else {}
@@ -206,8 +206,8 @@ def _account(folder):
     "The accounts of all processes of a stage, added up."
     total = {}
     for path in sorted(Path(folder).glob("account*.json")):
-        for what, had in json.loads(path.read_text()).items():
-            sums = total.setdefault(what, {})
+        for entry, had in json.loads(path.read_text()).items():
+            sums = total.setdefault(entry, {})
             for k, v in had.items():
                 join = min if k.endswith("_least") else max if k.endswith("_most") else lambda a, b: a + b
                 sums[k] = join(sums[k], v) if k in sums else v
@@ -216,16 +216,16 @@ def _account(folder):
 
 def made_by(folder: str | Path, wants_pictures: bool) -> dict[str, Any]:
     "What a finished stage has left in its folder: seconds, account, rows, left_out, bytes, wrong."
-    done, folder = json.loads((Path(folder) / "done.json").read_text()), Path(folder)
-    account, rows, left = _account(folder), _rows(folder), done.get("left_out", {})
+    summary, folder = json.loads((Path(folder) / "done.json").read_text()), Path(folder)
+    account, rows, excluded = _account(folder), _rows(folder), summary.get("left_out", {})
     counted = {"rows": rows} | {f"{k} rows": account.get(k, {}) for k in ("encoded", "played")}
     blind = [k for k, v in counted.items() if v and not v.get("pictures")]
     steps = [p for p in folder.glob("checkpoint-*") if p.is_dir()]
     return dict(
-        seconds=done["seconds"],
+        seconds=summary["seconds"],
         account=account,
         rows=rows,
-        left_out=left if isinstance(left, dict) else {},  # MindDrive lists drivers that are left out
+        left_out=excluded if isinstance(excluded, dict) else {},  # MindDrive lists drivers that are left out
         bytes=dict(
             checkpoint=max(map(_bytes, steps), default=0),
             weights=_bytes(folder, "final/**/*"),
@@ -254,9 +254,9 @@ def _counted_by(profile, stage):
     "The key that says of how many scenes a stage makes rows: its own name, data_ before it, or the beginning."
     keys = [k for k in profile.FEW if k.startswith("data_")]
     stages = find_system(profile.system).stages.needs
-    own = [k for k in keys if k in (stage, f"data_{stage}")]
-    others = {k for k in keys for s in stages if k in (s, f"data_{s}")}
-    return ([*own, *(k for k in keys if k.startswith(f"{stage}_") and k not in others)] or ["train_scenes"])[0]
+    matches = [k for k in keys if k in (stage, f"data_{stage}")]
+    foreign = {k for k in keys for s in stages if k in (s, f"data_{s}")}
+    return ([*matches, *(k for k in keys if k.startswith(f"{stage}_") and k not in foreign)] or ["train_scenes"])[0]
 
 
 def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: dict[str, Any]) -> dict[str, float]:
@@ -267,8 +267,8 @@ def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: di
 
     account, seconds = row["account"], dict(updates=0.0, plays=0.0, rows=0.0)
     spent = {k: account.get(k, {}).get("seconds", 0.0) for k in ("plays", "row_parts", "rows", "scenes")}
-    made, makers = (spent["row_parts"], _makers(profile)) if spent["row_parts"] else (spent["rows"], 1)
-    here = row["update_seconds"] * row["updates"] if row["update_seconds"] else 0.0
+    row_time, makers = (spent["row_parts"], _makers(profile)) if spent["row_parts"] else (spent["rows"], 1)
+    update_time = row["update_seconds"] * row["updates"] if row["update_seconds"] else 0.0
     if row["update_seconds"]:
 
         def size(p):
@@ -283,10 +283,10 @@ def whole_hours(profile: Profile, small: Profile, stage: str, kind: str, row: di
 
     seconds["plays"] = spent["plays"] * scenes(profile) / scenes(small) / devices(profile)
     count = _counted_by(profile, stage)
-    seconds["rows"] = made / makers * getattr(profile, count) / max(getattr(small, count), 1)
+    seconds["rows"] = row_time / makers * getattr(profile, count) / max(getattr(small, count), 1)
     seconds["rows"] += spent["scenes"] * profile.train_scenes / small.train_scenes
-    known = here + spent["plays"] / devices(small) + max(made, spent["rows"]) + spent["scenes"]
-    seconds["once"] = max(0.0, row["seconds"] - known)
+    accounted = update_time + spent["plays"] / devices(small) + max(row_time, spent["rows"]) + spent["scenes"]
+    seconds["once"] = max(0.0, row["seconds"] - accounted)
     hours = {k: v / 3600 for k, v in seconds.items()}
     total = sum(hours.values())
     return hours | dict(hours=total, gpu_hours=total * stage_gpus(profile, kind))
@@ -316,20 +316,20 @@ def obstacles(profile: Profile, stages: dict[str, dict], out: str | Path) -> lis
         list of sentences
     """
     p = profile
-    told = [str(a) for a in data_amounts(p) if a.short] + misfits(p, stages_memory(p))
-    told += missing_packages(p) + p.servers()[1]
+    messages = [str(a) for a in data_amounts(p) if a.short] + misfits(p, stages_memory(p))
+    messages += missing_packages(p) + p.servers()[1]
     for key, value in ((k, getattr(p, k)) for k in p.keys()):
         for url in re.findall(r"https?://[^\s,]+", value) if isinstance(value, str) else ():
             if not _answers(url):
-                told.append(f"{key}: nobody answers at {url}")
+                messages.append(f"{key}: nobody answers at {url}")
     need = sum(row["whole_bytes"] for row in stages.values() if row["state"] == "ran")
     if need > (free := shutil.disk_usage(out).free):
-        told.append(f"disk: the run needs about {need / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free at {out}")
+        messages.append(f"disk: the run needs about {need / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free at {out}")
     for stage, row in stages.items():
         cut = row.get("truncated", 0)
         if cut:
-            told.append(f"tokens: {cut:.0%} of the episodes of {stage} ran into the limit of {p.tokens:,}")
-    return list(dict.fromkeys(told))
+            messages.append(f"tokens: {cut:.0%} of the episodes of {stage} ran into the limit of {p.tokens:,}")
+    return list(dict.fromkeys(messages))
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #c1aad217
 def _command(small, out, stage, kind, seed):
@@ -381,11 +381,13 @@ def _row(profile, small, out, stages, stage, elsewhere):
     "Run a stage and describe it."
     kind, seed = stages.kinds.get(stage, ""), small.seeds[0]
     begin = time.monotonic()
-    said, seen = _walk(small, out, stages, stage, kind, elsewhere)
-    row = dict(kind=kind, processes=max(stage_gpus(small, kind), 1), wall=round(time.monotonic() - begin, 1), seen=seen)
+    output, usage = _walk(small, out, stages, stage, kind, elsewhere)
+    row = dict(
+        kind=kind, processes=max(stage_gpus(small, kind), 1), wall=round(time.monotonic() - begin, 1), seen=usage
+    )
     row["planned"] = _planned(small, kind)
-    if said:
-        return row | dict(state="failed", line=one_line(said))
+    if output:
+        return row | dict(state="failed", line=one_line(output))
     row |= made_by(stages.folder(out, stage, seed), profile.images == "required")
     seconds = _update_seconds(stages.folder(out, stage, seed))
     updates = small.updates(stage, kind).get(kind, 0) if seconds else 0
@@ -422,11 +424,11 @@ def rehearse(
     """
     small, system = rehearsed(profile, devices), find_system(profile.system)
     stages, out = system.stages, start(out, small)
-    wanted = [*system.planned, *(["served"] if profile.player != "here" else [])] if only is None else only
+    selected = [*system.planned, *(["served"] if profile.player != "here" else [])] if only is None else only
     path = Path(out) / "rehearsal.json"
     rows = json.loads(path.read_text())["stages"] if path.exists() else {}
     rows = {s: r for s, r in rows.items() if r["state"] == "ran" and stages.is_done(out, s, small.seeds[0])}
-    for stage in stages.order(wanted):
+    for stage in stages.order(selected):
         lacks = [n for n in stages.needs[stage] if n not in rows or not stages.is_done(out, n, small.seeds[0])]
         if stage not in rows:
             kind = stages.kinds.get(stage, "")
@@ -454,13 +456,15 @@ def _measured(row, limit):
     if row["rows"]:
         n, seconds = row["rows"]["rows"], account.get("row_parts", account.get("rows", {})).get("seconds", 0)
         parts.append(f"{n:,} rows with {row['rows']['pictures'] / n:.1f} pictures, {seconds / n:.2g} s a row")
-    for name, what in (("encoded", "encoded"), ("played", "episodes")):
+    for name, label in (("encoded", "encoded"), ("played", "episodes")):
         if had := account.get(name):
             parts.append(
-                f"{what}: {had['pictures'] / had['rows']:.1f} pictures, {had['tokens_most']:,.0f} tokens at most, "
+                f"{label}: {had['pictures'] / had['rows']:.1f} pictures, {had['tokens_most']:,.0f} tokens at most, "
                 f"the limit is {limit:,}"
             )
-    parts += [f"left out of {split}: {n} x {why}" for split, of in row["left_out"].items() for why, n in of.items()]
+    parts += [
+        f"left out of {split}: {n} x {why}" for split, reasons in row["left_out"].items() for why, n in reasons.items()
+    ]
     if row["update_seconds"]:
         parts.append(f"{row['update_seconds']:.3g} s an update")
     for name in ("checkpoint", "publish"):

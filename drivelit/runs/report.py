@@ -227,17 +227,19 @@ WORD_MARKS = {"shown": "o", "reversed": "X", "smaller": "s", "not": "D"}  # the 
 
 def plot_compared(table: pd.DataFrame, unit: str = "points", ax: plt.Axes | None = None) -> plt.Axes:
     "The differences of a table of comparisons and their intervals; rows without one are left out."
-    shown = table[table["95 % interval"] != ""].iloc[::-1]
-    ax = ax or plt.subplots(figsize=(10, 0.8 + 0.32 * max(len(shown), 1)), layout="constrained")[1]
+    visible = table[table["95 % interval"] != ""].iloc[::-1]
+    ax = ax or plt.subplots(figsize=(10, 0.8 + 0.32 * max(len(visible), 1)), layout="constrained")[1]
     looks = {w: dict(color=c, marker=WORD_MARKS[w], mfc="white" if w == "not" else c) for w, c in WORD_COLORS.items()}
-    for y, (mean, ends, word) in enumerate(shown[["difference", "95 % interval", "verdict"]].to_numpy()):
+    for y, (mean, ends, word) in enumerate(visible[["difference", "95 % interval", "verdict"]].to_numpy()):
         look = looks[word.split()[0]]
         ax.plot([float(x) for x in ends.split(" to ")], [y, y], color=look["color"], lw=2)
         ax.plot(float(mean), y, ls="", ms=6, **look)
     ax.axvline(0, color="black", lw=0.8)
-    ax.set_ylim(-0.6, max(len(shown), 1) - 0.4)
+    ax.set_ylim(-0.6, max(len(visible), 1) - 0.4)
     ax.set(
-        yticks=range(len(shown)), yticklabels=shown["comparison"], xlabel=f"difference, {unit}, with its 95 % interval"
+        yticks=range(len(visible)),
+        yticklabels=visible["comparison"],
+        xlabel=f"difference, {unit}, with its 95 % interval",
     )
     for word, look in looks.items():
         ax.plot([], [], ms=6, **look, label={"smaller": "smaller than x", "not": "not settled"}.get(word, word))
@@ -305,9 +307,9 @@ def _register(formatters):
 
 def _png(figure):
     "A figure as a PNG with a palette."
-    drawn, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", bbox_inches="tight")
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
     # by coverage: the median cut gives up a colour that only a legend has
-    colours = to_rgb(Image.open(drawn)).quantize(128, method=Image.Quantize.MAXCOVERAGE)
+    colours = to_rgb(Image.open(buffer)).quantize(128, method=Image.Quantize.MAXCOVERAGE)
     colours.save(small, format="png", optimize=True)
     return small.getvalue()

@@ -74,28 +74,28 @@ def start(out: str | Path, profile: Profile, weights: Iterable[str | Path] = ())
             Or nothing can be written there
     """
     values = {k: v for k, v in asdict(profile).items() if k != "settings"}  # the file may move, its values stay here
-    path, now = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | values))
+    path, current = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | values))
     if not path.exists():
         check_memory(profile)
         if profile.player != "here":
             owner_of(out)  # servers belong to the run, not to one stage
         _hold_weights(path.parent, profile, weights, begin=True)
-        write_json(path, now)
+        write_json(path, current)
         return Path(out)
     was = _read_run(path)
-    if new := [k for k in now if k not in was]:
+    if added := [k for k in current if k not in was]:
         raise RunError(
-            f"{path}: another version of drivelit started this run, its profile has no {new[0]!r}; "
+            f"{path}: another version of drivelit started this run, its profile has no {added[0]!r}; "
             "choose another folder"
         )
-    if changed := [k for k in now if now[k] != was[k] and k not in FREE]:
+    if changed := [k for k in current if current[k] != was[k] and k not in FREE]:
         raise RunError(
-            f"{path}: this run was started with {changed[0]} = {was[changed[0]]!r}, not {now[changed[0]]!r}; "
+            f"{path}: this run was started with {changed[0]} = {was[changed[0]]!r}, not {current[changed[0]]!r}; "
             "choose another folder, or resume with the same values"
         )
     _hold_weights(path.parent, profile, weights)
-    if any(now[k] != was[k] for k in RENEWED):
-        write_json(path, was | {k: now[k] for k in RENEWED})
+    if any(current[k] != was[k] for k in RENEWED):
+        write_json(path, was | {k: current[k] for k in RENEWED})
     return Path(out)
 
 
@@ -104,21 +104,21 @@ def _hold_weights(out, profile, weights, begin=False):
     roots = dict.fromkeys(
         Path(os.path.expandvars(str(p))).absolute() for p in (getattr(profile, "model", ""), *weights) if p
     )
-    mine = Path(out).absolute()
-    now = {str(f): sha256(f) for r in roots if mine not in r.parents for f in _files_of(r)}
-    note = mine / "weights.json"
+    run_folder = Path(out).absolute()
+    digests = {str(f): sha256(f) for r in roots if run_folder not in r.parents for f in _files_of(r)}
+    note = run_folder / "weights.json"
     if begin or not note.exists():
-        return write_json(note, now) if now else None
+        return write_json(note, digests) if digests else None
     try:
         was = json.loads(note.read_text())
     except (OSError, ValueError):
         was = None
     if not isinstance(was, dict):
         raise RunError(f"{note}: not what a run writes; choose another folder")
-    if changed := sorted(f for f in was.keys() | now.keys() if was.get(f) != now.get(f)):
-        how = "is new" if changed[0] not in was else "is gone" if changed[0] not in now else "has changed"
+    if changed := sorted(f for f in was.keys() | digests.keys() if was.get(f) != digests.get(f)):
+        change = "is new" if changed[0] not in was else "is gone" if changed[0] not in digests else "has changed"
         raise RunError(
-            f"{changed[0]} {how} since {mine} was started, and what is kept there came from the old weights; "
+            f"{changed[0]} {change} since {run_folder} was started, and what is kept there came from the old weights; "
             "choose another folder"
         )
 
@@ -207,14 +207,14 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         by_split |= dict(train=some_driven(train, profile.train_drives, seeds["train"]))
         return {k: [profile.hears(s) for s in scenes] for k, scenes in by_split.items()}
     source = Path(os.path.expandvars(profile.source))
-    if told := in_archive(source):
-        raise RunError(f"source: {told}")
+    if message := in_archive(source):
+        raise RunError(f"source: {message}")
     by_split = {
         k: open_shards(source / k, n) if is_shards(source / k) else read_folder(source / k, n) for k, n in sizes.items()
     }
-    if both := set(ids_of(by_split["train"])) & set(ids_of(by_split["heldout"])):
+    if overlap := set(ids_of(by_split["train"])) & set(ids_of(by_split["heldout"])):
         raise RunError(
-            f"source: {source}: {len(both)} scenes are in train and in heldout, such as {min(both)!r}; "
+            f"source: {source}: {len(overlap)} scenes are in train and in heldout, such as {min(overlap)!r}; "
             "nobody is judged on what was learnt"
         )
     for k, n in sizes.items():
@@ -226,10 +226,10 @@ def _heard(scenes, profile):
     "Scenes with what the navigator tells; that of shards was written when they were prepared."
     if not isinstance(scenes, Shards):
         return [profile.hears(s) for s in scenes]
-    told = read_index(scenes.folder).get("about", {}).get("navigator", "command")
-    if told != profile.navigator:
+    stored = read_index(scenes.folder).get("about", {}).get("navigator", "command")
+    if stored != profile.navigator:
         raise RunError(
-            f"source: {scenes.folder}: prepared with navigator = {told}, and {profile.navigator} is wanted; "
+            f"source: {scenes.folder}: prepared with navigator = {stored}, and {profile.navigator} is wanted; "
             f"prepare it --for {profile.system}.{profile.name}"
         )
     return scenes
@@ -277,7 +277,7 @@ def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
         numbers.append(arrays)
         total += len(arrays)
     text = np.frombuffer(json.dumps(texts).encode(), np.uint8)
-    with whole_file(path) as new, open(new, "wb") as f:
+    with whole_file(path) as temp_path, open(temp_path, "wb") as f:
         np.savez(f, text=text, numbers=np.concatenate([np.zeros(0), *numbers]))
     return path
 
@@ -328,33 +328,33 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
     Returns:
         dict of lists of Scene, or of Shards: train, heldout
     """
-    here, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
+    target, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
     keys = ["tuning", "train_scenes", "train_aside", "train_late", "train_drives", "eval_scenes"]
     keys += ["navigator", "navigator_noise"]
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if cache and cache.exists():
-        shutil.copytree(cache, here, dirs_exist_ok=True)
+        shutil.copytree(cache, target, dirs_exist_ok=True)
         return {split: load_scenes(out, split) for split in ("train", "heldout")}
     with timed("scenes"):
         by_split = make_scenes(profile)
         for split, scenes in by_split.items():
             if isinstance(scenes, Shards):
                 note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, scenes=len(scenes), drawn=True)
-                write_json(here / f"{split}.json", note)
+                write_json(target / f"{split}.json", note)
                 continue
-            save_scenes(scenes, here / f"{split}.npz")
+            save_scenes(scenes, target / f"{split}.npz")
             if references:
                 ready = [prepare(s) for s in scenes]
                 add_references(ready)
                 plans = np.array([p.reference for p in ready]).reshape(-1, STEPS + 1, 3)
-                np.savez(here / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
+                np.savez(target / f"{split}.references.npz", plans=plans)  # with a checksum, which a plain .npy has not
     if cache:
-        new = cache.with_name(f"{cache.name}.{os.getpid()}.new")
-        shutil.copytree(here, new, ignore=lambda _, names: [n for n in names if not n.endswith(".npz")])
+        temp_folder = cache.with_name(f"{cache.name}.{os.getpid()}.new")
+        shutil.copytree(target, temp_folder, ignore=lambda _, names: [n for n in names if not n.endswith(".npz")])
         with contextlib.suppress(OSError):  # another run was faster
-            os.replace(new, cache)
-        shutil.rmtree(new, ignore_errors=True)
+            os.replace(temp_folder, cache)
+        shutil.rmtree(temp_folder, ignore_errors=True)
     return by_split
 
 # %% ../../nbs/42_runs/30_stages.ipynb #4610a0ad
@@ -400,36 +400,36 @@ def leave_out(
     Raises:
         RunError: none of a split is left; with the counts
     """
-    kept, left = {}, {}
+    remaining, excluded = {}, {}
     for split, scenes in made.items():
-        lacks, whole = Counter(), []
+        lacks, valid_indices = Counter(), []
         for k, scene in enumerate(scenes):
             try:
                 check(scene, split)
-                whole.append(k)
+                valid_indices.append(k)
             except SceneError as e:
                 lacks[str(e).split(": ", 1)[-1][:100]] += 1  # without the scene's name
-        told = "; ".join(f"{n:,} x {why}" for why, n in lacks.most_common())
-        if not whole:
-            raise RunError(f"source: {profile.source}: no scene of {split} is left: {told or 'there was none'}")
-        kept[split], left[split] = _keep(out, split, scenes, whole) if lacks else scenes, dict(lacks)
+        reasons = "; ".join(f"{n:,} x {why}" for why, n in lacks.most_common())
+        if not valid_indices:
+            raise RunError(f"source: {profile.source}: no scene of {split} is left: {reasons or 'there was none'}")
+        remaining[split], excluded[split] = _keep(out, split, scenes, valid_indices) if lacks else scenes, dict(lacks)
         if lacks:
-            warnings.warn(f"{out}: scenes of {split} that are left out: {told}", stacklevel=2)
-    return kept, left if any(left.values()) else {}
+            warnings.warn(f"{out}: scenes of {split} that are left out: {reasons}", stacklevel=2)
+    return remaining, excluded if any(excluded.values()) else {}
 
 
 def _keep(out, split, scenes, whole):
     "Some scenes of a split, and their references where there are any."
-    here, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
+    target, scenes = Path(out) / "scenes" / split, subset(scenes, whole)
     if isinstance(scenes, Shards):
         note = dict(folder=str(scenes.folder.absolute()), run=scenes.run, numbers=[int(n) for n in scenes.numbers])
-        write_json(here.with_suffix(".json"), note, indent=None)
+        write_json(target.with_suffix(".json"), note, indent=None)
         return scenes
-    save_scenes(scenes, here.with_suffix(".npz"))
-    if (plans := here.with_suffix(".references.npz")).exists():
+    save_scenes(scenes, target.with_suffix(".npz"))
+    if (plans := target.with_suffix(".references.npz")).exists():
         with np.load(plans, allow_pickle=False) as arrays:
-            some = arrays["plans"][whole]
-        np.savez(plans, plans=some)
+            selected = arrays["plans"][whole]
+        np.savez(plans, plans=selected)
     return scenes
 
 # %% ../../nbs/42_runs/30_stages.ipynb #checkpic
@@ -461,26 +461,26 @@ def write_choice(out: str | Path, profile: Profile, count: int) -> Sequence[Scen
     Raises:
         RunError: all scenes of the source are trained on
     """
-    here = Path(out) / "scenes"
+    target = Path(out) / "scenes"
     if profile.source == "toy":
-        made = [profile.hears(s) for s in toy_scenes(count, seed=CHOICE_SEED)]
-        save_scenes(made, here / "choice.npz")
-        return made
+        chosen = [profile.hears(s) for s in toy_scenes(count, seed=CHOICE_SEED)]
+        save_scenes(chosen, target / "choice.npz")
+        return chosen
     folder = Path(os.path.expandvars(profile.source)) / "train"
     files = sorted(folder.glob("*.json"))
-    whole = open_shards(folder, sys.maxsize) if is_shards(folder) else files
-    used = set(draw(range(len(whole)), profile.train_scenes))
-    numbers = [*draw([k for k in range(len(whole)) if k not in used], count, seed=1)]
+    pool = open_shards(folder, sys.maxsize) if is_shards(folder) else files
+    used = set(draw(range(len(pool)), profile.train_scenes))
+    numbers = [*draw([k for k in range(len(pool)) if k not in used], count, seed=1)]
     if not numbers:
-        raise RunError(f"source: {folder}: all {len(whole)} scenes are trained on, none is left to choose by")
+        raise RunError(f"source: {folder}: all {len(pool)} scenes are trained on, none is left to choose by")
     tell_if_few(f"source: {folder}, scenes to choose by", len(numbers), count)
-    if isinstance(whole, Shards):
-        note = dict(folder=str(folder.absolute()), run=whole.run, numbers=numbers)
-        write_json(here / "choice.json", note, indent=None)
-        return subset(whole, numbers)
-    made = [profile.hears(from_json(files[k])) for k in numbers]
-    save_scenes(made, here / "choice.npz")
-    return made
+    if isinstance(pool, Shards):
+        note = dict(folder=str(folder.absolute()), run=pool.run, numbers=numbers)
+        write_json(target / "choice.json", note, indent=None)
+        return subset(pool, numbers)
+    chosen = [profile.hears(from_json(files[k])) for k in numbers]
+    save_scenes(chosen, target / "choice.npz")
+    return chosen
 
 # %% ../../nbs/42_runs/30_stages.ipynb #b6012dd2
 def check_gpu(profile: Profile, there: float) -> None:
@@ -735,10 +735,10 @@ def _status(stages, out, running):
     for stage, seed in running:
         files = stages.folder(out, stage, seed).glob("**/metrics.jsonl")
         newest = max(files, key=lambda p: p.stat().st_mtime, default=None)
-        last = _last_line(newest) if newest else {}
-        told = [f"step {last['step']}"] if "step" in last else []
-        told += [f"{k} {last[k]:.2f}" for k in ("reward", "loss") if isinstance(last.get(k), float)][:1]
-        text.append(" ".join([f"{stage}/{seed}", *told]))
+        last_row = _last_line(newest) if newest else {}
+        words = [f"step {last_row['step']}"] if "step" in last_row else []
+        words += [f"{k} {last_row[k]:.2f}" for k in ("reward", "loss") if isinstance(last_row.get(k), float)][:1]
+        text.append(" ".join([f"{stage}/{seed}", *words]))
     return ", ".join(text)
 
 
@@ -746,8 +746,8 @@ def _tell(done, total, begin, status):
     "One line into the file that ci/main.sh shows while a notebook runs; a bar would fill the notebook."
     if path := os.environ.get("DRIVELIT_STATUS"):
         gone = (time.monotonic() - begin) / 60
-        left = f", about {gone * (total - done) / done:.0f} min left" if done else ""
-        Path(path).write_text(f"{done} of {total} stages, {gone:.0f} min{left}: {status}\n", encoding="utf-8")
+        remaining = f", about {gone * (total - done) / done:.0f} min left" if done else ""
+        Path(path).write_text(f"{done} of {total} stages, {gone:.0f} min{remaining}: {status}\n", encoding="utf-8")
 
 # %% ../../nbs/42_runs/30_stages.ipynb #110aa328
 class Stages(StageGraph):
@@ -755,7 +755,7 @@ class Stages(StageGraph):
 
     def work(self, out: str | Path, stage: str, seed: int = 0) -> dict[str, Any]:
         "Run one stage of the run in `out`, unless it is done; its result, also in its done.json."
-        profile, here = run_profile(out), self.folder(out, self.check(stage), seed)
+        profile, stage_folder = run_profile(out), self.folder(out, self.check(stage), seed)
         lead = os.environ.get("RANK", "0") == "0"  # under torchrun, one process speaks and saves for all
         if not lead and not self.kinds.get(stage):
             return {}  # there is nothing to share out
@@ -767,20 +767,20 @@ class Stages(StageGraph):
                 f"stage {stage}, seed {seed} needs {missing[0]}, which has not run to its end in {out}; first: "
                 f"python -m drivelit stage {profile.system} {out} {missing[0]} --seed {seed}"
             )
-        with hold(here, f"{out}: stage {stage}, seed {seed}") if lead else contextlib.nullcontext():
+        with hold(stage_folder, f"{out}: stage {stage}, seed {seed}") if lead else contextlib.nullcontext():
             if self.is_done(out, stage, seed):  # perhaps by the process that held it until now
                 return self.result(out, stage, seed)
             begin = time.time()
             # what it plays is shared out; the folder is named as in older versions, whose runs go on with it
-            with keep_parts_in(here / "shards"), _reported(profile, here), account() as spent:
+            with keep_parts_in(stage_folder / "shards"), _reported(profile, stage_folder), account() as spent:
                 try:
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
                     raise RunError(f"stage {stage}, seed {seed}: {e}") from e
             result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
-            write_json(here / ("account.json" if lead else f"account-{os.environ['RANK']}.json"), spent)
+            write_json(stage_folder / ("account.json" if lead else f"account-{os.environ['RANK']}.json"), spent)
             if lead:
-                write_json(here / "done.json", result)
+                write_json(stage_folder / "done.json", result)
         return result
 
     def run(
@@ -830,13 +830,13 @@ class Stages(StageGraph):
 
     def _side_by_side(self, submit, out, jobs, workers):
         "Submit what is ready until nothing is left; `submit` takes (stage, seed) and gives a Future."
-        done, results, running = set(), {}, {}
+        completed, results, running = set(), {}, {}
         # disable=None: no bar where no terminal shows it, as in a notebook that is executed
         total, begin = len(jobs), time.monotonic()
         with tqdm(total=total, desc="stages", mininterval=1, disable=None) as bar:
             while jobs or running:
                 # not all that is ready at once: the most urgent may become ready in a moment
-                for job in self.ready(jobs, done)[: workers - len(running)]:
+                for job in self.ready(jobs, completed)[: workers - len(running)]:
                     jobs.remove(job)
                     running[submit(job)] = job
                 if not running:
@@ -851,11 +851,11 @@ class Stages(StageGraph):
                             f"{out}: a worker was killed (out of memory?) during "
                             f"{_status(self, out, running.values())}; the same command goes on from what is kept"
                         ) from None
-                    done.add(running.pop(f))
+                    completed.add(running.pop(f))
                     bar.update()
                 status = _status(self, out, running.values())
                 bar.set_postfix_str(status)
-                _tell(len(done), total, begin, status)
+                _tell(len(completed), total, begin, status)
         return results
 
 # %% ../../nbs/42_runs/30_stages.ipynb #7f140d81
@@ -947,12 +947,12 @@ def hours(profile: Profile, kinds: dict[str, str], measured: Measured) -> list[s
         if kind not in ("sft", "rl"):
             continue
         parts, sum_of = [], 0.0
-        for of, n in p.updates(stage, kind).items():
-            like = [s for s in measured.seconds if s == of or kinds.get(s) == of]
-            name = stage if stage in measured.seconds and of == kind else next(iter(like), None)
+        for update_kind, n in p.updates(stage, kind).items():
+            like = [s for s in measured.seconds if s == update_kind or kinds.get(s) == update_kind]
+            name = stage if stage in measured.seconds and update_kind == kind else next(iter(like), None)
             if name is None:
                 break
-            seconds = measured.seconds[name] * p.update_size(of) / was.update_size(of)
+            seconds = measured.seconds[name] * p.update_size(update_kind) / was.update_size(update_kind)
             parts.append(f"{n:,} x {seconds:.3g} s" + (f" as in {name}" if name != stage else ""))
             sum_of += n * seconds / 3600
         else:

@@ -184,8 +184,8 @@ def claims_of(*rows: tuple) -> list[Claim]:
         return (units,) if isinstance(units, Unit) else units
 
     return [
-        Claim(where, unit, condition(better), condition(other), *words)
-        for where, units, better, other, *words in rows
+        Claim(place, unit, condition(better), condition(baseline), *words)
+        for place, units, better, baseline, *words in rows
         for unit in several(units)
     ]
 

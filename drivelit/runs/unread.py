@@ -32,17 +32,17 @@ def read_keys(cls: type, sources: Iterable[str]) -> set[str]:
     trees = [ast.parse(s) for s in sources]
     reads = set().union(*(_attributes(t, {"profile"}) for t in trees))
     called = {n.func.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    mine = _functions(
+    base_methods = _functions(
         ast.parse(Path(importlib.util.find_spec("drivelit.runs.profiles").origin).read_text(encoding="utf-8"))
     )
     for name in called & {"sft_options", "rl_options"}:
-        reads |= _attributes(mine[name], {"profile"}) | set(named(cls, name.partition("_")[0]))
+        reads |= _attributes(base_methods[name], {"profile"}) | set(named(cls, name.partition("_")[0]))
     # properties and methods of the profile that the program asks stand for the keys that they read, and for each other
-    methods = mine | _functions(ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8")))
+    methods = base_methods | _functions(ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8")))
     followed = set()
-    while asked := (reads & set(methods)) - followed:
-        followed |= asked
-        reads |= set().union(*(_attributes(methods[name], {"self"}) for name in asked))
+    while pending := (reads & set(methods)) - followed:
+        followed |= pending
+        reads |= set().union(*(_attributes(methods[name], {"self"}) for name in pending))
     return reads & set(cls.keys())
 
 

@@ -98,8 +98,8 @@ def _ego_poses(path: Path, sweeps: np.ndarray) -> np.ndarray:
         if (np.diff(t) <= 0).any():
             raise SceneError(f"timestamp_ns: {t[int(np.argmax(np.diff(t) <= 0))]} stands twice")
         # Differences first: nanoseconds since 1970 lose their last digits as floats.
-        own = np.stack([ego["tx_m"], ego["ty_m"], _yaw(ego)], 1)
-        poses = poses_at((t - t[0]) / 1e9, own, (sweeps - t[0]) / 1e9)
+        ego_xyh = np.stack([ego["tx_m"], ego["ty_m"], _yaw(ego)], 1)
+        poses = poses_at((t - t[0]) / 1e9, ego_xyh, (sweeps - t[0]) / 1e9)
         if np.isnan(poses).any():
             k = int(np.isnan(poses).any(1).argmax())
             raise SceneError(
@@ -190,11 +190,14 @@ def _agents(d: dict, k: int) -> list[Agent]:
         inside = (x["sweep"] >= part.start) & (x["sweep"] < part.stop)
         if not inside.any():
             continue
-        whole, times = to_frame(x["poses"][inside], d["poses"][k]), (d["times"][x["sweep"]] - d["times"][k])[inside]
+        local_poses, times = (
+            to_frame(x["poses"][inside], d["poses"][k]),
+            (d["times"][x["sweep"]] - d["times"][k])[inside],
+        )
         *size, z = known_size(times, x["sizes"][inside], TYPES.get(x["kind"], "vehicle"), name)
         z = max(z, size[2] / 2)
-        for id, seen in stretches(name, times):
-            t, poses = times[seen], whole[seen]
+        for id, segment in stretches(name, times):
+            t, poses = times[segment], local_poses[segment]
             keep = thin(t)
             if np.hypot(*poses[keep, :2].T).min() > REACH:
                 continue
@@ -221,8 +224,8 @@ def _road(streets: dict, origin: np.ndarray) -> list[Area]:
         with reading(name):
             ring = shapely.make_valid(shapely.Polygon(_points(x["area_boundary"], origin, name)))
         parts = shapely.get_parts(shapely.intersection(ring, around))
-        whole = [(i, p) for i, p in enumerate(parts) if p.geom_type == "Polygon" and not p.is_empty]
-        areas += [Area(f"road{id}.{i}", "drivable", p) for i, p in whole]
+        polygons = [(i, p) for i, p in enumerate(parts) if p.geom_type == "Polygon" and not p.is_empty]
+        areas += [Area(f"road{id}.{i}", "drivable", p) for i, p in polygons]
     return areas
 
 # %% ../../nbs/00_scene/41_argoverse2.ipynb #streets2
@@ -232,11 +235,11 @@ def _lanes(segments: dict, origin: np.ndarray, own: np.ndarray) -> list[Area]:
     for id, x in segments.items():
         name = f"lane_segments.{id}"
         with reading(name):
-            left, right = (_points(x[f"{side}_lane_boundary"], origin, name) for side in ("left", "right"))
-            polygon = one_polygon(shapely.Polygon(np.concatenate([left, right[::-1]])), name)
+            left_edge, right_edge = (_points(x[f"{side}_lane_boundary"], origin, name) for side in ("left", "right"))
+            polygon = one_polygon(shapely.Polygon(np.concatenate([left_edge, right_edge[::-1]])), name)
             if polygon is None or not polygon.intersects(around):
                 continue
-            middle = (_evenly(left) + _evenly(right)) / 2
+            middle = (_evenly(left_edge) + _evenly(right_edge)) / 2
             driven = way.distance(shapely.LineString(middle)) < 1.5 and way.intersection(polygon).length > 2.0
             kind = "lane_connector" if x.get("is_intersection") else "lane"
             areas.append(Area(f"lane{id}", kind, polygon, middle, bool(driven)))

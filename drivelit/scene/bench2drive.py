@@ -196,10 +196,10 @@ def around(frame: int, there: list[int]) -> dict[float, int]:
         seconds from now -> frame, in the order of time
     """
     times = (np.array(there) - frame) / 10
-    some = times[joined(times)]
-    some = some[thin(some)]
-    some = some[(some > -DT * PAST - 0.3) & (some < DT * FUTURE + 0.3)]
-    return {t: frame + round(10 * t) for t in some.tolist()}
+    offsets = times[joined(times)]
+    offsets = offsets[thin(offsets)]
+    offsets = offsets[(offsets > -DT * PAST - 0.3) & (offsets < DT * FUTURE + 0.3)]
+    return {t: frame + round(10 * t) for t in offsets.tolist()}
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #1302a2be
 def kind_of(box: dict) -> str | None:
@@ -271,9 +271,9 @@ def _lights(anno: dict, origin: np.ndarray) -> list[Light]:
         with reading(f"bounding_boxes[{k}]"):
             px, py, pz = (float(v) for v in b["location"])
             x, y, h = to_frame(np.array([px, -py, -np.radians(b["rotation"][-1])]), origin)
-            mine = bool(b.get("affects_ego"))
-            line = _stop_line(b, origin) if mine and "trigger_volume_location" in b else ()
-            lanes = () if mine else (f"{b.get('road_id', '?')}_{b.get('lane_id', '?')}",)
+            relevant = bool(b.get("affects_ego"))
+            line = _stop_line(b, origin) if relevant and "trigger_volume_location" in b else ()
+            lanes = () if relevant else (f"{b.get('road_id', '?')}_{b.get('lane_id', '?')}",)
             state = STATES.get(b.get("state"), "unknown")
             out.append(Light(str(b["id"]), [x, y, pz], h, [0.0], [state], lanes, line))
     return out
@@ -293,7 +293,7 @@ def _middles(name: str, lines: list[dict]) -> list[tuple[str, np.ndarray, np.nda
         half = len(points) // 2
         if half > 1 and len(points) == 2 * half and np.array_equal(points[:half], points[half:]):
             points, junction = points[:half], junction[:half]
-        if not any(np.array_equal(points, other) for _, other, _ in out):
+        if not any(np.array_equal(points, existing) for _, existing, _ in out):
             out.append((f"{name}_{i}", points, junction))
     return out
 
@@ -332,9 +332,9 @@ def _lanes(path: Path | None, origin: np.ndarray) -> list[tuple[str, np.ndarray,
     out = []
     for name, line, junction in load_map(str(path)) if path else ():
         line = to_frame(line, origin)
-        near = np.hypot(*line.T) < REACH
-        if near.sum() > 1:
-            out.append((name, line[near], junction[near]))
+        nearby = np.hypot(*line.T) < REACH
+        if nearby.sum() > 1:
+            out.append((name, line[nearby], junction[nearby]))
     return out
 
 
@@ -342,15 +342,15 @@ def _map(lanes: list[tuple[str, np.ndarray, np.ndarray]], way: np.ndarray) -> Ma
     "Road, junctions and lanes; on route are those that the planned way runs along."
     areas, bands, squares, line = [], [], [], route_of(way)
     planned = shapely.LineString((way if len(way) > 1 else line)[:, :2])
-    for name, near, junction in lanes:
-        middle = shapely.LineString(near)
+    for name, points, junction in lanes:
+        middle = shapely.LineString(points)
         band = middle.buffer(WIDTH / 2, cap_style="flat")
-        mine = planned.distance(middle) < 1.5 and planned.intersection(band).length > 2.0
+        on_route = planned.distance(middle) < 1.5 and planned.intersection(band).length > 2.0
         if band.geom_type == "Polygon" and not band.is_empty:
-            areas.append(Area(name, "lane", band, near, bool(mine)))
+            areas.append(Area(name, "lane", band, points, bool(on_route)))
         bands.append(middle.buffer(WIDTH / 2 + SHOULDER))
         if junction.sum() > 1:
-            squares.append(shapely.LineString(near[junction]).buffer(WIDTH / 2, cap_style="flat"))
+            squares.append(shapely.LineString(points[junction]).buffer(WIDTH / 2, cap_style="flat"))
 
     def whole(polygons):
         return [p for p in shapely.get_parts(shapely.union_all(polygons)) if p.geom_type == "Polygon"]
@@ -377,7 +377,7 @@ def targets(anno: dict, origin: np.ndarray) -> list[np.ndarray]:
     Raises:
         SceneError: no numbers, NaN, or a point that is a kilometre away
     """
-    out, before = [], np.zeros(2)
+    out, previous = [], np.zeros(2)
     for name in ("near", "far"):
         pair = [anno.get(f"{axis}_command_{name}") for axis in "xy"]
         if None in pair:
@@ -386,24 +386,26 @@ def targets(anno: dict, origin: np.ndarray) -> list[np.ndarray]:
         point = to_frame(np.array([x, -y]), origin)
         if np.hypot(*point) > NEXT:
             raise SceneError(f"x_command_{name}, y_command_{name}: {np.hypot(*point):.0f} m from the ego")
-        if np.hypot(*(point - before)) > 1.0 and (out or point[0] > 0):  # a near point behind the ego has been reached
+        if np.hypot(*(point - previous)) > 1.0 and (
+            out or point[0] > 0
+        ):  # a near point behind the ego has been reached
             out.append(point)
-            before = point
+            previous = point
     return out
 
 
 def direct_way(points: list[np.ndarray], command: int) -> np.ndarray:
     "A smooth way (M, 3) in the ego's frame through points, where no map says how the lanes run."
-    here, ahead, parts = np.zeros(2), 0.0, [np.zeros((1, 3))]
+    position, ahead, parts = np.zeros(2), 0.0, [np.zeros((1, 3))]
     for k, point in enumerate(points):
-        step = point - here
-        chord, far = np.arctan2(step[1], step[0]), points[k + 1] - point if k + 1 < len(points) else None
+        step = point - position
+        chord, next_step = np.arctan2(step[1], step[0]), points[k + 1] - point if k + 1 < len(points) else None
         arc = ahead if command in BESIDE and not k else 2 * chord - ahead  # of the circle from here to there
-        then = np.arctan2(far[1], far[0]) if far is not None else arc if not k else chord
+        then = np.arctan2(next_step[1], next_step[0]) if next_step is not None else arc if not k else chord
         speed = np.hypot(*step) * np.array([[np.cos(h), np.sin(h)] for h in (ahead, then)])
-        curve, t = CubicHermiteSpline([0, 1], np.stack([here, point]), speed), np.linspace(0, 1, 41)[1:]
+        curve, t = CubicHermiteSpline([0, 1], np.stack([position, point]), speed), np.linspace(0, 1, 41)[1:]
         parts.append(np.c_[curve(t), np.arctan2(*curve(t, 1).T[::-1])])
-        here, ahead = point, then
+        position, ahead = point, then
     return np.concatenate(parts)
 
 # %% ../../nbs/00_scene/45_bench2drive.ipynb #92066a27
@@ -419,10 +421,10 @@ def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
         samples = np.linspace(0, s[-1], max(int(np.ceil(s[-1] / SPACING)), 1) + 1)
         xy = np.stack([np.interp(samples, s, column) for column in line.T], 1)
         step = np.diff(xy, axis=0)
-        first = sum(map(len, poses))
+        offset = sum(map(len, poses))
         poses.append(np.c_[xy, np.unwrap(np.arctan2(*np.concatenate([step, step[-1:]]).T[::-1]))])
-        follows.append(np.stack([first + np.arange(len(samples) - 1), first + np.arange(1, len(samples))], 1))
-        ends.append(first + len(samples) - 1)
+        follows.append(np.stack([offset + np.arange(len(samples) - 1), offset + np.arange(1, len(samples))], 1))
+        ends.append(offset + len(samples) - 1)
     poses = np.concatenate(poses)
     tree, ahead = cKDTree(poses[:, :2]), np.stack([np.cos(poses[:, 2]), np.sin(poses[:, 2])], 1)
     lane_of = np.repeat(np.arange(len(lines)), np.diff(np.r_[-1, ends]))
@@ -431,7 +433,9 @@ def _graph(lines: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     def lead(rows: np.ndarray, to: np.ndarray, reach: float, turn: float) -> np.ndarray:
         "Edges from rows to the points on other lanes that lie near a place and look the same way."
         neighbours = tree.query_ball_point(to, reach)
-        edges = np.array([(i, j) for i, some in zip(rows, neighbours, strict=True) for j in some], int).reshape(-1, 2)
+        edges = np.array([(i, j) for i, matches in zip(rows, neighbours, strict=True) for j in matches], int).reshape(
+            -1, 2
+        )
         same = np.abs(wrap_angle(np.diff(poses[edges, 2], axis=1)[:, 0])) < turn
         return edges[same & (np.diff(lane_of[edges], axis=1)[:, 0] != 0)]
 
@@ -452,27 +456,27 @@ def lane_way(lines: list[np.ndarray], points: list[np.ndarray]) -> np.ndarray | 
         return None
     poses, pairs, prices, lane_of, tree = _graph(lines)
     n, legs = len(poses), []
-    near = np.array(tree.query_ball_point(np.zeros(2), FAR_OFF), int)
+    candidates = np.array(tree.query_ball_point(np.zeros(2), FAR_OFF), int)
     # none of oncoming traffic
-    near = near[np.abs(wrap_angle(poses[near, 2])) < np.radians(60)]
+    candidates = candidates[np.abs(wrap_angle(poses[candidates, 2])) < np.radians(60)]
     # a metre beside a lane costs as much as five along it
-    cost = 5 * np.hypot(*poses[near, :2].T)
+    cost = 5 * np.hypot(*poses[candidates, :2].T)
     for point in points:
         # One more point, from which all those lead on that the way may have reached. An edge of price 0 would be none.
-        rows, cols = np.r_[pairs[:, 0], np.full(len(near), n)], np.r_[pairs[:, 1], near]
+        rows, cols = np.r_[pairs[:, 0], np.full(len(candidates), n)], np.r_[pairs[:, 1], candidates]
         graph = coo_array((np.r_[prices, cost] + 1e-3, (rows, cols)), (n + 1, n + 1)).tocsr()
-        price, before = dijkstra(graph, indices=n, return_predecessors=True)
-        near = np.array(tree.query_ball_point(point, FAR_OFF), int)
-        near = near[np.isfinite(price[near])]
-        cost = price[near] + 5 * np.hypot(*(poses[near, :2] - point).T)
-        legs.append(before)
-    if not len(near):
+        price, predecessors = dijkstra(graph, indices=n, return_predecessors=True)
+        candidates = np.array(tree.query_ball_point(point, FAR_OFF), int)
+        candidates = candidates[np.isfinite(price[candidates])]
+        cost = price[candidates] + 5 * np.hypot(*(poses[candidates, :2] - point).T)
+        legs.append(predecessors)
+    if not len(candidates):
         return None
-    way = [int(near[cost.argmin()])]
+    way = [int(candidates[cost.argmin()])]
     on = way[0] + np.flatnonzero(lane_of[way[0] :] == lane_of[way[0]])
-    for before in reversed(legs):
-        while before[way[-1]] != n:
-            way.append(int(before[way[-1]]))
+    for predecessors in reversed(legs):
+        while predecessors[way[-1]] != n:
+            way.append(int(predecessors[way[-1]]))
     back = np.flatnonzero(lane_of == lane_of[way[-1]])
     back = back[(back < way[-1]) & (back >= way[-1] - 20 / SPACING)]
     return poses[np.r_[back, way[::-1], on[1:]]]
@@ -562,7 +566,7 @@ def _scene(
     hd: Path | None,
 ) -> Scene:
     "annos and tenths, which are those of the last second: {seconds from now: frame}."
-    now, origin = annos[0.0], rear_axle(annos[0.0])
+    current, origin = annos[0.0], rear_axle(annos[0.0])
 
     def ways(by_time):
         return to_frame(np.array([rear_axle(a) for a in by_time.values()]), origin)
@@ -571,17 +575,17 @@ def _scene(
     back, past, future = half_seconds(times, poses, DT * PAST)
     lanes = _lanes(hd, origin)
     steering = motion(np.array(list(tenths)), ways(tenths))[2]
-    ax, ay, _ = (float(v) for v in now["acceleration"])
-    command = int(now["command_near"])
+    ax, ay, _ = (float(v) for v in current["acceleration"])
+    command = int(current["command_near"])
     return Scene(
         f"{Path(clip).name}-{frame:05d}",
         "bench2drive",
-        Ego(back, past, (float(now["speed"]), 0.0), (ax, -ay), steering),
+        Ego(back, past, (float(current["speed"]), 0.0), (ax, -ay), steering),
         COMMANDS.get(command, "GO STRAIGHT"),
         _agents(annos, origin),
-        _map(lanes, planned_way(now, origin, lanes, past)),
-        _lights(now, origin),
-        _cameras(clip, frame, now, frames_there),
+        _map(lanes, planned_way(current, origin, lanes, past)),
+        _lights(current, origin),
+        _cameras(clip, frame, current, frames_there),
         Trajectory(future[:8]) if len(future) >= 8 else None,
         Path(clip).name,
         False,

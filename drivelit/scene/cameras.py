@@ -77,9 +77,9 @@ def to_camera(points: np.ndarray, camera: Camera, ego: np.ndarray = (0.0, 0.0, 0
         (N, 3) right, down, forward, metres
     """
     p = np.asarray(points, float)
-    here = np.concatenate([to_frame(p[:, :2], ego), p[:, 2:]], 1)
+    in_ego = np.concatenate([to_frame(p[:, :2], ego), p[:, 2:]], 1)
     # rows are points: p @ R is R⁻¹ applied to each
-    return (here - camera.cam2ego[:3, 3]) @ camera.cam2ego[:3, :3]
+    return (in_ego - camera.cam2ego[:3, 3]) @ camera.cam2ego[:3, :3]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #project1
 def project(
@@ -317,10 +317,10 @@ def _paint(scene: Scene, camera: Camera, size: tuple[int, int], time: float, ego
         things.append((np.hypot(*(light.position[:2] - ego[:2])), faces, (disc, color)))
     for _, faces, lamp in sorted(things, key=lambda x: -x[0]):
         corners, colors, glows = zip(*faces, strict=True)
-        seen = to_camera(np.concatenate(corners), camera, ego).reshape(len(faces), 4, 3)
-        away = np.linalg.norm(seen.mean(1), axis=1)
+        projected = to_camera(np.concatenate(corners), camera, ego).reshape(len(faces), 4, 3)
+        away = np.linalg.norm(projected.mean(1), axis=1)
         for k in np.argsort(-away, kind="stable").tolist():
-            polygon(seen[k], colors[k], glows[k])
+            polygon(projected[k], colors[k], glows[k])
         if lamp is not None:
             _paint_lamp(draw, to_camera(lamp[0], camera, ego), lamp[1], camera, size)
     return image
@@ -470,8 +470,8 @@ def _file_at(scene: Scene, cam: Camera, files: dict, time: float) -> str:
             f"scene {scene.id}: {cam.name} has no image within 0.3 s of {time} s; the nearest is at {when} s"
         )
     if not Path(files[when]).is_file():
-        where = f"scene {scene.id}, {files[when]}"
-        raise SceneError(in_archive(files[when]) or f"{where}: the image of {cam.name} at {when} s is not there")
+        label = f"scene {scene.id}, {files[when]}"
+        raise SceneError(in_archive(files[when]) or f"{label}: the image of {cam.name} at {when} s is not there")
     return files[when]
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #nextima1

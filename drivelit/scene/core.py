@@ -430,10 +430,10 @@ def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5
     v = np.zeros((len(t), 2))
     if len(t) < 2:
         return v
-    now = np.arange(1, len(t))
-    back = np.minimum(np.searchsorted(t, t[1:] - window - 1e-6), now - 1)
-    age = t[now] - t[back]
-    v[1:] = np.where(age[:, None] <= 1.5 + 1e-6, (p[now] - p[back]) / age[:, None], 0.0)
+    index = np.arange(1, len(t))
+    back = np.minimum(np.searchsorted(t, t[1:] - window - 1e-6), index - 1)
+    age = t[index] - t[back]
+    v[1:] = np.where(age[:, None] <= 1.5 + 1e-6, (p[index] - p[back]) / age[:, None], 0.0)
     # The second frame may tell the first one's velocity, but not across now: at now it would be a look ahead.
     if t[1] <= 1e-6 or t[0] > 1e-6:
         v[0] = v[1]
@@ -794,10 +794,10 @@ def remembered(function: Callable) -> Callable:
 
     @wraps(function)
     def inner(scene, *args, **kwargs):
-        mine, key = memory.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
-        if key not in mine:
-            mine[key] = function(scene, *args, **kwargs)
-        return copy(mine[key])
+        cache, key = memory.setdefault(scene, {}), (args, tuple(sorted(kwargs.items())))
+        if key not in cache:
+            cache[key] = function(scene, *args, **kwargs)
+        return copy(cache[key])
 
     return inner
 

@@ -49,14 +49,14 @@ def whole_file(path: str | Path, sync: bool = True) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{uuid4().hex}.new")
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.new")
     try:
-        yield new
+        yield temporary
         if sync:
-            on_disk(new)
-        os.replace(new, path)
+            on_disk(temporary)
+        os.replace(temporary, path)
     finally:
-        new.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -70,11 +70,11 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         Path, the folder to write into; the block makes it, and after an error it is left to be looked at
     """
     folder = Path(folder)
-    new = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
-    yield new
+    temporary = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    yield temporary
     shutil.rmtree(folder, ignore_errors=True)
-    os.replace(new, folder)
+    os.replace(temporary, folder)
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -90,8 +90,8 @@ def write_text(path: str | Path, text: str) -> Path:
     Raises:
         OSError: it could not be written; the old content is untouched
     """
-    with whole_file(path) as new:
-        new.write_text(text, encoding="utf-8")
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return Path(path)
 
 
@@ -237,8 +237,8 @@ def owner_of(folder: str | Path) -> str:
 def holder(folder: str | Path) -> str:
     "Who holds a stage's folder, as in `process 12 on host h since ...`; or `another process`."
     try:
-        who = json.loads((Path(folder) / "holder.json").read_text())
-        return f"process {who['pid']} on {who['host']} since {who['since']}"
+        owner = json.loads((Path(folder) / "holder.json").read_text())
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # just taken, or just given back
         return "another process"
 
@@ -259,8 +259,8 @@ def hold(folder: str | Path, what: str, wait: float = 5.0) -> Iterator[None]:
         RunError: another process holds it; says which. Or nothing can be written there
     """
     folder = make_folder(folder)
-    with locked(folder / ".lock", wait) as mine:
-        if not mine:
+    with locked(folder / ".lock", wait) as acquired:
+        if not acquired:
             raise RunError(
                 f"{what} is held by {holder(folder)}: two runs in one folder would damage it; "
                 "wait for it, end it, or choose another folder"

@@ -130,16 +130,16 @@ def moments(
     Raises:
         SceneError: no logs, or naming the file, the frame and the key
     """
-    folder, wanted = Path(root) / "navsim_logs" / split, None if tokens is None else set(tokens)
+    folder, selected = Path(root) / "navsim_logs" / split, None if tokens is None else set(tokens)
     for log in (folder / name for name in (parts(root, split) if only is None else only)):
         with skipping(on_error):
             frames = load_log(str(log))
-            for now in range(HISTORY - 1, len(frames) - FUTURE, every):
-                with reading(f"{log}: frame {now}"):
-                    token = str(frames[now]["token"])
-                    use = (wanted is None or token in wanted) and (not has_route or bool(route_ids(frames[now])))
+            for index in range(HISTORY - 1, len(frames) - FUTURE, every):
+                with reading(f"{log}: frame {index}"):
+                    token = str(frames[index]["token"])
+                    use = (selected is None or token in selected) and (not has_route or bool(route_ids(frames[index])))
                 if use:
-                    yield str(log), now, token
+                    yield str(log), index, token
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #globpos1
 def global_pose(frame: dict) -> np.ndarray:
@@ -162,38 +162,38 @@ def window(frames: list[dict], now: int) -> tuple[int, np.ndarray]:
     Raises:
         SceneError: time stamps that do not increase
     """
-    first, end, since = now, now + 1, int(frames[now]["timestamp"])
+    begin, end, since = now, now + 1, int(frames[now]["timestamp"])
 
     def time(i):
         return (int(frames[i]["timestamp"]) - since) / 1e6
 
-    while first > 0 and -PAST + 1e-6 < time(first) <= 0:
-        first -= 1
+    while begin > 0 and -PAST + 1e-6 < time(begin) <= 0:
+        begin -= 1
     while end < len(frames) and 0 <= time(end - 1) < AHEAD - 1e-6:
         end += 1
-    times = np.array([time(i) for i in range(first, end)])
+    times = np.array([time(i) for i in range(begin, end)])
     if (np.diff(times) <= 0).any():
         k = int(np.argmax(np.diff(times) <= 0))
         raise SceneError(
-            f"frame {first + k + 1}: timestamp: {times[k] - times[k + 1]:.1f} s before the frame in front of it"
+            f"frame {begin + k + 1}: timestamp: {times[k] - times[k + 1]:.1f} s before the frame in front of it"
         )
     part = joined(times)
-    return first + part.start, times[part]
+    return begin + part.start, times[part]
 
 
 def check_window(frames: list[dict], now: int) -> None:
     "SceneError if the frames around a moment do not follow each other in time, or in the recorded speed."
-    first, time = window(frames, now)
-    some = frames[first : first + len(time)]
-    poses = np.array([global_pose(f) for f in some])
-    speed = np.hypot(*np.array([check_array(f["ego_dynamic_state"], "ego_dynamic_state", (4,))[:2] for f in some]).T)
+    begin, time = window(frames, now)
+    subset = frames[begin : begin + len(time)]
+    poses = np.array([global_pose(f) for f in subset])
+    speed = np.hypot(*np.array([check_array(f["ego_dynamic_state"], "ego_dynamic_state", (4,))[:2] for f in subset]).T)
     for k, dt in enumerate(np.diff(time)):
         moved = np.hypot(*(poses[k + 1] - poses[k])[:2])
         mean_speed = (speed[k] + speed[k + 1]) / 2
         # 10 m/s² for the whole step, and three metres for a pose and a speed that are not measured together.
         if abs(moved - mean_speed * dt) > 3.0 + 10.0 * dt**2:
             raise SceneError(
-                f"frame {first + k + 1}: ego2global_translation: the car moves {moved:.1f} m in {dt:.2f} s, "
+                f"frame {begin + k + 1}: ego2global_translation: the car moves {moved:.1f} m in {dt:.2f} s, "
                 f"at a recorded {mean_speed:.1f} m/s"
             )
 
@@ -211,18 +211,18 @@ def _boxes(frame: dict, origin: np.ndarray) -> list[tuple[str, str, np.ndarray, 
     out = []
     for box, name, v, token in zip(boxes, anns["gt_names"], speeds, anns["track_tokens"], strict=True):
         if name != "ego":
-            here = to_frame(from_frame(box[[0, 1, 6]], pose), origin)
-            out.append((str(token), str(name), here, v, (*box[3:6], box[2])))
+            local_pose = to_frame(from_frame(box[[0, 1, 6]], pose), origin)
+            out.append((str(token), str(name), local_pose, v, (*box[3:6], box[2])))
     return out
 
 
 def _agents(frames: list[dict], now: int) -> list[Agent]:
     "Every track, in the frame of the present ego."
-    origin, tracks, (first, times) = global_pose(frames[now]), {}, window(frames, now)
-    for i, time in enumerate(times.tolist(), first):
+    origin, tracks, (begin, times) = global_pose(frames[now]), {}, window(frames, now)
+    for i, time in enumerate(times.tolist(), begin):
         with reading(f"frame {i}"):
-            for token, name, here, v, size in _boxes(frames[i], origin):
-                tracks.setdefault(token, (name, []))[1].append((time, here, v, size))
+            for token, name, local_pose, v, size in _boxes(frames[i], origin):
+                tracks.setdefault(token, (name, []))[1].append((time, local_pose, v, size))
     out = []
     for token, (name, rows) in tracks.items():
         times, poses, velocity, sizes = zip(*rows, strict=True)
@@ -246,10 +246,10 @@ def _marked(command: Any) -> int:
 
 def _ego(frames: list[dict], now: int, origin: np.ndarray) -> tuple[Ego, np.ndarray]:
     "The ego, and (F, 3) poses at 0.5 s, 1 s, ... from now."
-    first, times = window(frames, now)
-    own = frames[first : first + len(times)]
-    poses = to_frame(np.array([global_pose(f) for f in own]), origin)
-    state = check_array([f["ego_dynamic_state"] for f in own], "ego_dynamic_state", (len(own), 4))
+    begin, times = window(frames, now)
+    ego_frames = frames[begin : begin + len(times)]
+    poses = to_frame(np.array([global_pose(f) for f in ego_frames]), origin)
+    state = check_array([f["ego_dynamic_state"] for f in ego_frames], "ego_dynamic_state", (len(ego_frames), 4))
     back, past, future = half_seconds(times, poses, PAST, AHEAD)
     upto = at_times(times[times <= 0], state[times <= 0], back)
     ego = Ego(back, past, upto[-1, :2], upto[-1, 2:], past_velocity=upto[:, :2], past_acceleration=upto[:, 2:])
@@ -261,14 +261,14 @@ SIZE = (1920, 1080)
 
 def _cameras(frames: list[dict], now: int, sensors: str | Path | None) -> dict[str, Camera]:
     "Calibration and image files of now and the past."
-    out, (first, times) = {}, window(frames, now)
+    out, (begin, times) = {}, window(frames, now)
     for name, cam in frames[now].get("cams", {}).items():
         pose = np.eye(4)
         pose[:3, :3], pose[:3, 3] = cam["sensor2lidar_rotation"], cam["sensor2lidar_translation"]
         files = (
             {
                 t: Path(sensors) / frames[i]["cams"][name]["data_path"]
-                for i, t in enumerate(times[times <= 0].tolist(), first)
+                for i, t in enumerate(times[times <= 0].tolist(), begin)
                 if name in frames[i].get("cams", {})
             }
             if sensors
@@ -361,11 +361,11 @@ def _stored_lanes(path: str, around: np.ndarray, route: list) -> tuple[dict, dic
         }
 
     lanes, connectors = both("lanes_polygons", "lane_group_fid"), both("lane_connectors", "lane_group_connector_fid")
-    some = ", ".join(str(i) for i in connectors) or "NULL"
-    widths = layer(path, "gen_lane_connectors_scaled_width_polygons", where=f"lane_connector_fid IN ({some})")
+    connector_ids = ", ".join(str(i) for i in connectors) or "NULL"
+    widths = layer(path, "gen_lane_connectors_scaled_width_polygons", where=f"lane_connector_fid IN ({connector_ids})")
     shapes = {_number(r["lane_connector_fid"]): r.geometry for _, r in widths.iterrows()}
-    mine = ", ".join(_number(r["lane_fid"]) for r in lanes.values()) or "NULL"
-    paths = layer(path, "baseline_paths", where=f"lane_fid IN ({mine}) OR lane_connector_fid IN ({some})")
+    lane_ids = ", ".join(_number(r["lane_fid"]) for r in lanes.values()) or "NULL"
+    paths = layer(path, "baseline_paths", where=f"lane_fid IN ({lane_ids}) OR lane_connector_fid IN ({connector_ids})")
     line = {
         _number(r[k]): np.array(r.geometry.coords)[:, :2]
         for k in ("lane_fid", "lane_connector_fid")
@@ -392,8 +392,8 @@ def lane_table(path: str, around: np.ndarray, route: list) -> dict[str, dict]:
             connector=True,
             next=[_number(r["entry_lane_fid"])],
         )
-        if (before := _number(r["exit_lane_fid"])) in out:
-            out[before]["next"].append(str(fid))
+        if (previous := _number(r["exit_lane_fid"])) in out:
+            out[previous]["next"].append(str(fid))
     return {k: v | dict(line=line[k]) for k, v in out.items() if k in line}
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #heads001
@@ -434,24 +434,24 @@ def search(lanes: dict[str, dict], start: str, blocks: list[str]) -> list[str]:
         list of lane ids
     """
     blocks = list(dict.fromkeys(blocks))
-    first = blocks.index(lanes[start]["block"]) if lanes[start]["block"] in blocks else 0
-    goal = blocks[first : first + DEPTH][-1]
+    begin = blocks.index(lanes[start]["block"]) if lanes[start]["block"] in blocks else 0
+    goal = blocks[begin : begin + DEPTH][-1]
     graph = nx.DiGraph()
     graph.add_nodes_from(lanes)
     for k, v in lanes.items():
         for n in v["next"]:
             if n in lanes:
                 graph.add_edge(k, n, length=shapely.LineString(lanes[n]["line"]).length)
-    far, ways = nx.single_source_dijkstra(graph, start, weight="length")
+    distances, ways = nx.single_source_dijkstra(graph, start, weight="length")
     reached = [k for k in ways if lanes[k]["block"] == goal]
     if reached:
-        return ways[min(reached, key=far.get)]
-    return ways[min(ways, key=lambda k: (-len(ways[k]), far[k]))]
+        return ways[min(reached, key=distances.get)]
+    return ways[min(ways, key=lambda k: (-len(ways[k]), distances[k]))]
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #44d4c10c
 def _map_areas(path: str, origin: np.ndarray, lanes: dict[str, dict], route: list[str]) -> list[Area]:
     "Polygons of all layers around the ego, and the lanes, in the ego's frame."
-    areas, here = [], shapely.box(-REACH, -REACH, REACH, REACH)
+    areas, view_box = [], shapely.box(-REACH, -REACH, REACH, REACH)
 
     def local(g):
         return shapely.transform(shapely.force_2d(g), lambda p: to_frame(p, origin))
@@ -465,7 +465,7 @@ def _map_areas(path: str, origin: np.ndarray, lanes: dict[str, dict], route: lis
         polygon = local(v["polygon"])
         parts = [p for p in shapely.get_parts(polygon) if p.geom_type == "Polygon" and not p.is_empty]
         on_route, kind = v["block"] in route, "lane_connector" if v["connector"] else "lane"
-        if parts and (polygon.intersects(here) or on_route):
+        if parts and (polygon.intersects(view_box) or on_route):
             areas.append(Area(k, kind, parts[0], to_frame(v["line"], origin), on_route))
     return areas
 
@@ -525,14 +525,14 @@ def _scene(frames: list[dict], now: int, maps: str | Path | None, sensors: str |
     if maps:
         street, starts = read_map(str(find_map(maps, str(frame["map_location"]))), origin, route_ids(frame))
     lights = _lights(dict(frame["traffic_lights"]), starts)
-    which = _marked(frame["driving_command"])
+    command_id = _marked(frame["driving_command"])
     ego, future = _ego(frames, now, origin)
     boxes = any(len(f["anns"]["gt_boxes"]) for f in frames if isinstance(f["anns"], dict) and "gt_boxes" in f["anns"])
     meta = dict(
         token=str(frame["token"]),
         timestamp=int(frame["timestamp"]),
         location=str(frame["map_location"]),
-        command_known=which < 3,
+        command_known=command_id < 3,
         longest_step=float(np.diff(window(frames, now)[1]).max(initial=0)),
         distortion={
             k: np.asarray(c["distortion"]).tolist() for k, c in frame.get("cams", {}).items() if "distortion" in c
@@ -543,7 +543,7 @@ def _scene(frames: list[dict], now: int, maps: str | Path | None, sensors: str |
         str(frame["token"]),
         "navsim",
         ego,
-        COMMAND[which] if which < 3 else "GO STRAIGHT",
+        COMMAND[command_id] if command_id < 3 else "GO STRAIGHT",
         _agents(frames, now),
         street,
         lights,
@@ -582,9 +582,9 @@ def scenes(
     root = Path(root)
     maps = next((root / m for m in ("maps", "nuplan-maps-v1.0") if (root / m).is_dir()), None)
     sensors = root / "sensor_blobs" / split
-    for log, now, _ in moments(root, split, every, tokens, on_error=on_error, only=only):
+    for log, index, _ in moments(root, split, every, tokens, on_error=on_error, only=only):
         with skipping(on_error):
-            yield enough(read(log, now, maps, sensors if sensors.is_dir() else None), PAST)
+            yield enough(read(log, index, maps, sensors if sensors.is_dir() else None), PAST)
 
 # %% ../../nbs/00_scene/44_navsim.ipynb #gives002
 GIVES = dict(

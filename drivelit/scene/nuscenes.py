@@ -144,14 +144,14 @@ def around(nusc: Any, token: str) -> dict[float, dict]:
     Raises:
         SceneError: time stamps that do not increase
     """
-    now = nusc.get("sample", token)
-    out = {0.0: now}
-    for key, sign, most in (("prev", -1, PAST), ("next", 1, AHEAD)):
-        sample, time = now, 0.0
-        while sample[key] and sign * time < most - 1e-6:
+    current = nusc.get("sample", token)
+    out = {0.0: current}
+    for key, sign, limit in (("prev", -1, PAST), ("next", 1, AHEAD)):
+        sample, time = current, 0.0
+        while sample[key] and sign * time < limit - 1e-6:
             sample = nusc.get("sample", sample[key])
-            last, time = time, (int(sample["timestamp"]) - int(now["timestamp"])) / 1e6
-            if sign * (time - last) <= 0:
+            previous, time = time, (int(sample["timestamp"]) - int(current["timestamp"])) / 1e6
+            if sign * (time - previous) <= 0:
                 raise SceneError("sample.timestamp: the samples are not in the order of time")
             out[time] = sample
     times = sorted(out)
@@ -211,9 +211,9 @@ def _ego(nusc: Any, now: dict, times: np.ndarray, poses: np.ndarray, scene_name:
 
         with reading(Path(nusc.dataroot) / "can_bus" / f"{scene_name}_pose.json"):
             rows = NuScenesCanBus(dataroot=nusc.dataroot).get_messages(scene_name, "pose")
-            near = min(rows, key=lambda r: abs(r["utime"] - now["timestamp"]))
-            if abs(near["utime"] - now["timestamp"]) < 1e5:
-                v, a = near["vel"][:2], near["accel"][:2]
+            nearest = min(rows, key=lambda r: abs(r["utime"] - now["timestamp"]))
+            if abs(nearest["utime"] - now["timestamp"]) < 1e5:
+                v, a = nearest["vel"][:2], nearest["accel"][:2]
     back, past, _ = half_seconds(times, poses, PAST)
     return Ego(back, past, v, a, steer)
 
@@ -313,13 +313,13 @@ def read(nusc: Any, token: str, need_map: bool = False, future: int = 8) -> Scen
 
 
 def _scene(nusc: Any, token: str, samples: dict[float, dict], need_map: bool, least: int) -> Scene:
-    now, times = samples[0.0], np.array(list(samples))
-    record = nusc.get("scene", now["scene_token"])
+    current, times = samples[0.0], np.array(list(samples))
+    record = nusc.get("scene", current["scene_token"])
     location = nusc.get("log", record["log_token"])["location"]
-    origin = ego_pose(nusc, now)
+    origin = ego_pose(nusc, current)
     poses = np.array([to_frame(ego_pose(nusc, s), origin) for s in samples.values()])
     future = half_seconds(times, poses, 0.0, AHEAD)[2]
-    near = future[:8]
+    plan_poses = future[:8]
     lacks = unknown(future, bool(nusc.sample_annotation))
     street = open_map(nusc.dataroot, location)
     if need_map and street is None:
@@ -327,16 +327,16 @@ def _scene(nusc: Any, token: str, samples: dict[float, dict], need_map: bool, le
     return Scene(
         token,
         "nuscenes",
-        _ego(nusc, now, times, poses, file_name(record["name"], "scene.name")),
-        command_of(near),
+        _ego(nusc, current, times, poses, file_name(record["name"], "scene.name")),
+        command_of(plan_poses),
         _agents(nusc, samples, origin),
         _map(street, origin, poses),
         (),
         _cameras(nusc, samples),
-        Trajectory(near) if len(near) >= least else None,
+        Trajectory(plan_poses) if len(plan_poses) >= least else None,
         record["name"],
         "night" in record["description"].lower(),
-        dict(token=token, timestamp=int(now["timestamp"]), location=location) | far_future(future) | lacks,
+        dict(token=token, timestamp=int(current["timestamp"]), location=location) | far_future(future) | lacks,
     )
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #tokensn1
@@ -390,17 +390,17 @@ def parts(
         if version == "v1.0-trainval":
             warnings.warn(f"{path}: train and val together; split train and split val keep them apart", stacklevel=2)
         return names_in_file
-    wanted = set(names_in_file if split is None else split_names(split)) & set(
+    selected = set(names_in_file if split is None else split_names(split)) & set(
         names_in_file if drives is None else drives
     )
-    asked = ", ".join([*([f"split {split}"] if split else []), *([f"{len(drives)} names"] if drives else [])])
-    if not (chosen := [name for name in names_in_file if name in wanted]):
+    request = ", ".join([*([f"split {split}"] if split else []), *([f"{len(drives)} names"] if drives else [])])
+    if not (chosen := [name for name in names_in_file if name in selected]):
         raise SceneError(
-            f"{path}: none of its {len(names_in_file)} drives is wanted ({asked}): another version, or a wrong list"
+            f"{path}: none of its {len(names_in_file)} drives is wanted ({request}): another version, or a wrong list"
         )
-    for which, names in (("of the split", split and split_names(split)), ("of the names", drives)):
+    for label, names in (("of the split", split and split_names(split)), ("of the names", drives)):
         if lost := set(names or ()) - set(names_in_file):
-            warnings.warn(f"{path}: {len(lost)} {which} are not there, such as {min(lost)}", stacklevel=2)
+            warnings.warn(f"{path}: {len(lost)} {label} are not there, such as {min(lost)}", stacklevel=2)
     return chosen
 
 
@@ -425,16 +425,16 @@ def moments(
     Returns:
         iterator of sample tokens
     """
-    wanted = None if tokens is None else set(tokens)
+    selected = None if tokens is None else set(tokens)
     for record in (r for r in nusc.scene if only is None or r["name"] in only):
         names, t = [], record["first_sample_token"]
         while t:
             names.append(t)
             t = nusc.get("sample", t)["next"]
-        if wanted is None:
+        if selected is None:
             yield from names[history : max(history, len(names) - future) : every]
         else:
-            yield from (t for t in names if t in wanted)
+            yield from (t for t in names if t in selected)
 
 # %% ../../nbs/00_scene/42_nuscenes.ipynb #scenesn1
 def scenes(

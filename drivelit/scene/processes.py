@@ -116,11 +116,11 @@ class Workers(ProcessPoolExecutor):
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future:
         "As in the pool of the library; a process that is started meanwhile begins without ears for the interrupt."
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return super().submit(work, *args, **options)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     def end_if_interrupted(self, error: type | None) -> None:
         "End the processes, if this is the kind of error that Ctrl-C raises."

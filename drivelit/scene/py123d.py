@@ -229,24 +229,24 @@ def _boxes(log: str, frame: int) -> tuple[int, list[str], list[str], np.ndarray]
         if boxes is None or not len(boxes):
             return 0, [], [], np.zeros((0, 7))
         us = int(boxes.timestamp.time_us)
-        told = [(b, type_of(b.attributes.label)) for b in boxes]
-        told = [(b, kind) for b, kind in told if kind is not None]
-        state = [b.bounding_box_se3.array for b, _ in told]
+        labelled = [(b, type_of(b.attributes.label)) for b in boxes]
+        labelled = [(b, kind) for b, kind in labelled if kind is not None]
+        state = [b.bounding_box_se3.array for b, _ in labelled]
         box = check_array(state, "bounding_box_se3", (None, 10), GLOBE)
         # 123D has w first, scipy last
         heading = _heading(Rotation.from_quat(box[:, [4, 5, 6, 3]]).as_matrix()) if len(box) else np.zeros(0)
         k = int(np.abs(d["ego"]["us"] - us).argmin())
         up = (box[:, :3] - d["ego"]["axle"][k]) @ d["ego"]["turns"][k][:, 2] - d["ground"]
     rows = np.column_stack([box[:, :2], heading, box[:, 7:], up])
-    return us, [str(b.attributes.track_token) for b, _ in told], [kind for _, kind in told], rows
+    return us, [str(b.attributes.track_token) for b, _ in labelled], [kind for _, kind in labelled], rows
 
 
 def _tracks(d: dict, k: int) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
     "Token -> type, times (T,) s from now, rows (T, 7) of `_boxes`; some before BEFORE, for the velocities."
     since, part = d["times"] - d["times"][k], joined(d["times"] - d["times"][k])
-    near = [i for i in range(part.start, part.stop) if -BEFORE - 0.65 <= since[i] <= AHEAD + 0.05]
+    nearby = [i for i in range(part.start, part.stop) if -BEFORE - 0.65 <= since[i] <= AHEAD + 0.05]
     out = {}
-    for i in near:
+    for i in nearby:
         us, tokens, kinds, rows = _boxes(d["log"], int(d["frame"][i]))
         for token, kind, row in zip(tokens, kinds, rows, strict=True):
             out.setdefault(token, (kind, [], []))
@@ -261,10 +261,10 @@ def _agents(d: dict, k: int) -> list[Agent]:
     for name, (kind, times, rows) in _tracks(d, k).items():
         if (np.diff(times) <= 0).any():
             raise SceneError(f"box_detections_se3.track_token: {name} stands twice in a frame")
-        whole = to_frame(rows[:, :3], d["poses"][k])
+        local_poses = to_frame(rows[:, :3], d["poses"][k])
         *size, z = known_size(times, rows[:, 3:], kind, name)
-        for id, seen in stretches(name, times):
-            t, poses = times[seen], whole[seen]
+        for id, segment in stretches(name, times):
+            t, poses = times[segment], local_poses[segment]
             keep = thin(t)
             keep = keep[t[keep] >= -BEFORE - 0.05]
             if not len(keep) or np.hypot(*poses[keep, :2].T).min() > REACH:
@@ -344,8 +344,8 @@ def _limit(lanes: dict, areas: dict[int, Area]) -> float | None:
 
 def _start(lane: Area) -> np.ndarray:
     "(3,) where a lane begins, and its direction there."
-    first, second = lane.centerline[:2]
-    return np.array([*first, np.arctan2(*(second - first)[::-1])])
+    begin, second = lane.centerline[:2]
+    return np.array([*begin, np.arctan2(*(second - begin)[::-1])])
 
 # %% ../../nbs/00_scene/47_123d.ipynb #d1230027
 def _route(d: dict, origin: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -366,12 +366,12 @@ def _map(d: dict, k: int, own: np.ndarray) -> tuple[Map, dict[int, Area], bool]:
         street = d["api"].get_map_api()
     if street is None:
         return Map((), _route(d, origin, own)), {}, False
-    layers, far = library().layers, 1.5 * REACH  # a square of the world that holds the ego's, whatever its heading
-    around = shapely.box(*(origin[:2] - far), *(origin[:2] + far))
-    wanted = [layers[name] for name in ("LANE", *LAYERS)]
+    layers, radius = library().layers, 1.5 * REACH  # a square of the world that holds the ego's, whatever its heading
+    around = shapely.box(*(origin[:2] - radius), *(origin[:2] + radius))
+    query_layers = [layers[name] for name in ("LANE", *LAYERS)]
     with _reading("map"):
-        by_layer = street.query(around, layers=wanted, predicate="intersects")
-        by_layer = {layer: sorted(some, key=lambda x: x.object_id) for layer, some in by_layer.items()}
+        by_layer = street.query(around, layers=query_layers, predicate="intersects")
+        by_layer = {layer: sorted(objects, key=lambda x: x.object_id) for layer, objects in by_layer.items()}
         lanes = {int(x.object_id): x for x in by_layer.get(layers.LANE, ())}
         areas = _lanes(lanes, origin, own)
         limit = _limit(lanes, areas)
@@ -412,11 +412,13 @@ def _unpacked(d: dict, camera: Any, frame: int, data: Any, images: str | Path) -
     path = folder / f"{frame:06d}.{kind}"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, sync=False) as new:
+        with whole_file(path, sync=False) as temporary:
             if isinstance(data, bytes):
-                Path(new).write_bytes(data)
+                Path(temporary).write_bytes(data)
             else:
-                Image.fromarray(d["api"].get_camera_at_iteration(frame, camera.camera_id).rgb_image).save(new, "PNG")
+                Image.fromarray(d["api"].get_camera_at_iteration(frame, camera.camera_id).rgb_image).save(
+                    temporary, "PNG"
+                )
     return path
 
 
@@ -430,26 +432,27 @@ def _file_of(d: dict, camera: Any, frame: int, sensors: Path | None, images: str
 # %% ../../nbs/00_scene/47_123d.ipynb #d1230033
 def _cameras(d: dict, k: int, sensors: str | Path | None, images: str | Path | None) -> tuple[dict, list[str]]:
     "Pinhole cameras with their pictures around frame k, at the times of the frames; and who is none."
-    out, others = {}, []
+    out, excluded = {}, []
     since = d["times"] - d["times"][k]
-    near = [i for i in thin(since) if -BEFORE - 0.05 <= since[i] <= NEXT_VIEWS]
-    where = sensors or library().paths().get_sensor_root(d["dataset"])
+    indices = [i for i in thin(since) if -BEFORE - 0.05 <= since[i] <= NEXT_VIEWS]
+    sensor_root = sensors or library().paths().get_sensor_root(d["dataset"])
     for camera in d["api"].get_camera_metadatas().values():
         with _reading(camera.modality_key):
-            own = str(camera.camera_name)
+            label = str(camera.camera_name)
             if camera.camera_model != library().pinhole:
-                others.append(own)
+                excluded.append(label)
                 continue
             pose = d["to_axle"] @ camera.camera_to_imu_se3.transformation_matrix
             pose[2, 3] -= d["ground"]
             files = {
-                float(since[i]): _file_of(d, camera, int(d["frame"][i]), where and Path(where), images) for i in near
+                float(since[i]): _file_of(d, camera, int(d["frame"][i]), sensor_root and Path(sensor_root), images)
+                for i in indices
             }
             files = {t: f for t, f in files.items() if f is not None}
             lens = camera.intrinsics.camera_matrix
             view = view_name(place := camera.camera_id.name)
-            out[own if view == place else view] = Camera(own, camera.width, camera.height, lens, pose, files)
-    return out, others
+            out[label if view == place else view] = Camera(label, camera.width, camera.height, lens, pose, files)
+    return out, excluded
 
 # %% ../../nbs/00_scene/47_123d.ipynb #d1230039
 NEAR = 0.15  # seconds: a moment is that of a frame; where one is lost, of its neighbour
@@ -459,8 +462,8 @@ def timestamps(log: str | Path, step: float = 0.5, history: float = 1.5, future:
     "The moments of a log with enough past and future, of its frames: seconds from the first frame."
     t = load(str(log))["times"]
     every = max(1, round(step / float(np.median(np.diff(t))))) if len(t) > 1 else 1
-    first = int(np.searchsorted(t, history - 0.05))  # frames come a few milliseconds early or late
-    return [round(float(x), 6) for x in t[first::every] if x <= t[-1] - future + 0.05]
+    begin = int(np.searchsorted(t, history - 0.05))  # frames come a few milliseconds early or late
+    return [round(float(x), 6) for x in t[begin::every] if x <= t[-1] - future + 0.05]
 
 
 def read(
@@ -514,12 +517,12 @@ def _scene(d: dict, k: int, history: float, sensors: str | Path | None, images: 
     poses, times = to_frame(d["poses"][part], d["poses"][k]), (d["times"] - d["times"][k])[part]
     ego, future = _ego(d, times, poses, k, history)
     road, lanes, limited = _map(d, k, poses)
-    cameras, others = _cameras(d, k, sensors, images)
+    cameras, excluded = _cameras(d, k, sensors, images)
     time, row = float(d["times"][k]), int(d["frame"][k])
     token = library().uuid(library().sync(Path(d["log"]))["sync.uuid"][row].as_py())
     meta = dict(time=round(time, 6), token=token, dataset=d["dataset"], split=d["split"], speed_limit_known=limited)
     meta |= dict(location=d["location"]) if d["location"] else {}
-    meta |= dict(cameras_left_out=others) if others else {}
+    meta |= dict(cameras_left_out=excluded) if excluded else {}
     boxes = d["api"].get_box_detections_se3_metadata() is not None
     return Scene(
         f"{d['id']}-{time:05.1f}",
@@ -604,10 +607,10 @@ def scenes(
     Raises:
         SceneError: no logs, or naming the log and what is wrong with it
     """
-    wanted = None if tokens is None else set(tokens)
+    selected = None if tokens is None else set(tokens)
     for log in (Path(root) / "logs" / name for name in (parts(root, split) if only is None else only)):
         with skipping(on_error):
-            for t in _wanted(log, wanted, step, history):
+            for t in _wanted(log, selected, step, history):
                 with skipping(on_error):
                     yield enough(read(log, t, max(history, 2.0), sensors, images), history)
 

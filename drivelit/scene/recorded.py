@@ -108,9 +108,9 @@ def joined(times: np.ndarray, most: float = GAP) -> slice:
         slice of those that are reached from the one nearest to 0 without a longer step
     """
     t = np.asarray(times, float)
-    now, breaks = int(np.abs(t).argmin()), np.flatnonzero(np.diff(t) > most + 1e-6) + 1
-    before, after = breaks[breaks <= now], breaks[breaks > now]
-    return slice(int(before[-1]) if len(before) else 0, int(after[0]) if len(after) else len(t))
+    current, breaks = int(np.abs(t).argmin()), np.flatnonzero(np.diff(t) > most + 1e-6) + 1
+    starts, after = breaks[breaks <= current], breaks[breaks > current]
+    return slice(int(starts[-1]) if len(starts) else 0, int(after[0]) if len(after) else len(t))
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #b7f88b20
 def stretches(name: str, times: np.ndarray, most: float = GAP) -> list[tuple[str, slice]]:
@@ -141,8 +141,8 @@ def known_size(times: np.ndarray, sizes: np.ndarray, kind: str = "", name: str =
 
 def one_polygon(outline: shapely.Geometry, name: str) -> shapely.Polygon | None:
     "An outline that crosses itself, mended: its largest part; None, with a warning, if nothing is left."
-    whole = outline if outline.is_valid else shapely.make_valid(outline)
-    parts = [p for p in shapely.get_parts(whole) if p.geom_type == "Polygon" and not p.is_empty]
+    valid = outline if outline.is_valid else shapely.make_valid(outline)
+    parts = [p for p in shapely.get_parts(valid) if p.geom_type == "Polygon" and not p.is_empty]
     if not parts:
         warnings.warn(f"{name}: its outline has no area, left out", stacklevel=2)
         return None
@@ -152,9 +152,9 @@ def one_polygon(outline: shapely.Geometry, name: str) -> shapely.Polygon | None:
 def at_times(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, most: float = GAP) -> np.ndarray:
     "Samples (T, C) at other times (W,), so (W, C); NaN in steps over `most` s and beyond the ends."
     t, v, w = (np.asarray(x, float) for x in (times, values, wanted))
-    near = np.abs(w[:, None] - t).argmin(1)
-    on = np.abs(w - t[near]) < 1e-6
-    out = np.where(on[:, None], v[near], np.nan)
+    nearest = np.abs(w[:, None] - t).argmin(1)
+    on = np.abs(w - t[nearest]) < 1e-6
+    out = np.where(on[:, None], v[nearest], np.nan)
     if len(t) > 1:
         step, edge = np.clip(np.searchsorted(t, w) - 1, 0, len(t) - 2), 0.2 * np.median(np.diff(t)) + 1e-6
         covered = ~on & (np.diff(t)[step] <= most + 1e-6) & (w >= t[0] - edge) & (w <= t[-1] + edge)
@@ -188,22 +188,22 @@ def half_seconds(
     t, p = np.asarray(times, float), np.asarray(poses, float)
     past = slice(0, int(np.abs(t).argmin()) + 1)
     back, front = 0.5 * np.arange(int(2 * history + 1e-6) + 1), 0.5 * np.arange(1, int(2 * ahead + 1e-6) + 1)
-    before, after = poses_at(t[past], p[past], -back), poses_at(t, p, front)
+    history_poses, after = poses_at(t[past], p[past], -back), poses_at(t, p, front)
 
     def whole(v):
         return int(np.cumprod(~np.isnan(v[:, 0])).sum())
 
-    n = whole(before)
-    return 0.0 - back[:n][::-1], before[:n][::-1], after[: whole(after)]
+    n = whole(history_poses)
+    return 0.0 - back[:n][::-1], history_poses[:n][::-1], after[: whole(after)]
 
 
 def thin(times: np.ndarray) -> np.ndarray:
     "Indices (K,) of the samples that stand for the half seconds: within 0.05 s, or the nearest."
     t = np.asarray(times, float)
     halves = 0.5 * np.arange(np.floor(2 * t[0]), np.ceil(2 * t[-1]) + 1)
-    near = np.abs(t - halves[:, None]).argmin(1)
-    keep = (np.abs(t[near] - halves) <= 0.05 + 1e-6) | (halves > t[0]) & (halves < t[-1])
-    return np.unique(near[keep]) if keep.any() else np.array([0])
+    nearest = np.abs(t - halves[:, None]).argmin(1)
+    keep = (np.abs(t[nearest] - halves) <= 0.05 + 1e-6) | (halves > t[0]) & (halves < t[-1])
+    return np.unique(nearest[keep]) if keep.any() else np.array([0])
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #motion01
 WHEELBASE = 3.089  # metres, of nuPlan's vehicle
@@ -220,9 +220,9 @@ def motion(times: np.ndarray, poses: np.ndarray) -> tuple[float, float, float]:
         speed in m/s, acceleration in m/s², steering angle in radians; three zeros for a single pose, no acceleration
         for two
     """
-    now = int(np.abs(np.asarray(times, float)).argmin())
-    first = max(0, min(int(np.searchsorted(times, -1.05)), now - 2))
-    t, p = np.asarray(times, float)[first : now + 1], np.asarray(poses, float)[first : now + 1]
+    current = int(np.abs(np.asarray(times, float)).argmin())
+    start = max(0, min(int(np.searchsorted(times, -1.05)), current - 2))
+    t, p = np.asarray(times, float)[start : current + 1], np.asarray(poses, float)[start : current + 1]
     if len(t) < 2:
         return 0.0, 0.0, 0.0
     chord = p[:, 0] * np.cos(p[:, 2] / 2) + p[:, 1] * np.sin(p[:, 2] / 2)
@@ -268,8 +268,10 @@ def route_of(own: np.ndarray) -> np.ndarray:
         t = np.arange(0, s[-1] + 0.5)
         way = np.stack([np.interp(t, s, column) for column in (p[:, 0], p[:, 1], np.unwrap(p[:, 2]))], 1)
     x, y, h = way[-1]
-    far = np.arange(1.0, AHEAD)
-    return np.concatenate([way, np.stack([x + far * np.cos(h), y + far * np.sin(h), np.full(len(far), h)], 1)])
+    distance = np.arange(1.0, AHEAD)
+    return np.concatenate(
+        [way, np.stack([x + distance * np.cos(h), y + distance * np.sin(h), np.full(len(distance), h)], 1)]
+    )
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #farfut01
 def far_future(poses: np.ndarray) -> dict:
@@ -333,10 +335,10 @@ def _agents(log: dict, frame: int) -> list[Agent]:
     out, origin = [], log["poses"][frame]
     for name, track in log["tracks"].items():
         ahead = track["frames"] - frame
-        whole = to_frame(np.concatenate([track["xyz"][:, :2], track["heading"][:, None]], 1), origin)
+        local_poses = to_frame(np.concatenate([track["xyz"][:, :2], track["heading"][:, None]], 1), origin)
         kind = TYPES.get(track["type"], "generic_object")
         for id, part in stretches(name, ahead * log["dt"]):
-            times, poses = ahead[part] * log["dt"], whole[part]
+            times, poses = ahead[part] * log["dt"], local_poses[part]
             keep = thin(times)
             keep = keep[(ahead[part][keep] >= -50) & (ahead[part][keep] <= 80)]
             if not len(keep) or np.hypot(*poses[keep, :2].T).min() > REACH:
@@ -362,8 +364,8 @@ def _road(log: dict, origin: np.ndarray) -> list[Area]:
             holes = [_ring(h, origin, name) for h in a.get("holes", [])]
             polygon = shapely.make_valid(shapely.Polygon(_ring(a["exterior"], origin, name), holes))
         parts = shapely.get_parts(shapely.intersection(polygon, around))
-        whole = [(k, p) for k, p in enumerate(parts) if p.geom_type == "Polygon" and not p.is_empty]
-        areas += [Area(f"road{i}.{k}", "drivable", p) for k, p in whole]
+        polygons = [(k, p) for k, p in enumerate(parts) if p.geom_type == "Polygon" and not p.is_empty]
+        areas += [Area(f"road{i}.{k}", "drivable", p) for k, p in polygons]
     return areas
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #mapofl02
@@ -411,9 +413,9 @@ def read(path: str | Path, time: float, keyframe_dir: str | Path | None = None, 
         SceneError: naming the file and the field
     """
     log = load(str(path))
-    last = (len(log["poses"]) - 1) * log["dt"]
-    if not -0.05 < time < last + 0.05:
-        raise SceneError(f"{path}: time {time} s is outside the log (0 to {last:.1f} s)")
+    duration = (len(log["poses"]) - 1) * log["dt"]
+    if not -0.05 < time < duration + 0.05:
+        raise SceneError(f"{path}: time {time} s is outside the log (0 to {duration:.1f} s)")
     with reading(path):
         return _scene(log, int(round(time / log["dt"])), float(time), history, keyframe_dir, Path(path).name)
 
@@ -442,8 +444,8 @@ def _scene(log: dict, frame: int, time: float, history: float, keyframe_dir: str
 def timestamps(path: str | Path, step: float = 0.5, history: float = 1.5, future: float = 4.0) -> list[float]:
     "The moments of a log with enough past and future, in seconds from its start."
     log = load(str(path))
-    last = (len(log["poses"]) - 1) * log["dt"] - future
-    return [round(float(t), 3) for t in np.arange(history, last + 1e-6, step)]
+    end = (len(log["poses"]) - 1) * log["dt"] - future
+    return [round(float(t), 3) for t in np.arange(history, end + 1e-6, step)]
 
 # %% ../../nbs/00_scene/40_recorded.ipynb #scenes01
 def parts(folder: str | Path) -> list[str]:

@@ -201,13 +201,13 @@ def straight_road(
     path: Path, start: float, stop: float, lanes: int = 1, opposing: int = 1, shoulder: float = 0.6
 ) -> list[Area]:
     "Drivable area, lanes and walkways along a path, the middle of the rightmost lane; all in metres."
-    left = (lanes + opposing - 0.5) * LANE
-    areas = [Area("road", "roadblock", strip(path, start, stop, -LANE / 2 - shoulder, left + shoulder))]
+    left_edge = (lanes + opposing - 0.5) * LANE
+    areas = [Area("road", "roadblock", strip(path, start, stop, -LANE / 2 - shoulder, left_edge + shoulder))]
     areas += [lane(path, f"lane{i}", start, stop, i * LANE) for i in range(lanes)]
     areas += [lane(path, f"opposing{i}", start, stop, (lanes + i) * LANE, on_route=False) for i in range(opposing)]
     areas += [
         Area("walk_right", "walkway", strip(path, start, stop, -LANE / 2 - shoulder - 2.5, -LANE / 2 - shoulder)),
-        Area("walk_left", "walkway", strip(path, start, stop, left + shoulder, left + shoulder + 2.5)),
+        Area("walk_left", "walkway", strip(path, start, stop, left_edge + shoulder, left_edge + shoulder + 2.5)),
     ]
     return areas
 
@@ -219,9 +219,9 @@ def cross_road(pose: np.ndarray, half: float, width: float = 2 * LANE, length: f
     def turn(ring):
         return np.asarray(ring) @ np.array([[c, s], [-s, c]]) + pose[:2]
 
-    w, far = width / 2 + 0.6, half + length
+    w, arm_end = width / 2 + 0.6, half + length
     square = turn([[-half, -half], [half, -half], [half, half], [-half, half]])
-    arms = [turn([[-w, y0], [w, y0], [w, y1], [-w, y1]]) for y0, y1 in ((-far, -half), (half, far))]
+    arms = [turn([[-w, y0], [w, y0], [w, y1], [-w, y1]]) for y0, y1 in ((-arm_end, -half), (half, arm_end))]
     return [Area("junction", "intersection", square), *[Area(f"arm{i}", "roadblock", a) for i, a in enumerate(arms)]]
 
 # %% ../../nbs/00_scene/20_roads.ipynb #zebrafu1
@@ -256,10 +256,10 @@ def boxes_touch(center: np.ndarray, half: np.ndarray, other: np.ndarray, other_h
     dx, dy = other[..., 0] - center[..., 0], other[..., 1] - center[..., 1]
     turn = other[..., 2] - center[..., 2]
     c, s = np.abs(np.cos(turn)), np.abs(np.sin(turn))
-    apart = np.zeros(np.broadcast_shapes(center.shape[:-1], other.shape[:-1]), bool)
+    separated = np.zeros(np.broadcast_shapes(center.shape[:-1], other.shape[:-1]), bool)
     # separating axes: two rectangles are apart if they are along a side of one of them
-    for pose, own, far in ((center, half, other_half), (other, other_half, half)):
+    for pose, first_half, second_half in ((center, half, other_half), (other, other_half, half)):
         ch, sh = np.cos(pose[..., 2]), np.sin(pose[..., 2])
-        apart |= np.abs(dx * ch + dy * sh) > own[..., 0] + far[..., 0] * c + far[..., 1] * s
-        apart |= np.abs(dy * ch - dx * sh) > own[..., 1] + far[..., 0] * s + far[..., 1] * c
-    return ~apart
+        separated |= np.abs(dx * ch + dy * sh) > first_half[..., 0] + second_half[..., 0] * c + second_half[..., 1] * s
+        separated |= np.abs(dy * ch - dx * sh) > first_half[..., 1] + second_half[..., 0] * s + second_half[..., 1] * c
+    return ~separated

@@ -101,8 +101,8 @@ def _scenario(element: Element) -> Scenario:
         if point is None:
             raise SceneError("no <trigger_point>")
         x, y, z, yaw = _numbers(point, ("x", "y", "z", "yaw"))
-        more = {e.tag: e.get("value", dict(e.attrib)) for e in element if e.tag != "trigger_point"}
-        return Scenario(name, element.get("type", ""), np.array([x, -y, z, -np.radians(yaw)]), more)
+        extras = {e.tag: e.get("value", dict(e.attrib)) for e in element if e.tag != "trigger_point"}
+        return Scenario(name, element.get("type", ""), np.array([x, -y, z, -np.radians(yaw)]), extras)
 
 
 def _route(element: Element) -> Route:
@@ -117,8 +117,8 @@ def _route(element: Element) -> Route:
         )
     waypoints = [_numbers(p, ("x", "y", "z")) for p in element.iterfind("waypoints/position")]
     points = np.array(waypoints).reshape(-1, 3) * [1, -1, 1]
-    apart = np.hypot(*np.diff(points[:, :2], axis=0).T) if len(points) else np.zeros(0)
-    if not (apart > 1e-6).any():
+    gaps = np.hypot(*np.diff(points[:, :2], axis=0).T) if len(points) else np.zeros(0)
+    if not (gaps > 1e-6).any():
         raise SceneError(f"{len(points)} way-points; a route needs two different ones")
     weathers = [(w.attrib, _numbers(w, tuple(w.attrib))) for w in element.iterfind("weathers/weather")]
     return Route(

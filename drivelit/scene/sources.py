@@ -102,8 +102,8 @@ def open_scenes(source: str, root: str | Path | None = None, **options: Any) -> 
 # %% ../../nbs/00_scene/90_sources.ipynb #bff716fd
 def _on_disk(scene: Scene, when: Callable[[float], bool]) -> bool:
     "Whether every camera has an image of such a time, and all of them are there."
-    named = [[f for t, f in c.files.items() if when(t)] for c in scene.cameras.values()]
-    return bool(named) and all(named) and all(Path(f).is_file() for some in named for f in some)
+    file_lists = [[f for t, f in c.files.items() if when(t)] for c in scene.cameras.values()]
+    return bool(file_lists) and all(file_lists) and all(Path(f).is_file() for paths in file_lists for f in paths)
 
 
 def has(scene: Scene, aspect: str) -> bool:
@@ -203,8 +203,8 @@ def write_folder(
         if path.exists():
             count["there"] += 1
         else:
-            with whole_file(path, sync=False) as new:
-                to_json(scene, new)
+            with whole_file(path, sync=False) as temporary:
+                to_json(scene, temporary)
             count["written"] += 1
     return count
 

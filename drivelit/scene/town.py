@@ -239,11 +239,11 @@ def cruise(rng: np.random.Generator, d: float) -> Draft:
     k = rng.choice([-1, 1]) * mix(rng, 1 / 400, 1 / 90, d)
     path = route((rng.uniform(2, 20), 0.0), (150, k))
     v = rng.uniform(7, 13)
-    far = [mover("far", "car", path, rng.uniform(50, 80), schedule(v * 1.1))] if rng.random() < 0.5 else []
+    leader = [mover("far", "car", path, rng.uniform(50, 80), schedule(v * 1.1))] if rng.random() < 0.5 else []
     return Draft(
         path,
         v,
-        far + oncoming(rng, path) + strollers(rng, path),
+        leader + oncoming(rng, path) + strollers(rng, path),
         limit=v * rng.uniform(1.0, 1.2),
         intent="follow the road",
     )
@@ -367,14 +367,14 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    near, r, v = rng.uniform(2, 9), rng.uniform(9, 12), rng.uniform(4.5, 6.5)
-    path, through, end, middle, goes_on, areas = _turn(rng, r, near, 1)
+    distance, r, v = rng.uniform(2, 9), rng.uniform(9, 12), rng.uniform(4.5, 6.5)
+    path, through, end, middle, goes_on, areas = _turn(rng, r, distance, 1)
     across, agents = Path(through.at(middle)[:2] + np.array([[-0.5 * LANE, 80], [-0.5 * LANE, -80]]), origin=80), []
     if rng.random() < 0.8:  # from the left, or towards us
-        meet = (near + r / 2) / v * mix(rng, 1.6, 1.0, d)
+        meet = (distance + r / 2) / v * mix(rng, 1.6, 1.0, d)
         u = rng.uniform(6, 10)
         if goes_on:
-            agents = [mover("oncoming", "car", through, near + r / 2 + u * meet, schedule(-u), LANE)]
+            agents = [mover("oncoming", "car", through, distance + r / 2 + u * meet, schedule(-u), LANE)]
         else:
             agents = [mover("from_left", "car", across, -u * meet, schedule(u))]
     return Draft(
@@ -400,8 +400,8 @@ def right_turn(rng: np.random.Generator, d: float) -> Draft:
     Returns:
         Draft
     """
-    near, r, v = rng.uniform(2, 9), rng.uniform(8, 11), rng.uniform(4.5, 6.0)
-    path, _, end, _, _, areas = _turn(rng, r, near, -1)
+    distance, r, v = rng.uniform(2, 9), rng.uniform(8, 11), rng.uniform(4.5, 6.0)
+    path, _, end, _, _, areas = _turn(rng, r, distance, -1)
     agents = []
     if rng.random() < 0.6:
         crossing_s = end + rng.uniform(1, 4)
@@ -450,11 +450,14 @@ def _across(rng: np.random.Generator, path: Path, line: float, arrive: float, go
     c, s = np.cos(centre[2] + side * np.pi / 2), np.sin(centre[2] + side * np.pi / 2)
     # 80 m before the junction, half a lane beside the middle of the road across
     start = centre[:2] - 80 * np.array([c, s]) + side * LANE / 2 * np.array([s, -c])
-    own = Path(np.stack([start, start + 160 * np.array([c, s])]), origin=80)
+    cross_path = Path(np.stack([start, start + 160 * np.array([c, s])]), origin=80)
     if not going:
-        return [mover("waiting", "car", own, -13.0)]
+        return [mover("waiting", "car", cross_path, -13.0)]
     u = rng.uniform(7, 11)
-    return [mover(f"across{i}", "car", own, -u * arrive - 13 * i, schedule(u)) for i in range(int(rng.integers(2, 5)))]
+    return [
+        mover(f"across{i}", "car", cross_path, -u * arrive - 13 * i, schedule(u))
+        for i in range(int(rng.integers(2, 5)))
+    ]
 
 # %% ../../nbs/00_scene/21_town.ipynb #fredxlight1
 def red_light(rng: np.random.Generator, d: float) -> Draft:
@@ -468,9 +471,9 @@ def red_light(rng: np.random.Generator, d: float) -> Draft:
         Draft
     """
     path, v = route((170, 0.0)), rng.uniform(5, 12)
-    far = rng.random() < 0.5
+    extra_gap = rng.random() < 0.5
     # so far that 1.6 m/s² (easy) to 3 m/s² (hard) are enough to stop
-    line = v**2 / (2 * mix(rng, 1.6, 3.0, d)) + rng.uniform(5, 7) + (rng.uniform(5, 15) if far else 0)
+    line = v**2 / (2 * mix(rng, 1.6, 3.0, d)) + rng.uniform(5, 7) + (rng.uniform(5, 15) if extra_gap else 0)
     agents = _across(rng, path, line, (line + 5) / v - rng.uniform(0, 1), True) + strollers(rng, path)
     return Draft(
         path,
@@ -621,11 +624,11 @@ def road_works(rng: np.random.Generator, d: float) -> Draft:
     ]
     cones = [mover(f"cone{i}", "cone", path, s - 5 + 3.0 * i, None, -1.5 + 0.35 * i) for i in range(4)]
     free = rng.random() < 0.8
-    other = [] if free else [mover("oncoming", "car", path, s + 25, schedule(-6.0), LANE)]
+    traffic = [] if free else [mover("oncoming", "car", path, s + 25, schedule(-6.0), LANE)]
     return Draft(
         path,
         v,
-        closed + cones + other,
+        closed + cones + traffic,
         limit=v * 1.05,
         lanes=1 + free,
         opposing=1,
@@ -704,10 +707,10 @@ def queue_moves(rng: np.random.Generator, d: float) -> Draft:
     "The queue in front moves up, slowly; the ego stands."
     path, u = _bend(rng, 2.0, 22, 40), rng.uniform(1.8, 2.3)
     kind = str(rng.choice(["car", "van", "truck"]))
-    first = EGO_FRONT + mix(rng, 3.2, 2.0, d) + SIZES[kind][0] / 2
-    queue = [mover("queue0", kind, path, first, schedule(u))]
+    lead_s = EGO_FRONT + mix(rng, 3.2, 2.0, d) + SIZES[kind][0] / 2
+    queue = [mover("queue0", kind, path, lead_s, schedule(u))]
     if kind == "car":
-        queue.append(mover("queue1", "car", path, first + rng.uniform(9, 12), schedule(u)))
+        queue.append(mover("queue1", "car", path, lead_s + rng.uniform(9, 12), schedule(u)))
     return Draft(path, 0.0, queue + oncoming(rng, path), limit=rng.uniform(8, 11), intent="move up with the queue")
 
 # %% ../../nbs/00_scene/21_town.ipynb #e85c8579
@@ -787,8 +790,8 @@ def give_way(rng: np.random.Generator, d: float) -> Draft:
 # %% ../../nbs/00_scene/21_town.ipynb #4a56db8a
 def side_road(rng: np.random.Generator, d: float) -> Draft:
     "The ego stands at the mouth of a side road and turns; often a car comes from the left."
-    side, near, r = int(rng.choice([-1, 1])), rng.uniform(3, 6), rng.uniform(8, 10)
-    path, through, _, middle, _, areas = _turn(rng, r, near, side)
+    side, distance, r = int(rng.choice([-1, 1])), rng.uniform(3, 6), rng.uniform(8, 10)
+    path, through, _, middle, _, areas = _turn(rng, r, distance, side)
     across, agents = Path(through.at(middle)[:2] + np.array([[-0.5 * LANE, 80], [-0.5 * LANE, -80]]), origin=80), []
     if rng.random() < 0.6:
         u = rng.uniform(6, 10)
@@ -808,18 +811,18 @@ def side_road(rng: np.random.Generator, d: float) -> Draft:
 # %% ../../nbs/00_scene/21_town.ipynb #15d85abe
 def lane_ends(rng: np.random.Generator, d: float) -> Draft:
     "The ego's lane ends at barriers, the route goes on in the lane beside; often a car is there."
-    v, near, k = rng.uniform(5, 9), rng.uniform(1, 5), 1 / mix(rng, 60, 40, d)
+    v, distance, k = rng.uniform(5, 9), rng.uniform(1, 5), 1 / mix(rng, 60, 40, d)
     n = np.sqrt(LANE / k)  # two arcs of this length end one lane to the left
-    path, through = route((near, 0.0), (n, k), (n, -k), (150, 0.0)), route((200, 0.0))
-    end = near + 2 * n + 6
+    path, through = route((distance, 0.0), (n, k), (n, -k), (150, 0.0)), route((200, 0.0))
+    end = distance + 2 * n + 6
     closed = [mover(f"barrier{i}", "barrier", through, end, None, -0.9 + 1.3 * i, np.pi / 2) for i in range(2)]
-    other = []
+    traffic = []
     if rng.random() < 0.7:
-        other = [mover("other", "car", through, rng.uniform(-14, 12), schedule(v * rng.uniform(0.6, 1.3)), LANE)]
+        traffic = [mover("other", "car", through, rng.uniform(-14, 12), schedule(v * rng.uniform(0.6, 1.3)), LANE)]
     return Draft(
         path,
         v,
-        other + closed,
+        traffic + closed,
         limit=v * 1.2,
         areas=straight_road(through, -85, 150, 2, 1),
         lanes=0,
@@ -1064,9 +1067,9 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
     Returns:
         (C,) the first step; 99: never
     """
-    first = np.full(len(poses), 99)
+    first_hit = np.full(len(poses), 99)
     if not draft.agents:
-        return first
+        return first_hit
     half = np.array([(EGO_FRONT + EGO_REAR) / 2, EGO_WIDTH / 2])
     shift = (EGO_FRONT - EGO_REAR) / 2 + LOOK[:, None, None] * DT * v  # (4, C, 41): to the box's middle, at each look
     ego = np.stack([poses[..., 0] + shift * np.cos(poses[..., 2]), poses[..., 1] + shift * np.sin(poses[..., 2])], -1)
@@ -1081,10 +1084,10 @@ def meets(draft: Draft, poses: np.ndarray, v: np.ndarray, since: float = 0.0) ->
         box = np.concatenate([ego[look, c, k], poses[c, k, 2:]], -1)
         own_pose, ahead = poses[c, k], pose[look, k, :2] - poses[c, k, :2]
         # its middle is over 1.5 m behind the rear axle
-        behind = ahead[:, 0] * np.cos(own_pose[:, 2]) + ahead[:, 1] * np.sin(own_pose[:, 2]) < -1.5
-        hit = boxes_touch(box, half + ROOM[look], pose[look, k], half_size) & ~behind
-        np.minimum.at(first, c[hit], k[hit])
-    return first
+        is_behind = ahead[:, 0] * np.cos(own_pose[:, 2]) + ahead[:, 1] * np.sin(own_pose[:, 2]) < -1.5
+        hit = boxes_touch(box, half + ROOM[look], pose[look, k], half_size) & ~is_behind
+        np.minimum.at(first_hit, c[hit], k[hit])
+    return first_hit
 
 # %% ../../nbs/00_scene/21_town.ipynb #dangerf1
 def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometry, since: float = 0.0) -> np.ndarray:
@@ -1103,19 +1106,19 @@ def danger(draft: Draft, poses: np.ndarray, v: np.ndarray, road: shapely.Geometr
                 4.0 * v[:, -1]
             )  # beyond the first four seconds, rolling towards a red line is a mistake, too
         off |= (along + EGO_FRONT > line) & (along[:, :1] + EGO_FRONT <= line)
-    first = np.minimum(meets(draft, poses, v, since), np.where(off.any(1), off.argmax(1), 99))
-    return np.where(first == 99, 0, 50 - first)
+    first_step = np.minimum(meets(draft, poses, v, since), np.where(off.any(1), off.argmax(1), 99))
+    return np.where(first_step == 99, 0, 50 - first_step)
 
 # %% ../../nbs/00_scene/21_town.ipynb #00e68fa8
 def safe_plans(
     draft: Draft, plans: Plans, road: shapely.Geometry, since: float = 0.0, chunk: int = 24
 ) -> Iterator[tuple[int, int]]:
     "Safe plans, the best first, as (index, 0); if none is, only the longest safe one, with its `danger`."
-    order, seen = np.argsort(plans.cost, kind="stable"), []
+    order, ratings = np.argsort(plans.cost, kind="stable"), []
     for part in np.split(order, range(chunk, len(order), chunk)):
-        seen.append(danger(draft, plans.poses[part], plans.v[part], road, since))
-        yield from ((int(k), 0) for k in part[seen[-1] == 0])
-    bad = np.concatenate(seen)
+        ratings.append(danger(draft, plans.poses[part], plans.v[part], road, since))
+        yield from ((int(k), 0) for k in part[ratings[-1] == 0])
+    bad = np.concatenate(ratings)
     if bad.min() > 0:
         yield int(order[bad.argmin()]), int(bad.min())
 
@@ -1144,23 +1147,23 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
     shapely.prepare(road)
     plans = candidates(draft)
     safe = safe_plans(draft, plans, road)
-    first, bad = next(safe)
+    best, bad = next(safe)
     if bad:
         return None
     if draft.aside:
         stay = Plans(*(x[: len(GOALS) * len(LIMITS)] for x in plans))  # the first move is to stay
         k, unsafe = next(safe_plans(draft, stay, road))
-        if not unsafe and stay.s[k, 40] > plans.s[first, 40] / 2:
+        if not unsafe and stay.s[k, 40] > plans.s[best, 40] / 2:
             return None
-    return plans.poses[first], far_sighted(draft, plans, chain([(first, 0)], safe), road)
+    return plans.poses[best], far_sighted(draft, plans, chain([(best, 0)], safe), road)
 
 # %% ../../nbs/00_scene/21_town.ipynb #carryon1
 def carry_on(draft: Draft, plans: Plans, k: int, road: shapely.Geometry) -> tuple[np.ndarray, int]:
     "Plan k's lateral move with a new speed plan at 4 s: world poses (41, 3) to 8 s, and their `danger`."
-    more, v, a = speed_plans(plans.v[k, 40], plans.a[k, 40], draft.limit)
+    extra_s, v, a = speed_plans(plans.v[k, 40], plans.a[k, 40], draft.limit)
     move = moves(draft)[k // (len(GOALS) * len(LIMITS))]
-    poses, cost = driven(draft, plans.s[k, 40] + more, v, a, *move)
-    best, bad = next(safe_plans(draft, Plans(poses, more, v, a, cost), road, 4.0))
+    poses, cost = driven(draft, plans.s[k, 40] + extra_s, v, a, *move)
+    best, bad = next(safe_plans(draft, Plans(poses, extra_s, v, a, cost), road, 4.0))
     return poses[best, :41], bad
 
 # %% ../../nbs/00_scene/21_town.ipynb #farsigh1
@@ -1194,8 +1197,8 @@ def beside(poses: np.ndarray, s: np.ndarray, start: tuple[float, float], reach: 
     l0, m = start[0], np.tan(start[1]) * reach  # slope times reach: u = s / reach
     u, v = np.clip(s / reach, 0, 1), np.clip(s / reach + 1, 0, 1)
     ahead = np.polynomial.Polynomial([l0, m, 0, -10 * l0 - 6 * m, 15 * l0 + 8 * m, -6 * l0 - 3 * m])
-    behind = np.polynomial.Polynomial([0, 0, 3 * l0 - m, m - 2 * l0])
-    l, slope = (np.where(s >= 0, f(u), g(v)) for f, g in ((ahead, behind), (ahead.deriv(), behind.deriv())))
+    rear_poly = np.polynomial.Polynomial([0, 0, 3 * l0 - m, m - 2 * l0])
+    l, slope = (np.where(s >= 0, f(u), g(v)) for f, g in ((ahead, rear_poly), (ahead.deriv(), rear_poly.deriv())))
     normal = np.stack([-np.sin(poses[:, 2]), np.cos(poses[:, 2])], 1)
     return np.column_stack([poses[:, :2] + normal * l[:, None], poses[:, 2] + np.arctan(slope / reach)])
 
@@ -1320,10 +1323,10 @@ def finish(
         )
         for x in draft.lights
     ]
-    now = float(draft.path.project(origin[None, :2])[0][0]) if begin else 0.0
-    line = to_frame(draft.path.at(now + np.arange(-20.0, 121.0)), origin)
-    near = draft.path.at(now + np.array([0.0, 1.0]))[:, 2]
-    steering = float(np.arctan(3.089 * wrap_angle(near[1] - near[0])))
+    start_s = float(draft.path.project(origin[None, :2])[0][0]) if begin else 0.0
+    line = to_frame(draft.path.at(start_s + np.arange(-20.0, 121.0)), origin)
+    headings = draft.path.at(start_s + np.array([0.0, 1.0]))[:, 2]
+    steering = float(np.arctan(3.089 * wrap_angle(headings[1] - headings[0])))
     return Scene(
         id,
         "toy",

@@ -27,8 +27,8 @@ def paced(*knots: tuple[float, float]) -> Callable[[np.ndarray], np.ndarray]:
     def along(times):
         times = np.asarray(times, float)
         i = np.clip(np.searchsorted(t, times, side="right") - 1, 0, len(t) - 1)
-        now = np.interp(times, t, v)
-        return s[i] + (times - t[i]) * (v[i] + now) / 2
+        speed = np.interp(times, t, v)
+        return s[i] + (times - t[i]) * (v[i] + speed) / 2
 
     return along
 
@@ -141,11 +141,11 @@ def curve(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng, 10.0, 12.0)
-    near, r = rng.uniform(60, 100), mix(rng, 12, 8.5, d)
-    path = _road((near, 0.0), (r * np.pi / 2, rng.choice([-1, 1]) / r), (250, 0.0))
-    goal = near + 100.0 + rng.uniform(0, 40)
-    wide = Area("wide", "roadblock", strip(path, near - 10, near + 45, -1.1 * LANE, 0.0))  # buses need it, too
-    stop_s = near + r * np.pi / 2 + rng.uniform(18, 30)
+    distance, r = rng.uniform(60, 100), mix(rng, 12, 8.5, d)
+    path = _road((distance, 0.0), (r * np.pi / 2, rng.choice([-1, 1]) / r), (250, 0.0))
+    goal = distance + 100.0 + rng.uniform(0, 40)
+    wide = Area("wide", "roadblock", strip(path, distance - 10, distance + 45, -1.1 * LANE, 0.0))  # buses need it, too
+    stop_s = distance + r * np.pi / 2 + rng.uniform(18, 30)
     stopped, triggers = _stands(rng, "stopped", path, stop_s, d, (0, 0), (4, 0.9 * limit))
     blocked = rng.random() < 0.75
     return RouteDraft(
@@ -177,8 +177,8 @@ def lead_braking(rng: np.random.Generator, d: float) -> RouteDraft:
     )
     if rng.random() < 0.5:
         brakes, stands = 4 + rng.uniform(3, 6), rng.uniform(2, 4)
-        again = ((0, 0), (4, v), (brakes, v), (brakes + v / decel, 0), (brakes + v / decel + stands, 0))
-        lead, triggers = _stands(rng, "lead", path, rng.uniform(40, 60), d, *again, (again[-1][0] + v / 2, v))
+        rebrake = ((0, 0), (4, v), (brakes, v), (brakes + v / decel, 0), (brakes + v / decel + stands, 0))
+        lead, triggers = _stands(rng, "lead", path, rng.uniform(40, 60), d, *rebrake, (rebrake[-1][0] + v / 2, v))
     goal = rng.uniform(170, 210)
     return RouteDraft(
         path,
@@ -276,20 +276,20 @@ def _people(
     rng: np.random.Generator, path: Path, s: float, v: float, seconds: float, side: int, d: float
 ) -> tuple[list[Agent], dict[str, float]]:
     "Three people at a crossing, one for each pace; id -> metres of the ego at which each begins."
-    first = _walker(rng, "person", path, s, seconds, side, rng.uniform(1.1, 1.5))
+    walker = _walker(rng, "person", path, s, seconds, side, rng.uniform(1.1, 1.5))
     # The nearer the ego is when a pedestrian begins, the slower are the drivers that meet them.
     second = _walker(rng, "second", path, s + 0.7, 0.0, -1, rng.uniform(1.1, 1.4))
     third = _walker(rng, "third", path, s - 0.7, 0.0, -1, rng.uniform(0.9, 1.1))
-    near = dict(second=mix(rng, 15, 12, d), third=mix(rng, 8.5, 7, d))  # metres before the ego's front
-    triggers = dict(person=s - 5.5 - v * seconds) | {k: s - 4 - x for k, x in near.items()}
+    ranges = dict(second=mix(rng, 15, 12, d), third=mix(rng, 8.5, 7, d))  # metres before the ego's front
+    triggers = dict(person=s - 5.5 - v * seconds) | {k: s - 4 - x for k, x in ranges.items()}
     if rng.random() < 0.25:
         kerbs = (side * (LANE / 2 + 1.2 + (LANE if side > 0 else 0)), -LANE / 2 - 1.2, -LANE / 2 - 1.6)
         stand = [
             mover(a.id, "pedestrian", path, s + x, None, l)
-            for a, x, l in zip((first, second, third), (0.0, 0.7, -0.7), kerbs, strict=True)
+            for a, x, l in zip((walker, second, third), (0.0, 0.7, -0.7), kerbs, strict=True)
         ]
         return stand, {}
-    return [first, second, third], triggers
+    return [walker, second, third], triggers
 
 
 def pedestrian_crossing(rng: np.random.Generator, d: float) -> RouteDraft:
@@ -333,8 +333,8 @@ def _across(rng: np.random.Generator, path: Path, middle: float, arrive: float, 
     centre, side, u = path.at(middle), rng.choice([-1, 1]), rng.uniform(7, 10)
     c, s = np.cos(centre[2] + side * np.pi / 2), np.sin(centre[2] + side * np.pi / 2)
     start = centre[:2] - 80 * np.array([c, s]) + LANE / 2 * np.array([s, -c])  # they keep to the right
-    own = Path(np.stack([start, start + 160 * np.array([c, s])]), origin=80)
-    return [_runs(f"across{i}", "car", own, -u * arrive - 15 * i, paced((0, u))) for i in range(count)]
+    cross_path = Path(np.stack([start, start + 160 * np.array([c, s])]), origin=80)
+    return [_runs(f"across{i}", "car", cross_path, -u * arrive - 15 * i, paced((0, u))) for i in range(count)]
 
 
 def red_light(rng: np.random.Generator, d: float) -> RouteDraft:
@@ -349,9 +349,9 @@ def red_light(rng: np.random.Generator, d: float) -> RouteDraft:
     """
     limit, v = _speeds(rng)
     path, line = _road((450, 0.0)), rng.uniform(80, 110)
-    near = line - 4 - v * mix(rng, 4.5, 3.5, d)
-    green = (line - near) / v + rng.uniform(2, 6)
-    cars = _across(rng, path, line + 9.0, (line - near) / v - rng.uniform(0, 1), int(rng.integers(1, 3)))
+    trigger_s = line - 4 - v * mix(rng, 4.5, 3.5, d)
+    green = (line - trigger_s) / v + rng.uniform(2, 6)
+    cars = _across(rng, path, line + 9.0, (line - trigger_s) / v - rng.uniform(0, 1), int(rng.integers(1, 3)))
     goal = line + rng.uniform(90, 120)
     return RouteDraft(
         path,
@@ -361,7 +361,7 @@ def red_light(rng: np.random.Generator, d: float) -> RouteDraft:
         cars + _strollers(rng, path, line - 5),
         areas=cross_road(path.at(line + 9.0), 8.0),
         lights=[_signal(path, line, (-5.0, green), ("red", "green"))],
-        triggers=dict(signal=near) | {a.id: near for a in cars},
+        triggers=dict(signal=trigger_s) | {a.id: trigger_s for a in cars},
         waits=14,
         intent="wait until the light is green",
     )
@@ -372,7 +372,7 @@ def green_light(rng: np.random.Generator, d: float) -> RouteDraft:
     limit, v = _speeds(rng)
     path, line = _road((450, 0.0)), rng.uniform(80, 110)
     turns = rng.random() < 0.5
-    near = line - 4 - v * mix(rng, 4.2, 3.4, d)
+    trigger_s = line - 4 - v * mix(rng, 4.2, 3.4, d)
     red = rng.uniform(2.0, 2.5)  # yellow until then
     plan = ((-5.0, 0.1, red, red + rng.uniform(5, 8)), ("green", "yellow", "red", "green"))
     light = _signal(path, line, *(plan if turns else ((-5.0,), ("green",))))
@@ -385,7 +385,7 @@ def green_light(rng: np.random.Generator, d: float) -> RouteDraft:
         _strollers(rng, path, line - 5),
         areas=cross_road(path.at(line + 9.0), 8.0),
         lights=[light],
-        triggers=dict(signal=near),
+        triggers=dict(signal=trigger_s),
         waits=12,
         intent="go on, unless the light turns",
     )
@@ -403,8 +403,8 @@ def give_way(rng: np.random.Generator, d: float) -> RouteDraft:
     """
     limit, v = _speeds(rng)
     path, middle = _road((450, 0.0)), rng.uniform(95, 125)
-    near = middle - 7 - v * mix(rng, 5.0, 4.0, d)
-    cars = _across(rng, path, middle, (middle - near) / v + rng.uniform(-0.6, 0.2), int(rng.integers(2, 4)))
+    trigger_s = middle - 7 - v * mix(rng, 5.0, 4.0, d)
+    cars = _across(rng, path, middle, (middle - trigger_s) / v + rng.uniform(-0.6, 0.2), int(rng.integers(2, 4)))
     goal = middle + rng.uniform(90, 120)
     return RouteDraft(
         path,
@@ -413,7 +413,7 @@ def give_way(rng: np.random.Generator, d: float) -> RouteDraft:
         goal,
         cars,
         areas=cross_road(path.at(middle), 8.0),
-        triggers={a.id: near for a in cars},
+        triggers={a.id: trigger_s for a in cars},
         waits=12,
         intent="give way to those across",
     )
@@ -450,12 +450,12 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng, 7.5, 9.0)
-    near, r = rng.uniform(70, 90), rng.uniform(10, 12)
-    path, through, end, areas = _turn(near, r, 1)
-    begin, u = near - v * mix(rng, 5.5, 4.5, d), rng.uniform(7, 9)
-    meet = (near + r / 2 - begin) / v
+    distance, r = rng.uniform(70, 90), rng.uniform(10, 12)
+    path, through, end, areas = _turn(distance, r, 1)
+    begin, u = distance - v * mix(rng, 5.5, 4.5, d), rng.uniform(7, 9)
+    meet = (distance + r / 2 - begin) / v
     cars = [
-        _runs(f"oncoming{i}", "car", through, near + r + u * meet + 17 * i, paced((0, -u)), LANE)
+        _runs(f"oncoming{i}", "car", through, distance + r + u * meet + 17 * i, paced((0, -u)), LANE)
         for i in range(int(rng.integers(1, 4)))
     ]
     crossing_s, goal = end + rng.uniform(5, 8), end + rng.uniform(70, 100)
@@ -470,7 +470,7 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         0,
         areas + [crossing(path, crossing_s, -2.5, 6.0)],
         triggers={a.id: begin for a in cars} | triggers,
-        commands=[(near - 35, end, "TURN LEFT")],
+        commands=[(distance - 35, end, "TURN LEFT")],
         waits=20,
         intent="turn left when those ahead have passed",
     )
@@ -487,8 +487,8 @@ def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         RouteDraft
     """
     limit, v = _speeds(rng, 7.5, 9.0)
-    near, r = rng.uniform(70, 90), rng.uniform(9, 11)
-    path, _, end, areas = _turn(near, r, -1)
+    distance, r = rng.uniform(70, 90), rng.uniform(9, 11)
+    path, _, end, areas = _turn(distance, r, -1)
     crossing_s = end + rng.uniform(5, 8)
     seconds = mix(rng, 5.5, 4.5, d)
     people, triggers = _people(rng, path, crossing_s + 1.5, v, seconds, int(rng.choice([-1, 1])), d)
@@ -503,7 +503,7 @@ def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
         0,
         areas + [crossing(path, crossing_s, -2.5, 6.0)],
         triggers=triggers,
-        commands=[(near - 35, end, "TURN RIGHT")],
+        commands=[(distance - 35, end, "TURN RIGHT")],
         waits=17,
         intent="turn right, people may cross",
     )

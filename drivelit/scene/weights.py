@@ -111,8 +111,8 @@ def damage(folder: str | Path) -> str:
             return f"{name} is missing"
         if sizes[name] != size:
             return f"{name} has {sizes[name]} bytes, {MARK} says {size}"
-    found = _hashes([folder / name for name, _, _ in rows])
-    changed = next((name for (name, _, digest), now in zip(rows, found, strict=True) if now != digest), None)
+    digests = _hashes([folder / name for name, _, _ in rows])
+    changed = next((name for (name, _, digest), actual in zip(rows, digests, strict=True) if actual != digest), None)
     return f"{changed} has other bytes than were written: its SHA-256 is not that of {MARK}" if changed else ""
 
 # %% ../../nbs/00_scene/08_weights.ipynb #wt000014
@@ -145,8 +145,8 @@ def read_object(path: str | Path) -> dict[str, Any]:
 
 def _some(names):
     "Names for a sentence: three at most."
-    first = sorted(names)[:3]
-    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
+    head = sorted(names)[:3]
+    return ", ".join(head) + (f" and {len(names) - len(head)} more" if len(names) > len(head) else "")
 
 
 def _other_shape(name, have, want):
@@ -206,12 +206,12 @@ def check_tensors(
     Raises:
         WeightsError: one is missing, unexpected, of another shape or not finite; names them
     """
-    other = [k for k in want if k in have and have[k].shape != want[k].shape]
+    mismatched = [k for k in want if k in have and have[k].shape != want[k].shape]
     refuse_tensors(
         where,
         missing=set(want) - set(have),
         unexpected=set(have) - set(want),
-        of_another_shape=[_other_shape(k, have[k].shape, want[k].shape) for k in other],
+        of_another_shape=[_other_shape(k, have[k].shape, want[k].shape) for k in mismatched],
         not_finite=not_finite(have) if scan else (),
     )
 
@@ -235,8 +235,8 @@ def check_folder(folder: str | Path, pickles: bool = False) -> None:
         WeightsError: names the file, and says what to do
     """
     folder = Path(folder)
-    if (folder / MARK).exists() and (wrong := damage(folder)):
-        raise WeightsError(f"{folder}: {wrong}; if that was done on purpose, remove {MARK}, and nothing is compared")
+    if (folder / MARK).exists() and (problem := damage(folder)):
+        raise WeightsError(f"{folder}: {problem}; if that was done on purpose, remove {MARK}, and nothing is compared")
     if folder.name == "final" and folder.is_dir() and not (folder / MARK).exists():
         warnings.warn(
             f"{folder} has no mark ({MARK}): an earlier version has written it. Its tensors are checked by names, "

@@ -83,10 +83,10 @@ def _lights(scene, place, t):
 def _navigator(scene, place, pose):
     "Command and points of the route, from where the ego is now."
     line, command = scene.map.centerline[:, :2], COMMAND[scene.command]
-    now = int(np.hypot(*(line - pose[:2]).T).argmin())
+    nearest = int(np.hypot(*(line - pose[:2]).T).argmin())
     out = dict(command_near=command, command_far=4, next_command=command)
     for name, ahead in POINTS.items():
-        x, y = from_frame(line[min(now + ahead, len(line) - 1)], place)
+        x, y = from_frame(line[min(nearest + ahead, len(line) - 1)], place)
         out |= {f"x_command_{name}": float(x), f"y_command_{name}": float(-y)}
     return out | dict(x_target=out["x_command_near"], y_target=out["y_command_near"])
 
@@ -135,22 +135,22 @@ def _annotation(drive, place, t, sensors):
 
 def _clip(root, name, drive, place, count):
     "Write a clip; {id of a moment: the toy scene there}."
-    clip, last = root / name, HISTORY + STEP * (count - 1) + FUTURE
-    start = min(-HISTORY / 10, drive.times[-1] - last / 10)
+    clip, final_frame = root / name, HISTORY + STEP * (count - 1) + FUTURE
+    start = min(-HISTORY / 10, drive.times[-1] - final_frame / 10)
 
     def time(k):
         return round(start + k / 10, 1)
 
     painted = range(0, HISTORY + STEP * (count - 1) + VIEWS + 1, STEP)
-    seen, sensors, before = {k: moment(drive, time(k)) for k in painted}, _sensors(), {}
+    scenes, sensors, previous = {k: moment(drive, time(k)) for k in painted}, _sensors(), {}
     (clip / "anno").mkdir(parents=True, exist_ok=True)
-    for k in range(last + 1):
+    for k in range(final_frame + 1):
         with gzip.open(clip / "anno" / f"{k:05d}.json.gz", "wt", compresslevel=1) as f:
             json.dump(_annotation(drive, place, time(k), sensors), f)
         for camera in toy_cameras().values():
             file = clip / "camera" / FOLDERS[camera.name] / f"{k:05d}.jpg"
-            before[camera.name] = write_picture(file, seen.get(k), camera, before.get(camera.name))
-    return {f"{name}-{k:05d}": seen[k] for k in range(HISTORY, last - FUTURE + 1, STEP)}
+            previous[camera.name] = write_picture(file, scenes.get(k), camera, previous.get(camera.name))
+    return {f"{name}-{k:05d}": scenes[k] for k in range(HISTORY, final_frame - FUTURE + 1, STEP)}
 
 # %% ../../nbs/80_testing/46_bench2drive.ipynb #mkbenc13
 def write_map(root: str | Path, town: str, parts: Sequence[tuple[Scene, np.ndarray]]) -> Path:
@@ -177,9 +177,9 @@ def make_bench2drive(
     root: str | Path, clips: int = 2, moments: int = 2, families: Sequence[str] = FAMILIES, seed: int = 0
 ) -> dict[str, Scene]:
     "Write a folder in Bench2Drive's form: v1/<clip>/anno, v1/<clip>/camera, maps/."
-    most = (130 - HISTORY - FUTURE) // STEP + 1
-    if not 1 <= moments <= most:
-        raise ValueError(f"moments: {moments} is not in 1 to {most}")
+    max_moments = (130 - HISTORY - FUTURE) // STEP + 1
+    if not 1 <= moments <= max_moments:
+        raise ValueError(f"moments: {moments} is not in 1 to {max_moments}")
     root, truth, towns = Path(root), {}, {t: [] for t in TOWNS}
     for k, (drive, place) in enumerate(zip(drives(clips, families, seed), places(clips, PLACE), strict=True)):
         town = TOWNS[k % len(TOWNS)]

@@ -75,10 +75,10 @@ def drive_of(scene: Scene) -> Drive:
         Drive
     """
     ahead = np.concatenate([scene.expert.poses, np.array(scene.meta["future"])[len(scene.expert.poses) :]])
-    poses, now = np.concatenate([scene.ego.poses, ahead]), len(scene.ego.poses) - 1
+    poses, current_index = np.concatenate([scene.ego.poses, ahead]), len(scene.ego.poses) - 1
     speed = np.gradient(np.r_[0, np.cumsum(np.hypot(*np.diff(poses[:, :2], axis=0).T))], TIMES)
     acceleration = np.gradient(speed, TIMES)
-    speed[now], acceleration[now] = scene.ego.velocity[0], scene.ego.acceleration[0]
+    speed[current_index], acceleration[current_index] = scene.ego.velocity[0], scene.ego.acceleration[0]
 
     def whole(a):
         return replace(a, times=TIMES, poses=np.repeat(a.poses, 27, 0), velocity=np.zeros((27, 2)))
@@ -120,32 +120,32 @@ def moment(drive: Drive, time: float) -> Scene:
     Raises:
         ValueError: a time between half seconds, or outside the drive
     """
-    (found,) = np.nonzero(np.abs(drive.times - time) < 1e-6)
-    if not len(found):
+    (matches,) = np.nonzero(np.abs(drive.times - time) < 1e-6)
+    if not len(matches):
         raise ValueError(f"time: {time} is not one of {drive.times[0]}, {drive.times[1]}, ... {drive.times[-1]}")
-    k, scene = int(found[0]), drive.scene
-    origin, first, times = drive.poses[k], max(0, k - 10), drive.times - drive.times[k]
+    k, scene = int(matches[0]), drive.scene
+    origin, start, times = drive.poses[k], max(0, k - 10), drive.times - drive.times[k]
     c, s = np.cos(origin[2]), np.sin(origin[2])
-    turn, there = np.array([[c, -s], [s, c]]), lambda p: to_frame(p, origin) if len(p) else ()
+    turn, to_local = np.array([[c, -s], [s, c]]), lambda p: to_frame(p, origin) if len(p) else ()
     poses = to_frame(drive.poses, origin)
-    ego = Ego(times[first : k + 1], poses[first : k + 1], (drive.speed[k], 0.0), (drive.acceleration[k], 0.0))
+    ego = Ego(times[start : k + 1], poses[start : k + 1], (drive.speed[k], 0.0), (drive.acceleration[k], 0.0))
     agents = [
-        Agent(a.id, a.type, a.length, a.width, a.height, a.times - time, there(a.poses), a.velocity @ turn, z=a.z)
+        Agent(a.id, a.type, a.length, a.width, a.height, a.times - time, to_local(a.poses), a.velocity @ turn, z=a.z)
         for a in scene.agents
     ]
     areas = [
-        Area(a.id, a.kind, shapely.transform(a.polygon, there), there(a.centerline), a.on_route)
+        Area(a.id, a.kind, shapely.transform(a.polygon, to_local), to_local(a.centerline), a.on_route)
         for a in scene.map.areas
     ]
     lights = [
         Light(
             x.id,
-            [*there(x.position[:2]), x.position[2]],
+            [*to_local(x.position[:2]), x.position[2]],
             x.heading - origin[2],
             x.times - time,
             x.states,
             x.lane_ids,
-            there(x.stop_line),
+            to_local(x.stop_line),
         )
         for x in scene.lights
     ]
@@ -153,7 +153,7 @@ def moment(drive: Drive, time: float) -> Scene:
         scene,
         ego=ego,
         agents=agents,
-        map=Map(areas, there(scene.map.centerline), scene.map.speed_limit),
+        map=Map(areas, to_local(scene.map.centerline), scene.map.speed_limit),
         lights=lights,
         expert=Trajectory(poses[k + 1 : k + 9]) if k + 8 < len(poses) else None,
         meta=dict(time=float(time)),
@@ -175,8 +175,8 @@ def picture(scene: Scene, camera: Camera) -> Image.Image:
         RGB picture
     """
     small = (max(camera.width // PAINTED, 1), max(camera.height // PAINTED, 1))
-    seen = get_image(replace(scene, cameras={camera.name: replace(camera, files={})}), camera.name, small)
-    return seen.resize((camera.width, camera.height), Image.BILINEAR)
+    rendered = get_image(replace(scene, cameras={camera.name: replace(camera, files={})}), camera.name, small)
+    return rendered.resize((camera.width, camera.height), Image.BILINEAR)
 
 
 def write_picture(path: Path, scene: Scene | None, camera: Camera, before: Path | None = None) -> Path:

@@ -59,12 +59,12 @@ def token_of(log: str, frame: int) -> str:
 
 def _annotations(seen):
     "Boxes, names and velocities of all road users now."
-    there = [(a, p) for a in seen.agents if (p := a.at(0.0)) is not None]
-    velocity = [[np.interp(0.0, a.times, a.velocity[:, j]) for j in (0, 1)] + [0.0] for a, _ in there]
-    ids = [sha256(a.id.encode()).hexdigest()[:16] for a, _ in there]
+    present = [(a, p) for a in seen.agents if (p := a.at(0.0)) is not None]
+    velocity = [[np.interp(0.0, a.times, a.velocity[:, j]) for j in (0, 1)] + [0.0] for a, _ in present]
+    ids = [sha256(a.id.encode()).hexdigest()[:16] for a, _ in present]
     return dict(
-        gt_boxes=np.array([[*p[:2], a.z, a.length, a.width, a.height, p[2]] for a, p in there]).reshape(-1, 7),
-        gt_names=np.array([a.type for a, _ in there]),
+        gt_boxes=np.array([[*p[:2], a.z, a.length, a.width, a.height, p[2]] for a, p in present]).reshape(-1, 7),
+        gt_names=np.array([a.type for a, _ in present]),
         gt_velocity_3d=np.array(velocity).reshape(-1, 3),
         instance_tokens=ids,
         track_tokens=ids,
@@ -80,16 +80,16 @@ def _matrix(rotation, translation):
 # %% ../../nbs/80_testing/42_navsim.ipynb #mknavs11
 def _frame(log, k, last, drive, place, time, route, connectors):
     "One frame of a log, without its cameras."
-    seen, (x, y, heading) = moment(drive, time), in_city(drive, place, time)
+    scene, (x, y, heading) = moment(drive, time), in_city(drive, place, time)
     _, speed, acceleration = drive.state(time)
     turn, mounted = Rotation.from_euler("z", heading), Rotation.from_euler("z", np.pi / 2)
-    at = np.array([x, y, 606.0])
+    translation = np.array([x, y, 606.0])
 
     def quaternion(r):
         return r.as_quat()[[3, 0, 1, 2]]
 
-    ego2global, lidar2ego = _matrix(turn, at), _matrix(mounted, LIDAR)
-    lights = [(connectors[light.id], light.at(0.0) == "red") for light in seen.lights if light.id in connectors]
+    ego2global, lidar2ego = _matrix(turn, translation), _matrix(mounted, LIDAR)
+    lights = [(connectors[light.id], light.at(0.0) == "red") for light in scene.lights if light.id in connectors]
     return dict(
         token=token_of(log, k),
         frame_idx=k,
@@ -105,33 +105,33 @@ def _frame(log, k, last, drive, place, time, route, connectors):
         lidar_path=f"{log}/MergedPointCloud/{token_of(log, k)}.pcd",
         lidar2ego_translation=LIDAR,
         lidar2ego_rotation=quaternion(mounted),
-        ego2global_translation=at,
+        ego2global_translation=translation,
         ego2global_rotation=quaternion(turn),
         ego_dynamic_state=[speed, 0.0, acceleration, 0.0],
         traffic_lights=lights,
-        driving_command=np.eye(4, dtype=int)[COMMAND.index(seen.command)],
+        driving_command=np.eye(4, dtype=int)[COMMAND.index(scene.command)],
         sample_prev=token_of(log, k - 1) if k else None,
         sample_next=token_of(log, k + 1) if k < last else None,
         ego2global=ego2global,
         lidar2ego=lidar2ego,
         lidar2global=ego2global @ lidar2ego,
-        anns=_annotations(seen),
-    ), seen
+        anns=_annotations(scene),
+    ), scene
 
 # %% ../../nbs/80_testing/42_navsim.ipynb #mknavs13
 def _log(root, split, name, drive, place, route, connectors, count):
     "Write a log with its pictures; {token of a moment: the toy scene there}."
-    whole = HISTORY - 1 + count + FUTURE
-    first = min(int(np.flatnonzero(drive.times == 0.0)[0]) - HISTORY + 1, len(drive.times) - whole)
-    frames, cameras, truth, before = [], rig(), {}, {}
-    for k, time in enumerate(drive.times[first : first + whole].tolist()):
-        frame, seen = _frame(name, k, whole - 1, drive, place, time, route, connectors)
+    frame_count = HISTORY - 1 + count + FUTURE
+    start = min(int(np.flatnonzero(drive.times == 0.0)[0]) - HISTORY + 1, len(drive.times) - frame_count)
+    frames, cameras, truth, previous = [], rig(), {}, {}
+    for k, time in enumerate(drive.times[start : start + frame_count].tolist()):
+        frame, scene = _frame(name, k, frame_count - 1, drive, place, time, route, connectors)
         frame["cams"] = {}
         for camera in cameras.values():
             path = f"{name}/{camera.name}/{frame['token']}.jpg"
-            painted = seen if k < HISTORY - 1 + count else None
+            painted = scene if k < HISTORY - 1 + count else None
             file = root / "sensor_blobs" / split / path
-            before[camera.name] = write_picture(file, painted, camera, before.get(camera.name))
+            previous[camera.name] = write_picture(file, painted, camera, previous.get(camera.name))
             frame["cams"][camera.name] = dict(
                 data_path=path,
                 sensor2lidar_rotation=camera.cam2ego[:3, :3],
@@ -141,7 +141,7 @@ def _log(root, split, name, drive, place, route, connectors, count):
             )
         frames.append(frame)
         if HISTORY - 1 <= k < HISTORY - 1 + count:
-            truth[frame["token"]] = seen
+            truth[frame["token"]] = scene
     path = root / "navsim_logs" / split / f"{name}.pkl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(frames))
@@ -166,8 +166,8 @@ def _pieces(scene):
     "Lanes and connectors of a scene: dicts of kind, polygon, line, whether on the route, and the light."
     light_of = {k: x for x in scene.lights for k in x.lane_ids if len(x.stop_line)}
     for a in scene.map.of("lane", "lane_connector"):
-        whole = [(a.kind, a.polygon, shapely.LineString(a.centerline), "")]
-        for kind, polygon, line, light in _cut(a, light_of[a.id]) if a.id in light_of else whole:
+        uncut = [(a.kind, a.polygon, shapely.LineString(a.centerline), "")]
+        for kind, polygon, line, light in _cut(a, light_of[a.id]) if a.id in light_of else uncut:
             yield dict(kind=kind, polygon=polygon, line=line, on_route=a.on_route, light=light)
 
 
@@ -177,15 +177,15 @@ def _graph(scene, base):
     start, end = (lambda p: shapely.Point(p["line"].coords[0])), (lambda p: shapely.Point(p["line"].coords[-1]))
     for i, p in enumerate(pieces):
         p.update(id=base + i, block=base + 500 + i, begins=way.project(start(p)))
-    mine = sorted((p for p in pieces if p["on_route"]), key=lambda p: p["begins"])
-    for p, q in zip(mine[:-1], mine[1:], strict=True):
+    route_pieces = sorted((p for p in pieces if p["on_route"]), key=lambda p: p["begins"])
+    for p, q in zip(route_pieces[:-1], route_pieces[1:], strict=True):
         if q["begins"] - p["begins"] < 1.0 and p["kind"] == q["kind"]:
             q["block"] = p["block"]
     lanes = [p for p in pieces if p["kind"] == "lane"]
     for c in (p for p in pieces if p["kind"] == "lane_connector"):
         c["exit"] = min(lanes, key=lambda p, c=c: (end(p).distance(start(c)), not p["on_route"]))["id"]
         c["entry"] = min(lanes, key=lambda p, c=c: (start(p).distance(end(c)), not p["on_route"]))["id"]
-    route = [str(b) for b in dict.fromkeys(p["block"] for p in mine)]
+    route = [str(b) for b in dict.fromkeys(p["block"] for p in route_pieces)]
     return pieces, route, {p["light"]: p["id"] for p in pieces if p["light"]}
 
 # %% ../../nbs/80_testing/42_navsim.ipynb #mknavs19
@@ -234,13 +234,13 @@ def write_map(root: str | Path, parts: Sequence[tuple[Scene, np.ndarray, list[di
     rows = {name: [] for name in _COLUMNS}
     for scene, place, pieces in parts:
         for name, id, shape, values in _rows(scene, pieces):
-            there = shapely.transform(shapely.force_2d(shape), lambda p, place=place: from_frame(p, place))
-            rows[name].append((len(rows[name]) + 1 if id is None else id, there, values))
+            placed = shapely.transform(shapely.force_2d(shape), lambda p, place=place: from_frame(p, place))
+            rows[name].append((len(rows[name]) + 1 if id is None else id, placed, values))
     for name, columns in _COLUMNS.items():
-        some = rows[name] or [(1, shapely.box(PLACE[0] - 900, PLACE[1], PLACE[0] - 899, PLACE[1] + 1), ())]
-        values = {c: [v[i] for _, _, v in some] for i, c in enumerate(columns)} if rows[name] else {}
-        data = dict(fid=[r[0] for r in some]) | values
-        table = gpd.GeoDataFrame(data, geometry=[r[1] for r in some], crs="EPSG:32611").to_crs("EPSG:4326")
+        layer_rows = rows[name] or [(1, shapely.box(PLACE[0] - 900, PLACE[1], PLACE[0] - 899, PLACE[1] + 1), ())]
+        values = {c: [v[i] for _, _, v in layer_rows] for i, c in enumerate(columns)} if rows[name] else {}
+        data = dict(fid=[r[0] for r in layer_rows]) | values
+        table = gpd.GeoDataFrame(data, geometry=[r[1] for r in layer_rows], crs="EPSG:32611").to_crs("EPSG:4326")
         pyogrio.write_dataframe(table, path, layer=name, driver="GPKG")
     meta = pd.DataFrame(dict(key=["projectedCoordSystem"], value=["EPSG:32611"]))
     pyogrio.write_dataframe(meta, path, layer="meta", driver="GPKG")
@@ -273,9 +273,9 @@ def make_navsim(
     seed: int = 0,
 ) -> dict[str, Scene]:
     "Write a folder in NAVSIM's form: navsim_logs/, sensor_blobs/, maps/, navtrain.yaml, navtest.yaml."
-    most = 27 - HISTORY + 1 - FUTURE
-    if not 1 <= moments <= most:
-        raise ValueError(f"moments: {moments} is not in 1 to {most}")
+    max_moments = 27 - HISTORY + 1 - FUTURE
+    if not 1 <= moments <= max_moments:
+        raise ValueError(f"moments: {moments} is not in 1 to {max_moments}")
     root, truth, city = Path(root), {}, []
     worlds = drives(logs * len(splits), families, seed)
     for k, (drive, place) in enumerate(zip(worlds, places(len(worlds), PLACE), strict=True)):
@@ -286,6 +286,6 @@ def make_navsim(
         truth[split, name] = _log(root, split, name, drive, place, route, connectors, moments)
     write_map(root, city)
     for split in splits:
-        mine = {name: found for (of, name), found in truth.items() if of == split}
-        _list(root, split, mine, [t for found in mine.values() for t in found])
-    return {token: scene for found in truth.values() for token, scene in found.items()}
+        split_logs = {name: scenes for (log_split, name), scenes in truth.items() if log_split == split}
+        _list(root, split, split_logs, [t for scenes in split_logs.values() for t in scenes])
+    return {token: scene for scenes in truth.values() for token, scene in scenes.items()}

@@ -119,10 +119,10 @@ def _attribute(kind, moves):
 def _instances(tables, name, drive, place, times):
     "Road users of a drive and their boxes."
     for agent in drive.scene.agents:
-        there = [(k, agent.at(t), t) for k, t in enumerate(times) if agent.at(t) is not None]
-        if not there:
+        track = [(k, agent.at(t), t) for k, t in enumerate(times) if agent.at(t) is not None]
+        if not track:
             continue
-        instance, n = token_of("instance", name, agent.id), len(there)
+        instance, n = token_of("instance", name, agent.id), len(track)
         chain = [_chain("annotation", f"{name} {agent.id}", i, n) for i in range(n)]
         tables["instance"].append(
             dict(
@@ -133,7 +133,7 @@ def _instances(tables, name, drive, place, times):
                 last_annotation_token=chain[-1]["token"],
             )
         )
-        for link, (k, pose, t) in zip(chain, there, strict=True):
+        for link, (k, pose, t) in zip(chain, track, strict=True):
             x, y, heading = from_frame(pose, place)
             moves = bool(np.hypot(*[np.interp(t, agent.times, v) for v in agent.velocity.T]) > 0.5)
             tables["sample_annotation"].append(
@@ -159,12 +159,12 @@ def _pictures(root, log, drive, times, stamps, moments, cameras):
     "Paths of the files of each sensor; those of cameras are written."
     files = {"LIDAR_TOP": [f"samples/LIDAR_TOP/{log}__LIDAR_TOP__{s}.pcd.bin" for s in stamps]}
     painted = {k for m in moments for k in range(m - BACK, m + AHEAD + 1)}
-    seen = {k: moment(drive, times[k]) for k in painted if 0 <= k < len(times)}
+    scenes = {k: moment(drive, times[k]) for k in painted if 0 <= k < len(times)}
     for name, camera in cameras.items():
-        files[name], before = [f"samples/{name}/{log}__{name}__{s}.jpg" for s in stamps], None
-        seen.setdefault(0, moment(drive, times[0]))
+        files[name], previous = [f"samples/{name}/{log}__{name}__{s}.jpg" for s in stamps], None
+        scenes.setdefault(0, moment(drive, times[0]))
         for k, file in enumerate(files[name]):
-            before = write_picture(root / file, seen.get(k), camera, before)
+            previous = write_picture(root / file, scenes.get(k), camera, previous)
     return files
 
 
@@ -268,16 +268,16 @@ def make_nuscenes(
         raise ValueError(f"{history} + {moments} + {future} key frames: a drive has 27, a moment at least")
     names = [n for split in splits for n in split_names(split)[:drives_each]]
     worlds, tables = drives(len(names), families, seed), _common(toy_cameras())
-    where = places(len(names), PLACE)
-    for name, drive, place in zip(names, worlds, where, strict=True):
-        first = min(max(10 - history, 0), 27 - count)  # the first moment is the scene's own, if the rest has room
-        truth |= _drive(root, tables, name, drive, place, first, count, range(history, history + moments))
+    placements = places(len(names), PLACE)
+    for name, drive, place in zip(names, worlds, placements, strict=True):
+        start = min(max(10 - history, 0), 27 - count)  # the first moment is the scene's own, if the rest has room
+        truth |= _drive(root, tables, name, drive, place, start, count, range(history, history + moments))
     logs = [r["token"] for r in tables["log"]]
     mask = dict(token=token_of("map"), log_tokens=logs, category="semantic_prior", filename="maps/mask.png")
     tables["map"] = [mask]
     (root / VERSION).mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
         (root / VERSION / f"{name}.json").write_text(json.dumps(rows))
-    write_expansion(root, list(zip(worlds, where, strict=True)))
+    write_expansion(root, list(zip(worlds, placements, strict=True)))
     Image.new("L", (4, 4)).save(root / "maps" / "mask.png")
     return truth

@@ -43,21 +43,21 @@ def _cut():
 # %% ../../nbs/80_testing/30_qwen.ipynb #mkqwen09
 def _letters():
     "Byte -> the character that stands for it in a byte-level vocabulary."
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in shown]
-    return {b: chr(b) for b in shown} | {b: chr(256 + k) for k, b in enumerate(hidden)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + k) for k, b in enumerate(hidden)}
 
 
 def _parts(token, ranks):
     "What a token is made of: always the pair with the lowest rank, as long as it lies below the token's own."
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
-        rank, at = min(
+        rank, index = min(
             (ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(zip(parts[:-1], parts[1:], strict=True))
         )
         if rank >= ranks[token]:
             break
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return parts
 
 
@@ -104,11 +104,11 @@ def _tokenizer(tiktoken, text):
     if len(vocab) > ENTRIES:
         raise ValueError(f"{tiktoken}: {len(vocab):,} entries, expected {ENTRIES:,}")
     vocab |= {f"Ġunused{k}": k for k in range(len(vocab), ENTRIES)}
-    made = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    made.normalizer, made.pre_tokenizer, made.decoder = normalizers.NFC(), _cut(), decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in ADDED])
-    made.add_tokens([AddedToken(t, normalized=False) for t in PLAIN])
-    return made.to_str(), vocab, merges
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.NFC(), _cut(), decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in ADDED])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in PLAIN])
+    return tokenizer.to_str(), vocab, merges
 
 # %% ../../nbs/80_testing/30_qwen.ipynb #mkqwen17
 def _medium(kind, name):
@@ -209,8 +209,8 @@ def _write_weights(folder, state, shards):
 # %% ../../nbs/80_testing/30_qwen.ipynb #mkqwen24
 def _write_tokenizer(folder, tiktoken, text):
     "tokenizer.json, vocab.json, merges.txt and their configuration."
-    whole, vocab, merges = _tokenizer(tiktoken, text)
-    (folder / "tokenizer.json").write_text(whole, encoding="utf-8")
+    serialized, vocab, merges = _tokenizer(tiktoken, text)
+    (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
     _write(folder, "vocab.json", vocab)
     (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
     added = [dict(content=t, lstrip=False, normalized=False, rstrip=False, single_word=False) for t in ADDED + PLAIN]

@@ -37,8 +37,8 @@ def token_answer(
     dialect: str, prompt: list[int], ids: list[int], logprobs: list[float], stop: str, version: str = "default"
 ) -> dict:
     "The JSON of an answer of vLLM's token endpoint, in one of DIALECTS."
-    named = (lambda t: dict(token=f"token_id:{t}")) if dialect == "0.31" else (lambda t: dict(token_id=t))
-    content = [named(t) | dict(logprob=p) for t, p in zip(ids, logprobs, strict=True)]
+    encode_token = (lambda t: dict(token=f"token_id:{t}")) if dialect == "0.31" else (lambda t: dict(token_id=t))
+    content = [encode_token(t) | dict(logprob=p) for t, p in zip(ids, logprobs, strict=True)]
     choice = dict(index=0, finish_reason=stop, token_ids=ids, logprobs=dict(content=content))
     if dialect == "0.32":
         choice["weight_versions"] = [dict(version=version, start=0, end=len(ids))]
@@ -169,29 +169,29 @@ def _wrong_request(ask, rows, rule):
     "What vLLM refuses before it looks at pictures, or None."
     salt, sampling = ask.get("cache_salt"), ask["sampling_params"]
     if not ask["token_ids"]:
-        wrong = dict(
+        invalid = dict(
             type="too_short", loc="body.token_ids", msg="List should have at least 1 item after validation, not 0"
         )
-        wrong |= dict(input="<list of 0 items>", ctx=dict(field_type="List", min_length=1, actual_length=0))
-        return _refusal(400, f"1 validation error:\n  {wrong}", "Bad Request", "body.token_ids")
+        invalid |= dict(input="<list of 0 items>", ctx=dict(field_type="List", min_length=1, actual_length=0))
+        return _refusal(400, f"1 validation error:\n  {invalid}", "Bad Request", "body.token_ids")
     if salt is not None and (len(salt) > MOST_SALT or any(c in "@/\\\0" for c in salt)):
         message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
         return _refusal(400, f"{message} (parameter=cache_salt)", param="cache_salt")
     if (heat := sampling.get("temperature", 1.0)) < 0:
         message = f"temperature must be non-negative, got {heat}. (parameter=temperature, value={heat})"
         return _refusal(400, message, param="temperature")
-    if wrong := [int(i) for i in sampling.get("logit_bias") or () if int(i) >= rows]:
-        message = f"token_id(s) {wrong} in logit_bias contain out-of-vocab token ids. Vocabulary size: {rows}"
-        return _refusal(400, f"{message} (parameter=logit_bias, value={wrong})", param="logit_bias")
+    if invalid := [int(i) for i in sampling.get("logit_bias") or () if int(i) >= rows]:
+        message = f"token_id(s) {invalid} in logit_bias contain out-of-vocab token ids. Vocabulary size: {rows}"
+        return _refusal(400, f"{message} (parameter=logit_bias, value={invalid})", param="logit_bias")
     if sampling.get("stop") and not sampling.get("detokenize", True):
         message = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
         return _refusal(400, message)
-    asked = (sampling.get("extra_args") or {}).get("dream_rule")
-    if asked is not None and rule and not isinstance(asked, dict):
+    rule_option = (sampling.get("extra_args") or {}).get("dream_rule")
+    if rule_option is not None and rule and not isinstance(rule_option, dict):
         message = "dream_rule: expected an object with n, most, start, end, owed, begun, codes, outside"
         return _refusal(400, message)
-    if wrong := [i for i in ask["token_ids"] if i >= rows]:
-        return _refusal(400, f"Token id {max(wrong)} is out of vocabulary")
+    if invalid := [i for i in ask["token_ids"] if i >= rows]:
+        return _refusal(400, f"Token id {max(invalid)} is out of vocabulary")
     return None
 
 # %% ../../nbs/80_testing/10_vllm.ipynb #6d971463
@@ -206,8 +206,8 @@ class _Speaks:
             return _unknown(name, names)
         policy, parts = self.adapters.get(name, self.policy), ask.get("content_parts") or []
         rows = policy.model.get_input_embeddings().weight.shape[0]
-        if wrong := _wrong_request(ask, rows, self.rule) or self._look_at(policy, parts):
-            return wrong
+        if refusal := _wrong_request(ask, rows, self.rule) or self._look_at(policy, parts):
+            return refusal
         images = [self.pictures[part["uuid"]] for part in parts]
         prompt = self._expanded(policy, ask["token_ids"], images)
         if isinstance(prompt, Reply):
@@ -249,12 +249,14 @@ class _Speaks:
 
     def _say(self, policy, prompt, images, sampling):
         "One conversation at a time: nobody else's seed or padding has a part in it."
-        asked = (sampling.get("extra_args") or {}).get("dream_rule")
-        rules = (self.rule, asked) if asked and self.rule else ()  # a server without the rule does not even look at it
+        rule_option = (sampling.get("extra_args") or {}).get("dream_rule")
+        rules = (
+            (self.rule, rule_option) if rule_option and self.rule else ()
+        )  # a server without the rule does not even look at it
         engine = TransformersEngine(policy, memory=0, rule=Biased(sampling.get("logit_bias") or {}, *rules))
         engine.never = []  # but for what the request says
-        most = min(sampling["max_tokens"], self.longest - len(prompt))
-        settings = most, sampling.get("temperature", 1.0), sampling.get("top_p", 1.0), sampling.get("seed")
+        token_limit = min(sampling["max_tokens"], self.longest - len(prompt))
+        settings = token_limit, sampling.get("temperature", 1.0), sampling.get("top_p", 1.0), sampling.get("seed")
         (completion,) = engine.generate(
             [Conversation(None, prompt, images, stops=tuple(sampling.get("stop") or ()))], *settings
         )
@@ -270,8 +272,8 @@ class _Speaks:
     def _remember(self, prompt, ids, key):
         "Note what the prefix cache had of a prompt, and keep the row."
         shared = 0
-        for row, where in self.rows:
-            if where[:2] == key[:2] and where[2:] == key[2 : len(where)]:  # its pictures are the first of ours
+        for row, row_key in self.rows:
+            if row_key[:2] == key[:2] and row_key[2:] == key[2 : len(row_key)]:  # its pictures are the first of ours
                 pairs = enumerate(zip(row, prompt, strict=False))
                 shared = max(shared, next((n for n, (a, b) in pairs if a != b), min(len(row), len(prompt))))
         self.cached.append(shared // BLOCK * BLOCK)
@@ -307,9 +309,9 @@ class _Learns:
             return _failed(f"''CPUWorker' object has no attribute '{ask['method']}''")
         if not self.paused:
             raise RuntimeError("weights were reloaded while the server was answering")
-        where = ask["kwargs"]["weights_path"]
+        weights_dir = ask["kwargs"]["weights_path"]
         try:
-            self.policy = self._loaded(Path(where))
+            self.policy = self._loaded(Path(weights_dir))
         except (OSError, RuntimeError, ValueError, SafetensorError) as e:
             self.half_loaded = True  # half of them may be the new ones
             return _failed(f"'{e}'")
@@ -329,7 +331,7 @@ class _Learns:
         "A copy with other weights."
         model = copy.deepcopy(self.policy.model)
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-        lost, more = model.load_state_dict(new, strict=False)
+        lost, unexpected = model.load_state_dict(new, strict=False)
         if lost := [name for name in lost if name != "lm_head.weight"]:
             raise ValueError(f"{len(lost)} weights are missing, the first is {lost[0]}")
         return Policy(model, self.policy.processor)
@@ -393,8 +395,8 @@ class _Joins:
     "The part of the server that takes weights over a group of processes."
 
     def _begin(self, _):
-        if wrong := self._no_transfer() or _failed_if(self.updating, _ACTIVE):
-            return wrong
+        if failure := self._no_transfer() or _failed_if(self.updating, _ACTIVE):
+            return failure
         self.updating = True
         return dict(message="Weight update started")
 
@@ -404,8 +406,8 @@ class _Joins:
     def _join(self, ask):
         info = ask["init_info"]
         odd = next((k for k in info if k not in _INIT), "")
-        if wrong := self._no_transfer() or _failed_if(odd, _ODD.format(odd)):
-            return wrong
+        if failure := self._no_transfer() or _failed_if(odd, _ODD.format(odd)):
+            return failure
         try:
             name = base64.b64decode(info["nccl_unique_id_b64"], validate=True)
         except ValueError:
@@ -416,10 +418,10 @@ class _Joins:
     def _receive(self, ask):
         info = ask["update_info"]
         names, kinds, shapes = (info[k] for k in ("names", "dtype_names", "shapes"))
-        wrong = self._no_transfer() or _failed_if(not self.updating, _NOT_BEGUN.format("update_weights"))
-        if wrong or (wrong := _failed_if(len(shapes) != len(names), _UNEQUAL.format(len(shapes), len(names)))):
+        failure = self._no_transfer() or _failed_if(not self.updating, _NOT_BEGUN.format("update_weights"))
+        if failure or (failure := _failed_if(len(shapes) != len(names), _UNEQUAL.format(len(shapes), len(names)))):
             self.updating = False
-            return wrong
+            return failure
         if self.end is None:
             self.updating = False
             return _failed_if(True, _NOT_JOINED)
@@ -429,8 +431,8 @@ class _Joins:
         return dict(message="Weights updated")
 
     def _finish(self, _):
-        if wrong := self._no_transfer() or _failed_if(not self.updating, _NOT_MATCHED):
-            return wrong
+        if failure := self._no_transfer() or _failed_if(not self.updating, _NOT_MATCHED):
+            return failure
         self.updating = False
         return dict(message="Weight update finished")
 

@@ -49,8 +49,8 @@ def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
     Returns:
         list of (step, folder), oldest first
     """
-    found = [(re.fullmatch(r"checkpoint-([0-9]+)", p.name), p) for p in Path(out).glob("checkpoint-*")]
-    return sorted((int(m[1]), p) for m, p in found if m)
+    matches = [(re.fullmatch(r"checkpoint-([0-9]+)", p.name), p) for p in Path(out).glob("checkpoint-*")]
+    return sorted((int(m[1]), p) for m, p in matches if m)
 
 
 def last_checkpoint(out: str | Path) -> Path | None:
@@ -60,20 +60,20 @@ def last_checkpoint(out: str | Path) -> Path | None:
         its folder, or None
     """
     for _, folder in reversed(checkpoints(out)):
-        wrong = damage(folder)
-        if not wrong:
+        problem = damage(folder)
+        if not problem:
             return folder
         if (folder / MARK).exists():  # else a kill cut it short, which is nothing to worry about
-            warnings.warn(f"{folder} is damaged and not used: {wrong}", stacklevel=2)
+            warnings.warn(f"{folder} is damaged and not used: {problem}", stacklevel=2)
     return None
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #ffb87671
 def resume_point(out: str | Path, world_size: int = 1) -> Path | None:
     "The newest whole checkpoint, for all processes of a run, or None; the process group must exist."
-    found = [last_checkpoint(out) if first_process() else None]
+    candidates = [last_checkpoint(out) if first_process() else None]
     if world_size > 1:
-        broadcast_object_list(found)
-    return found[0]
+        broadcast_object_list(candidates)
+    return candidates[0]
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #6c3ed324
 def read_metrics(out: str | Path) -> list[dict]:
@@ -100,8 +100,8 @@ def cut_metrics(out: str | Path, step: int) -> None:
     Args:
         step: the last that stays
     """
-    kept = [r for r in read_metrics(out) if r["step"] <= step]
-    write_text(Path(out) / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
+    remaining = [r for r in read_metrics(out) if r["step"] <= step]
+    write_text(Path(out) / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in remaining))
 
 
 def _append(out, row):
@@ -144,8 +144,8 @@ def reported(to: str, out: str | Path) -> Iterator[None]:
 
     def send(row):
         if not started:  # not before there is something to send: it opens files, or a connection
-            where = dict(logging_dir=str(out)) if kind.requires_logging_directory else {}
-            started.append(kind("drivelit", **where))
+            options = dict(logging_dir=str(out)) if kind.requires_logging_directory else {}
+            started.append(kind("drivelit", **options))
             started[0].start()
         numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and k != "step"}
         started[0].log(numbers, step=row["step"])
@@ -200,16 +200,16 @@ def told_if_full(checkpoint: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError, CheckpointException) as e:
-        run, who, why = Path(checkpoint).parent, os.environ.get("RANK", "0"), e
+        run, rank, why = Path(checkpoint).parent, os.environ.get("RANK", "0"), e
         if isinstance(e, CheckpointException):  # what all processes write together: each is told who could not
-            who, (why, _) = min(e.failures.items())
+            rank, (why, _) = min(e.failures.items())
         # torch's writer raises a RuntimeError, and tells no more than its name
         if not isinstance(why, (OSError, SafetensorError)) and "inline_container" not in str(why):
             raise
-        whole = [folder.name for _, folder in checkpoints(run) if (folder / MARK).exists()]
+        complete = [folder.name for _, folder in checkpoints(run) if (folder / MARK).exists()]
         raise OSError(
-            f"{checkpoint} cannot be written by process {who} ({why}; {shutil.disk_usage(run).free / 1e6:,.0f} MB are "
-            f"free): make room, and the same command goes on from {whole[-1] if whole else 'the beginning'}"
+            f"{checkpoint} cannot be written by process {rank} ({why}; {shutil.disk_usage(run).free / 1e6:,.0f} MB are "
+            f"free): make room, and the same command goes on from {complete[-1] if complete else 'the beginning'}"
         ) from e
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #c4e00002
@@ -229,8 +229,8 @@ OWN = re.compile(r"(?:__|rng_state_)([0-9]+)(?:_[0-9]+\.distcp|\.pth)")  # names
 
 def own_fingerprints(folder: str | Path, number: int) -> dict[str, list]:
     "Name -> [bytes, SHA-256] of the files that one process alone has written, for a checkpoint's mark."
-    mine = (n for n in files_of(folder) if (m := OWN.fullmatch(Path(n).name)) and int(m[1]) == number)
-    return fingerprints(folder, mine)
+    own_files = (n for n in files_of(folder) if (m := OWN.fullmatch(Path(n).name)) and int(m[1]) == number)
+    return fingerprints(folder, own_files)
 
 
 def seal_together(folder: str | Path) -> None:
@@ -296,8 +296,8 @@ class SafeCheckpoints(TrainerCallback):
         due = torch.tensor(int(self.clock() - self.saved >= 60 * args.save_minutes), device=args.device)
         if _grouped():
             torch.distributed.broadcast(due, 0)  # two clocks may differ, and all must write at the same update
-        last = control.should_save and state.global_step >= state.max_steps
-        control.should_save = last or bool(due) and state.global_step % self.between == 0
+        final_save = control.should_save and state.global_step >= state.max_steps
+        control.should_save = final_save or bool(due) and state.global_step % self.between == 0
 
     def on_log(
         self,
@@ -310,22 +310,22 @@ class SafeCheckpoints(TrainerCallback):
         "Append the numbers of this step and the seconds of an update since the last one; bring them to the disk."
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
-        (begin, step), now = self.mark, time.perf_counter()
+        (begin, step), current = self.mark, time.perf_counter()
         # TRL has a step_time of its own in reinforcement
-        times = dict(step_time=(now - begin) / (state.global_step - step)) if state.global_step > step else {}
-        self.mark = now, state.global_step
+        times = dict(step_time=(current - begin) / (state.global_step - step)) if state.global_step > step else {}
+        self.mark = current, state.global_step
         _append(self.out, dict(step=state.global_step) | times | logs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         "Mark the checkpoint that was just written; then away with all but the newest."
-        here = self.out / f"checkpoint-{state.global_step}"
-        with told_if_full(here):
-            seal_together(here)
+        current = self.out / f"checkpoint-{state.global_step}"
+        with told_if_full(current):
+            seal_together(current)
         self.saved = self.clock()
         tally("checkpoint", times=1, seconds=time.perf_counter() - self.stepped)
         if not state.is_world_process_zero:
             return
-        (here / CARD).unlink(missing_ok=True)  # a stock card that knows nothing of this policy, nor the mark of it
+        (current / CARD).unlink(missing_ok=True)  # a stock card that knows nothing of this policy, nor the mark of it
         for _, folder in checkpoints(self.out)[: -self.keep]:
             remove_checkpoint(folder)
 
@@ -341,9 +341,9 @@ def save_final(policy: Policy, out: str | Path, weights: dict[str, torch.Tensor]
     """
     final = Path(out) / "final"
     if first_process():
-        with whole_folder(final) as new:
-            policy.save(new, weights=weights) if weights is not None else policy.save(new)
-            seal(new)
+        with whole_folder(final) as temporary:
+            policy.save(temporary, weights=weights) if weights is not None else policy.save(temporary)
+            seal(temporary)
     wait_for_all()
     return final
 
@@ -361,10 +361,10 @@ def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable
         the folder
     """
     folder = Path(folder)
-    with whole_folder(folder) as new:
-        save(new)
-        (new / MARK).unlink(missing_ok=True)  # what is packed has its hash on the card
-        [weights] = new.glob("*.safetensors")
-        (new / "README.md").write_text(card(sha256(weights)), encoding="utf-8")
-        write_json(new / "exam.json", told)
+    with whole_folder(folder) as temporary:
+        save(temporary)
+        (temporary / MARK).unlink(missing_ok=True)  # what is packed has its hash on the card
+        [weights] = temporary.glob("*.safetensors")
+        (temporary / "README.md").write_text(card(sha256(weights)), encoding="utf-8")
+        write_json(temporary / "exam.json", told)
     return folder

@@ -32,8 +32,8 @@ def gae(
     """
     if len(rewards) != len(values):
         raise ValueError(f"{len(rewards)} episodes of rewards and {len(values)} of values")
-    most = max((len(r) for r in rewards), default=0)
-    r, v = np.zeros((len(rewards), most)), np.zeros((len(rewards), most + 1))
+    horizon = max((len(r) for r in rewards), default=0)
+    r, v = np.zeros((len(rewards), horizon)), np.zeros((len(rewards), horizon + 1))
     for i, (a, b) in enumerate(zip(rewards, values, strict=True)):
         if len(a) != len(b):
             raise ValueError(f"episode {i}: {len(a)} rewards and {len(b)} values")
@@ -41,8 +41,8 @@ def gae(
             raise ValueError(f"episode {i}: a reward or a value is not a number")
         r[i, : len(a)], v[i, : len(b)] = a, b
     # Behind an episode's end reward and values are 0, so its surprises are, and the last value is followed by none.
-    surprise, advantage = r + gamma * v[:, 1:] - v[:, :-1], np.zeros((len(r), most + 1))
-    for t in reversed(range(most)):
+    surprise, advantage = r + gamma * v[:, 1:] - v[:, :-1], np.zeros((len(r), horizon + 1))
+    for t in reversed(range(horizon)):
         advantage[:, t] = surprise[:, t] + gamma * lam * advantage[:, t + 1]
     advantages = [advantage[i, : len(a)] for i, a in enumerate(rewards)]
     return advantages, [a + b for a, b in zip(advantages, values, strict=True)]

@@ -35,8 +35,8 @@ def described(cls: type) -> type:
         the class
     """
     lines = [f"    {name}: {f.metadata['help']} (default {f.default!r})" for name, f in cls.keys().items()]
-    told = inspect.cleandoc(cls.__doc__)
-    cls.__doc__ = "\n".join([told if "\nAttributes:\n" in told else f"{told}\n\nAttributes:", *lines])
+    docstring = inspect.cleandoc(cls.__doc__)
+    cls.__doc__ = "\n".join([docstring if "\nAttributes:\n" in docstring else f"{docstring}\n\nAttributes:", *lines])
     return cls
 
 # %% ../../nbs/40_training/08_settings.ipynb #fcca5ae8
@@ -54,8 +54,8 @@ class Settings:
     @classmethod
     def keys(cls) -> dict[str, Field]:
         "The fields that are ours, or have a default of ours, by name."
-        own = [inspect.get_annotations(c) for c in cls.__mro__ if issubclass(c, Settings)]
-        return {f.name: f for f in fields(cls) if any(f.name in names for names in own)}
+        annotations = [inspect.get_annotations(c) for c in cls.__mro__ if issubclass(c, Settings)]
+        return {f.name: f for f in fields(cls) if any(f.name in names for names in annotations)}
 
 
 described(Settings);

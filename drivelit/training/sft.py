@@ -82,20 +82,20 @@ def encode_row(policy: Policy, row: dict, last_turn_only: bool = False) -> tuple
     Raises:
         ValueError: no answer to learn from, not a row, or other images than places for them
     """
-    messages, ids, labels, shown, asked = check_row(row), [], [], [], []
+    messages, ids, labels, media, pending = check_row(row), [], [], [], []
     for k, message in enumerate(messages):
         if message["role"] != "assistant":
-            asked.append(message)
+            pending.append(message)
             continue
         # The opening of a turn is read, the answer is said: as in play, no token spans the border between them.
-        prompt, content = policy.encode_more(asked) if ids else policy.encode(asked), message["content"]
+        prompt, content = policy.encode_more(pending) if ids else policy.encode(pending), message["content"]
         text = content if isinstance(content, str) else "".join(p["text"] for p in content)
         answer_ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
         learn = not last_turn_only or k + 1 == len(messages)
         labels += [IGNORE] * len(prompt.input_ids) + (answer_ids if learn else [IGNORE] * len(answer_ids))
-        ids, shown, asked = ids + prompt.input_ids + answer_ids, shown + prompt.images, []
-    tally("encoded", rows=1, tokens=len(ids), pictures=len(shown))
-    return ids, labels, shown
+        ids, media, pending = ids + prompt.input_ids + answer_ids, media + prompt.images, []
+    tally("encoded", rows=1, tokens=len(ids), pictures=len(media))
+    return ids, labels, media
 
 # %% ../../nbs/40_training/10_sft.ipynb #7f755672
 class _Outline(Image.Image):
@@ -171,21 +171,21 @@ def batches(lengths: Sequence[int], batch: int, steps: int, seed: int = 0, pool:
         first of the next
     """
     rng, out, lengths = np.random.default_rng(seed), [], np.asarray(lengths)
-    left = np.array([], int)
+    remaining = np.array([], int)
     while len(out) < steps:
         epoch = rng.permutation(len(lengths))
-        if len(left):
-            need = batch - len(left)
-            left, epoch = np.concatenate([left, epoch[:need]]), epoch[need:]
-            if len(left) < batch:  # fewer rows than a batch takes
+        if len(remaining):
+            need = batch - len(remaining)
+            remaining, epoch = np.concatenate([remaining, epoch[:need]]), epoch[need:]
+            if len(remaining) < batch:  # fewer rows than a batch takes
                 continue
-            out.append(left)
-        whole = len(epoch) // batch * batch
-        for first in range(0, whole, batch * pool):
-            some = epoch[first : min(first + batch * pool, whole)]
-            some = some[np.argsort(lengths[some], kind="stable")].reshape(-1, batch)
-            out += list(some[rng.permutation(len(some))])
-        left = epoch[whole:]
+            out.append(remaining)
+        full_rows = len(epoch) // batch * batch
+        for start in range(0, full_rows, batch * pool):
+            chunk = epoch[start : min(start + batch * pool, full_rows)]
+            chunk = chunk[np.argsort(lengths[chunk], kind="stable")].reshape(-1, batch)
+            out += list(chunk[rng.permutation(len(chunk))])
+        remaining = epoch[full_rows:]
     return np.array(out[:steps])
 
 # %% ../../nbs/40_training/10_sft.ipynb #a2408675
@@ -274,9 +274,9 @@ def check_spans(spans: Callable | None, weights: dict[str, float] | None) -> Spa
     "The spans of a run, None without any; ValueError for one without the other, or a weight below 0."
     if (spans is None) != (weights is None):
         raise ValueError("spans and weights belong together: spans(ids) names what weights gives a number")
-    wrong = [name for name, w in (weights or {}).items() if not (np.isfinite(w) and w >= 0)]
-    if wrong or weights == {}:
-        raise ValueError(f"weights: {wrong[0] if wrong else 'no span'} must have a finite number from 0")
+    invalid = [name for name, w in (weights or {}).items() if not (np.isfinite(w) and w >= 0)]
+    if invalid or weights == {}:
+        raise ValueError(f"weights: {invalid[0] if invalid else 'no span'} must have a finite number from 0")
     return Spans(spans, dict(weights)) if weights else None
 
 # %% ../../nbs/40_training/10_sft.ipynb #f0acbc19
@@ -357,7 +357,7 @@ def keep_memory() -> bool:
     """
     tell = getattr(ctypes.CDLL(None), "mallopt", None)
     trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h; a block of more than 1 GB is given back
-    return tell is not None and all(tell(what, 2**30) == 1 for what in (trim, mmap))
+    return tell is not None and all(tell(option, 2**30) == 1 for option in (trim, mmap))
 
 # %% ../../nbs/40_training/10_sft.ipynb #73c1879e
 class SafeTrainer:
@@ -394,10 +394,10 @@ class SafeTrainer:
 @contextmanager
 def states_of(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     "While it is open, the last hidden states (B, T, H) of each forward pass are kept in a list."
-    model, kept = getattr(model, "get_base_model", lambda: model)(), []
-    hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: kept.append(out.last_hidden_state))
+    model, states = getattr(model, "get_base_model", lambda: model)(), []
+    hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: states.append(out.last_hidden_state))
     try:
-        yield kept
+        yield states
     finally:
         hook.remove()
 
@@ -413,12 +413,12 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         "The batches, on the CPU until used; those of an update are collected before the first is used."
-        here = self.accelerator
-        usual, here.device_placement = here.device_placement, False
+        preparer = self.accelerator
+        usual, preparer.device_placement = preparer.device_placement, False
         try:
             return super().get_train_dataloader()
         finally:
-            here.device_placement = usual
+            preparer.device_placement = usual
 
     def compute_loss(
         self, model: torch.nn.Module, inputs: dict, *args: object, **kwargs: object
@@ -428,20 +428,20 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
         run = model if numbers is None else self._weighing(model, numbers[:, 1:])
         # TRL counts the tokens of all devices, from nothing at each start; the state outlives a kill
         self._total_train_tokens = self.state.num_input_tokens_seen
-        own = self.accelerator.unwrap_model(model)
-        with labelled_only(), states_of(own) if self.numerals else nullcontext() as states:
+        base_model = self.accelerator.unwrap_model(model)
+        with labelled_only(), states_of(base_model) if self.numerals else nullcontext() as states:
             loss = super().compute_loss(run, inputs, *args, **kwargs)
         self.state.num_input_tokens_seen = self._total_train_tokens
-        return loss + self._distance(own, states[0], inputs["labels"], **kwargs) if self.numerals else loss
+        return loss + self._distance(base_model, states[0], inputs["labels"], **kwargs) if self.numerals else loss
 
     def _distance(self, model, states, labels, num_items_in_batch=None, **_):
         "How far the numerals are from the right ones, for a token of all that are learnt."
         learnt = labels[:, 1:] != IGNORE
         head = model.get_output_embeddings().weight
-        far = self.numerals.distance(states[:, :-1][learnt], head, labels[:, 1:][learnt])
-        far = far / (learnt.sum() if num_items_in_batch is None else num_items_in_batch)
-        self._far = [*getattr(self, "_far", []), far.item()]
-        return far
+        penalty = self.numerals.distance(states[:, :-1][learnt], head, labels[:, 1:][learnt])
+        penalty = penalty / (learnt.sum() if num_items_in_batch is None else num_items_in_batch)
+        self._far = [*getattr(self, "_far", []), penalty.item()]
+        return penalty
 
     def _weighing(self, model, numbers):
         "The model, its log-probabilities weighed by their spans; what they were is noted."
@@ -461,8 +461,10 @@ class OrderedSFTTrainer(SafeTrainer, SFTTrainer):
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         "TRL's log, and the mean loss of a token of each span since the last one, without its weight."
-        if far := self.__dict__.pop("_far", None):
-            logs["loss/distance"] = sum(far) / len(far) * self.args.gradient_accumulation_steps  # of an update
+        if penalties := self.__dict__.pop("_far", None):
+            logs["loss/distance"] = (
+                sum(penalties) / len(penalties) * self.args.gradient_accumulation_steps
+            )  # of an update
         if (noted := getattr(self, "_noted", None)) is not None and "loss" in logs:
             logs |= {f"loss/{n}": (s / c).item() for n, s, c in zip(self.spans.weights, *noted, strict=True) if c}
             del self._noted
@@ -494,11 +496,11 @@ def trl_config(
         if name in renamed:
             raise TypeError(f"{name!r} is called {renamed[name]!r} here")
         if name not in names:
-            right = nearest(name, sorted(names | set(inspect.signature(function).parameters)))
-            raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(right, right)!r}")
-    made = kind(**(ours | trl))
-    shard_on_cpus(made)
-    return made
+            suggestion = nearest(name, sorted(names | set(inspect.signature(function).parameters)))
+            raise TypeError(f"unknown setting {name!r}; the nearest is {renamed.get(suggestion, suggestion)!r}")
+    config = kind(**(ours | trl))
+    shard_on_cpus(config)
+    return config
 
 
 def memory_settings(checkpointing: bool, sharding: bool) -> dict:
@@ -611,7 +613,7 @@ def sft_config(
     micro = min(micro_batch or batch, batch // world)
     while batch // world % micro:
         micro -= 1
-    ours = dict(
+    defaults = dict(
         output_dir=str(out),
         max_steps=steps,
         per_device_train_batch_size=micro,
@@ -628,7 +630,7 @@ def sft_config(
         disable_tqdm=not sys.stderr.isatty(),
         **memory_settings(checkpointing, sharding),
     )
-    return trl_config(TuningConfig, ours, trl, RENAMED, sft_config)
+    return trl_config(TuningConfig, defaults, trl, RENAMED, sft_config)
 
 # %% ../../nbs/40_training/10_sft.ipynb #64e01e0d
 def train_sft(

@@ -102,10 +102,10 @@ def full_weights(
     "Weights on the CPU in the first process, {} in others, None if not sharded; every process must call it."
     if not is_sharded(model):
         return None
-    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     for tied in getattr(model, "all_tied_weights_keys", None) or ():  # the same weight under a second name
-        found.pop(tied, None)
-    return {k: v.to((dtypes or {}).get(k, v.dtype)) for k, v in found.items()}
+        state.pop(tied, None)
+    return {k: v.to((dtypes or {}).get(k, v.dtype)) for k, v in state.items()}
 
 # %% ../../nbs/40_training/03_sharding.ipynb #5a4d0002
 WEIGHTS = f"{FSDP_MODEL_NAME}_0"  # folder of a checkpoint in shards; Adam's moments lie in another beside it
@@ -130,15 +130,15 @@ def load_shards(weights: dict[str, torch.Tensor], folder: str | Path) -> None:
 
 def _outlines(folder):
     "Names, shapes and kinds of what lies in shards; no numbers."
-    told = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    return {k: torch.empty(t.size, dtype=t.properties.dtype, device="meta") for k, t in told.items()}
+    metadata = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    return {k: torch.empty(t.size, dtype=t.properties.dtype, device="meta") for k, t in metadata.items()}
 
 
 def checkpoint_weights(checkpoint: str | Path) -> dict[str, torch.Tensor]:
     "The weights of a checkpoint in shards, whole, on the CPU; one process alone can ask."
     folder = Path(checkpoint) / WEIGHTS
-    found = {k: torch.empty_like(t, device="cpu") for k, t in _outlines(folder).items()}
+    state = {k: torch.empty_like(t, device="cpu") for k, t in _outlines(folder).items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that there is no group
-        dcp.load(found, checkpoint_id=str(folder), no_dist=True)
-    return {k.removeprefix("model."): v for k, v in found.items()}
+        dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+    return {k.removeprefix("model."): v for k, v in state.items()}

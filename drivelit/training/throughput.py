@@ -81,11 +81,11 @@ class TensorCache:
 @contextmanager
 def prepared_once(policy: Policy, limit: float = 4e9) -> Iterator[TensorCache]:
     "While it is open, the image processor runs once for each different picture; `limit` is in bytes."
-    before, policy.kept = policy.kept, TensorCache(limit)
+    previous, policy.kept = policy.kept, TensorCache(limit)
     try:
         yield policy.kept
     finally:
-        policy.kept = before
+        policy.kept = previous
 
 # %% ../../nbs/40_training/32_throughput.ipynb #fd0ca9e4
 class StoreError(OSError):
@@ -110,7 +110,7 @@ ALIGNED = 64  # bytes: an array begins at a multiple of it, as numpy's and torch
 def _write(path, parts):
     "Write a file that is either complete or absent."
     try:
-        with whole_file(path, sync=False) as new, open(new, "wb") as f:
+        with whole_file(path, sync=False) as temp_path, open(temp_path, "wb") as f:
             for part in parts:
                 f.write(bytes(-f.tell() % ALIGNED))
                 f.write(part)
@@ -185,11 +185,11 @@ def get(parcel: Parcel, keep: bool = False) -> Any:
             os.unlink(parcel.path)
     except (OSError, ValueError) as e:
         raise StoreError(f"{parcel.path}: a finished episode cannot be read ({type(e).__name__}: {e})") from None
-    parts, at = [], 0
+    parts, offset = [], 0
     for size in parcel.sizes:
-        at += -at % ALIGNED
-        parts.append(view[at : at + size])
-        at += size
+        offset += -offset % ALIGNED
+        parts.append(view[offset : offset + size])
+        offset += size
     return pickle.loads(parts[0], buffers=parts[1:])
 
 # %% ../../nbs/40_training/32_throughput.ipynb #1e8176a0
@@ -236,8 +236,8 @@ def _cause(process):
     "Why a process is gone."
     process.join()
     code = process.exitcode
-    by = f"killed by signal {-code}, perhaps for want of memory" if code < 0 else f"it left with code {code}"
-    return f"its player died ({by})"
+    reason = f"killed by signal {-code}, perhaps for want of memory" if code < 0 else f"it left with code {code}"
+    return f"its player died ({reason})"
 
 # %% ../../nbs/40_training/32_throughput.ipynb #sm000003
 SHELF = "drivelit-shelf-"
@@ -258,10 +258,10 @@ def _lock(folder):
 
 def _shelf(place):
     "A new folder and its lock; folders whose processes are gone are taken away, and so is what they had finished."
-    for left in Path(place).glob(f"{SHELF}*"):
+    for stale in Path(place).glob(f"{SHELF}*"):
         with suppress(OSError):  # somebody holds it, or it is another user's
-            lock = _lock(left)
-            shutil.rmtree(left, ignore_errors=True)
+            lock = _lock(stale)
+            shutil.rmtree(stale, ignore_errors=True)
             os.close(lock)
     while True:
         shelf = tempfile.TemporaryDirectory(dir=place, prefix=SHELF)
@@ -303,12 +303,12 @@ class Players:
         for connection in [c for c, p in self._players.items() if not p.is_alive()]:
             self._end(connection)
         while len(self._players) < self.workers:
-            ours, theirs = context.Pipe()
-            given = self.play, theirs, self.shelf.name, self.threads, os.getpid(), dict(os.environ)
-            process = context.Process(target=_player, args=given, daemon=True)
+            parent_end, child_end = context.Pipe()
+            player_args = self.play, child_end, self.shelf.name, self.threads, os.getpid(), dict(os.environ)
+            process = context.Process(target=_player, args=player_args, daemon=True)
             process.start()
-            theirs.close()  # so that the end of the process is the end of the connection
-            self._players[ours] = process
+            child_end.close()  # so that the end of the process is the end of the connection
+            self._players[parent_end] = process
 
     def _end(self, connection):
         process = self._players.pop(connection)
@@ -319,8 +319,8 @@ class Players:
     def stream(self, jobs: Iterable, opened: bool = True) -> Iterator[tuple[int, Any]]:
         "Yields (job number, item) as soon as it is finished; PlayerError for failed jobs after all else."
         jobs = list(jobs)
-        for left in (p for p in Path(self.shelf.name).iterdir() if p.is_file()):  # pictures of the last step
-            left.unlink()
+        for leftover in (p for p in Path(self.shelf.name).iterdir() if p.is_file()):  # pictures of the last step
+            leftover.unlink()
         self._start()
         todo, busy, lost = deque(enumerate(jobs)), {}, {}
 
@@ -336,15 +336,15 @@ class Players:
             while busy:
                 for connection in wait(list(busy)):
                     try:
-                        found = connection.recv()
+                        reply = connection.recv()
                     except (EOFError, OSError):
                         lost[busy.pop(connection)] = _cause(self._players[connection])
                         continue
-                    if isinstance(found, Parcel):
-                        yield busy[connection], get(found) if opened else found
+                    if isinstance(reply, Parcel):
+                        yield busy[connection], get(reply) if opened else reply
                         continue
-                    if found:
-                        lost[busy[connection]] = found
+                    if reply:
+                        lost[busy[connection]] = reply
                     del busy[connection]
                     give(connection)
         finally:
@@ -388,8 +388,8 @@ def mark_of(weights: torch.nn.Module | Mapping[str, torch.Tensor], numbers: int 
     digest = hashlib.sha256()
     for name, weight in weights.named_parameters() if isinstance(weights, torch.nn.Module) else weights.items():
         flat = weight.detach().reshape(-1)
-        some = flat[:: max(1, flat.numel() // numbers)].to("cpu", torch.bfloat16)
-        digest.update(name.encode() + some.view(torch.int16).numpy().tobytes())
+        sample = flat[:: max(1, flat.numel() // numbers)].to("cpu", torch.bfloat16)
+        digest.update(name.encode() + sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 # %% ../../nbs/40_training/32_throughput.ipynb #pl4yth06
@@ -411,17 +411,17 @@ def place_of(model: torch.nn.Module, shared: str | Path | None, run: Path) -> Pa
     """
     machines = int(os.environ.get("WORLD_SIZE", 1)) > int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     need = sum(p.numel() * p.element_size() for p in _trained(model).values())
-    alone = shared is not None and not machines and shutil.disk_usage(shared).free > 1.1 * need
-    return Path(shared) / "weights" if alone else run
+    has_room = shared is not None and not machines and shutil.disk_usage(shared).free > 1.1 * need
+    return Path(shared) / "weights" if has_room else run
 
 
 def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
     "Write the trained weights for players; every process must call it. The seal in the header, else empty."
     trained, shared = _trained(model), is_sharded(model)
-    wrong = not_finite({n: slice_of(p.detach()) for n, p in trained.items()}) if shared or first_process() else []
-    wrong = gather_object(wrong) if torch.distributed.is_initialized() else wrong
-    refuse_tensors(path, not_finite=dict.fromkeys(wrong))
-    whole, seal = full_weights(model), ""  # of shards; all processes take part
+    bad_names = not_finite({n: slice_of(p.detach()) for n, p in trained.items()}) if shared or first_process() else []
+    bad_names = gather_object(bad_names) if torch.distributed.is_initialized() else bad_names
+    refuse_tensors(path, not_finite=dict.fromkeys(bad_names))
+    gathered, seal = full_weights(model), ""  # of shards; all processes take part
     if first_process():
         low, seal = in_bf16(model) if bf16 else set(), uuid4().hex
 
@@ -429,29 +429,29 @@ def hand_out(model: torch.nn.Module, path: Path, bf16: bool = False) -> str:
             return torch.bfloat16 if id(p) in low else p.dtype
 
         def of(n, p):
-            return (p.detach() if whole is None else whole[n]).to("cpu", kind(p)).contiguous()
+            return (p.detach() if gathered is None else gathered[n]).to("cpu", kind(p)).contiguous()
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in path.parent.glob("*.safetensors"):  # nobody plays now: each file is room for the next one
-            old.unlink()
+        for stale in path.parent.glob("*.safetensors"):  # nobody plays now: each file is room for the next one
+            stale.unlink()
         tensors = {n: of(n, p) for n, p in trained.items()}
-        with whole_file(path, sync=False) as new:
-            save_file(tensors, new, dict(seal=seal, mark=mark_of(dict(sorted(tensors.items())))))
+        with whole_file(path, sync=False) as temp_path:
+            save_file(tensors, temp_path, dict(seal=seal, mark=mark_of(dict(sorted(tensors.items())))))
     wait_for_all()
     return seal
 
 # %% ../../nbs/40_training/32_throughput.ipynb #pl4yth07
 def _mapped(path, seal):
     "The tensors of a file of `hand_out`, in pages that all readers of a machine share, if it is the right one."
-    kept = load_tensors(path)
+    tensors = load_tensors(path)
     if seal:
         with safe_open(path, "pt") as f:
-            told = f.metadata() or {}
-        if told.get("seal") != seal:
+            header = f.metadata() or {}
+        if header.get("seal") != seal:
             raise WeightsError(f"{path}: these are weights of another rollout than the one that is played")
-        if told["mark"] != mark_of(dict(sorted(kept.items()))):
+        if header["mark"] != mark_of(dict(sorted(tensors.items()))):
             raise WeightsError(f"{path}: these are other numbers than the trainer has written")
-    return kept
+    return tensors
 
 
 def take(at: Any, given: Given) -> None:
@@ -470,12 +470,12 @@ def take(at: Any, given: Given) -> None:
         at.has = given.follow
     if not given.weights or (given.weights, given.mark) == at.has:
         return
-    kept, mine = _mapped(given.weights, given.seal), dict(at.policy.model.named_parameters())
+    tensors, parameters = _mapped(given.weights, given.seal), dict(at.policy.model.named_parameters())
     # under a seal the trainer has looked at each number
-    check_tensors(given.weights, {n: mine[n] for n in kept if n in mine}, kept, scan=not given.seal)
+    check_tensors(given.weights, {n: parameters[n] for n in tensors if n in parameters}, tensors, scan=not given.seal)
     with torch.no_grad():
-        for name, weight in kept.items():
-            mine[name].copy_(weight)
+        for name, weight in tensors.items():
+            parameters[name].copy_(weight)
     if given.mark and mark_of(at.policy.model) != given.mark:
         raise WeightsError(f"{given.weights}: with these a player has other weights than the trainer: its frozen ones")
     at.has = given.weights, given.mark
@@ -527,22 +527,22 @@ def _made(make):
 
 def play_rollout(make: Callable, job: tuple, hand_over: Callable) -> None:
     "Play a group in this process, for `Players`; if the engine fails, what is over is handed over."
-    scenes, at = job[0], _made(make)
-    given = job[1].get("given", Given())
-    how = {k: v for k, v in job[1].items() if k != "given"}
-    take(at, given)
+    scenes, worker = job[0], _made(make)
+    weights_ref = job[1].get("given", Given())
+    options = {k: v for k, v in job[1].items() if k != "given"}
+    take(worker, weights_ref)
     try:
-        with torch.autocast(at.policy.device.type, torch.bfloat16) if given.bf16 else nullcontext():
+        with torch.autocast(worker.policy.device.type, torch.bfloat16) if weights_ref.bf16 else nullcontext():
 
             def whole(first, group):
                 return hand_over(dict(enumerate(group, first)))
 
-            rollout(at.engine, at.policy, at.task, scenes, **how, on_group=whole)
+            rollout(worker.engine, worker.policy, worker.task, scenes, **options, on_group=whole)
     except RolloutError as e:
         hand_over(e.over)
         raise
     finally:
-        give_back_memory(at.policy.device)
+        give_back_memory(worker.policy.device)
 
 
 def rollout_elsewhere(
@@ -561,14 +561,14 @@ def rollout_elsewhere(
     groups = [(a, b) for a, b in groups if not all(i in episodes for i in range(a, b))]
 
     def job(a, b):
-        there = {i - a: episodes[i] for i in range(a, b) if i in episodes}
-        return list(scenes[a:b]), dict(how, places=list(places[a:b]), seed=seed, first=a, known=there)
+        finished = {i - a: episodes[i] for i in range(a, b) if i in episodes}
+        return list(scenes[a:b]), dict(how, places=list(places[a:b]), seed=seed, first=a, known=finished)
 
     try:
-        for number, found in players.stream([job(a, b) for a, b in groups]):
+        for number, results in players.stream([job(a, b) for a, b in groups]):
             a, b = groups[number]
-            episodes |= {a + i: e for i, e in found.items()}
-            if on_group and len(found) == b - a:
+            episodes |= {a + i: e for i, e in results.items()}
+            if on_group and len(results) == b - a:
                 on_group(a, [episodes[i] for i in range(a, b)])
     except PlayerError as e:
         missing = [i for i in range(len(scenes)) if i not in episodes]
@@ -598,14 +598,14 @@ class StreamsEpisodes:
             return
         shelf = getattr(self.players, "shelf", None)
         place = place_of(self.model, shelf and shelf.name, Path(self.args.output_dir) / "players")
-        told = [str(place / f"rollout-{self.state.global_step}.safetensors")]
+        paths = [str(place / f"rollout-{self.state.global_step}.safetensors")]
         if torch.distributed.is_initialized():
-            broadcast_object_list(told)
-        seal = [hand_out(self.model, Path(told[0]), self.args.bf16)]
+            broadcast_object_list(paths)
+        seal = [hand_out(self.model, Path(paths[0]), self.args.bf16)]
         if torch.distributed.is_initialized():
             broadcast_object_list(seal)
         mark = "" if is_sharded(self.model) else mark_of(self.model)
-        self.given = Given(*told, mark=mark, bf16=self.args.bf16, seal=seal[0])
+        self.given = Given(*paths, mark=mark, bf16=self.args.bf16, seal=seal[0])
         yield
 
     def rollout(self, scenes: list, **how: Any) -> list[Episode]:

@@ -81,17 +81,17 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
         if not e.failed:
             turn[i, : len(e.turn)] = torch.tensor(e.turn)
     # The shortest prompt: no answer begins before it. There is none if all of them were refused at once.
-    first = min(*(e.prompt_length for e in episodes), ids.shape[1] - 1)
+    start = min(*(e.prompt_length for e in episodes), ids.shape[1] - 1)
     return dict(
         inputs=inputs,
         turn=turn,
         own=turn >= 0,
-        prompt_ids=ids[:, :first],
-        prompt_mask=mask[:, :first],
-        completion_ids=ids[:, first:],
-        completion_mask=mask[:, first:],
-        tool_mask=(turn[:, first:] >= 0).long(),
-        advantages=spread_to_tokens(advantages, turn)[:, first:],
+        prompt_ids=ids[:, :start],
+        prompt_mask=mask[:, :start],
+        completion_ids=ids[:, start:],
+        completion_mask=mask[:, start:],
+        tool_mask=(turn[:, start:] >= 0).long(),
+        advantages=spread_to_tokens(advantages, turn)[:, start:],
     )
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #f133141a
@@ -120,16 +120,16 @@ def chosen(logits: torch.Tensor, ids: torch.Tensor, entropy_learns: bool = False
 @contextmanager
 def in_pieces(head: torch.nn.Module, say: Callable[[torch.Tensor, slice], torch.Tensor]) -> Iterator[None]:
     "While it is open, a head gives `say` (m, K) of logits (m, V); `say` is called again in the backward."
-    whole = head.forward
+    full_forward = head.forward
 
     def pieces(hidden):
         rows = hidden.reshape(-1, hidden.shape[-1])
         if len(rows) <= _TOGETHER:
-            return say(whole(rows), slice(0, len(rows)))
+            return say(full_forward(rows), slice(0, len(rows)))
 
         # 3,000 tokens of a vocabulary of 152,000 are 1.9 GB in fp32, and the way back makes three more of them
         def some(rows, at):
-            return say(whole(rows), at)
+            return say(full_forward(rows), at)
 
         parts = [slice(k, k + _TOGETHER) for k in range(0, len(rows), _TOGETHER)]
         once = dict(use_reentrant=False, preserve_rng_state=False)
@@ -150,13 +150,13 @@ def by_rule(
 ) -> torch.Tensor:
     "Logits (m, V) among what a rule allowed, -inf elsewhere; ValueError for a sampled token it forbids."
     rows = zip(ids.tolist(), own.tolist(), strict=True)
-    kinds = [k for row, mine in rows for k, m in zip(rule.kinds(row), mine, strict=True) if m]
-    logits, drawn = rule.restrict(logits, kinds[at]), ids[own][at]
-    wrong = logits.gather(-1, drawn[:, None])[:, 0].isneginf()
-    if wrong.any():
+    kinds = [k for row, row_mask in rows for k, m in zip(rule.kinds(row), row_mask, strict=True) if m]
+    logits, chosen_ids = rule.restrict(logits, kinds[at]), ids[own][at]
+    forbidden = logits.gather(-1, chosen_ids[:, None])[:, 0].isneginf()
+    if forbidden.any():
         raise ValueError(
-            f"{int(wrong.sum())} words were said that the engine's rule forbids, the first is token "
-            f"{int(drawn[wrong][0])}: the episodes were drawn by another rule"
+            f"{int(forbidden.sum())} words were said that the engine's rule forbids, the first is token "
+            f"{int(chosen_ids[forbidden][0])}: the episodes were drawn by another rule"
         )
     return logits
 
@@ -240,9 +240,9 @@ class Reference:
             load_shards(self.weights, shards)
             self.refreshed = True
         elif (file := Path(folder) / self.FILE).exists():
-            kept = load_tensors(file)
-            check_tensors(file, self.weights, kept)
-            for name, v in kept.items():
+            stored = load_tensors(file)
+            check_tensors(file, self.weights, stored)
+            for name, v in stored.items():
                 self.weights[name].copy_(v)
             self.refreshed = True
 
@@ -346,8 +346,10 @@ def choose_advantage(advantage: str | Callable, std: str = EpisodeSettings.std) 
     """
     if isinstance(advantage, str):
         if advantage not in ADVANTAGES:
-            right = nearest(advantage, ADVANTAGES)
-            raise ValueError(f"unknown advantage {advantage!r}; the nearest is {right!r} of {', '.join(ADVANTAGES)}")
+            suggestion = nearest(advantage, ADVANTAGES)
+            raise ValueError(
+                f"unknown advantage {advantage!r}; the nearest is {suggestion!r} of {', '.join(ADVANTAGES)}"
+            )
         advantage = ADVANTAGES[advantage]
     return lambda rewards, groups: advantage(rewards, groups, std=std)
 
@@ -468,17 +470,17 @@ class KeepsPlayed:
         "Play each scene once; each finished group is kept until all are, for the run that goes on after a fault."
         out, step = Path(self.args.output_dir), self.state.global_step
         folder = out / "played" / f"{step}-{self.accelerator.process_index}"
-        asked, error = self._asked(scenes), None
+        request, error = self._asked(scenes), None
 
         def keep(first, group):
-            return write_played(folder, asked, dict(enumerate(group, first)))
+            return write_played(folder, request, dict(enumerate(group, first)))
 
-        self._known = read_played(folder, asked)
+        self._known = read_played(folder, request)
         try:
             episodes = self.play(scenes, keep)
         except RolloutError as e:
             error = e
-            write_played(folder, asked, e.over)  # those of groups that are not whole, too
+            write_played(folder, request, e.over)  # those of groups that are not whole, too
         down = [e for e in self._from_all([error and (str(error), error.index, error.refused)]) if e]
         if not down:
             shutil.rmtree(folder, ignore_errors=True)
@@ -486,8 +488,10 @@ class KeepsPlayed:
         if done and not (out / f"checkpoint-{step}").exists():
             self._save_checkpoint(self.model, None)
             self.callback_handler.on_save(self.args, self.state, self.control)
-        again = f"the others of rollout {done + 1} are kept in {out / 'played'}, and the same command goes on from them"
-        raise EngineError(f"{down[0][0]}; {again}", *down[0][1:]) from error
+        notice = (
+            f"the others of rollout {done + 1} are kept in {out / 'played'}, and the same command goes on from them"
+        )
+        raise EngineError(f"{down[0][0]}; {notice}", *down[0][1:]) from error
 
     def _asked(self, scenes):
         "What the words of a rollout depend on: its scenes and settings, and the weights."
@@ -501,11 +505,11 @@ class PlaysEpisodes:
 
     def roll_out(self, scenes: list) -> list[dict]:
         "A step of algorithm 1 up to its updates: refresh, play, score, cut into micro-batches."
-        done = self.state.global_step // updates_of(self.args)
+        rollout_index = self.state.global_step // updates_of(self.args)
         every = self.args.reference_every
-        if every and done and done % every == 0:
+        if every and rollout_index and rollout_index % every == 0:
             self.reference.refresh()
-        episodes = self.play_to_the_end(scenes, done)
+        episodes = self.play_to_the_end(scenes, rollout_index)
         advantages = self.score(episodes)
         micro = self.args.per_device_train_batch_size
         update = micro * self.args.gradient_accumulation_steps
@@ -547,27 +551,27 @@ class PlaysEpisodes:
         everywhere = self._from_all([(e.failed, None if e.failed else task.outcome(e)) for e in episodes])
         groups = np.arange(len(everywhere)) // self.num_generations  # TRL's sampler repeats each scene that often
         # A refusal says nothing about the policy: the others of its group are compared without it.
-        whole = np.array([not failed for failed, _ in everywhere])
-        if not whole.any():
-            first = everywhere[0][0]
-            raise EngineError(f"all {len(whole)} conversations were refused; the first: {first}", refused=True)
-        rewards = task.compare([outcome for failed, outcome in everywhere if not failed], groups[whole])
-        here = slice(rank * len(episodes), (rank + 1) * len(episodes))  # groups may be spread over processes
-        before = whole[: here.start].sum()
-        own = slice(before, before + whole[here].sum())
-        self._log_played([e for e in episodes if not e.failed], rewards[own])
-        self._metrics["train"]["failed"].append(float(1 - whole.mean()))
-        advantages = np.full((len(whole), rewards.shape[1]), np.nan)
-        advantages[whole] = self.advantage_fn(rewards, groups[whole])
-        return advantages[here]
+        valid_rows = np.array([not failed for failed, _ in everywhere])
+        if not valid_rows.any():
+            message = everywhere[0][0]
+            raise EngineError(f"all {len(valid_rows)} conversations were refused; the first: {message}", refused=True)
+        rewards = task.compare([outcome for failed, outcome in everywhere if not failed], groups[valid_rows])
+        local_rows = slice(rank * len(episodes), (rank + 1) * len(episodes))  # groups may be spread over processes
+        offset = valid_rows[: local_rows.start].sum()
+        local_rewards = slice(offset, offset + valid_rows[local_rows].sum())
+        self._log_played([e for e in episodes if not e.failed], rewards[local_rewards])
+        self._metrics["train"]["failed"].append(float(1 - valid_rows.mean()))
+        advantages = np.full((len(valid_rows), rewards.shape[1]), np.nan)
+        advantages[valid_rows] = self.advantage_fn(rewards, groups[valid_rows])
+        return advantages[local_rows]
 
     def _log_played(self, episodes, rewards):
         "The means over all processes, once it is sure that the task has rewarded every episode."
         check_rewards(self.task, episodes, rewards)
         for e in episodes:
             tally("played", rows=1, tokens=len(e.ids), pictures=len(e.images))
-        played = self._from_all([played_row(e, r) for e, r in zip(episodes, rewards, strict=True)])
-        for key, value in turn_log(played).items():
+        played_rows = self._from_all([played_row(e, r) for e, r in zip(episodes, rewards, strict=True)])
+        for key, value in turn_log(played_rows).items():
             self._metrics["train"][key].append(value)
 
     def _from_all(self, rows):
@@ -598,11 +602,13 @@ class LearnsWords:
 
     def log_probabilities(self, model: torch.nn.Module, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
         "Log-probabilities and entropies (B, T) of sampled tokens at the temperature of play; 0 elsewhere."
-        own = batch["own"]
-        before = own.roll(-1, dims=1)  # a word is predicted at the place before it; place 0 has no word of the policy
-        inputs = batch.get("read") or batch["inputs"] | dict(logits_to_keep=before)
-        inputs = {k: v.to(own.device) for k, v in inputs.items()}  # pixels of this micro-batch alone
-        ids = batch["inputs"]["input_ids"][own]
+        own_mask = batch["own"]
+        logits_mask = own_mask.roll(
+            -1, dims=1
+        )  # a word is predicted at the place before it; place 0 has no word of the policy
+        inputs = batch.get("read") or batch["inputs"] | dict(logits_to_keep=logits_mask)
+        inputs = {k: v.to(own_mask.device) for k, v in inputs.items()}  # pixels of this micro-batch alone
+        ids = batch["inputs"]["input_ids"][own_mask]
 
         def say(logits, at):
             logits = self.constrain(logits.float() / self.temperature, batch, at)
@@ -610,9 +616,9 @@ class LearnsWords:
 
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
         with self.accelerator.autocast(), in_pieces(head, say):
-            found = model(**inputs, use_cache=False).logits.view(-1, 2)
+            outputs = model(**inputs, use_cache=False).logits.view(-1, 2)
         width = batch["completion_ids"].shape[1]
-        return tuple(v.new_zeros(own.shape).masked_scatter(own, v)[:, -width:] for v in found.unbind(-1))
+        return tuple(v.new_zeros(own_mask.shape).masked_scatter(own_mask, v)[:, -width:] for v in outputs.unbind(-1))
 
     def constrain(self, logits: torch.Tensor, batch: dict, at: slice = slice(None)) -> torch.Tensor:
         "Logits (m, V), -inf for control tokens where servers draw, and by the engine's rule, if it has one."
@@ -668,35 +674,35 @@ class PlaysElsewhere:
 
     def weighed(self, batch: dict, episodes: Sequence[Episode]) -> dict:
         "What another program's log-probabilities change in a batch: with a cap, ratio and advantages (B, T)."
-        drawn = torch.zeros(batch["own"].shape)
-        for row, e in zip(drawn, episodes, strict=True):
+        sampled_logps = torch.zeros(batch["own"].shape)
+        for row, e in zip(sampled_logps, episodes, strict=True):
             row[: len(e.logprobs)] = torch.tensor(e.logprobs)
-        old, own = batch["old_per_token_logps"], batch["tool_mask"]
-        drawn = drawn[:, -own.shape[1] :].to(old)
-        weights_of = dict(sampling_per_token_logps=drawn)
+        old_logps, own_mask = batch["old_per_token_logps"], batch["tool_mask"]
+        sampled_logps = sampled_logps[:, -own_mask.shape[1] :].to(old_logps)
+        weights_of = dict(sampling_per_token_logps=sampled_logps)
         if self.args.importance_cap > 0:
-            weights = importance_weights(old, drawn, own, self.args.importance_cap)
+            weights = importance_weights(old_logps, sampled_logps, own_mask, self.args.importance_cap)
             weights_of |= dict(importance_sampling_ratio=weights, advantages=batch["advantages"] * weights)
         return weights_of
 
     def log_difference(self, batches: list[dict]) -> None:
         "Log by how much sampler and trainer differ on tokens; EngineError if by over `sampling_bound`, mean."
         masks = [b["tool_mask"].bool() for b in batches]
-        apart = [(b["old_per_token_logps"] - b["sampling_per_token_logps"]).abs() for b in batches]
-        kinds = {"sampling_logp_difference": (apart, ("mean", "max"))}
+        gaps = [(b["old_per_token_logps"] - b["sampling_per_token_logps"]).abs() for b in batches]
+        kinds = {"sampling_logp_difference": (gaps, ("mean", "max"))}
         if self.args.importance_cap > 0:
             weights = [b["importance_sampling_ratio"] for b in batches]
             kinds["importance_sampling_ratio"] = (weights, ("min", "mean", "max"))
         for name, (values, hows) in kinds.items():
-            here = torch.cat([v[m] for v, m in zip(values, masks, strict=True)]).double()
-            everywhere = torch.tensor(sum(self._from_all([here[~here.isnan()].tolist()]), []))
+            local_values = torch.cat([v[m] for v, m in zip(values, masks, strict=True)]).double()
+            everywhere = torch.tensor(sum(self._from_all([local_values[~local_values.isnan()].tolist()]), []))
             for statistic in hows if len(everywhere) else ():  # an engine may not tell
                 self._metrics["train"][f"sampling/{name}/{statistic}"].append(getattr(everywhere, statistic)().item())
             if name == "sampling_logp_difference" and len(everywhere) and self.args.sampling_bound:
-                mean, most = everywhere.mean().item(), everywhere.max().item()
+                mean, largest = everywhere.mean().item(), everywhere.max().item()
                 if not mean <= self.args.sampling_bound:
-                    who = ", ".join(getattr(self.engine, "servers", ["the sampler"]))
-                    raise EngineError(far_apart(mean, most, self.args.sampling_bound, who))
+                    origin = ", ".join(getattr(self.engine, "servers", ["the sampler"]))
+                    raise EngineError(far_apart(mean, largest, self.args.sampling_bound, origin))
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #a1d91078
 class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, SafeTrainer, GRPOTrainer):
@@ -734,14 +740,14 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         check_policy(policy, args.bf16, adapters=peft_config is not None)
         check_task(task, scenes)
         check_reference(policy, reference, args.reference_every, args.beta)
-        played = scene_order(len(scenes), settle(args, len(scenes)))
+        order = scene_order(len(scenes), settle(args, len(scenes)))
         # else TRL loads a reference by the model's name; ours is the policy as it came in
         beta, args.beta = args.beta, 0.0
         super().__init__(
             model=policy.model,
             reward_funcs=lambda completions, **_: [0.0] * len(completions),  # TRL wants one; `score` does its work
             args=args,
-            train_dataset=Dataset.from_dict(dict(prompt=["" for _ in played], scene=played)),
+            train_dataset=Dataset.from_dict(dict(prompt=["" for _ in order], scene=order)),
             processing_class=policy.tokenizer,
             peft_config=peft_config,
             callbacks=list(callbacks),
@@ -859,7 +865,7 @@ def rl_config(
     while rows % micro:
         micro -= 1
     updates = batch // mini_batch * num_iterations
-    ours = dict(
+    trl_args = dict(
         output_dir=str(out),
         max_steps=steps * updates or -1,  # transformers: by epochs; `settle` counts them
         num_train_epochs=epochs or 1.0,
@@ -875,7 +881,7 @@ def rl_config(
         disable_tqdm=not sys.stderr.isatty(),
         **memory_settings(checkpointing, sharding),
     )
-    return trl_config(TurnGRPOConfig, ours, trl, RENAMED, rl_config)
+    return trl_config(TurnGRPOConfig, trl_args, trl, RENAMED, rl_config)
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #39371bd3
 def served(
@@ -963,8 +969,8 @@ def train_rl(
     advantage_fn = choose_advantage(advantage, args.std)
     start = resume_point(out, args.world_size) if resume else None
     engine = served(args.player, policy, engine, out, args.bf16, peft_config is not None, args.publish)
-    far = dict(bf16=args.bf16, peft_config=peft_config, player=args.player, folder=str(out / "served"))
-    with streaming(trainer or TurnGRPOTrainer, args.players, make, **far) as kind:
+    player_options = dict(bf16=args.bf16, peft_config=peft_config, player=args.player, folder=str(out / "served"))
+    with streaming(trainer or TurnGRPOTrainer, args.players, make, **player_options) as kind:
         trainer = kind(
             policy,
             task,
@@ -978,8 +984,8 @@ def train_rl(
         )
         trainer.remove_callback(PrinterCallback)  # the file has it all
         trainer.train(resume_from_checkpoint=str(start) if start else None)
-    for left in ("played", "players"):  # of rollouts that are over
-        shutil.rmtree(out / left, ignore_errors=True)
+    for leftover in ("played", "players"):  # of rollouts that are over
+        shutil.rmtree(out / leftover, ignore_errors=True)
     finish(policy, trainer, out)
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])
     rewards = [r["reward"] for r in read_metrics(out) if "reward" in r]
@@ -1005,14 +1011,14 @@ class SequenceRatioTrainer(TurnGRPOTrainer):
         Returns:
             scalar, divided by the number of micro-batches in an update
         """
-        own = batch["tool_mask"]
+        mask = batch["tool_mask"]
         logp, _ = self.log_probabilities(self.model_wrapped, batch)
-        old = batch.get("old_per_token_logps", logp.detach())
-        ratio = ((logp - old) * own).sum(1).exp()
-        advantage = (batch["advantages"] * own).sum(1) / own.sum(1).clamp(min=1)  # equal at all words of an episode
+        old_logp = batch.get("old_per_token_logps", logp.detach())
+        ratio = ((logp - old_logp) * mask).sum(1).exp()
+        advantage = (batch["advantages"] * mask).sum(1) / mask.sum(1).clamp(min=1)  # equal at all words of an episode
         gain = torch.min(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
         if self.beta:
-            kl = k3(logp, batch["ref_per_token_logps"]) * own
-            self._metrics["train"]["kl"].append((kl.sum() / own.sum().clamp(min=1)).item())
+            kl = k3(logp, batch["ref_per_token_logps"]) * mask
+            self._metrics["train"]["kl"].append((kl.sum() / mask.sum().clamp(min=1)).item())
             gain = gain - self.beta * kl.sum(1)
         return -gain.mean() / self.current_gradient_accumulation_steps
