@@ -39,11 +39,9 @@ FILLERS = "a an and are for in is it its likewise of on or that the their them t
 
 
 def named_in(tree):
-    "The names that a module reads or imports, and those in its strings, which may name what is imported later."
+    "The names that a module imports, those of attributes, and those in strings, which may name what comes later."
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute):
             yield node.attr
         elif isinstance(node, ast.alias):
             yield node.name
