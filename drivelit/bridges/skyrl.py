@@ -54,12 +54,12 @@ def begin(row: dict[str, Any]) -> tuple[Session, Any]:
     if lacking:
         raise SessionError(f"extra_info: {', '.join(lacking)} is missing, so nobody knows the scene")
     number = int(row["scene"])
-    task, some, lock = opened(row["system"], row["source"], int(row["n"]), int(row["seed"]))
-    if not 0 <= number < len(some):
-        raise SessionError(f"extra_info: scene {number}: there are {len(some)}, counted from 0")
+    task, pool, lock = opened(row["system"], row["source"], int(row["n"]), int(row["seed"]))
+    if not 0 <= number < len(pool):
+        raise SessionError(f"extra_info: scene {number}: there are {len(pool)}, counted from 0")
     session = Session(task)
     with lock:
-        session.reset(some[number])
+        session.reset(pool[number])
     return session, lock
 
 
@@ -126,8 +126,8 @@ class Turns:
         self.turns = len(self.session.turns)
         rewards = {k: float(v) for k, v in turn.rewards.items() if not np.isnan(v)}
         heard = chat(turn.messages or [], self.pictures)
-        told = dict(observations=heard, reward=float(np.nan_to_num(turn.reward)), done=turn.done)
-        return told | dict(metadata=dict(rewards=rewards, turn=self.turns))
+        result = dict(observations=heard, reward=float(np.nan_to_num(turn.reward)), done=turn.done)
+        return result | dict(metadata=dict(rewards=rewards, turn=self.turns))
 
     def get_metrics(self) -> dict[str, float]:
         "The turns, and the mean of each part of the reward over them."
@@ -183,10 +183,10 @@ def rows(
     Returns:
         dicts with data_source, prompt, env_class, reward_spec and extra_info, plain JSON values
     """
-    task, some, _ = opened(system, source, n, seed)
+    task, pool, _ = opened(system, source, n, seed)
     spec = dict(method="rule", ground_truth="")  # the scene is the truth, and the environment has it
     return [
         dict(data_source=f"drivelit/{system}", prompt=chat(task.prompt(s), pictures), env_class=env_id)
         | dict(reward_spec=dict(spec), extra_info=place_of(system, source, n, seed, k))
-        for k, s in enumerate(some)
+        for k, s in enumerate(pool)
     ]

@@ -132,8 +132,8 @@ def metric(name: str) -> Any:
 
 def _mean(values):
     "The mean of the numbers among them, else 0."
-    there = [v for v in values if not np.isnan(v)]
-    return float(np.mean(there)) if there else 0.0
+    finite = [v for v in values if not np.isnan(v)]
+    return float(np.mean(finite)) if finite else 0.0
 
 # %% ../../nbs/65_bridges/77_verifiers.ipynb #c011
 _vf, _datasets = Extra("verifiers", "verifiers"), Extra("datasets", "train")
@@ -180,8 +180,8 @@ def load_environment(system: str = "mtdrive", scenes: str = "toy", n: int = 100,
         MissingExtra: no verifiers
         RunError: a system whose task is not served, or no such folder
     """
-    cls, task, there = environment_class(), task_of(system), scenes_of(scenes, n, seed)
+    cls, task, pool = environment_class(), task_of(system), scenes_of(scenes, n, seed)
     parts = METRICS[system.partition(".")[0]]
     weights = [1.0] + [0.0] * len(parts)
     rubric = _vf.Rubric(funcs=[mean_reward, *map(metric, parts)], weights=weights)
-    return cls(task, there, dataset=lambda: _datasets.Dataset.from_list(rows(task, there)), rubric=rubric, **more)
+    return cls(task, pool, dataset=lambda: _datasets.Dataset.from_list(rows(task, pool)), rubric=rubric, **more)

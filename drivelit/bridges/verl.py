@@ -71,13 +71,13 @@ def write_rows(path: str | Path, system: str = "mtdrive", source: str = "toy", n
     Returns:
         Path
     """
-    task, some, _ = opened(system, source, n, seed)
-    rows = (row(task, s, place_of(system, source, n, seed, k)) for k, s in enumerate(some))
-    first = pa.Table.from_pylist([next(rows)])
-    with pq.ParquetWriter(path, first.schema) as writer:
-        writer.write_table(first)
-        for one in rows:
-            writer.write_table(pa.Table.from_pylist([one], first.schema))
+    task, pool, _ = opened(system, source, n, seed)
+    rows = (row(task, s, place_of(system, source, n, seed, k)) for k, s in enumerate(pool))
+    head = pa.Table.from_pylist([next(rows)])
+    with pq.ParquetWriter(path, head.schema) as writer:
+        writer.write_table(head)
+        for entry in rows:
+            writer.write_table(pa.Table.from_pylist([entry], head.schema))
     return Path(path)
 
 
@@ -181,15 +181,15 @@ def _pictures(session):
 def _output(session, ids, mask, logs, longest):
     "The fields of verl's AgentLoopOutput."
     start, scores = len(ids) - len(mask), [float(t.reward) for t in session.turns]
-    there = [s for s in scores if not np.isnan(s)]
+    finite = [s for s in scores if not np.isnan(s)]
     fields = dict(prompt_ids=ids[:start], response_ids=ids[start:][:longest], response_mask=mask[:longest])
     if logs:
         fields["response_logprobs"] = logs[:longest]
-    shown = _pictures(session)
+    pictures = _pictures(session)
     return fields | dict(
-        reward_score=float(np.mean(there)) if there else 0.0,
+        reward_score=float(np.mean(finite)) if finite else 0.0,
         num_turns=len(session.messages),
-        multi_modal_data=dict(images=shown) if shown else {},
+        multi_modal_data=dict(images=pictures) if pictures else {},
         metrics={},
         extra_fields=dict(turn_scores=scores, tool_rewards=[]),
     )

@@ -110,8 +110,8 @@ class Parts:
             more(2 * self.workers)
             while waiting:
                 result, spent = waiting.popleft().result()
-                for what, had in spent.items():
-                    tally(what, **{k: v for k, v in had.items() if not k.endswith(("_least", "_most"))})
+                for subject, had in spent.items():
+                    tally(subject, **{k: v for k, v in had.items() if not k.endswith(("_least", "_most"))})
                 more(1)
                 yield result
         except BrokenProcessPool:

@@ -215,8 +215,8 @@ class MotionHead(nn.Module):
             if visual.shape[1] != len(self.mean):
                 raise ValueError(f"visual: {visual.shape[1]} wide, this head reads {len(self.mean)}: another policy?")
             visual = ((visual - self.mean) / self.deviation).clamp(-5, 5)
-        given = dict(actions=actions, visual=visual, ego=ego)
-        return straight + self.net(torch.cat([given[i] for i in self.config["inputs"]], -1)).view(-1, POINTS, 2)
+        labels = dict(actions=actions, visual=visual, ego=ego)
+        return straight + self.net(torch.cat([labels[i] for i in self.config["inputs"]], -1)).view(-1, POINTS, 2)
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #b7ad8994
 def tensors(features: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

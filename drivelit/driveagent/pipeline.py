@@ -212,7 +212,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     splits = {split: chosen_scenes(out, split) for split in splits}
     train, heldout = (labelled(splits[k]) for k in ("train", "heldout"))
     need = np.array([needs_look(s, size) for s in heldout], bool)
-    told = dict(
+    message = dict(
         train=len(splits["train"]),
         heldout=len(splits["heldout"]),
         unlabelled=len(splits["heldout"]) - len(heldout),
@@ -221,7 +221,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         scene_need=need.astype(int).tolist(),
         drivers=drivers(train, heldout, need) if len(train) and len(heldout) else {},
     )
-    return told | (dict(left_out=excluded) if excluded else {})
+    return message | (dict(left_out=excluded) if excluded else {})
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #f27feb64
 AT_ONCE = 16  # scenes for which a served teacher and judge are asked at the same time

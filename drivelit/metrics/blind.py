@@ -136,13 +136,13 @@ def _blind_scores(scenes, turns, accelerations, perception):
     pdms, bad = np.array([r.pdms for r in results]), np.array([complains(r) for r in heard])
     row = {name: i for i, name in enumerate(plans[0])}
     scores = {STANDING: pdms[:, row[STANDING]]}
-    for where in WAYS:
+    for spots in WAYS:
         for a in accelerations:
-            tries = [row[name_of(where, a - k)] for k in range(turns)]
+            tries = [row[name_of(spots, a - k)] for k in range(turns)]
             # the first without an issue, else the last
             final_try = np.where(bad[:, tries[:-1]].all(1), turns - 1, bad[:, tries[:-1]].argmin(1)) if turns > 1 else 0
-            scores[name_of(where, a)] = pdms[:, tries[0]]
-            scores[name_of(where, a, True)] = pdms[np.arange(len(pdms)), np.array(tries)[final_try]]
+            scores[name_of(spots, a)] = pdms[:, tries[0]]
+            scores[name_of(spots, a, True)] = pdms[np.arange(len(pdms)), np.array(tries)[final_try]]
     has_expert = np.array([s.expert is not None for s in scenes])
     return scores | {"expert": np.where(has_expert, pdms[:, -1], np.nan)}
 

@@ -155,8 +155,8 @@ def score_scenes(scenes: Sequence[Scene | PDMScene], plans: Sequence[np.ndarray]
     if ep:
         _plan_references(ready)
     # a reference whose way is not known yet is driven and scored with the plans of its scene: one call less for each
-    first = [ep and _kept_way(r, r.reference, "pdms") is None for r in ready]
-    todo = [np.concatenate([r.reference[None], x]) if f else x for r, x, f in zip(ready, todo, first, strict=True)]
+    head = [ep and _kept_way(r, r.reference, "pdms") is None for r in ready]
+    todo = [np.concatenate([r.reference[None], x]) if f else x for r, x, f in zip(ready, todo, head, strict=True)]
     start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], [len(x) for x in todo], 0)
     driven = np.split(kin.track(np.concatenate(todo), start), np.cumsum([len(x) for x in todo])[:-1])
     results = [score_states(r, s) for r, s in zip(ready, driven, strict=True)]
@@ -164,5 +164,5 @@ def score_scenes(scenes: Sequence[Scene | PDMScene], plans: Sequence[np.ndarray]
         return results
     return [
         _behind_reference(r, r.reference, "pdms", x) if f else x.against(reference_progress(r))
-        for r, x, f in zip(ready, results, first, strict=True)
+        for r, x, f in zip(ready, results, head, strict=True)
     ]

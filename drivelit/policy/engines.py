@@ -269,30 +269,30 @@ class _Leaving:
         rows, groups = self._prompt().rows, {}
         for place in places:
             groups.setdefault(place // rows, []).append(place)
-        most, numbers = max(map(len, groups.values())), sorted(groups)
-        grid = [place for g in numbers for place in groups[g] + groups[g][:1] * (most - len(groups[g]))]
+        widest, numbers = max(map(len, groups.values())), sorted(groups)
+        grid = [place for g in numbers for place in groups[g] + groups[g][:1] * (widest - len(groups[g]))]
         self.at = _counts([grid.index(place) for place in places], len(grid))
-        kept = torch.tensor(numbers, device=self.mask.device)
+        selected = torch.tensor(numbers, device=self.mask.device)
         for layer in self.cache.layers:
-            layer.prompt.select(kept, most)
+            layer.prompt.select(selected, widest)
         return grid
 
     def keep(self, read, room, rows=None):
         "Note in `read` what rows have read; who comes first is kept, as long as `room()` bytes are left for it."
-        if (left := room()) <= 0:
+        if (budget := room()) <= 0:
             return
-        chosen, first = {}, self.cache.layers[0].rows(torch.tensor([0]))[0]
+        chosen, sample = {}, self.cache.layers[0].rows(torch.tensor([0]))[0]
         for i in range(len(self.who)) if rows is None else rows:
             c, answer, place = self.conversations[self.who[i]], self.ids[self.who[i]], self._place(i)
             n = min(len(answer), self.width - self.start)  # a last token was not read if no token followed it
             length = n + (int(self.mask[place, : self.start].sum()) if self.padded else self.start)
             size, key = (
-                2 * len(self.cache.layers) * first[0, :, 0].nbytes * length,
+                2 * len(self.cache.layers) * sample[0, :, 0].nbytes * length,
                 _key([*c.ids, *answer[:n]], c.images),
             )
-            if key in read or key in chosen or size > left:
+            if key in read or key in chosen or size > budget:
                 continue
-            chosen[key], left = (place, n, _Read(list(c.images), [], int(self.last[place]) + n)), left - size
+            chosen[key], budget = (place, n, _Read(list(c.images), [], int(self.last[place]) + n)), budget - size
         for n in {n for _, n, _ in chosen.values()}:  # most rows have as many tokens, and are copied together
             self._copy([(place, reading) for place, m, reading in chosen.values() if m == n], self.start + n)
         read.update({key: reading for key, (_, _, reading) in chosen.items()})
@@ -303,8 +303,8 @@ class _Leaving:
         for layer in self.cache.layers:
             pairs = [v[:, :, :end].transpose(1, 2).contiguous() for v in layer.rows(places)]
             for k, (place, reading) in enumerate(rows):
-                seen = self.mask[place, :end].bool() if self.padded else slice(None)
-                reading.layers.append(tuple(v[k][seen] for v in pairs))
+                visible = self.mask[place, :end].bool() if self.padded else slice(None)
+                reading.layers.append(tuple(v[k][visible] for v in pairs))
 
 # %% ../../nbs/20_policy/20_engines.ipynb #4e9c3a17
 class _Rows(_Leaving):
@@ -342,21 +342,21 @@ class _Rows(_Leaving):
         # to compare pictures by their pixels would cost more than to read the prompt
         keys = [_key(c.ids, c.images) for c in conversations]
         unique = {k: n for n, k in enumerate(dict.fromkeys(keys))}
-        first = [conversations[keys.index(k)] for k in unique]
-        batch = self.policy.collate([c.ids for c in first], [c.images for c in first], pad="left")
+        distinct = [conversations[keys.index(k)] for k in unique]
+        batch = self.policy.collate([c.ids for c in distinct], [c.images for c in distinct], pad="left")
         cache, position = Cache(layer_class_to_replicate=GrowingLayer), positions(self.policy.model, batch)
         outputs = self._read(cache, batch, batch["attention_mask"], position)
-        if len(first) == len(keys):
+        if len(distinct) == len(keys):
             return cache, *outputs
         row = torch.tensor([unique[k] for k in keys], device=position.device)
-        mask, logits, last = (v[row] for v in outputs)
+        mask, logits, ends = (v[row] for v in outputs)
         counts = row.bincount()
         if once and self.step and self.step.exact and counts.min() == counts.max():
             order = row.argsort(stable=True)
             self.at = _counts(order.argsort().tolist(), len(row))
-            return _behind(cache, outputs[0], int(counts[0])), mask[order], logits, last[order]
+            return _behind(cache, outputs[0], int(counts[0])), mask[order], logits, ends[order]
         cache.batch_select_indices(row)
-        return cache, mask, logits, last
+        return cache, mask, logits, ends
 
     def _go_on(self, conversations, kept):
         "Read what is new behind the kept keys and values."

@@ -39,8 +39,8 @@ class GrowingLayer(DynamicLayer):
         end = begin + keys.shape[2]
         if self.buffers is None or self.buffers[0].shape[2] < end:
             self.buffers = [v.new_empty(*v.shape[:2], end + self.MORE, v.shape[3]) for v in (keys, values)]
-            for buffer, old in zip(self.buffers, (self.keys, self.values), strict=True):
-                buffer[:, :, :begin] = old
+            for buffer, filled in zip(self.buffers, (self.keys, self.values), strict=True):
+                buffer[:, :, :begin] = filled
         for_keys, for_values = self.buffers
         for_keys[:, :, begin:end] = keys
         for_values[:, :, begin:end] = values
@@ -66,11 +66,11 @@ class GrowingLayer(DynamicLayer):
         Returns:
             their keys and values (b, K, T, D)
         """
-        own = (self.keys[places], self.values[places]) if self.is_initialized else ()
+        answers = (self.keys[places], self.values[places]) if self.is_initialized else ()
         if self.prompt is None:
-            return own
+            return answers
         prompts = self.prompt.of(places)
-        return tuple(torch.cat(pair, 2) for pair in zip(prompts, own, strict=True)) if own else prompts
+        return tuple(torch.cat(pair, 2) for pair in zip(prompts, answers, strict=True)) if answers else prompts
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None

@@ -238,9 +238,8 @@ class _Reads:
             names = map(self._name, conversation.images)
             parts = [dict(type="image_url", uuid=name, **urls[name]) for name in names]
             remaining = max(until - time.monotonic(), 0.001)
-            return self._post(
-                url, "/inference/v1/generate", body | (dict(content_parts=parts) if parts else {}), remaining
-            )
+            parts = dict(content_parts=parts) if parts else {}
+            return self._post(url, "/inference/v1/generate", body | parts, remaining)
 
         try:
             answer = post(sent)

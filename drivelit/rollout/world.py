@@ -741,10 +741,8 @@ class _Loop(gym.Env):
         observation, current = _numbers(self.stage, self.state), self.state
         if self.cameras:
             observation["images"] = np.stack([np.asarray(get_image(self.scene, c, self.size)) for c in self.cameras])
-        progress = 100 * current.farthest / self.stage.goal
-        info = dict(
-            reason=current.reason, time=current.time, done=progress, infractions=[list(x) for x in current.infractions]
-        )
+        info = dict(reason=current.reason, time=current.time, done=100 * current.farthest / self.stage.goal)
+        info |= dict(infractions=[list(x) for x in current.infractions])
         return observation, info | (dict(error=error) if error else {})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:

@@ -205,13 +205,13 @@ def push_folder(folder: str | Path, repo: str, licence: str = "", private: bool 
     if not any((folder / name).is_file() for name in ("config.json", "experts.json")):
         raise RunError(f"{folder}: no config.json and no experts.json, so no weights that the kit wrote")
     page = folder / "README.md"
-    told = ModelCard(page.read_text(encoding="utf-8") if page.exists() else f"# {folder.name}\n")
-    if told.data.license and licence and told.data.license != licence:
-        raise RunError(f"{page}: says {told.data.license!r}, and {licence!r} was asked for")
-    told.data.license = told.data.license or licence
-    if not told.data.license:
+    message = ModelCard(page.read_text(encoding="utf-8") if page.exists() else f"# {folder.name}\n")
+    if message.data.license and licence and message.data.license != licence:
+        raise RunError(f"{page}: says {message.data.license!r}, and {licence!r} was asked for")
+    message.data.license = message.data.license or licence
+    if not message.data.license:
         raise RunError(f"{folder}: no licence in the header of its README.md; give one")
     with TemporaryDirectory() as place:
         copy = shutil.copytree(folder, Path(place) / "weights")
-        write_text(copy / "README.md", str(told))
+        write_text(copy / "README.md", str(message))
         return _uploaded(hub, copy, repo, "model", private, repo.rpartition("/")[2])

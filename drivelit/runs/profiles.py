@@ -72,8 +72,8 @@ def same(
     Returns:
         dataclass field
     """
-    its = settings.keys()[name]
-    return key(its.default, unit or its.metadata["help"], low, high, choices)
+    target = settings.keys()[name]
+    return key(target.default, unit or target.metadata["help"], low, high, choices)
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #af740a2c
 IMAGES = ("auto", "required")

@@ -21,9 +21,9 @@ from ..rollout.core import Episode
 def _media_of_prompt(policy, episode):
     "How many of an episode's media stand in its prompt."
     prompt, count = episode.ids[: episode.prompt_length], 0
-    left = sum(map(prompt.count, policy.pads.values()))
-    while left > 0:
-        left, count = left - policy.image_tokens(episode.images[count]), count + 1
+    remaining = sum(map(prompt.count, policy.pads.values()))
+    while remaining > 0:
+        remaining, count = remaining - policy.image_tokens(episode.images[count]), count + 1
     return count
 
 
@@ -51,8 +51,8 @@ def beside(keys: Sequence) -> list[int]:
     Returns:
         row numbers, by the first row of each key
     """
-    first = {}
-    return sorted(range(len(keys)), key=lambda i: first.setdefault(keys[i], len(first)))
+    ranks = {}
+    return sorted(range(len(keys)), key=lambda i: ranks.setdefault(keys[i], len(ranks)))
 
 # %% ../../nbs/40_training/15_shared.ipynb #c008
 def rows_in_one(prompt: int, answers: Sequence[int], weights: float, width: float) -> int:
@@ -79,8 +79,8 @@ def rows_in_one(prompt: int, answers: Sequence[int], weights: float, width: floa
 def _tree(parts):
     "(L, L) whether a token sees another one; parts (L,): 0 the prompt, 1, 2, ... answers, -1 padding."
     order = torch.arange(parts.shape[-1], device=parts.device)
-    before = order[:, None] >= order
-    return before & ((parts[..., None, :] == 0) | (parts[..., None, :] == parts[..., :, None]))
+    causal = order[:, None] >= order
+    return causal & ((parts[..., None, :] == 0) | (parts[..., None, :] == parts[..., :, None]))
 
 
 def _joined(episodes, rows, width):
@@ -136,11 +136,11 @@ def read_once(policy: Policy, episodes: Sequence[Episode], batch: dict) -> dict 
     device = batch["own"].device
     places, parts = (pad_sequence(v, True, value).to(device) for v, value in ((places, 0), (parts, -1)))
     media = [e for rows in packs for e in _media(policy, episodes, rows)]
-    where = positions(policy.model, {k: v.to(device) for k, v in inputs.items()})
-    before = batch["own"].roll(-1, dims=1).flatten()[places] & (parts > 0)
+    position_ids = positions(policy.model, {k: v.to(device) for k, v in inputs.items()})
+    predicted = batch["own"].roll(-1, dims=1).flatten()[places] & (parts > 0)
     ids = batch["inputs"]["input_ids"].flatten()[places].masked_fill(parts < 0, policy.tokenizer.pad_token_id)
-    read = dict(input_ids=ids, attention_mask=_tree(parts)[:, None], position_ids=where.flatten(1)[:, places])
-    return read | dict(logits_to_keep=before) | policy.pixels(media)
+    read = dict(input_ids=ids, attention_mask=_tree(parts)[:, None], position_ids=position_ids.flatten(1)[:, places])
+    return read | dict(logits_to_keep=predicted) | policy.pixels(media)
 
 
 def _media(policy, episodes, rows):
