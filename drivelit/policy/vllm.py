@@ -235,8 +235,7 @@ class _Reads:
 
         def post(sent):
             urls = {name: {} if name in sent else dict(url=picture_url(i)) for name, i in images.items()}
-            names = map(self._name, conversation.images)
-            parts = [dict(type="image_url", uuid=name, **urls[name]) for name in names]
+            parts = [dict(type="image_url", uuid=k, **urls[k]) for k in map(self._name, conversation.images)]
             remaining = max(until - time.monotonic(), 0.001)
             parts = dict(content_parts=parts) if parts else {}
             return self._post(url, "/inference/v1/generate", body | parts, remaining)
