@@ -133,7 +133,9 @@ def test_the_same_words_earn_the_same_as_in_our_rollout():
         record["rewards"] = [[s["reward"] for s in o["trajectory"]] for o in first]
         record["metrics"] = {k: [o["metrics"][k] for o in first] for k in ("pdms", "format")}
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    assert json.loads(RECORD.read_text())["rewards"] == [[r["reward"] for r in e.rewards] for e in episodes]
+    recorded = json.loads(RECORD.read_text())["rewards"]  # perhaps on another processor, whose last digit is another
+    for rewards, episode in zip(recorded, episodes, strict=True):
+        assert rewards == pytest.approx([r["reward"] for r in episode.rewards], abs=1e-9)
 
 
 def test_the_hub_loads_it_and_one_seed_is_one_set_of_scenes():
