@@ -17,7 +17,7 @@ from drivelit.runs.plays import only_plays, player_for
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import load, load_to_play
 from drivelit.testing.vllm import StubVLLM
-from drivelit.training import throughput, turn_grpo
+from drivelit.training import sft, throughput, turn_grpo
 from drivelit.training.sft import train_sft
 from drivelit.training.turn_grpo import TurnGRPOTrainer, as_tensors, rl_config
 
@@ -40,6 +40,7 @@ def stopped(seen, *args, **_):
 DATA = ("load_scenes", "task_for")
 TUNED = (*DATA, "rows_of", "train_sft", "read_rows", "recorded")
 LEARNT = (*DATA, "train_rl", "json", "Subset", "draw", "subset", "tell_if_few", "read_weights")
+TRAINERS = dict(train_sft=sft, train_rl=turn_grpo)
 STAGES = [
     *(("mtdrive", s, "play", DATA) for s in ("data_two", "data_multi", "data_rl")),
     ("mtdrive", "sft_multi", "evaluate", TUNED),
@@ -60,14 +61,16 @@ def begun(pipeline, stage, plays, without, profile, out):
     "What plays first in a stage."
     seen, new = [], lambda *_: load("toy", profile)
     with ExitStack() as stack:
-        for name in {n for n in without if hasattr(pipeline, n)}:
+        # MTDrive imports its trainers where it trains
+        homes = {n: pipeline if hasattr(pipeline, n) else TRAINERS.get(n) for n in without}
+        for name, home in ((n, home) for n, home in homes.items() if home):
             own = (
                 dict(side_effect=new)
                 if name in ("begin", "base")
                 else dict(return_value=MagicMock(__len__=lambda _: 1))
             )
             own |= dict(attention_tasks=dict(return_value=dict(text=None))).get(name, {})
-            stack.enter_context(patch.object(pipeline, name, MagicMock(**own)))
+            stack.enter_context(patch.object(home, name, MagicMock(**own)))
         stack.enter_context(patch.object(type(pipeline.STAGES), "trained", lambda *_: "toy"))
         if hasattr(pipeline, "trained"):
             stack.enter_context(patch.object(pipeline, "trained", lambda *_: "toy"))
@@ -97,7 +100,7 @@ def test_candidates_are_compared_in_it(tmp_path):
     from drivelit.mtdrive import pipeline
 
     profile, seen = load_profile("mtdrive", "smoke", precision="bf16", sft_candidates=2), []
-    with patch.object(pipeline, "candidate", lambda *_: "toy"), patch.object(pipeline, "load_scenes"):
+    with patch.object(sft, "candidate", lambda *_: "toy"), patch.object(pipeline, "load_scenes"):
         with patch.object(pipeline, "evaluate", partial(stopped, seen)), pytest.raises(Played):
             pipeline.choose("sft_multi", tmp_path, profile, 0)
     assert seen == [("torch.bfloat16", True)]
