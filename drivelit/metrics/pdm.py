@@ -37,13 +37,6 @@ _all_ = [
 ]  # fmt: skip
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #801bacbe
-def _plan_references(scenes, together=32):
-    "PDM-Closed's plan for who has none."
-    lacking = [p for p in scenes if p.reference is None]
-    for p, plan in zip(lacking, references(lacking, together=together), strict=True):
-        p.reference = REFERENCES[p.scene] = plan
-
-
 def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
     """Give scenes PDM-Closed's plan and its way, all at once: alone it takes longer than scoring a plan.
 
@@ -51,7 +44,9 @@ def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
         scenes: of `prepare`; who has them keeps them, and so does the scene that each was made of
         together: scenes that are driven at once
     """
-    _plan_references(scenes, together)
+    lacking = [p for p in scenes if p.reference is None]
+    for p, plan in zip(lacking, references(lacking, together=together), strict=True):
+        p.reference = REFERENCES[p.scene] = plan
     todo = [p for p in scenes if _kept_way(p, p.reference, "pdms") is None]
     for batch in (todo[i : i + together] for i in range(0, len(todo), together)):
         start = np.array([kin.initial_state(p.scene.ego) for p in batch])
@@ -95,12 +90,6 @@ def reference_progress(prepared: PDMScene, reference: ArrayLike | None = None) -
     return way
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #8314f139
-def _behind_reference(prepared, reference, score, result):
-    "A result without its first drive, the reference, whose metres the scene keeps; EP against them."
-    way = _keep_way(prepared, reference, score, result)
-    return replace(result, **{k: v[1:] for k, v in vars(result).items() if v is not None}).against(way)
-
-
 def score_against(
     prepared: PDMScene, plans: np.ndarray, reference: np.ndarray, score: str, judge: Callable[[np.ndarray], Any]
 ) -> Any:
@@ -108,7 +97,8 @@ def score_against(
     if (way := _kept_way(prepared, reference, score)) is not None:
         return judge(kin.track(plans, prepared.scene.ego)).against(way)
     result = judge(kin.track(np.concatenate([reference[None], plans]), prepared.scene.ego))
-    return _behind_reference(prepared, reference, score, result)
+    way = _keep_way(prepared, reference, score, result)
+    return replace(result, **{k: v[1:] for k, v in vars(result).items() if v is not None}).against(way)
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #2e917031
 def score(scene: Scene | PDMScene, poses: ArrayLike, reference: ArrayLike | None = None, ep: bool = True) -> PDMResult:
@@ -151,18 +141,12 @@ def score_scenes(scenes: Sequence[Scene | PDMScene], plans: Sequence[np.ndarray]
     ready = [s if isinstance(s, PDMScene) else prepare(s) for s in scenes]
     if len(ready) != len(plans):
         raise ValueError(f"{len(ready)} scenes and {len(plans)} arrays of plans")
-    todo = np.split(kin.interpolate(np.concatenate(plans)), np.cumsum([len(p) for p in plans])[:-1])
-    if ep:
-        _plan_references(ready)
-    # a reference whose way is not known yet is driven and scored with the plans of its scene: one call less for each
-    head = [ep and _kept_way(r, r.reference, "pdms") is None for r in ready]
-    todo = [np.concatenate([r.reference[None], x]) if f else x for r, x, f in zip(ready, todo, head, strict=True)]
-    start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], [len(x) for x in todo], 0)
-    driven = np.split(kin.track(np.concatenate(todo), start), np.cumsum([len(x) for x in todo])[:-1])
-    results = [score_states(r, s) for r, s in zip(ready, driven, strict=True)]
-    if not ep:
-        return results
+    counts = [len(p) for p in plans]
+    start = np.repeat([kin.initial_state(r.scene.ego) for r in ready], counts, 0)
+    states = kin.track(kin.interpolate(np.concatenate(plans)), start)
+    if ep:  # driven apart from the plans: beside them a cold scene's last digits would differ from a warm one's
+        add_references(ready)
     return [
-        _behind_reference(r, r.reference, "pdms", x) if f else x.against(reference_progress(r))
-        for r, x, f in zip(ready, results, head, strict=True)
+        score_states(r, s, reference_progress(r) if ep else None)
+        for r, s in zip(ready, np.split(states, np.cumsum(counts)[:-1]), strict=True)
     ]
