@@ -192,7 +192,7 @@ def where(profile: MindDriveProfile, collector: int | None = None) -> dict[str, 
         if (visible := torch.cuda.device_count()) < n:
             raise RunError(f"collector_gpus: {n}, and this process sees {visible}; give it more, or set collector_gpus")
         device = f"cuda:{collector % n}"
-    return options | dict(device=device, dtype=dict(fp32="float32", bf16="bfloat16")[profile.precision])
+    return options | dict(device=device, dtype="bfloat16" if profile.in_bf16() else "float32")
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #5c0a7e82
 def collect(

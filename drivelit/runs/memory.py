@@ -196,7 +196,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     rank, sees = p.trains("sft" if stage == "sft" else "rl")
     n, eyes = count_weights(config), count_weights(config, "visual")
     gpus = max(p.sft_gpus if stage == "sft" else p.rl_gpus, 1)
-    weight_bytes = 2 if p.precision == "bf16" else 4
+    weight_bytes = 2 if p.in_bf16() else 4
     trained = adapter_weights(config, rank) if rank else n if sees else n - eyes
     frozen = n if rank else n - trained
     shares = gpus if p.shards("sft" if stage == "sft" else "rl") else 1

@@ -102,7 +102,7 @@ def save_served(policy: "Policy", folder: str | Path, profile: Profile) -> dict[
     """
     import torch
 
-    if profile.precision == "bf16":
+    if profile.in_bf16():
         policy.model.to(torch.bfloat16)
     policy.save(Path(folder) / "final", "nothing: servers that play begin with it, and get other weights in the run")
     return dict(tokens=len(policy.tokenizer))
@@ -121,7 +121,7 @@ def only_plays(policy: "Policy", profile: Profile) -> "Policy":
     from drivelit.policy.model import play_in_bf16
     from drivelit.training.throughput import give_back_memory
 
-    policy = play_in_bf16(policy) if profile.precision == "bf16" else policy
+    policy = play_in_bf16(policy) if profile.in_bf16() else policy
     gc.collect()  # a trainer and its callbacks hold each other
     give_back_memory(policy.device)
     return policy
@@ -145,13 +145,13 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     from drivelit.policy.model import fingerprint
     from drivelit.policy.vllm import VLLMEngine
 
-    policy.bf16 = policy.bf16 or profile.precision == "bf16"
+    policy.bf16 = policy.bf16 or profile.in_bf16()
     if profile.player == "here":
         return TransformersEngine(policy, profile.together, profile.kept_bytes, rule)
     place = _PLACE.get()
     folder = place.folder.parent / "served" if place else Path(tempfile.mkdtemp()) / "served"
     servers = [url.strip() for url in profile.player.split(",")]
-    dtype = "bfloat16" if profile.precision == "bf16" else "float32"
+    dtype = "bfloat16" if profile.in_bf16() else "float32"
     engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype, by=profile.publish)
     engine.give(f"play-{fingerprint(policy)}")
     if profile.sampling_bound:

@@ -132,7 +132,7 @@ def checkpoint_bytes(profile: Profile, stage: str, config: Any = None) -> dict[s
     p, config = profile, config or model_config(profile.model)
     (rank, sees), n, text = p.trains(stage), count_weights(config), config.text_config
     trained = adapter_weights(config, rank) if rank else n if sees else n - count_weights(config, "visual")
-    weight_bytes, table = 2 if p.precision == "bf16" else 4, text.vocab_size * text.hidden_size
+    weight_bytes, table = 2 if p.in_bf16() else 4, text.vocab_size * text.hidden_size
     twice = 4 * table if text.tie_word_embeddings and p.sharding and not rank else 0
     frozen = 0 if rank else weight_bytes * (n - trained)
     # linear layers of the reference are kept as autocast rounds them

@@ -182,6 +182,10 @@ class Derived(Devices):
         "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
         return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
 
+    def in_bf16(self) -> bool:
+        "Whether activations are in bf16; a run has measured what `auto` is, and before that it is bf16 with GPUs."
+        return self.precision == "bf16" or (self.precision == "auto" and self.sft_gpus + self.rl_gpus > 0)
+
     def groups(self) -> tuple[int, ...]:
         "Episodes of a scene in the stages of reinforcement; a system says its own."
         return (self.group,)
@@ -309,7 +313,9 @@ class Profile(Derived):
     importance_cap: float = same(EpisodeSettings, "importance_cap", low=0)
     sampling_bound: float = same(EpisodeSettings, "sampling_bound", low=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
-    precision: str = key("fp32", "of activations; the weights in training are fp32", choices=("fp32", "bf16"))
+    precision: str = key(
+        "fp32", "of activations; weights in training are fp32; auto: the faster one", choices=("fp32", "bf16", "auto")
+    )
     attn_implementation: str = key("sdpa", "attention kernel of the policy", choices=ATTENTION)
     report_to: str = key("none", "who is sent the metrics of training, beside metrics.jsonl", choices=REPORTS)
     gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", low=0)
@@ -746,7 +752,7 @@ def conflicts(profile: Profile) -> list[str]:
                 f"{kind}_schedule: 'constant' does not rise, and {kind}_warmup is {warmup:g}; constant_with_warmup, or "
                 f"{kind}_warmup = 0"
             )
-    if p.attn_implementation == "flash_attention_2" and p.precision != "bf16":
+    if p.attn_implementation == "flash_attention_2" and not p.in_bf16():
         out.append(f"attn_implementation: flash_attention_2 needs precision = bf16, and it is {p.precision}")
     if p.reference_every and not p.kl:
         out.append("reference_every: without kl there is no reference to refresh")
@@ -843,7 +849,7 @@ def sft_options(
             lr=profile.sft_lr * rate,
             save_steps=profile.save_every,
             max_length=profile.tokens,
-            bf16=profile.precision == "bf16",
+            bf16=profile.in_bf16(),
         )
     )
 
@@ -865,7 +871,7 @@ def rl_options(profile: Profile, times: int = 1) -> dict[str, Any]:
         epsilon_high=profile.epsilon_high or None,  # TRL: as epsilon
         # a rollout batch costs several times what a supervised update costs, so it is kept five times as often
         save_steps=max(1, profile.save_every // 5),
-        bf16=profile.precision == "bf16",
+        bf16=profile.in_bf16(),
         max_new_tokens=profile.new_tokens,
         max_tokens=profile.tokens,
     )
