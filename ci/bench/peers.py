@@ -9,7 +9,8 @@ navsim: the same beside NAVSIM's own scorer, v1.1 for PDMS and v2 for EPDMS, on 
         --navsim CLONE [CLONE ...] --nuplan CLONE, or installed; where neither can be imported, it says so.
 play:   `TransformersEngine` beside transformers' `generate`: single prompts with a picture, groups of eight that share
         their prompt, and four turns. Both write the same number of words each turn; the share of episodes that are
-        equal, token by token, when both take the likeliest is printed.
+        equal, token by token, when both take the likeliest is printed, and below each pair what products and attention,
+        which `generate` computes as well, take of our operators' time.
 learn:  a GRPO step of `TurnGRPOTrainer` beside the one of TRL's own trainer, each in a process of its own, since an
         allocator that one sets up speeds the other: the same prompts without pictures, the same number of words, one
         pass, 16 and 64 completions. Only the step is timed: what comes before the first is set-up, and the first warms
@@ -60,6 +61,21 @@ def line(name, ours, theirs):
 def compare(name, ours, theirs, repeats):
     "Both in turn; the first of each does not count."
     line(name, *np.array([[seconds(use) for use in (ours, theirs)] for _ in range(repeats + 1)])[1:].T)
+
+
+PRODUCTS, ATTENTION = ("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution"), ("_scaled_dot_product", "_softmax")
+
+
+def shares(use):
+    "Of the operators' time, what products and attention take: what `generate` must compute as well."
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        use()
+    spent = {e.key.removeprefix("aten::"): e.self_cpu_time_total for e in profiled.key_averages()}
+    products = sum(v for k, v in spent.items() if k in PRODUCTS) / sum(spent.values())
+    attention = sum(v for k, v in spent.items() if k.startswith(ATTENTION)) / sum(spent.values())
+    print(f"    of ours: products {products:.0%}, attention {attention:.0%}, all else {1 - products - attention:.0%}")
 
 
 def score(args):
@@ -179,7 +195,7 @@ def play(args):
             how = dict(max_new_tokens=max_new_tokens, min_new_tokens=max_new_tokens, suppress_tokens=ours.never)
             how |= dict(do_sample=True, top_k=0) if temperature else dict(do_sample=False)
             said = [ids[width:].tolist() for ids in policy.model.generate(**batch, **how)]
-            return [Completion(policy.tokenizer.decode(ids), ids, [0.0] * len(ids)) for ids in said]
+            return [Completion(policy.tokenizer.decode(ids), ids, [0.0] * len(ids), "length") for ids in said]
 
     ours = TransformersEngine(policy)
     ours.eos = -1  # no answer ends early
@@ -199,6 +215,7 @@ def play(args):
         same = np.mean([a.ids == b.ids for a, b in zip(go(ours, 0), go(Plain(), 0), strict=True)])
         title = f"play: {name} ({same:.0%} equal)"
         compare(title, lambda go=go: go(ours), lambda go=go: go(Plain()), args.repeats)
+        shares(lambda go=go: go(ours))
 
 
 PROMPTS = [f"Scene {k}. " + "The ego drives straight on at 8 m/s. " * 8 for k in range(8)]
