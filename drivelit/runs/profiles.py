@@ -846,10 +846,7 @@ def sft_options(
         same_name
         | length
         | dict(
-            lr=profile.sft_lr * rate,
-            save_steps=profile.save_every,
-            max_length=profile.tokens,
-            bf16=profile.in_bf16(),
+            lr=profile.sft_lr * rate, save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.in_bf16()
         )
     )
 
