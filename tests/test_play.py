@@ -106,23 +106,23 @@ def test_candidates_are_compared_in_it(tmp_path):
     assert seen == [("torch.bfloat16", True)]
 
 
-WHEELS = dict(mtdrive="mtdrive", autodrive_p3="p3", minddriver="minddriver", driveagent="motion")
+PLANNERS = dict(mtdrive="mtdrive", autodrive_p3="p3", minddriver="minddriver", driveagent="motion")
 
 
-@pytest.mark.parametrize("system, module", WHEELS.items())
-def test_the_wheel_is_taken_in_it(system, module):
-    from drivelit.road import wheel
+@pytest.mark.parametrize("system, module", PLANNERS.items())
+def test_a_planner_is_loaded_in_it(system, module):
+    from drivelit.road import planner
 
     profile, seen = load_profile(system, "smoke", precision="bf16"), []
     with ExitStack() as stack:
         stages = importlib.import_module(f"drivelit.{system}.pipeline").STAGES
         stack.enter_context(patch.object(type(stages), "trained", lambda *_: "toy"))
         for name, new in dict(run_profile=lambda _: profile, trained=lambda *_: "toy", codec_of=MagicMock()).items():
-            stack.enter_context(patch.object(wheel, name, new))
-        stack.enter_context(patch.object(wheel.motion, "load_head", MagicMock()))
-        stack.enter_context(patch.object(getattr(wheel, module), "planner", partial(stopped, seen)))
+            stack.enter_context(patch.object(planner, name, new))
+        stack.enter_context(patch.object(planner.motion, "load_head", MagicMock()))
+        stack.enter_context(patch.object(getattr(planner, module), "planner", partial(stopped, seen)))
         with pytest.raises(Played):
-            getattr(wheel, f"_{system}")("out", "sft", 0, "own", 0, None)
+            getattr(planner, f"_{system}")("out", "sft", 0, "own", 0, None)
     assert seen == [("torch.bfloat16", True)]
 
 

@@ -284,9 +284,9 @@ def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
     "A planner, a function of a scene, from the folder of a run or a name as `find_planner` takes it."
     if not Path(what).is_dir():
         return find_planner(what)
-    from drivelit.road.wheel import take_wheel
+    from drivelit.road.planner import load_planner
 
-    planner, _ = take_wheel(run_profile(what).system, what, stage or last_stage(what, seed), seed)
+    planner, _ = load_planner(run_profile(what).system, what, stage or last_stage(what, seed), seed)
 
     def plan(scene: Scene) -> np.ndarray:
         (answer,) = planner([SimpleNamespace(scene=scene)], 0)

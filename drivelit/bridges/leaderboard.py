@@ -425,9 +425,9 @@ class DrivelitAgent(AutonomousAgent):
 def _opened(conf: dict[str, Any]) -> Pilot:
     "The pilot that a configuration names."
     if Path(planner_path := conf["planner"]).is_dir():
-        from drivelit.road.wheel import take_wheel
+        from drivelit.road.planner import load_planner
 
-        planner, points = take_wheel(
+        planner, points = load_planner(
             run_profile(planner_path).system, planner_path, conf["stage"], conf["seed"], temperature=conf["temperature"]
         )
     else:

@@ -45,9 +45,9 @@ def last_stage(run: str | Path, seed: int = 0) -> str:
 @lru_cache(maxsize=1)
 def _opened(run, stage, seed, temperature):
     "The planner of a run, once in a process."
-    from drivelit.road.wheel import take_wheel
+    from drivelit.road.planner import load_planner
 
-    return take_wheel(run_profile(run).system, run, stage, seed, temperature=temperature)
+    return load_planner(run_profile(run).system, run, stage, seed, temperature=temperature)
 
 
 def _asked(planner, scenes, points):

@@ -16,7 +16,7 @@ import numpy as np
 from ..data.moments import own_drives
 from ..data.shards import write_shards
 from .table import Entry, read_entries
-from .wheel import take_wheel
+from .planner import load_planner
 from ..runs.profiles import ProfileError
 from ..runs.stages import load_scenes, read_scenes, run_profile, save_scenes
 from ..scene.files import RunError
@@ -36,7 +36,7 @@ def own_rounds(
     if strange := next((s for s in original["train"] if s.source != "toy"), None):
         raise RunError(f"{entry.out}: scene {strange.id} is of {strange.source}, and nobody can drive on in it")
     if not (out / "own.npz").exists():
-        planner, points = take_wheel(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
+        planner, points = load_planner(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
         own_scenes = own_drives(planner, routes(n, "train", first=first), moments, points, seed=first)
         out.mkdir(parents=True, exist_ok=True)
         save_scenes([profile.hears(s) for s in own_scenes], out / "own.npz")

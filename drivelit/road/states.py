@@ -105,7 +105,7 @@ def asked(planner: Planner, scenes: Sequence[Scene], together: int = 64) -> list
     """What a policy would do at states, one by one.
 
     Args:
-        planner: of `take_wheel`
+        planner: of `load_planner`
         together: states in a batch
 
     Returns:

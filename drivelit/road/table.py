@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..metrics.closed_loop import composed, success
 from ..minddrive.evaluation import always
-from .wheel import take_wheel
+from .planner import load_planner
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, straight_on, true_idm
 from ..rollout.routes import drive_routes
 from ..scene.core import Scene
@@ -136,7 +136,7 @@ def driven(
         play: key of PLAYS
         scenes: the routes
         folder: where the drives are kept
-        options: as `take_wheel` takes it
+        options: as `load_planner` takes it
 
     Returns:
         dict: of `measured`
@@ -147,7 +147,7 @@ def driven(
 
     def drive() -> dict:
         pictures, heat = PLAYS[play]
-        planner, points = take_wheel(entry.system, entry.out, entry.stage, seed, pictures, heat, **options)
+        planner, points = load_planner(entry.system, entry.out, entry.stage, seed, pictures, heat, **options)
         return measured(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))
 
     path = Path(folder) / f"{entry.system}-{entry.label or entry.stage}-{seed}-{play}.json"
