@@ -29,7 +29,7 @@ from drivelit.scene.core import to_json
 from drivelit.scene.town import scenes
 from drivelit.scene.weights import MARK, seal
 from drivelit.training.checkpoints import save_final
-from drivelit.training.turn_grpo import read_played, write_played
+from drivelit.training.played import read_played, write_played
 
 ROOT = Path(__file__).resolve().parents[1]
 FLIPS = 60  # of each kind

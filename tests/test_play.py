@@ -17,9 +17,10 @@ from drivelit.runs.plays import only_plays, player_for
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import load, load_to_play
 from drivelit.testing.vllm import StubVLLM
-from drivelit.training import sft, throughput, turn_grpo
+from drivelit.training import batches, sft, throughput, turn_grpo
+from drivelit.training.batches import as_tensors
 from drivelit.training.sft import train_sft
-from drivelit.training.turn_grpo import TurnGRPOTrainer, as_tensors, rl_config
+from drivelit.training.turn_grpo import TurnGRPOTrainer, rl_config
 
 
 class Played(Exception):
@@ -211,7 +212,7 @@ def test_pixels_wait_on_the_cpu_and_go_a_micro_batch_at_a_time(tmp_path):
     episode = MagicMock(ids=e.input_ids, images=e.images, turn=[-1] * (len(e.input_ids) - 1) + [0], failed=False)
     episode.prompt_length = len(e.input_ids) - 1
     policy.model.to("meta")  # a device that is not the CPU
-    with patch.object(turn_grpo, "spread_to_tokens", lambda advantages, turn: turn):
+    with patch.object(batches, "spread_to_tokens", lambda advantages, turn: turn):
         inputs = as_tensors(policy, [episode], np.zeros((1, 1)))["inputs"]
     places = {k: v.device.type for k, v in inputs.items()}
     assert places["pixel_values"] == "cpu" and places["input_ids"] == "meta"

@@ -24,9 +24,10 @@ from drivelit.policy.engines import Completion, Conversation, TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import rollout
 from drivelit.scene.town import scenes
+from drivelit.training.batches import chosen, micro_batches
 from drivelit.training.grpo import ADVANTAGES
 from drivelit.training.sft import batches, collator, encode_row
-from drivelit.training.turn_grpo import TurnGRPOTrainer, chosen, micro_batches, rl_config, train_rl
+from drivelit.training.turn_grpo import TurnGRPOTrainer, rl_config, train_rl
 
 
 def clock(f, *args):

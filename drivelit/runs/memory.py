@@ -176,7 +176,7 @@ def _others(names):
 
 # %% ../../nbs/42_runs/02_memory.ipynb #5c0a7e15
 CONTEXT = 0.8  # GB that a process takes on a GPU before it holds a number: CUDA, cuBLAS, cuDNN
-_AT_ONCE = 256  # tokens on which reinforcement runs the output head: of `drivelit.training.turn_grpo.in_pieces`
+_AT_ONCE = 256  # tokens on which reinforcement runs the output head: of `drivelit.training.batches.in_pieces`
 RESERVE = 1 / 6  # of what is held: what PyTorch's allocator cannot give back, or has cut into pieces
 
 
