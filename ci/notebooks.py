@@ -22,13 +22,6 @@ from pathlib import Path
 from types import ModuleType
 
 import click
-import matplotlib.pyplot as plt
-import nbformat
-import papermill
-from IPython.core.interactiveshell import InteractiveShell
-from papermill.iorw import load_notebook_node
-from papermill.parameterize import parameterize_notebook
-from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = "31_quick.ipynb"  # what the first command runs
@@ -37,7 +30,7 @@ RUNNING = set()  # processes of notebooks, each the leader of its group
 FORK = multiprocessing.get_context("fork")
 # To import these takes longer than most notebooks; a fork has them. None of ours: a notebook imports what it tests.
 LARGE = ("torch", "transformers", "trl", "peft", "accelerate", "pandas", "scipy.stats", "scipy.spatial", "shapely")
-LARGE += ("datasets", "gymnasium", "scipy.signal")
+LARGE += ("datasets", "gymnasium", "scipy.signal", "matplotlib.pyplot", "papermill", "IPython.core.interactiveshell")
 LARGE += ("trl.trainer.grpo_trainer", "trl.trainer.sft_trainer")  # TRL's own are lazy
 LARGE += ("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "openai", "hypothesis", "diffusers.models.autoencoders")
 
@@ -60,6 +53,8 @@ def declares(nb, key):
 
 def prepared(path, slow):
     "The notebook without its outputs, and without the cells that are left out."
+    from papermill.iorw import load_notebook_node  # here, as all that takes long: a wrong argument is told at once
+
     nb = load_notebook_node(str(ROOT / path))
     skip = {"#| eval: false", *(() if slow else ("#| slow",))}
 
@@ -75,6 +70,9 @@ def prepared(path, slow):
 
 def by_papermill(nb, path, out, given):
     "As a user runs a run notebook: by papermill, in a kernel."
+    import nbformat
+    import papermill
+
     copy = out / path.name
     nbformat.write(nb, copy)
     done = out / f"done_{path.name}"
@@ -83,6 +81,10 @@ def by_papermill(nb, path, out, given):
 
 def shell():
     "A notebook's shell in this process."
+    import matplotlib.pyplot as plt
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
     plt.switch_backend("agg")
     sys.modules["__main__"] = ModuleType("__main__")
     quiet = Config(HistoryManager=dict(enabled=False))
@@ -91,6 +93,8 @@ def shell():
 
 def by_ipython(nb):
     "All others, cell by cell, in this process, which is a copy of one that has imported the large libraries."
+    import matplotlib.pyplot as plt
+
     cells = shell()
     for number, cell in enumerate(c for c in nb.cells if c.cell_type == "code"):
         if not cells.run_cell(cell.source, store_history=True).success:
@@ -106,6 +110,8 @@ def execute(path, out, slow):
     (out / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(out / "tmp")  # is gone with `out`: what is killed leaves its folders
     os.dup2(log, 1), os.dup2(log, 2)
+    from papermill.parameterize import parameterize_notebook
+
     nb = prepared(path, slow)
     os.chdir((ROOT / path).parent)
     given = {k: v for k, v in dict(profile="smoke", out=str(out / "run")).items() if declares(nb, k)}
