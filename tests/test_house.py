@@ -11,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
@@ -61,12 +62,23 @@ def name(path):
     return str(path.relative_to(ROOT))
 
 
+@cache
+def notebook(path):
+    "Read once, by whichever test comes first; nobody changes it."
+    return nbformat.read(path, 4)
+
+
 def code_cells(path):
-    return [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+    return [c for c in notebook(path).cells if c.cell_type == "code"]
 
 
+@cache
 def imports(source, package=(), names=False):
     "The modules that a file imports, as absolute names; `names`: what it takes from packages, too."
+    return tuple(_imports(source, package, names))
+
+
+def _imports(source, package, names):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
@@ -112,12 +124,12 @@ def test_no_widget_is_stored(path):
     "Without its kernel a widget is a line of text: progress bars are left out, an explorer stores its picture."
     kinds = {kind for c in code_cells(path) for o in c.outputs for kind in o.get("data", {})}
     assert "application/vnd.jupyter.widget-view+json" not in kinds
-    assert "widgets" not in nbformat.read(path, 4).metadata
+    assert "widgets" not in notebook(path).metadata
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_notebook_can_be_read(path):
-    head = nbformat.read(path, 4).cells[0].source
+    head = notebook(path).cells[0].source
     assert re.match(r"# \S", head), "the first cell begins with a title"
     assert re.search(r"^> \S", head, re.M), "the first cell has a one-line summary: > ..."
     cells = code_cells(path)  # the map has none
