@@ -55,7 +55,8 @@ def drive(out, profile, seed):
         with open(begun, "a") as f:
             f.write(f"{seed}\\n")
         # two parts are played before a machine is killed; the others wait for that, however long it takes
-        while os.environ.get("DRIVELIT_KILLED") and len(begun.read_text().split()) > 2 and not killed.exists():
+        order = begun.read_text().split().index(str(seed))  # parts have seeds of their own
+        while os.environ.get("DRIVELIT_KILLED") and order > 1 and not killed.exists():
             time.sleep(0.05)
         draws = np.random.default_rng(seed).random(len(some))
         rows = [(str(s), dict(pdms=float(d))) for s, d in zip(some, draws)]
@@ -138,6 +139,8 @@ def nodes(tmp_path_factory):
         (package / "patient" / system).mkdir(parents=True)
         text = PATIENT.format(package=find_system(system).package, name=system)
         (package / "patient" / system / "pipeline.py").write_text(text)
+    # JupyterLab's grammar of addresses: each of Ray's processes would read it for a second, and jsonschema goes without
+    (package / "rfc3987_syntax.py").write_text("raise ImportError")
     old = dict(os.environ)
     paths = [str(package), str(Path(drivelit.__file__).parents[1]), old.get("PYTHONPATH", "")]
     os.environ |= dict(PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
@@ -227,13 +230,18 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     def finished():
         return {p: p.stat().st_mtime_ns for p in parts.glob("*.json.gz")}
 
+    def both_wait():
+        "What is finished when each of the two workers stands still in a part: two of four begun."
+        begun, held = drive / "begun.txt", (drive / "holder.json").exists()
+        return held and begun.exists() and len(begun.read_text().split()) == 4 and len(f := finished()) == 2 and f
+
     machines(nodes, 3)  # one to spare
-    seen, thread = lose(nodes, drive, lambda: (drive / "holder.json").exists() and len(f := finished()) >= 2 and f)
+    seen, thread = lose(nodes, drive, both_wait)
     found = far().run(out, workers=1, elsewhere=clusters.on_cluster(nodes.address))
     thread.join(HANG)
     assert found["drive", 0]["pdms"] == alone["drive", 0]["pdms"] and len(set(found["drive", 0]["pdms"])) == 9
     kept = seen["then"]
-    assert 2 <= len(kept) < 9
+    assert len(kept) == 2
     assert {p: t for p, t in finished().items() if p in kept} == kept  # no finished part was played again
     begun = (far().folder(out, "drive") / "begun.txt").read_text().split()
     assert 9 < len(begun) <= 11 and len(set(begun)) == 9  # of each of the two workers one part at most
