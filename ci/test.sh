@@ -32,11 +32,6 @@ if [ "$what" = quick ]; then  # sizes, words, links, profiles, figures, and the 
   slow=(--up-to 2)
 fi
 
-step "lint" ruff check .
-step "format" ruff format --check nbs ci tests
-step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
-step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
-
 # Tests wait, for Ray, for servers, for processes that are killed; notebooks compute. Side by side they fill the cores.
 notebooks() {
   python ci/notebooks.py --workers "$workers" --limit "${DRIVELIT_LIMIT:-1800}" "${slow[@]}" >"$kept/said" 2>&1
@@ -46,6 +41,12 @@ they_ended() { until [ -f "$kept/code" ]; do sleep 1; done; cat "$kept/said"; re
 kept=$(mktemp -d) beside=$SECONDS
 notebooks & pid=$!
 trap 'pkill -TERM -P $pid; kill $pid; rm -rf "$kept"; exit 130' INT TERM
+
+step "lint" ruff check .
+step "format" ruff format --check nbs ci tests
+step "the package is what the notebooks export, and they are clean" bash ci/drift.sh
+step "the map in nbs/index.ipynb is what the notebooks say, and the README one page" python ci/readme.py --check
+
 step "tests" python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder --durations=10 "${tests[@]}"
 begun=$beside step "every notebook runs, beside the tests" they_ended
 trap - INT TERM; rm -rf "$kept"

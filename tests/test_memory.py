@@ -1,4 +1,4 @@
-"""A data stage reads its scenes from disk one after another: ten times as many take no more memory."""
+"""A data stage reads its scenes from disk one after another: five times as many take no more memory."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import start, write_scenes
 from drivelit.scene.core import Camera, Ego, Scene, Trajectory
 
-FEW, MANY = 600, 6_000  # more than shards keep
-WEIGHT = 20_000  # bytes of a scene in memory; a recorded one takes 350 kB
-AT_MOST = 4_700  # bytes that the memory may grow with a scene: its plans (eight at most) and its place, not the scene
-PAIRS_AT_MOST = 6_000  # the words of four pairs, which are the result, and the scene's thumbnail
+FEW, MANY = 600, 3_000  # more than shards keep
+WEIGHT = 40_000  # bytes of a scene in memory; a recorded one takes 350 kB
+AT_MOST = 7_000  # bytes that the memory may grow with a scene: its plans (eight at most) and its place, not the scene
+PAIRS_AT_MOST = 9_000  # the words of four pairs, which are the result, and the scene's thumbnail
 
 STAGES = """
 "Run stages of MTDrive on scenes that weigh much and cost little, with a model that always says the same."
@@ -88,7 +88,6 @@ from drivelit.autodrive_p3.evaluation import plan_numbers
 from drivelit.minddriver.evaluation import judged, summary_of_thoughts
 from drivelit.runs.stages import load_scenes
 
-few, many = (load_scenes(Path(p), "train") for p in sys.argv[1:])
 plan = np.stack([np.arange(1, 9) * 10.0, np.zeros(8), np.zeros(8)], 1)
 some = lambda scenes, p: [p if i % 3 else None for i in range(len(scenes))]
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -98,8 +97,8 @@ for name, judge in dict(
     thoughts=lambda scenes: summary_of_thoughts(scenes, ["x"] * len(scenes), [None] * len(scenes))["scene_decided"],
 ).items():
     rows, peaks = [], []
-    for scenes in (few, many):
-        rows.append(len(judge(scenes)))
+    for folder in map(Path, sys.argv[1:]):  # opened here: what is kept of the few goes before the many come
+        rows.append(len(judge(load_scenes(folder, "train"))))
         peaks.append(peak())
     print(json.dumps([name, rows, peaks]))
 """
@@ -191,7 +190,7 @@ CASES = dict(
 
 
 @pytest.mark.parametrize("what, kind, most", CASES.values(), ids=CASES)
-def test_ten_times_as_many_scenes_take_no_more_memory(runs, what, kind, most):
+def test_five_times_as_many_scenes_take_no_more_memory(runs, what, kind, most):
     code, env = runs / "work.py", os.environ | dict(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
     code.write_text(what)
     command = [sys.executable, str(code), *(str(runs / f"{kind}{n}") for n in (FEW, MANY))]
@@ -202,4 +201,4 @@ def test_ten_times_as_many_scenes_take_no_more_memory(runs, what, kind, most):
         growth = (peaks[1] - peaks[0]) / (MANY - FEW)
         print(f"{stage}: {rows} rows, {peaks[0] / 1e6:.0f} and {peaks[1] / 1e6:.0f} MB, {growth:.0f} bytes a scene")
         assert growth < most < WEIGHT / 3, stage
-        assert rows[1] == 10 * rows[0] > 0, stage
+        assert rows[1] == 5 * rows[0] > 0, stage
