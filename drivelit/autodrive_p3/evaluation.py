@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORES', 'MEANS', 'TOGETHER', 'PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'GREY', 'FAST', 'plan_numbers',
            'chain_of', 'measures', 'summary', 'judged', 'most_frequent', 'drivers', 'task_for', 'play', 'seconds_of',
-           'opening_of', 'openings_of', 'follows', 'swapped', 'evaluate', 'part_of', 'planner', 'evaluate_real']
+           'opening_of', 'openings_of', 'follows', 'swapped', 'evaluate', 'results_of', 'planner', 'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
 import os
@@ -50,7 +50,7 @@ from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
 from ..runs.plays import play_in_parts, player_for
-from ..runs.record import DRIVER, NO_SEED, Part
+from ..runs.record import DRIVER, NO_SEED, Results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")
@@ -543,7 +543,7 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
 GREY, FAST = "grey pictures", "fast"
 
 
-def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
+def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
     """The rows of an arm, or of a driver.
 
     Args:
@@ -552,9 +552,9 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         result: what the stage has measured, with what `evaluate` returns; of a driver as `drivers`
 
     Returns:
-        Part: plays greedy, sampled, FAST, chain, and timed, also with FAST for its swap
+        Results: plays greedy, sampled, FAST, chain, and timed, also with FAST for its swap
     """
-    part = Part(name, seed)
+    part = Results(name, seed)
     if seed == NO_SEED:
         part.add_summary(result, DRIVER)
         return part

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from .evaluation import drivers, evaluate, part_of, task_for
+from .evaluation import drivers, evaluate, results_of, task_for
 from .profile import GRAPH, P3Profile, REINFORCED, TUNED
 from .rewards import SCHEMES, truth_of
 from .rows import ImageRows, kit_fixed, kit_text, part_rows, save_rows
@@ -32,7 +32,7 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
-from ..runs.record import NO_SEED, write_part
+from ..runs.record import NO_SEED, write_results
 from ..runs.stages import Stages, check_pictures, leave_out, load, load_scenes, load_to_play, tell_if_few
 from ..runs.stages import write_scenes
 from ..scene.core import Scene
@@ -57,7 +57,7 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
     """
     splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     ends = drivers(splits["heldout"], splits["train"][:500], task_for(profile, "fast"))
-    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
+    write_results(out, "drivers", *(results_of(name, NO_SEED, d) for name, d in ends.items()))
     result = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return result | (dict(left_out=excluded) if excluded else {})
 
@@ -146,7 +146,7 @@ def run_given(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
     """
     policy = load_given(profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
     result = evaluate(policy, load_scenes(out, "heldout"), profile, seed)
-    write_part(out, f"given-{seed}", part_of("given", seed, result))
+    write_results(out, f"given-{seed}", results_of("given", seed, result))
     return result
 
 
@@ -165,7 +165,7 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
     rows = rows if profile.inputs.video else ImageRows(rows)
     result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, stage_dir, seed=seed, **sft_options(profile))
     result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
     return result
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ce11fede
@@ -223,7 +223,7 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
         **rl_options(profile) | rl_arm(stage, profile)[1],
     )
     result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
     return result
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #113353c1

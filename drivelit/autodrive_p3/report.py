@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .evaluation import EMPTY, FAST, GREY, SWAPS, part_of
+from .evaluation import EMPTY, FAST, GREY, SWAPS, results_of
 from .pipeline import STAGES
 from .profile import OPTIONAL, TRAINED
-from ..runs.record import Claim, Column, Condition, Record, Study, Unit, driver, framed
+from ..runs.record import Claim, Column, Condition, Metric, Record, Study, driver, framed
 from ..runs.report import cell
-from ..runs.tables import Collector, Sheet, arm_rows, claims_of, driver_rows, open_loop_columns
+from ..runs.tables import Gather, TableSpec, arm_rows, claims_of, driver_rows, open_loop_columns
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #271e1d51
 ROWS = dict(  # stage -> its name in the tables
@@ -46,7 +46,7 @@ def _counts(scenes):
     return dict(train=scenes["train"], heldout=scenes["heldout"])
 
 
-collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #6ab80679
 def with_objects(results: Record) -> list[int]:
@@ -60,21 +60,21 @@ def with_objects(results: Record) -> list[int]:
     return empty.index[empty == 0].tolist()
 
 
-cm = partial(Unit, scale=-100.0, margin=10.0, most=30.0)  # a plan that is further off counts as 30 m
+cm = partial(Metric, scale=-100.0, margin=10.0, most=30.0)  # a plan that is further off counts as 30 m
 # scale: shares to points, metres to cm, negative where less is better; margin: a difference that counts as small
-SEES, FORESEES = (Unit(f"{k}, points", k) for k in ("perception", "prediction"))
+SEES, FORESEES = (Metric(f"{k}, points", k) for k in ("perception", "prediction"))
 FINDS, FORETELLS = (replace(u, name=f"{u.measure} with objects, points", only=with_objects) for u in (SEES, FORESEES))
 FAR_OFF, L2, L2_THERE = cm("ADE, cm", "ade"), cm("L2, ST-P3, cm", "l2_stp3"), cm("L2, UniAD, cm", "l2_uniad")
-HITS = Unit("hits, ST-P3, points", "hits_stp3", -100.0, 1.0)
+HITS = Metric("hits, ST-P3, points", "hits_stp3", -100.0, 1.0)
 HITS_THERE = replace(HITS, name="hits, UniAD, points", measure="hits_uniad")
-SCORE, SCORE2 = Unit("PDMS, points", "pdms"), Unit("EPDMS, no filter, points", "epdms")
-FILTERED = Unit("EPDMS, human filter, points", "epdms_filtered")
-MOVES, FOLLOWS = cm("moves, cm", "moved", scale=100.0), Unit("follows, points", "follows")
-TOKENS, TIME = Unit("tokens", "tokens", -1.0, 5.0), Unit("time, ms", "seconds", -1000.0, 50.0)
+SCORE, SCORE2 = Metric("PDMS, points", "pdms"), Metric("EPDMS, no filter, points", "epdms")
+FILTERED = Metric("EPDMS, human filter, points", "epdms_filtered")
+MOVES, FOLLOWS = cm("moves, cm", "moved", scale=100.0), Metric("follows, points", "follows")
+TOKENS, TIME = Metric("tokens", "tokens", -1.0, 5.0), Metric("time, ms", "seconds", -1000.0, 50.0)
 SEEN, DRIVES = (SEES, FINDS, FORESEES, FORETELLS), (L2, L2_THERE, HITS, HITS_THERE, SCORE, SCORE2, FILTERED)
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #b134ad34
-ORDERS = claims_of(  # where, units, the paper's better one, the other
+ORDERS = claims_of(  # where, metrics, the paper's better one, the other
     ("P3-GRPO after SFT", (*SEEN, *DRIVES), "rl", "sft"),
     ("all three, not the plan alone", (*SEEN, *DRIVES), "rl", "rl_plan"),
     ("the plan's reward helps the plan", DRIVES, "rl_plan", "sft"),
@@ -130,8 +130,8 @@ FAR, HIT_AT = open_loop_columns("L2 m"), open_loop_columns("hits %")
 SCORED = {"PDMS": share("pdms"), "EPDMS, no filter": share("epdms"), "EPDMS, human filter": share("epdms_filtered")}
 SKILL = {f"skill, {name}": Column(k, skill=True) for k, name in dict(ade="ADE", pdms="PDMS").items()}
 PLANS = FAR | HIT_AT | {"skill, ADE": SKILL["skill, ADE"]} | SCORED | {"skill, PDMS": SKILL["skill, PDMS"]}
-table_rewards = Sheet("What each arm sees, foresees and drives", STUDY, _rows("answer"), REWARDS)
-table_plans = Sheet("The plans by every measure", STUDY, _rows("driver"), PLANS)
+table_rewards = TableSpec("What each arm sees, foresees and drives", STUDY, _rows("answer"), REWARDS)
+table_plans = TableSpec("The plans by every measure", STUDY, _rows("driver"), PLANS)
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #88fa7435
 MODES = (
@@ -166,8 +166,8 @@ def _behind(results: Record) -> Iterator[tuple[dict, Condition]]:
             yield from ((dict(arm=ROWS[s], boxes=boxes), Condition(s, "chain", boxes)) for boxes in SWAPS)
 
 
-table_modes = Sheet("With thoughts and without", STUDY, _modes, MODES)
-table_chain = Sheet("The plans behind other boxes, greedy", STUDY, _behind, BEHIND)
+table_modes = TableSpec("With thoughts and without", STUDY, _modes, MODES)
+table_chain = TableSpec("The plans behind other boxes, greedy", STUDY, _behind, BEHIND)
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7e0326fc
 def table_faults(results: Record) -> pd.DataFrame:
@@ -234,7 +234,7 @@ def _chain(s: str) -> list[Claim]:
     pairs = ((own_boxes, other_boxes, label), (own_boxes, nothing, f"{ROWS[s]}: own boxes > nothing"))
     pairs += ((true, own_boxes, f"{ROWS[s]}: true boxes > own"),)
     return claims_of(
-        *((uses, unit, *pair) for unit in (FAR_OFF, HITS, SCORE) for pair in pairs),
+        *((uses, metric, *pair) for metric in (FAR_OFF, HITS, SCORE) for pair in pairs),
         ("does the plan move?", MOVES, nothing, own_boxes, f"{ROWS[s]}: behind nothing > own"),
         ("does the prediction follow?", FOLLOWS, own_boxes, other_boxes, label),
     )

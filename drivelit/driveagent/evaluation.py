@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEXT', 'TOOLS', 'GREY', 'WITHOUT', 'RANDOM', 'NEVER', 'NEEDED', 'ELSEWHERE', 'ATTENTION_PLAY', 'QUESTIONS_PLAY',
            'POINTS_PLAY', 'ASKED', 'middles', 'Chosen', 'chosen_scenes', 'play', 'score_actions', 'summary',
-           'read_weights', 'latency', 'read_need', 'evaluate', 'part_of', 'evaluate_real']
+           'read_weights', 'latency', 'read_need', 'evaluate', 'results_of', 'evaluate_real']
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4700b97a
 import json
@@ -32,7 +32,7 @@ from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.profiles import Profile
 from ..runs.plays import play_in_parts, player_for
-from ..runs.record import DRIVER, NO_SEED, Part
+from ..runs.record import DRIVER, NO_SEED, Results
 from ..runs.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533
@@ -350,7 +350,7 @@ def _of_plays(part, result, plays):
         part.add_set(dict(seconds=seconds), plays[0], swap_of[mode])
 
 
-def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
+def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
     """The rows of a stage, or of a driver.
 
     Args:
@@ -359,10 +359,10 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         result: what the stage has measured; of a driver: `score_actions`
 
     Returns:
-        Part: plays greedy and sampled with the swaps of this notebook; ATTENTION_PLAY with a swap for each setting,
+        Results: plays greedy and sampled with the swaps of this notebook; ATTENTION_PLAY with a swap for each setting,
             QUESTIONS_PLAY with one for each of ASKED, POINTS_PLAY with one for each head
     """
-    part = Part(name, seed)
+    part = Results(name, seed)
     if seed == NO_SEED:
         part.add_summary(_numbers(result), DRIVER)
         return part

@@ -31,7 +31,7 @@ from drivelit.driveagent.evaluation import (
     chosen_scenes,
     evaluate,
     middles,
-    part_of,
+    results_of,
     play,
     read_need,
     read_weights,
@@ -54,7 +54,7 @@ from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import only_plays, player_for, save_served
-from ..runs.record import NO_SEED, write_part
+from ..runs.record import NO_SEED, write_results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -739,9 +739,9 @@ def run_measured(stage: str, run: Callable, out: str | Path, profile: Profile, s
     "A stage, whose numbers are kept as rows of the [record](../42_runs/50_record.ipynb) when it ends."
     result = run(out, profile, seed)
     if stage == "scenes":
-        write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in result["drivers"].items()))
+        write_results(out, "drivers", *(results_of(n, NO_SEED, d) for n, d in result["drivers"].items()))
     else:
-        write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+        write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
     return result
 
 

@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 
 from .evaluation import ASKED, ATTENTION_PLAY, ELSEWHERE, GREY, NEEDED, NEVER, POINTS_PLAY
-from .evaluation import QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, WITHOUT, part_of
+from .evaluation import QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, WITHOUT, results_of
 from .pipeline import EXPERT, STAGES
 from .profile import TRAINED
-from ..runs.record import SAME, Claim, Column, Condition, Record, Study, Unit
+from ..runs.record import SAME, Claim, Column, Condition, Metric, Record, Study
 from ..runs.record import best_without_eyes, compared, driver, framed, number_cell, table
-from ..runs.tables import Collector, Sheet, arm_rows, bests, claims_of, claims_of_arms, driver_rows
+from ..runs.tables import Gather, TableSpec, arm_rows, bests, claims_of, claims_of_arms, driver_rows
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #e0bf44aa
 ROWS = dict(  # stage -> its name in the tables
@@ -47,7 +47,7 @@ def _counts(scenes):
     return dict(scenes={k: v for k, v in scenes.items() if k not in ("drivers", "scene_need")})
 
 
-collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #a39572f6
 def needy(results: Record, need: bool = True) -> list[int]:
@@ -56,11 +56,11 @@ def needy(results: Record, need: bool = True) -> list[int]:
     return [scene for scene, value in noted.iloc[0].items() if value == need] if len(noted) else []
 
 
-points = partial(Unit, lost="unreadable")
+points = partial(Metric, lost="unreadable")
 ACCURACY, REWARD = points("accuracy, points", "score"), points("R_acc, points", "reward")
 MSA, LOOKS = points("MSA, points", "right"), points("looks, points", "tool")
 TOKENS = points("tokens", "tokens", -1.0, 0.0)  # fewer are better
-_not_needy = partial(needy, need=False)  # a Unit's `only` takes the record alone
+_not_needy = partial(needy, need=False)  # a Metric's `only` takes the record alone
 RIGHT_THERE = replace(ACCURACY, name="accuracy where a look is needed, points", only=needy)
 RIGHT_ELSEWHERE = replace(ACCURACY, name="accuracy elsewhere, points", only=_not_needy)
 LOOKS_THERE = replace(LOOKS, name="looks where needed, points", only=needy)
@@ -72,7 +72,7 @@ def _ams(swap: str) -> Condition:
     return Condition("ams", swap=swap)
 
 
-ORDERS = claims_of(  # where, unit, the paper's better one, the other, perhaps words
+ORDERS = claims_of(  # where, metric, the paper's better one, the other, perhaps words
     ("table 6", ACCURACY, "fcm", "sft"),
     ("table 6", ACCURACY, "ams", "fcm"),
     ("table 6", ACCURACY, "ams", "ams_only"),
@@ -149,7 +149,7 @@ def _in_plays(results: Record) -> list[tuple]:
 
 
 # Joint accuracy over the sequence: relaxed, and what is unreadable counts as wrong.
-table6 = Sheet("Table 6: accuracy in each mode, the reward, MSA", STUDY, _in_plays, SIX | LOST | FAILED)
+table6 = TableSpec("Table 6: accuracy in each mode, the reward, MSA", STUDY, _in_plays, SIX | LOST | FAILED)
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #dd458028
 WHERE = {
@@ -167,7 +167,7 @@ def _where(results):
     return arm_rows(results, STUDY, "training", _stages(results)) + _drivers(results, "training")
 
 
-looks = Sheet("Where tools are used, and what they bring when forced", STUDY, _where, WHERE | LOST)
+looks = TableSpec("Where tools are used, and what they bring when forced", STUDY, _where, WHERE | LOST)
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #6c73e873
 BLANKED = {"grey pictures": ("grey", GREY), "without pictures": ("without", WITHOUT)}
@@ -196,7 +196,7 @@ def _variants(results: Record) -> list[tuple]:
     return [(dict(variant=names[s], seeds=n), Condition(s)) for s, n in ran.items()] + _drivers(results, "variant")
 
 
-table7 = Sheet("Tables 7 and 5: active against passive, aligned or not", STUDY, _variants, _seen_columns)
+table7 = TableSpec("Tables 7 and 5: active against passive, aligned or not", STUDY, _variants, _seen_columns)
 GIVEN = {sheet.title: sheet for sheet in (table6, looks, table7)}  # what `python -m drivelit evaluate` shows
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #24611039
@@ -210,7 +210,7 @@ def _spent(results):
     return [(dict(mode=name), c) for name, c in SPENT.items()]
 
 
-table8 = Sheet(
+table8 = TableSpec(
     "Table 8: accuracy, seconds and the policy's own tokens for an answer, one at a time", STUDY, _spent, COSTS
 )
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DRIVERS', 'EXPERT', 'PLAYS', 'KNOWS', 'BLIND', 'SWAPS', 'expert_words', 'always', 'without_policy', 'summed',
-           'evaluate', 'player_of', 'on_simulators', 'blind_on_simulators', 'difference', 'open_loop', 'part_of']
+           'evaluate', 'player_of', 'on_simulators', 'blind_on_simulators', 'difference', 'open_loop', 'results_of']
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #fab9dfbb
 import json
@@ -41,7 +41,7 @@ from ..rollout.carla import NoSimulator
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_idm
 from ..scene.core import Scene
 from ..scene.routes import Route
-from ..runs.record import DRIVER, NO_SEED, Part
+from ..runs.record import DRIVER, NO_SEED, Results
 from ..scene.files import write_json
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #df367ba0
@@ -309,7 +309,7 @@ def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str,
 SWAPS = dict(greedy=("greedy", ""), sampled=("sampled", ""), grey=("greedy", "grey"), ruled=("greedy", "words by rule"))
 
 
-def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
+def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
     """The rows of an arm, or of a driver.
 
     Args:
@@ -318,9 +318,9 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         result: what the stage has measured, as `judged` and `by_round` of the pipeline; of a driver as `scored`
 
     Returns:
-        Part: score (0 to 100) and success (0 or 1) of each route; plays of SWAPS, "rounds", "log", "open_loop"
+        Results: score (0 to 100) and success (0 or 1) of each route; plays of SWAPS, "rounds", "log", "open_loop"
     """
-    part = Part(name, seed)
+    part = Results(name, seed)
 
     def add(numbers: dict[str, Any], *place: Any) -> None:
         # the record has shares, and `scored` percent

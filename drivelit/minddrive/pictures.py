@@ -29,7 +29,7 @@ from ..scene.core import Scene
 from ..scene.plot import plot_scene
 from ..scene.town_routes import make_route, routes
 from ..runs.profiles import load_profile
-from ..runs.record import Condition, read_parts
+from ..runs.record import Condition, read_results
 from ..runs.report import spread
 from ..runs.stages import load_scenes
 
@@ -139,7 +139,7 @@ def plot_run(
         ValueError: none of the arms is done, or the run drove on simulators
     """
     stage = _done(out, seed, profile, shown_arms)
-    scores = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), "score")
+    scores = read_results(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), "score")
     picked, scenes = spread(scores.to_numpy()[0], count), load_scenes(out, "heldout")
     title = f"{ROWS[stage]}, greedy: {len(picked)} of {len(scenes)} routes, spread over the order of their scores"
     return plot_drives(_player(out, seed, profile, stage), [scenes[k] for k in picked], profile.inputs, title)
@@ -206,7 +206,7 @@ def film_run(
 ) -> Drive:
     "A held-out route as a trained policy drives it, as .webp or .gif; the title counts completed others."
     stage = _done(out, seed, profile, arms)
-    won = read_parts(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), WON.measure)
+    won = read_results(out, [f"{stage}-{seed}"]).values(Condition(stage, "greedy"), WON.measure)
     player, scenes = _player(out, seed, profile, stage), load_scenes(out, "heldout")
     title = f"{ROWS[stage]}: it completes {won.to_numpy().sum():.0f} of {len(scenes)} routes"
     return film(player, scenes[number], profile.inputs, path, title)

@@ -30,7 +30,7 @@ from drivelit.minddrive.evaluation import (
     evaluate,
     on_simulators,
     open_loop,
-    part_of,
+    results_of,
     without_policy,
 )
 from . import released
@@ -46,7 +46,7 @@ from ..scene.routes import Route
 from ..scene.town_routes import PART, ROUTE_FAMILIES, routes
 from ..scene.weights import seal
 from ..runs.evaluate import load_given, one_sentence
-from ..runs.record import NO_SEED, write_part
+from ..runs.record import NO_SEED, write_results
 from ..scene.files import RunError, write_json
 from ..runs.profiles import sft_options
 from ..training.settings import in_epochs
@@ -146,7 +146,7 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
     judge = splits["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
     of_drivers, left_out = _without_policy(out, profile, judge)
     ends, families = {name: scored(records) for name, records in of_drivers.items()}, [s.family for s in judge]
-    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
+    write_results(out, "drivers", *(results_of(name, NO_SEED, d) for name, d in ends.items()))
     result = dict(train=len(splits["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
     return result | (dict(lacking=excluded) if excluded else {})
 
@@ -350,7 +350,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     loss = {k: float(np.mean([row[k] for row in tail])) for k in tail[0]}
     outcome = dict(steps=len(log), rows=len(learnt.plans), asked=len(learnt.asked), loss=loss)
     outcome |= judged(experts, stage, out, profile, seed)
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, outcome))
+    write_results(out, f"{stage}-{seed}", results_of(stage, seed, outcome))
     return outcome
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #a264350d
@@ -431,7 +431,7 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     outcome = dict(log=log, simulated=sum(row["steps"] for row in log))
     outcome |= judged(experts, stage, out, profile, seed)
     outcome |= dict(rounds=by_round(stage, out, profile, seed))
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, outcome))
+    write_results(out, f"{stage}-{seed}", results_of(stage, seed, outcome))
     return outcome
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #bd349787
@@ -472,7 +472,7 @@ def run_given(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str
     """
     experts = load_given(profile, seed, opens=lambda name: load_experts(name, **where(profile)).eval())
     outcome = judged(experts, "given", out, profile, seed, profile.model)
-    write_part(out, f"given-{seed}", part_of("given", seed, outcome))
+    write_results(out, f"given-{seed}", results_of("given", seed, outcome))
     return outcome
 
 

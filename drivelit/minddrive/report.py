@@ -16,15 +16,15 @@ import numpy as np
 import pandas as pd
 
 from .controls import LOST
-from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS, part_of
+from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS, results_of
 from .pipeline import STAGES
 from .profile import BEFORE, OPTIONAL, PAPER, REINFORCED, TRAINED
 from .words import SPEEDS
 from ..runs import record, tables
-from ..runs.record import Claim, Column, Condition, Record, Study, Unit
+from ..runs.record import Claim, Column, Condition, Metric, Record, Study
 from ..runs.record import best_without_eyes, driver, framed, number_cell, table
 from ..runs.report import cell
-from ..runs.tables import Collector, Sheet, arm_rows, bests, claims_of, legend_beside, plot_range
+from ..runs.tables import Gather, TableSpec, arm_rows, bests, claims_of, legend_beside, plot_range
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #19380113
 ROWS = dict(  # stage -> its name in the tables
@@ -46,10 +46,10 @@ def _about(scenes):
     return {k: scenes[k] for k in ("train", "heldout", "families", "left_out")}
 
 
-collect = Collector(STAGES, (*TRAINED, "given"), part_of, _about, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), results_of, _about, ("data",))
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #8d675e2d
-DRIVE, WON = Unit("driving score, points", "score", 1.0), Unit("success, points", "success")
+DRIVE, WON = Metric("driving score, points", "score", 1.0), Metric("success, points", "success")
 BOTH, PLAYED = (DRIVE, WON), ("greedy", "sampled")
 
 
@@ -220,7 +220,7 @@ def _arms(results):
     return arm_rows(results, STUDY, "arm")
 
 
-table_open = Sheet("What open loop says of each arm, and what closed loop says", STUDY, _arms, OPEN)
+table_open = TableSpec("What open loop says of each arm, and what closed loop says", STUDY, _arms, OPEN)
 GIVEN = {"Bench2Drive's numbers": table_driving, table_open.title: table_open}  # of `python -m drivelit evaluate`
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #a5752049

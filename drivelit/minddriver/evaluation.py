@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['TOGETHER', 'BY_SPEED', 'USUAL', 'SWAPS', 'carried_on', 'judged', 'drivers', 'engine_for', 'engine_of', 'task_for',
-           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'part_of', 'planner', 'evaluate_real']
+           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'results_of', 'planner',
+           'evaluate_real']
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0002
 import os
@@ -40,7 +41,7 @@ from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
-from ..runs.record import DRIVER, NO_SEED, Part
+from ..runs.record import DRIVER, NO_SEED, Results
 from ..runs.plays import play_in_parts, player_for
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
@@ -490,7 +491,7 @@ def _swapped(policy, scenes, profile, task, episodes, swap):
     return dict(n=len(selected)) | {k: numbers[k] for k in keys if k in numbers}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #e9aa8ce3
-def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
+def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
     """The rows of an arm, or of a driver.
 
     Args:
@@ -499,9 +500,9 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         result: what `evaluate` returns, and numbers of training; of a driver as in `drivers`
 
     Returns:
-        Part: swaps "grey", and of dreams as "own dream"
+        Results: swaps "grey", and of dreams as "own dream"
     """
-    part = Part(name, seed)
+    part = Results(name, seed)
     if seed == NO_SEED:
         part.add_summary(result, DRIVER)
         return part

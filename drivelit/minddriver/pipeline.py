@@ -29,7 +29,7 @@ from ..data.shards import by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
-from .evaluation import drivers, engine_for, evaluate, part_of, task_for
+from .evaluation import drivers, engine_for, evaluate, results_of, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import ARMS, GRAPH, MindDriverProfile, REINFORCED, VIEWS_AHEAD
 from .prompt import Inputs, question, state_text
@@ -46,7 +46,7 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
-from ..runs.record import NO_SEED, write_part
+from ..runs.record import NO_SEED, write_results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -98,7 +98,7 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     cuts = cuts_of(splits["train"], profile)
     learnt = splits["train"][:500]  # enough to know what is usual at a speed
     ends = drivers(splits["heldout"], learnt, cuts, profile.pdms)
-    write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
+    write_results(out, "drivers", *(results_of(n, NO_SEED, d) for n, d in ends.items()))
     result = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return result | (dict(left_out=excluded) if excluded else {})
 
@@ -433,7 +433,7 @@ def run_given(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
     """
     policy = _knows_codes(load_given(profile, seed), profile, f"model = {profile.model!r}: the policy")
     result = examine(policy, "sft", out, profile, seed)  # the profile's form, and all that is asked of the main line
-    write_part(out, f"given-{seed}", part_of("given", seed, result))
+    write_results(out, f"given-{seed}", results_of("given", seed, result))
     return result
 
 
@@ -457,7 +457,7 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         **sft_options(profile),
     )
     result |= examine(only_plays(policy, profile), stage, out, profile, seed)
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
     return result
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010011
@@ -542,7 +542,7 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
     result |= examine(only_plays(settle(policy, stage_dir), profile), stage, out, profile, seed)
-    write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
     return result
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010016

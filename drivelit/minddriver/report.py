@@ -19,14 +19,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import USUAL, part_of
+from .evaluation import USUAL, results_of
 from .pipeline import STAGES, SWAPPED
 from .profile import TRAINED
 from ..runs import tables
-from ..runs.record import FIRST, SAME, Claim, Column, Condition, Record, Study, Unit
+from ..runs.record import FIRST, SAME, Claim, Column, Condition, Metric, Record, Study
 from ..runs.record import best_without_eyes, compared, driver, framed, number_cell
 from ..runs.report import cell, paired
-from ..runs.tables import PROTOCOLS, Collector, Sheet, bests, claims_of, claims_of_arms
+from ..runs.tables import PROTOCOLS, Gather, TableSpec, bests, claims_of, claims_of_arms
 from ..runs.tables import open_loop_columns
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00006
@@ -54,20 +54,20 @@ def _counts(scenes):
     return dict(train=scenes["train"], heldout=scenes["heldout"])
 
 
-collect = Collector(STAGES, (*TRAINED, "given"), part_of, _counts, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00012
 EXPERT = "expert"
 SIGN = dict(ade=-1, pdms=1)  # 1: more is better
 FAR = 30.0  # metres
-FAR_OFF = Unit("ADE, cm", "ade", -100, 10.0, FAR)
-SCORE = Unit("PDMS, points", "pdms")
-CODES = Unit("right codes that change, points", "dreams_right_changed")
+FAR_OFF = Metric("ADE, cm", "ade", -100, 10.0, FAR)
+SCORE = Metric("PDMS, points", "pdms")
+CODES = Metric("right codes that change, points", "dreams_right_changed")
 APART = dict(scale=-100, margin=0.0, lost="dreams_unreadable")  # Fréchet distances: less is better, and none is small
-FRECHET = Unit("Fréchet distance of the encoder x 100", "dreams_frechet_dream", **APART)
-DECISIONS = Unit("right decisions, points", "thoughts_decided")
-FID = Unit("FID x 100", "dreams_fid_dream", **APART)
-ORDERS = claims_of(  # where, units, the paper's better one, the other
+FRECHET = Metric("Fréchet distance of the encoder x 100", "dreams_frechet_dream", **APART)
+DECISIONS = Metric("right decisions, points", "thoughts_decided")
+FID = Metric("FID x 100", "dreams_fid_dream", **APART)
+ORDERS = claims_of(  # where, metrics, the paper's better one, the other
     ("table 2, thought before picture", (FRECHET, FID), "sft", "sft_image"),
     ("table 4, text", FAR_OFF, "sft_text", "sft_none"),
     ("table 4, text then image", FAR_OFF, "sft", "sft_none"),
@@ -179,7 +179,7 @@ def _line_columns(results):
     return score_columns(results, range(4)) | extra
 
 
-table1 = Sheet("Table 1: the main line", STUDY, _line_rows, _line_columns)
+table1 = TableSpec("Table 1: the main line", STUDY, _line_rows, _line_columns)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00019
 DREAMS = dict(sft="SFT", rft_image="RFT, stage 1", rft_plan="RFT, both stages", rft_once="RFT, one stage")
@@ -220,7 +220,7 @@ def _dreamers(results):
     return [({"arm": name}, Condition(s)) for s, name in (DREAMS | _given(results)).items()]
 
 
-table2 = Sheet("Table 2: what the dreams are worth", STUDY, _dreamers, _dream_columns)
+table2 = TableSpec("Table 2: what the dreams are worth", STUDY, _dreamers, _dream_columns)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #1f6ca9b5
 THOUGHTS = ("sft_text", "sft_raw", "sft_filters", "sft_image_text", *DREAMS)
@@ -266,7 +266,7 @@ THOUGHT_ROWS = {
 RL_ROWS = {"no reinforcement": "sft", "one stage": "rft_once", "two stages": "rft_plan"}
 
 
-def ablation(title: str, first: str, rows: dict[str, str]) -> Sheet:
+def ablation(title: str, first: str, rows: dict[str, str]) -> TableSpec:
     "One of the tables 4 to 7: the arms, the expert and the best blind baselines."
     arms = [({first: words}, Condition(s)) for words, s in rows.items()]
 
@@ -278,7 +278,7 @@ def ablation(title: str, first: str, rows: dict[str, str]) -> Sheet:
 
         return score_columns(results) | {n: column for n, column in grey.items() if measured(column)}
 
-    return Sheet(title, STUDY, lambda results: [*arms, *driver_rows(results, first)], columns)
+    return TableSpec(title, STUDY, lambda results: [*arms, *driver_rows(results, first)], columns)
 
 
 table4 = ablation("Table 4: the forms of an answer", "form", FORM_ROWS)
@@ -321,7 +321,7 @@ def _behind_columns(results):
     return columns | {"unreadable": Column("unreadable", percent=True, lost="", swap=SAME)}
 
 
-table_swaps = Sheet("Plans behind other dreams, greedy", STUDY, _behind, _behind_columns)
+table_swaps = TableSpec("Plans behind other dreams, greedy", STUDY, _behind, _behind_columns)
 GIVEN = {sheet.title: sheet for sheet in (table1, table2, table_swaps)}
 GIVEN["What the thoughts say"] = table_thoughts  # what `python -m drivelit evaluate` shows
 
@@ -337,7 +337,7 @@ def orderings(results: Record, play: str = FIRST) -> pd.DataFrame:
     """
     # without Inception's weights there is no FID to compare
     left_out = () if "FID" in distances(results) else (FID,)
-    return compared(results, STUDY, [c.played(play) for c in ORDERS if c.unit not in left_out], family=True)
+    return compared(results, STUDY, [c.played(play) for c in ORDERS if c.metric not in left_out], family=True)
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00035
 LINE = [s for stages in LINES.values() for s in stages]
@@ -366,7 +366,7 @@ DECIDED = [
 ]
 
 
-def _dreams(unit: Unit, s: str) -> list[Claim]:
+def _dreams(metric: Metric, s: str) -> list[Claim]:
     "Whether a plan needs its dream."
     own_dream, other_dream, grey, true = (Condition(s, "greedy", f"{dream} dream") for dream in DREAMED)
     pairs = (
@@ -374,7 +374,7 @@ def _dreams(unit: Unit, s: str) -> list[Claim]:
         (own_dream, grey, "own dream > grey"),
         (true, own_dream, "the true view > own dream"),
     )
-    return claims_of(*(("uses its dream?", unit, a, b, f"{ROWS[s]}: {words}") for a, b, words in pairs))
+    return claims_of(*(("uses its dream?", metric, a, b, f"{ROWS[s]}: {words}") for a, b, words in pairs))
 
 
 def asked(results: Record) -> list[Claim]:
@@ -384,21 +384,21 @@ def asked(results: Record) -> list[Claim]:
         list of claims
     """
     rows = []
-    for unit in (dict(ade=FAR_OFF, pdms=SCORE)[m] for m in metrics_of(results)):
+    for metric in (dict(ade=FAR_OFF, pdms=SCORE)[m] for m in metrics_of(results)):
 
-        def ask(where, words, arms, *sides, unit=unit):
-            return claims_of_arms(ROWS, where, unit, words, arms, *sides)
+        def ask(where, words, arms, *sides, metric=metric):
+            return claims_of_arms(ROWS, where, metric, words, arms, *sides)
 
         rows += ask("beats drivers without eyes?", "{} > the best", (*LINE, "sft_none"), driver())
         rows += ask("looks at its pictures?", "{} > with grey pictures", EYES, dict(swap="grey"))
-        rows += [claim for s in SWAPPED for claim in _dreams(unit, s)]
-        rows += claims_of(*((question, unit, a, b) for question, a, b in PAIRS))
+        rows += [claim for s in SWAPPED for claim in _dreams(metric, s)]
+        rows += claims_of(*((question, metric, a, b) for question, a, b in PAIRS))
         if results.first == "greedy":
             sampled = dict(play="sampled")
             rows += ask("what does sampling cost?", "{}: greedy > sampled", LINE, sampled)
             plan, sft = (Condition(s, **sampled) for s in ("rft_plan", "sft"))
             words = f"{ROWS['rft_plan']} > {ROWS['sft']}, sampled"
-            rows += claims_of(("what does reinforcement bring?", unit, plan, sft, words))
+            rows += claims_of(("what does reinforcement bring?", metric, plan, sft, words))
     return rows + DECIDED
 
 

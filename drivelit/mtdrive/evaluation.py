@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_SPEED', 'FEEDBACK', 'SWAPS', 'OWN', 'carry', 'plan_length', 'summary', 'drivers', 'task_for', 'play', 'evaluate',
-           'part_of', 'planner', 'evaluate_real']
+           'results_of', 'planner', 'evaluate_real']
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #113a39cb
 import os
@@ -28,7 +28,7 @@ from ..rollout.routes import Planner
 from ..scene import recorded
 from ..scene.core import Scene
 from ..runs.plays import play_in_parts, player_for
-from ..runs.record import DRIVER, NO_SEED, Part
+from ..runs.record import DRIVER, NO_SEED, Results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:
@@ -289,7 +289,7 @@ def _add_turns(part, numbers, play, swap):
         part.add_summary(measured, play, swap, turn)
 
 
-def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
+def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
     """The rows of an arm, or of a driver.
 
     Args:
@@ -298,9 +298,9 @@ def part_of(name: str, seed: int, result: dict[str, Any]) -> Part:
         result: what the stage has measured, with what `evaluate` returns; of a driver as `drivers`
 
     Returns:
-        Part: plays greedy and sampled; swaps of SWAPS; of OWN the means alone
+        Results: plays greedy and sampled; swaps of SWAPS; of OWN the means alone
     """
-    part = Part(name, seed)
+    part = Results(name, seed)
     if seed == NO_SEED:
         part.add_summary(result, DRIVER, result["feedback"].strip("–"))
         return part

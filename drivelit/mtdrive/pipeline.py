@@ -26,7 +26,7 @@ from ..data.rows import Rows, card, read_rows, write_rows
 from ..data.shards import draw, subset
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
-from .evaluation import drivers, evaluate, part_of, play, task_for
+from .evaluation import drivers, evaluate, results_of, play, task_for
 from ..rollout.core import Episode
 from .profile import GRAPH, MIX, MTDriveProfile, RL_ARMS, SIZES, UPDATES
 from .task import MTDriveTask, history
@@ -38,7 +38,7 @@ from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
-from ..runs.record import NO_SEED, write_part
+from ..runs.record import NO_SEED, write_results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -103,7 +103,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         splits["choice"] = write_choice(out, profile, profile.choice_scenes)
     splits, excluded = leave_out(out, profile, splits, partial(check_scene, profile))
     ends = drivers(splits["heldout"], profile.turns, splits["train"][:500])  # enough to know what is usual at a speed
-    write_part(out, "drivers", *(part_of(name, NO_SEED, d) for name, d in ends.items()))
+    write_results(out, "drivers", *(results_of(name, NO_SEED, d) for name, d in ends.items()))
     summary = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
     return summary | (dict(left_out=excluded) if excluded else {})
 
@@ -317,7 +317,7 @@ def recorded(stage: str, out: Path, seed: int, result: dict) -> dict:
         dict: the result
     """
     if first_process():
-        write_part(out, f"{stage}-{seed}", part_of(stage, seed, result))
+        write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
     return result
 
 

@@ -16,13 +16,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import OWN, SWAPS, part_of
+from .evaluation import OWN, SWAPS, results_of
 from .pipeline import STAGES
 from .profile import RL_ARMS, SIZES, TRAINED
 from ..runs import tables
-from ..runs.record import DRIVER, FIRST, NO_SEED, Claim, Column, Condition, Record, Study, Unit
+from ..runs.record import DRIVER, FIRST, NO_SEED, Claim, Column, Condition, Metric, Record, Study
 from ..runs.record import best_without_eyes, driver, record_of, table
-from ..runs.tables import Collector, bests, claims_of, claims_of_arms, legend_beside, plot_range
+from ..runs.tables import Gather, bests, claims_of, claims_of_arms, legend_beside, plot_range
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #1c46692f
 ROWS = dict(  # stage: how the tables call it
@@ -41,14 +41,14 @@ ROWS = dict(  # stage: how the tables call it
 )
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #163394f5
-collect = Collector(STAGES, (*TRAINED, *SIZES, "given"), part_of, lambda scenes: dict(heldout=scenes["heldout"]))
+collect = Gather(STAGES, (*TRAINED, *SIZES, "given"), results_of, lambda scenes: dict(heldout=scenes["heldout"]))
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 WHOLE = ("sft_multi", *RL_ARMS)  # they are played with all turns
 KINEMATIC, GREY = SWAPS["kinematic"], SWAPS["grey"]
-POINTS, DISTANCE = Unit("PDMS, points", "pdms"), Unit("distance, m", "distance", 1.0, 0.0)
+POINTS, DISTANCE = Metric("PDMS, points", "pdms"), Metric("distance, m", "distance", 1.0, 0.0)
 FIRST_TURN = f"{ROWS['sft_multi']} > {ROWS['sft_multi']} (first turn)"
-ORDERS = claims_of(  # where, unit, the paper's better one, the other
+ORDERS = claims_of(  # where, metric, the paper's better one, the other
     ("table 2, 2-turn", POINTS, "sft_two_stage", "sft_single"),
     ("table 2, one stage", POINTS, "sft_one_stage", "sft_two_stage"),
     ("table 2, PDM data", POINTS, "sft_pdm", "sft_one_stage"),
@@ -216,13 +216,13 @@ def _beats(where, play):
     return [claim for group in asked for claim in claims_of_arms(ROWS, where, POINTS, *group)]
 
 
-def _pairs(where, end, unit=POINTS, **changes):
+def _pairs(where, end, metric=POINTS, **changes):
     "Arms of reinforcement beside each other, and beside what they began with."
 
     def both(*arms):
         return (Condition(s, **changes) for s in arms)
 
-    return claims_of(*((where, unit, *both(a, b), f"{ROWS[a]} > {ROWS[b]}{end}") for a, b in PAIRS))
+    return claims_of(*((where, metric, *both(a, b), f"{ROWS[a]} > {ROWS[b]}{end}") for a, b in PAIRS))
 
 
 GUESSED = dict(swap=KINEMATIC)
@@ -279,8 +279,8 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
 def real_record(real: dict[str, Any]) -> Record:
     "Recorded scenes as the record of a run of one seed, without single scenes; the arm is `policy`."
     policy = {real["feedback"]: {real["play"]: real["policy"]}}
-    parts = [part_of(name, NO_SEED, result) for name, result in real["drivers"].items()]
-    return record_of([*parts, part_of("policy", 0, policy)], profile=dict(eval_play=real["play"]))
+    parts = [results_of(name, NO_SEED, result) for name, result in real["drivers"].items()]
+    return record_of([*parts, results_of("policy", 0, policy)], profile=dict(eval_play=real["play"]))
 
 
 def real_rows(real: dict[str, Any]) -> list[dict]:

@@ -33,7 +33,7 @@ class PaperClaim:
     Attributes:
         words: the claim
         paper: its numbers, the better one first, and where they stand
-        unit: the name of the study's unit, or how it begins
+        metric: the name of the study's metric, or how it begins
         better: arm
         other: arm
         play: "" or the play, where a study compares several
@@ -43,7 +43,7 @@ class PaperClaim:
 
     words: str
     paper: str
-    unit: str
+    metric: str
     better: str
     other: str
     play: str = ""
@@ -68,7 +68,7 @@ def place_of(claim: PaperClaim, study: Study) -> int:
         return (
             (c.better.arm, c.better.swap) == (claim.better, "")
             and (c.other.arm, c.other.swap) == (claim.other, claim.swap)
-            and c.unit.name.startswith(claim.unit)
+            and c.metric.name.startswith(claim.metric)
             and claim.play in ("", c.better.play)
         )
 
@@ -80,10 +80,10 @@ def place_of(claim: PaperClaim, study: Study) -> int:
 # %% ../../nbs/60_road/90_claims.ipynb #7040e6fe
 def numbers_of(record: Record, study: Study, claim: Claim) -> tuple[str, str, str]:
     "The scores behind a comparison (better, other, best blind baseline), of compared seeds and scenes only."
-    unit, scale = claim.unit, abs(claim.unit.scale)
-    pair = [v.to_numpy(float) for v in pairs_of(record, study, unit, claim.better, claim.other)]
-    sign = np.sign(unit.scale)
-    blind = {n: record.numbers(driver(n), unit.measure)[0] for n in record.drivers if n not in study.knows}
+    metric, scale = claim.metric, abs(claim.metric.scale)
+    pair = [v.to_numpy(float) for v in pairs_of(record, study, metric, claim.better, claim.other)]
+    sign = np.sign(metric.scale)
+    blind = {n: record.numbers(driver(n), metric.measure)[0] for n in record.drivers if n not in study.knows}
     blind = {n: v for n, v in blind.items() if np.isfinite(v)}
     best = max(blind, key=lambda n: sign * blind[n]) if blind else None
     rival = "–" if best is None else f"{scale * blind[best]:.1f} ({best})"
@@ -120,7 +120,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
             {
                 "claim": c.words,
                 "paper": c.paper,
-                "ours": f"{better} against {other}, {compared_claim.unit.name}",
+                "ours": f"{better} against {other}, {compared_claim.metric.name}",
                 "no eyes": rival,
                 "difference": _with_interval(row),
                 "alone": row.verdict,
@@ -152,8 +152,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     driveagent=[
-        PaperClaim(words, f"table {paper}", unit, better, other, swap=swap, needed=needed)
-        for words, paper, unit, better, other, swap, needed in (
+        PaperClaim(words, f"table {paper}", metric, better, other, swap=swap, needed=needed)
+        for words, paper, metric, better, other, swap, needed in (
             ("FCM after SFT", "6: 44.64, 40.88", "accuracy", "fcm", "sft", "", MORE_UPDATES),
             ("AMS after FCM", "6: 45.42, 44.64", "accuracy", "ams", "fcm", "", MORE_UPDATES),
             ("FCM and AMS, not FCM twice", "6: 45.42, 44.91", "accuracy", "ams", "fcm_twice", "", "more seeds"),
@@ -168,8 +168,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     autodrive_p3=[
-        PaperClaim(words, f"ablation: {paper}", unit, better, other, needed=MORE_UPDATES)
-        for words, paper, unit, better, other in (
+        PaperClaim(words, f"ablation: {paper}", metric, better, other, needed=MORE_UPDATES)
+        for words, paper, metric, better, other in (
             ("P3-GRPO lifts perception", "0.64, 0.33", "perception, points", "rl", "sft"),
             ("P3-GRPO lifts prediction", "0.54, 0.23", "prediction, points", "rl", "sft"),
             ("P3-GRPO drives better", "collisions 0.06 %, 0.17 %", "PDMS", "rl", "sft"),
@@ -179,8 +179,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     minddriver=[
-        PaperClaim(words, f"table {paper}", unit, better, other, needed=needed)
-        for words, paper, unit, better, other, needed in (
+        PaperClaim(words, f"table {paper}", metric, better, other, needed=needed)
+        for words, paper, metric, better, other, needed in (
             ("thought and picture, not points alone", "4: L2 0.95 m, 0.99 m", "ADE", "sft", "sft_none", DREAM),
             ("and not the thought alone", "4: L2 0.95 m, 0.96 m", "ADE", "sft", "sft_text", DREAM),
             ("and not the picture alone", "4: L2 0.95 m, 1.06 m", "ADE", "sft", "sft_image", DREAM),
@@ -194,8 +194,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     minddrive=[
-        PaperClaim(words, paper, unit, better, other, play, needed=needed)
-        for words, paper, unit, better, other, play, needed in (
+        PaperClaim(words, paper, metric, better, other, play, needed=needed)
+        for words, paper, metric, better, other, play, needed in (
             ("online PPO, driving score", "78.04, 72.89", "driving score", "rl", "il", "sampled", ROUNDS),
             ("online PPO, success", "55.09 %, 45.83 %", "success", "rl", "il", "sampled", ROUNDS),
             ("the same with the likeliest word", "55.09 %, 45.83 %", "success", "rl", "il", "greedy", ROUNDS),
@@ -336,7 +336,7 @@ def plot_claims(tables: Mapping[str, pd.DataFrame]) -> Figure:
     return figure
 
 # %% ../../nbs/60_road/90_claims.ipynb #3853a116
-# The arm that a system ends with, and the units by which it is judged.
+# The arm that a system ends with, and the metrics by which it is judged.
 LAST: Mapping[str, Sequence[tuple[str, str]]] = dict(
     mtdrive=[("mtgrpo_cross", "PDMS")],
     driveagent=[("ams", "accuracy")],
@@ -351,15 +351,15 @@ def above_the_blind(system: str, folder: str | Path, profile: str = "laptop") ->
     record, report = _opened(system, folder, profile)
     study, asks = report.STUDY, report.asked(record) if hasattr(report, "asked") else getattr(report, "QUESTIONS", ())
     claims = []
-    for arm, unit in LAST[system]:
+    for arm, metric in LAST[system]:
 
-        def fits(c, a=arm, u=unit):
-            return (c.better.arm, c.better.swap) == (a, "") and c.unit.name.startswith(u)
+        def fits(c, a=arm, u=metric):
+            return (c.better.arm, c.better.swap) == (a, "") and c.metric.name.startswith(u)
 
         claim = next(c for c in (*study.claims, *asks) if fits(c))
         hearing = study.hears(record, claim.better) if study.hears else ""
-        blind = driver(best_without_eyes(record, study, claim.unit.measure, hearing))
-        claims.append(Claim("no eyes", claim.unit, claim.better, blind, f"{study.arms[arm]} > {blind.arm}"))
+        blind = driver(best_without_eyes(record, study, claim.metric.measure, hearing))
+        claims.append(Claim("no eyes", claim.metric, claim.better, blind, f"{study.arms[arm]} > {blind.arm}"))
     differences = compared(record, study, claims)[
         ["comparison", "unit", "difference", "95 % interval", "seeds", "verdict"]
     ]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PLAYS', 'POINTS', 'BLIND', 'LOST', 'SEES', 'GREY', 'SCORE', 'WON', 'NUMBERS', 'BESIDE', 'SHOWN', 'Entry',
-           'read_entries', 'measured', 'driven', 'part_of', 'hears_of', 'drive_all', 'study', 'best', 'table',
+           'read_entries', 'measured', 'driven', 'results_of', 'hears_of', 'drive_all', 'study', 'best', 'table',
            'families', 'ends']
 
 # %% ../../nbs/60_road/10_table.ipynb #24fabcbe
@@ -29,7 +29,7 @@ from ..scene.core import Scene
 from ..scene.files import RunError, sha256
 from ..runs.profiles import find_system
 from ..runs.stages import run_profile
-from ..runs.record import DRIVER, NO_SEED, Claim, Column, Condition, Part, Record, Study, Unit
+from ..runs.record import DRIVER, NO_SEED, Claim, Column, Condition, Metric, Record, Results, Study
 from ..runs.record import best_without_eyes, driver, record_of, save_record
 from ..runs.record import table as table_of
 from ..scene.files import write_json
@@ -173,7 +173,7 @@ def _drivers(scenes):
     return {n: measured(v) for n, v in records.items()}
 
 
-def part_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Part:
+def results_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Results:
     """The rows of a policy, or of a driver.
 
     Args:
@@ -182,9 +182,9 @@ def part_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Part:
         drives: play, or DRIVER -> `measured`
 
     Returns:
-        Part: plays greedy and sampled, and greedy with GREY for its swap; a driver's swap is what it is told
+        Results: plays greedy and sampled, and greedy with GREY for its swap; a driver's swap is what it is told
     """
-    part, swap_name = Part(name, seed), "" if name in (*LOST, SEES) else POINTS
+    part, swap_name = Results(name, seed), "" if name in (*LOST, SEES) else POINTS
     swaps = {"grey": ("greedy", GREY), DRIVER: (DRIVER, swap_name)}
     for play, numbers in drives.items():
         part.add_summary(numbers, *swaps.get(play, (play,)))
@@ -203,9 +203,10 @@ def drive_all(
     if twice := [n for n, k in Counter(e.name for e in entries).items() if k > 1]:
         raise RunError(f"{twice[0]}: two runs of one name in one table; give each its own: system=folder:stage as name")
     blind = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))
-    parts = [part_of(n, NO_SEED, {DRIVER: numbers}) for n, numbers in blind.items()]
+    parts = [results_of(n, NO_SEED, {DRIVER: numbers}) for n, numbers in blind.items()]
     plays = list(plays)
-    parts += [part_of(e.name, s, {p: driven(e, s, p, scenes, folder) for p in plays}) for e in entries for s in e.seeds]
+    for e in entries:
+        parts += [results_of(e.name, s, {p: driven(e, s, p, scenes, folder) for p in plays}) for s in e.seeds]
     about = dict(profile={}, routes=[s.id for s in scenes], families=[s.family for s in scenes])
     about |= dict(hears={e.name: hears_of(e) for e in entries})
     record = record_of(parts, **about)
@@ -213,7 +214,7 @@ def drive_all(
     return record
 
 # %% ../../nbs/60_road/10_table.ipynb #9a3558a8
-SCORE, WON = Unit("driving score, points", "score", 1.0), Unit("success, points", "success")
+SCORE, WON = Metric("driving score, points", "score", 1.0), Metric("success, points", "success")
 NUMBERS = {"driving score": Column("score", lost=""), "success %": Column("success", percent=True, lost="")}
 BESIDE = {"sampled": dict(play="sampled"), "grey": dict(play="greedy", swap=GREY)}
 SHOWN = NUMBERS | {
@@ -240,12 +241,12 @@ def study(results: Record) -> Study:
         Study: all comparisons are one family
     """
     names, claims = list(results.ran), []
-    for metric, unit in (("score", SCORE), ("success", WON)):
+    for name, metric in (("score", SCORE), ("success", WON)):
         arms = [Condition(n) for n in names]
         comparisons = [(c, driver(swap=_told(results, c)), f"{c.arm} > the best without eyes") for c in arms]
         comparisons += [(c, replace(c, swap=GREY), f"{c.arm} > with grey pictures") for c in arms]
         comparisons += [(a, b, "") for a, b in combinations(arms, 2)]
-        claims += [Claim(metric, unit, *m) for m in comparisons]
+        claims += [Claim(name, metric, *m) for m in comparisons]
     return Study(
         dict(zip(names, names, strict=True)),
         signs=dict(score=1, success=1),

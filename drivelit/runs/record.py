@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'SET_KEYS', 'WORDS', 'DRIVER', 'NO_SEED', 'FIRST', 'BEST', 'SAME', 'WHERE_ONLY', 'DIGITS', 'FAMILY', 'flat',
-           'Part', 'write_part', 'Condition', 'driver', 'Record', 'record_of', 'read_parts', 'collect', 'catch_up',
-           'save_record', 'read_record', 'joined', 'publish', 'Unit', 'Claim', 'Study', 'best_without_eyes', 'Column',
-           'number_cell', 'table', 'framed', 'pairs_of', 'difference', 'words_of', 'holm', 'benjamini_hochberg',
-           'compared', 'conditional', 'told', 'answers']
+           'Results', 'write_results', 'Condition', 'driver', 'Record', 'record_of', 'read_results', 'collect',
+           'catch_up', 'save_record', 'read_record', 'joined', 'publish', 'Metric', 'Claim', 'Study',
+           'best_without_eyes', 'Column', 'number_cell', 'table', 'framed', 'pairs_of', 'difference', 'words_of',
+           'holm', 'benjamini_hochberg', 'compared', 'conditional', 'told', 'answers']
 
 # %% ../../nbs/42_runs/50_record.ipynb #045fea90
 import json
@@ -56,7 +56,7 @@ def flat(numbers: Mapping[str, Any], before: str = "") -> dict[str, float]:
 
 
 @dataclass
-class Part:
+class Results:
     """What a stage has measured of one arm and seed, row by row.
 
     Attributes:
@@ -151,7 +151,7 @@ def _read(path):
         raise RunError(f"{path}: no record of a run ({str(e)[:100]})") from None
 
 
-def write_part(out: str | Path, name: str, *parts: Part) -> None:
+def write_results(out: str | Path, name: str, *parts: Results) -> None:
     """Keep what a stage has measured.
 
     Args:
@@ -303,7 +303,7 @@ class Record:
         return np.array([by_seed[s] if s in by_seed else means.get(s, np.nan) for s in seeds], float)
 
 # %% ../../nbs/42_runs/50_record.ipynb #87b3e2cb
-def record_of(parts: Iterable[Part], **about: Any) -> Record:
+def record_of(parts: Iterable[Results], **about: Any) -> Record:
     """A record from its parts.
 
     Args:
@@ -325,11 +325,11 @@ def _table(frames):
     return table.fillna(dict.fromkeys(words, "")).astype(dict.fromkeys(words, "category"))
 
 
-def read_parts(out: str | Path, names: Iterable[str], **about: Any) -> Record:
+def read_results(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     """The record of a run from what its stages have left.
 
     Args:
-        names: of stages, as they were given to `write_part`; those that have not ended are left out
+        names: of stages, as they were given to `write_results`; those that have not ended are left out
         **about: what is said of the whole run, beside its profile
 
     Returns:
@@ -353,34 +353,38 @@ def collect(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     """The record of a run, kept as one file, too.
 
     Args:
-        names, **about: as `read_parts` takes them
+        names, **about: as `read_results` takes them
 
     Returns:
         Record; also in record.parquet, record.sets.parquet and record.json
 
     Raises:
-        RunError: as `read_parts`
+        RunError: as `read_results`
     """
-    record = read_parts(out, names, **about)
+    record = read_results(out, names, **about)
     save_record(record, Path(out) / "record.parquet")
     return record
 
 
 def catch_up(
-    stages: Any, out: str | Path, seeds: Iterable[int], arms: Iterable[str], part_of: Callable[[str, int, dict], Part]
+    stages: Any,
+    out: str | Path,
+    seeds: Iterable[int],
+    arms: Iterable[str],
+    results_of: Callable[[str, int, dict], Results],
 ) -> list[str]:
-    "Names of a run's parts, for `read_parts`; a stage that an older version has run leaves its part now."
+    "Names of a run's parts, for `read_results`; a stage that an older version has run leaves its part now."
 
     def is_written(name):
         return (Path(out) / "record" / f"{name}.scenes.parquet").exists()
 
     if stages.is_done(out, "scenes", 0) and not is_written("drivers"):
         ends = stages.result(out, "scenes", 0)["drivers"]
-        write_part(out, "drivers", *(part_of(n, NO_SEED, d) for n, d in ends.items()))
+        write_results(out, "drivers", *(results_of(n, NO_SEED, d) for n, d in ends.items()))
     names = {f"{a}-{s}": (a, s) for s in seeds for a in arms}
     for name, (arm, seed) in names.items():
         if stages.is_done(out, arm, seed) and not is_written(name):
-            write_part(out, name, part_of(arm, seed, stages.result(out, arm, seed)))
+            write_results(out, name, results_of(arm, seed, stages.result(out, arm, seed)))
     return ["drivers", *names]
 
 # %% ../../nbs/42_runs/50_record.ipynb #33d8b5dd
@@ -505,7 +509,7 @@ def publish(path: str | Path, *outs: str | Path) -> Record:
 
 # %% ../../nbs/42_runs/50_record.ipynb #b02b4b08
 @dataclass(frozen=True)
-class Unit:
+class Metric:
     """What is compared.
 
     Attributes:
@@ -534,14 +538,14 @@ class Claim:
 
     Attributes:
         where: of the paper, or the question
-        unit: what is compared
+        metric: what is compared
         better: who is said to be better
         other: than whom
         words: as the table has it; default: the names of the arms
     """
 
     where: str
-    unit: Unit
+    metric: Metric
     better: Condition
     other: Condition
     words: str = ""
@@ -549,7 +553,7 @@ class Claim:
     def played(self, play: str) -> "Claim":
         "The same claim of another play; a side that names its own play keeps it."
         sides = (replace(c, play=play) if c.play == FIRST else c for c in (self.better, self.other))
-        return Claim(self.where, self.unit, *sides, self.words)
+        return Claim(self.where, self.metric, *sides, self.words)
 
 
 @dataclass(frozen=True)
@@ -705,34 +709,34 @@ def framed(rows: Sequence[Mapping], columns: Sequence[str] | None = None) -> pd.
     return pd.DataFrame(rows, columns=columns).astype(object).fillna("")
 
 # %% ../../nbs/42_runs/50_record.ipynb #f16815f8
-def _scores(record, study, unit, c):
+def _scores(record, study, metric, c):
     "(seeds, scenes) of a condition, or a number for each seed, with its seeds."
     if c.arm == BEST:
-        c = replace(c, arm=best_without_eyes(record, study, unit.measure, c.swap))
-    if unit.lost and unit.measure not in record.scenes:
+        c = replace(c, arm=best_without_eyes(record, study, metric.measure, c.swap))
+    if metric.lost and metric.measure not in record.scenes:
         v = pd.DataFrame(
-            record.numbers(c, unit.measure)[:, None], [NO_SEED] if c.play == DRIVER else record.ran.get(c.arm, [])
+            record.numbers(c, metric.measure)[:, None], [NO_SEED] if c.play == DRIVER else record.ran.get(c.arm, [])
         )
         return v.dropna()
-    v = record.values(c, unit.measure).clip(upper=unit.most)
-    return v if unit.only is None or not v.size else v[list(unit.only(record))]
+    v = record.values(c, metric.measure).clip(upper=metric.most)
+    return v if metric.only is None or not v.size else v[list(metric.only(record))]
 
 
 def pairs_of(
-    record: Record, study: Study, unit: Unit, better: Condition, other: Condition
+    record: Record, study: Study, metric: Metric, better: Condition, other: Condition
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The scores of two conditions that are compared with each other: of the seeds that both have. Of two arms whose
     seeds are no pairs, the seeds of the one that has more are averaged in equal shares.
 
     Args:
-        unit: what is compared
+        metric: what is compared
         better: comes first
         other: is subtracted from it in `difference`
 
     Returns:
         two DataFrames (seeds, scenes), in no unit; one row for a driver; no rows if they have no seed in common
     """
-    scores = [_scores(record, study, unit, c) for c in (better, other)]
+    scores = [_scores(record, study, metric, c) for c in (better, other)]
     if study.apart and DRIVER not in (better.play, other.play) and better.arm != other.arm:
         scores = _as_many(*scores)
     learnt = [v.index for v in scores if len(v) and v.index[0] != NO_SEED]
@@ -743,27 +747,27 @@ def pairs_of(
     return tuple(v if v.index[0] == NO_SEED else v.reindex(seeds) for v in scores)
 
 
-def difference(record: Record, study: Study, unit: Unit, better: Condition, other: Condition) -> Paired:
+def difference(record: Record, study: Study, metric: Metric, better: Condition, other: Condition) -> Paired:
     """How much better one condition is than another, paired by scene and seed.
 
     Args:
-        unit: what is compared
+        metric: what is compared
         better: positive where it is better
         other: than which
 
     Returns:
-        Paired, in the unit
+        Paired, in the metric's unit
 
     Raises:
         ValueError: other scenes
     """
-    a, b = pairs_of(record, study, unit, better, other)
+    a, b = pairs_of(record, study, metric, better, other)
     if not len(a):
-        return paired(np.zeros((0, 0)), np.zeros((0, 0)), unit.scale, unit.margin)
-    paired_by_scene = paired(a.to_numpy(), b.to_numpy(), unit.scale, unit.margin)
-    if not unit.lost:
+        return paired(np.zeros((0, 0)), np.zeros((0, 0)), metric.scale, metric.margin)
+    paired_by_scene = paired(a.to_numpy(), b.to_numpy(), metric.scale, metric.margin)
+    if not metric.lost:
         return paired_by_scene
-    lost, seeds = [_lost(record, unit, c) for c in (better, other)], (b if a.index[0] == NO_SEED else a).index
+    lost, seeds = [_lost(record, metric, c) for c in (better, other)], (b if a.index[0] == NO_SEED else a).index
     return replace(paired_by_scene, lost=tuple(max(by_seed.get(s, 0.0) for by_seed in lost) for s in seeds))
 
 
@@ -777,9 +781,9 @@ def _as_many(a, b):
     return [pd.DataFrame([part.mean(0) for part in shares(v)], columns=v.columns) for v in (a, b)]
 
 
-def _lost(record, unit, c):
+def _lost(record, metric, c):
     "Seed -> share of what could not be read; a driver's answers can always be read."
-    return {} if c.play == DRIVER else dict(zip(record.ran[c.arm], record.numbers(c, unit.lost), strict=True))
+    return {} if c.play == DRIVER else dict(zip(record.ran[c.arm], record.numbers(c, metric.lost), strict=True))
 
 
 def words_of(study: Study, claim: Claim) -> str:
@@ -827,9 +831,9 @@ def compared(record: Record, study: Study, claims: Iterable[Claim], family: bool
         DataFrame: where, unit, and the columns of COMPARED; then one for each word of FAMILY
     """
     claims = list(claims)
-    differences = [difference(record, study, c.unit, c.better, c.other) for c in claims]
+    differences = [difference(record, study, c.metric, c.better, c.other) for c in claims]
     rows = [
-        dict(where=c.where, unit=c.unit.name) | paired_row(words_of(study, c), d)
+        dict(where=c.where, unit=c.metric.name) | paired_row(words_of(study, c), d)
         for c, d in zip(claims, differences, strict=True)
     ]
     table = framed(rows, ["where", "unit", *COMPARED])
