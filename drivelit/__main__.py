@@ -22,9 +22,9 @@ from typing import Any
 import click
 
 from . import __version__
-from .scene.extras import MissingExtra
+from .scene.extras import MissingExtra, missing_extra
 from .scene.files import RunError, json_line
-from .scene.processes import follow_parent, set_aside
+from .scene.processes import follow_parent, keep_memory, set_aside
 from .runs.launch import launch, serve_commands
 from .runs.memory import check_memory, stages_memory
 from .runs.parameters import checked_cluster
@@ -470,6 +470,7 @@ def _stage(system, out, stage, seed, profile, pairs):
         _until_there(Path(out) / "run.json")
     if (was := run_profile(out).system) != system:
         raise RunError(f"{out} holds a run of {was}, not of {system}")
+    keep_memory()
     with set_aside():
         result = stages.work(out, stage, seed)
     if os.environ.get("RANK", "0") == "0":
@@ -510,6 +511,10 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {e.format_message()}{help_of}", file=sys.stderr)
     except (MissingExtra, ProfileError, RunError) as e:
         print(f"error: {e}", file=sys.stderr)
+    except ModuleNotFoundError as e:
+        if not (sentence := missing_extra(e)):
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
     return 2
 
 # %% ../nbs/42_runs/60_command.ipynb #c356bf11

@@ -43,7 +43,7 @@ from drivelit.training.checkpoints import (
     wait_for_all,
 )
 from ..scene.files import RunError
-from ..training.sft import IGNORE, encode_row, keep_memory
+from ..training.sft import IGNORE, encode_row
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #ac2bfe19
 class _Made(Sequence):
@@ -470,7 +470,6 @@ def imitate(
     order: str = "together",
 ) -> tuple[Experts, list[dict[str, float]]]:
     "Train both experts and their decoders, from a checkpoint in `out` if there is one; on several GPUs, too."
-    keep_memory()
     if order == "stages" and not len(known.asked):
         raise RunError("sft_order: the first of the stages learns from questions, and the rows have none")
     log, start_step, step_count = [], 0, steps * (3 if order == "stages" else 1)

@@ -38,7 +38,6 @@ from ..scene.core import Scene
 from ..scene.routes import Route, read_routes
 from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics
 from ..training.ppo import gae, normalised, ppo_loss
-from ..training.sft import keep_memory
 from ..training.throughput import give_back_memory
 from ..scene.files import RunError, hold, sha256, whole_file, write_json, write_text
 from ..scene.processes import begin_worker, fork_server
@@ -655,7 +654,6 @@ def reinforce(
     if profile.algorithm == "grpo" and profile.simulators != NONE:
         raise RunError("algorithm: a group starts from one state, and CARLA cannot be put back; simulators = none")
     out = Path(out)
-    keep_memory()
     with hold(out, f"the run in {out}"):
         _routes(out, scenes)
         if last_checkpoint(out) is None:

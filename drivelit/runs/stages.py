@@ -41,7 +41,7 @@ from ..scene.core import Scene, SceneError, from_json
 from ..scene.extras import import_large
 from ..scene.town import scenes as toy_scenes
 from ..scene.files import RunError, hold, in_archive, make_folder, owner_of, sha256, whole_file, write_json
-from ..scene.processes import Workers, fork_server, set_aside
+from ..scene.processes import Workers, fork_server, keep_memory, set_aside
 from ..policy.text import nearest
 from .memory import check_memory
 from .profiles import Profile, find_system, missing_packages
@@ -757,6 +757,7 @@ def work_logged(stages: "Stages", out: str | Path, stage: str, seed: int) -> dic
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", buffering=1) as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
         try:
+            keep_memory()
             stages.function(stage)  # brings the libraries, which are set aside
             with set_aside(for_good=True):
                 return stages.work(out, stage, seed)

@@ -5,12 +5,10 @@
 # %% auto #0
 __all__ = ['IGNORE', 'LOW', 'RENAMED', 'check_row', 'encode_row', 'EncodedRows', 'batches', 'Size', 'outlines', 'estimate_length',
            'estimate_lengths', 'Spans', 'check_spans', 'collator', 'try_longest', 'labelled_only', 'fp32_masters',
-           'freeze_vision', 'keep_memory', 'SafeTrainer', 'states_of', 'OrderedSFTTrainer', 'check_policy',
-           'trl_config', 'memory_settings', 'finish', 'candidate', 'Candidates', 'TuningConfig', 'sft_config',
-           'train_sft']
+           'freeze_vision', 'SafeTrainer', 'states_of', 'OrderedSFTTrainer', 'check_policy', 'trl_config',
+           'memory_settings', 'finish', 'candidate', 'Candidates', 'TuningConfig', 'sft_config', 'train_sft']
 
 # %% ../../nbs/40_training/10_sft.ipynb #b311578e
-import ctypes
 import inspect
 import os
 import re
@@ -19,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -347,25 +345,12 @@ def freeze_vision(policy: Policy, frozen: bool) -> Policy:
         p.requires_grad_(not (frozen and ".visual." in f".{name}"))
     return policy
 
-# %% ../../nbs/40_training/10_sft.ipynb #0516185a
-@cache
-def keep_memory() -> bool:
-    """From now on this process keeps the memory that it frees, for its next use; numbers stay the same.
-
-    Returns:
-        whether the C library is one that can be told so: glibc
-    """
-    tell = getattr(ctypes.CDLL(None), "mallopt", None)
-    trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h; a block of more than 1 GB is given back
-    return tell is not None and all(tell(option, 2**30) == 1 for option in (trim, mmap))
-
 # %% ../../nbs/40_training/10_sft.ipynb #73c1879e
 class SafeTrainer:
     "What our trainers share: fp32 master weights, weights that come back on resuming, no stock model card."
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         "Train; while it lasts, the trained weights are fp32."
-        keep_memory()
         with fp32_masters(self.model) as self.came_in:
             return super().train(*args, **kwargs)
 
