@@ -67,7 +67,14 @@ TRAIN = ("accelerate", "datasets", "peft", "safetensors", "tokenizers", "torch",
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
-    "What a command says of a package of the extra `train`; None of another module."
+    """What a command says of a package of the extra `train` that is missing.
+
+    Args:
+        error: of an import
+
+    Returns:
+        MissingExtra whose sentence says what to install; None of another module
+    """
     if (error.name or "").partition(".")[0] not in TRAIN:
         return None
     hint = 'what learns or runs a model needs: pip install "drivelit[train]"'
