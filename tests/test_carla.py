@@ -35,12 +35,12 @@ here = os.environ["HERE"]
 open(f"{{here}}/starts", "a").write(f"{{port}} {{' '.join(sys.argv[1:])}}\\n")
 mode = os.environ["MODE"]
 if mode == "deaf":
-    time.sleep(60)
+    time.sleep(600)
 code = '''
 import socket, sys, time
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(0)
-end = time.time() + 60
+end = time.time() + 600
 while time.time() < end:
     s.accept()[0].close() if sys.argv[2] != "stuck" else time.sleep(1)
 '''
@@ -52,7 +52,7 @@ if mode == "crashes":
     sys.exit(139)
 child.wait()
 if mode == "hangs":
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -92,7 +92,7 @@ def serve(tmp_path):
             p.wait(30)
 
 
-def until(fact, seconds=300.0):
+def until(fact, seconds=1800.0):
     "What a function gives as soon as that is true."
     end = time.monotonic() + seconds
     while not (out := fact()):
@@ -277,7 +277,7 @@ def reinforced(out, client, simulators, routes, collectors):
     paths = os.pathsep.join([str(client), str(ROOT)])
     env = os.environ | dict(PYTHONPATH=paths, HERE=str(client), OMP_NUM_THREADS="1")
     stage = [sys.executable, "-m", "drivelit", "stage", "minddrive", str(out), "rl"]
-    ended = subprocess.run(stage, env=env, capture_output=True, text=True, timeout=900)
+    ended = subprocess.run(stage, env=env, capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stderr[-3000:]
     asked = [tuple(line.split()) for line in (client / "asked").read_text().splitlines()]
     (client / "asked").unlink()

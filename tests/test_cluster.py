@@ -96,7 +96,7 @@ def on_save(self, *args, **how):
 
 SafeCheckpoints.on_save = on_save
 """
-HANG = 600  # seconds; ends a test that hangs, and nothing else
+HANG = 1800  # seconds; ends a test that hangs, and nothing else
 
 
 PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")

@@ -20,7 +20,7 @@ def test_the_lines_for_trl_train_and_leave_a_policy(tmp_path):
     assert len([line for line in code.splitlines() if line]) <= 10
     env = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-2000:]
     before, after = load_policy("mtdrive"), load_policy(tmp_path / "runs/trl/checkpoint-2")

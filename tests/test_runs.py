@@ -67,7 +67,7 @@ while helps and os.path.exists(os.path.join(os.path.dirname(__file__), "shut")):
     time.sleep(0.01)
 """
 LEFT, RIGHT = ([dict(step=k, value=(7 * k + n) % 11) for k in range(40)] for n in (len("left"), len("right")))
-HANG = 300  # seconds; ends a test that hangs, and nothing else
+HANG = 1800  # seconds; ends a test that hangs, and nothing else
 
 
 @pytest.fixture

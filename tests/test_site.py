@@ -16,7 +16,7 @@ import site_pages  # noqa: E402
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "pages"
-    subprocess.run([sys.executable, ROOT / "ci" / "site_pages.py", folder], check=True, timeout=300)
+    subprocess.run([sys.executable, ROOT / "ci" / "site_pages.py", folder], check=True, timeout=1800)
     return folder
 
 
