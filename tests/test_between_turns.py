@@ -55,7 +55,7 @@ def test_limit_of_the_paper_s_profile_reaches_all_who_play(gb, limit, spied, tin
     by_policy(tiny, None, None, memory=profile.kept_bytes)
     assert spied == [limit] * 4
     args = rl_config(
-        tmp_path, steps=1, batch=1, group=2, **dict(kv_memory=rl_options(profile)["kv_memory"], use_cpu=True)
+        tmp_path, steps=1, batch=1, num_generations=2, **dict(kv_memory=rl_options(profile)["kv_memory"], use_cpu=True)
     )
     assert args.kv_memory == gb
     trainer = trained(tiny, args)
@@ -96,6 +96,6 @@ def _names(call):
 def test_who_makes_an_engine_of_a_profile_passes_its_limit():
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
     calls = [n for t in trees for n in ast.walk(t) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    playing = [c for c in calls if c.func.id in PLAY and "together" in _names(c)]
+    playing = [c for c in calls if c.func.id in PLAY and "max_num_seqs" in _names(c)]
     assert len(playing) >= 8
     assert [ast.unparse(c) for c in playing if not {"kept_bytes", "kv_memory"} & _names(c)] == []

@@ -264,8 +264,10 @@ WAY = """<route id="{}" town="Town01"><waypoints><position x="10.0" y="0.0" z="0
 
 def reinforced(out, client, simulators, routes, collectors):
     "The stage `rl` of a tiny run, in a process of its own, from experts that have learnt nothing; what it has found."
-    # rl_lr = 0: what is compared is the driving, not what is learnt from it
-    keys = dict(simulators=simulators, routes=str(routes), collectors=collectors, rollouts=2, rl_lr=0.0, workers=1)
+    # rl_learning_rate = 0: what is compared is the driving, not what is learnt from it
+    keys = dict(
+        simulators=simulators, routes=str(routes), collectors=collectors, rollouts=2, rl_learning_rate=0.0, workers=1
+    )
     profile = load_profile("minddrive", "smoke", eval_scenes=2, eval_rounds=1, **keys)
     start(out, profile)
     short = make_route("cruise", 1)

@@ -217,7 +217,7 @@ def patient(system):
 
 def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
     "And a token reaches a stage in a task and one of two workers; Ray's files about workers show other variables."
-    profile = load_profile("mtdrive", "smoke", rl_gpus=2, together=1)
+    profile = load_profile("mtdrive", "smoke", rl_gpus=2, max_num_seqs=1)
     alone = far().run(start(tmp_path / "alone", profile), workers=0)
     monkeypatch.setenv("DRIVELIT_KILLED", "1")
     monkeypatch.setenv("HF_TOKEN", "hf_nobody_may_read_this")
@@ -267,7 +267,7 @@ def test_a_killed_node_costs_the_parts_under_way(nodes, tmp_path, monkeypatch):
 def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
     "Two data sets and a tuned model, made on a cluster whose machine dies during the tuning: all equals the laptop's."
     stages = find_system("mtdrive").stages
-    profile = load_profile("mtdrive", "smoke", model="base", train_scenes=16, eval_scenes=4, save_every=1)
+    profile = load_profile("mtdrive", "smoke", model="base", train_scenes=16, eval_scenes=4, save_steps=1)
     alone, out = start(tmp_path / "alone", profile), start(tmp_path / "run", profile)
     stages.run(alone, stages=["data_two"], workers=1)
     tuned = stages.folder(out, "sft_single")
@@ -291,7 +291,7 @@ def test_the_smoke_run_loses_its_machine(nodes, tmp_path):
 def test_reinforcement_on_two_machines_is_that_of_the_printed_line(nodes, tmp_path):
     "MindDriver's first stage by torchrun as `plan` says it, and on a cluster that loses one of its two machines."
     stages = find_system("minddriver").stages
-    profile = load_profile("minddriver", "smoke", model="base", start="packed", rl_gpus=2, rl_steps=3, save_every=1)
+    profile = load_profile("minddriver", "smoke", model="base", start="packed", rl_gpus=2, rl_steps=3, save_steps=1)
     printed, out = start(tmp_path / "printed", profile), tmp_path / "run"
     stages.run(printed, stages=["sft"], workers=1)
     shutil.copytree(printed, out)
@@ -317,7 +317,7 @@ def test_a_rehearsal_on_two_machines(nodes, tmp_path):
     "AutoDrive-P3 at the paper's size but for its counts: tuning and reinforcement by two workers, each on its machine."
     machines(nodes, 3)  # and one for what a stage does alone
     more = ("--cluster", nodes.address, "--devices", "2")
-    keys = dict(teacher="scripted", new_tokens=24)
+    keys = dict(teacher="scripted", max_new_tokens=24)
     code, told, page = rehearse(tmp_path, "autodrive_p3.navsim", "navsim", ["rl"], "ray", more=more, **keys)
     all_ran(told, page)
     assert code == 0 and [told["stages"][s]["processes"] for s in ("sft", "rl")] == [2, 2], page

@@ -151,7 +151,7 @@ from drivelit.mtdrive.profile import MTDriveProfile
 from drivelit.policy.model import load_policy
 from drivelit.runs.profiles import load_profile
 from drivelit.scene.town import scenes
-profile = load_profile(MTDriveProfile, "smoke", new_tokens=4, turns=1)
+profile = load_profile(MTDriveProfile, "smoke", max_new_tokens=4, turns=1)
 policy = load_policy("toy", text=kit_text(), fixed=fixed_parts())
 assert len(play(policy, scenes(1), profile)) == 1
 """

@@ -48,7 +48,9 @@ def refused(profile):
 @pytest.mark.parametrize("gpus", [0, 1, 2, 3, 8, 24])
 def test_plan_refuses_the_updates_that_reinforcement_refuses(gpus, tmp_path):
     for batch, mini, group, micro in itertools.product((8, 12, 24), (4, 8, 12), (2, 3, 8), (0, 1, 3)):
-        sizes = dict(rl_batch=batch, rl_mini_batch=mini, group=group, micro_batch=micro, rl_gpus=gpus)
+        sizes = dict(
+            rl_batch=batch, rl_mini_batch=mini, num_generations=group, per_device_train_batch_size=micro, rl_gpus=gpus
+        )
         profile = MTDriveProfile("mine", **sizes)
         args = made(rl_config, gpus, tmp_path, rl_options(profile))
         assert refused(profile) == (args is None), sizes
@@ -60,7 +62,7 @@ def test_plan_refuses_the_updates_that_reinforcement_refuses(gpus, tmp_path):
 @pytest.mark.parametrize("gpus", [0, 1, 2, 3, 8, 24])
 def test_plan_refuses_the_batches_that_tuning_refuses(gpus, tmp_path):
     for batch, micro in itertools.product((8, 12, 24, 30), (0, 1, 3, 4)):
-        profile = MTDriveProfile("mine", sft_batch=batch, micro_batch=micro, sft_gpus=gpus)
+        profile = MTDriveProfile("mine", sft_batch=batch, per_device_train_batch_size=micro, sft_gpus=gpus)
         args = made(sft_config, gpus, tmp_path, sft_options(profile))
         assert refused(profile) == (args is None), (batch, micro)
         if args:
@@ -69,13 +71,15 @@ def test_plan_refuses_the_batches_that_tuning_refuses(gpus, tmp_path):
 
 
 def test_groups_of_an_ablation_are_shared_out_too():
-    whole = dict(rl_batch=8, rl_mini_batch=8, group=8, rl_gpus=64)
+    whole = dict(rl_batch=8, rl_mini_batch=8, num_generations=8, rl_gpus=64)
     assert not refused(P3Profile("mine", group_small=8, **whole)) and refused(P3Profile("mine", group_small=4, **whole))
 
 
 @pytest.mark.parametrize("scenes, epochs", [(1, 0.5), (5, 1), (64, 1), (130, 1.5), (10_830, 1), (19_030, 15)])
 def test_plan_and_reinforcement_count_the_same_updates(scenes, epochs, tmp_path):
-    profile = MTDriveProfile("mine", rl_steps=0, rl_epochs=epochs, rl_scenes=scenes, rl_batch=64, rl_mini_batch=16)
+    profile = MTDriveProfile(
+        "mine", rl_steps=0, rl_num_train_epochs=epochs, rl_scenes=scenes, rl_batch=64, rl_mini_batch=16
+    )
     args = settle(rl_config(tmp_path, **rl_options(profile), use_cpu=True), scenes)
     assert args.max_steps == profile.updates("grpo", "rl")["rl"] == steps(profile)["rl_updates"]
     twice = settle(rl_config(tmp_path, **rl_options(profile, 2), use_cpu=True), scenes)

@@ -177,7 +177,7 @@ def runs(tmp_path_factory):
     asked = dict(eval_scenes=2, vqa_share=1.0, data_vqa=0, vqa_asks=1, cluster_by="thumbnails", reviewer="none")
     asking = load_profile("driveagent", "smoke", source=str(there / "source"), **asked)
     for n in (FEW, MANY):
-        run = replace(profile, train_scenes=n, together=100, turns=6, rl_scenes=n // 2)
+        run = replace(profile, train_scenes=n, max_num_seqs=100, turns=6, rl_scenes=n // 2)
         write_scenes(start(there / str(n), run), run)
         run = replace(asking, train_scenes=n)
         write_scenes(start(there / f"pairs-{n}", run), run)

@@ -26,10 +26,10 @@ package = drivelit.oneword
 
 [oneword.smoke]
 tokens = 200
-new_tokens = 4
+max_new_tokens = 4
 train_scenes = 8
 eval_scenes = 4
-sft_steps = 2
+sft_max_steps = 2
 sft_batch = 4
 rl_scenes = 4
 rl_steps = 1

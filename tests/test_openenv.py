@@ -89,7 +89,7 @@ def ask(socket, message):
 
 def test_the_same_words_earn_the_same_as_in_our_rollout(url):
     policy = load_policy("mtdrive")
-    limits = dict(max_turns=6, max_new_tokens=150, max_tokens=3000)
+    limits = dict(max_turns=6, max_new_tokens=150, max_length=3000)
     which = [0, 1, 2, 3, 3, 4, 5, 5]
     played = rollout(
         TransformersEngine(policy), policy, TASK, [SOME[k] for k in which], seed=1, temperature=0.9, **limits

@@ -145,7 +145,16 @@ def test_evaluation_computes_what_the_trainer_plays(tmp_path):
     profile = load_profile("mtdrive", "smoke", precision="bf16")
     policy = load("toy", profile)
     policy.save(tmp_path / "policy")
-    own = dict(steps=1, batch=2, group=2, max_new_tokens=8, max_turns=2, use_cpu=True, report_to="none", lr=1e-5)
+    own = dict(
+        steps=1,
+        batch=2,
+        num_generations=2,
+        max_new_tokens=8,
+        max_turns=2,
+        use_cpu=True,
+        report_to="none",
+        learning_rate=1e-5,
+    )
     args = rl_config(tmp_path / "run", bf16=True, beta=0.0, seed=3, **own)
     trainer = TurnGRPOTrainer(policy, Paid(), ["one", "two"], args, lambda r, g: r)
     trained = trainer.play(SCENES)
@@ -229,13 +238,22 @@ def test_batches_of_an_update_wait_on_the_cpu(tmp_path):
 
     rows = [dict(messages=[dict(role="user", content="Yes?"), dict(role="assistant", content="No.")], images=[])] * 4
     policy = load_policy("toy", size="tiny")
-    train_sft(policy, rows, tmp_path / "run", steps=1, batch=4, micro_batch=1, callbacks=[Look()], report_to="none")
+    train_sft(
+        policy,
+        rows,
+        tmp_path / "run",
+        max_steps=1,
+        batch=4,
+        per_device_train_batch_size=1,
+        callbacks=[Look()],
+        report_to="none",
+    )
     assert seen == [None]  # accelerate would move each as soon as it is collected
 
 
 def test_memory_is_handed_over_where_play_and_update_alternate(tmp_path):
     policy, events = load_policy("toy", size="tiny"), []
-    own = dict(steps=1, batch=2, group=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
+    own = dict(steps=1, batch=2, num_generations=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
     trainer = TurnGRPOTrainer(policy, Paid(), ["one", "two"], rl_config(tmp_path, beta=0.0, **own), lambda r, g: r)
 
     def give(device):
@@ -256,7 +274,7 @@ def test_memory_is_handed_over_where_play_and_update_alternate(tmp_path):
 
 def test_weights_for_players_lie_in_shared_memory(tmp_path):
     policy = load_policy("toy", size="tiny")
-    own = dict(steps=1, batch=2, group=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
+    own = dict(steps=1, batch=2, num_generations=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
     with throughput.Players(print, 1) as players:
         kind_of = type("Streams", (throughput.StreamsEpisodes, TurnGRPOTrainer), dict(players=players))
         trainer = kind_of(policy, Paid(), ["one", "two"], rl_config(tmp_path, beta=0.0, **own), lambda r, g: r)

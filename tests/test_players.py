@@ -22,7 +22,17 @@ from drivelit.scene.town import scenes as town
 from drivelit.training.checkpoints import read_metrics
 from drivelit.training.turn_grpo import train_rl
 
-SETTINGS = dict(steps=3, batch=2, group=2, lr=1e-2, beta=0.05, micro_batch=2, seed=1, max_new_tokens=6, save_steps=1)
+SETTINGS = dict(
+    steps=3,
+    batch=2,
+    num_generations=2,
+    learning_rate=1e-2,
+    beta=0.05,
+    per_device_train_batch_size=2,
+    seed=1,
+    max_new_tokens=6,
+    save_steps=1,
+)
 
 
 class Count(Task):

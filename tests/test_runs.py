@@ -213,7 +213,7 @@ def test_a_key_that_is_no_longer_read_is_found():
     for read, keys in {
         "profile.plays": {"eval_temperature", "eval_play"},
         "profile.sft_warm_lr": {"sft_warm_lr"},
-        "rl_options(profile)": {"kl", "rl_lr", "group", "std"},
+        "rl_options(profile)": {"beta", "rl_learning_rate", "num_generations", "std"},
     }.items():
         assert read in text and keys <= read_keys(cls, [text])
         assert not keys & read_keys(cls, [text.replace(read, "something_else")])

@@ -144,7 +144,7 @@ def test_no_picture_is_opened_before_the_first_batch(tmp_path, monkeypatch):
     opened, read = [], Picture._read
     monkeypatch.setattr(Picture, "_read", lambda self: opened.append(self.name) or read(self))
     rows, watch = read_rows(write_rows(rows_with_pictures(300), tmp_path / "rows.parquet")), Opened(opened)
-    train_sft(load_policy("toy", size="tiny"), rows, tmp_path / "run", steps=3, batch=8, callbacks=[watch])
+    train_sft(load_policy("toy", size="tiny"), rows, tmp_path / "run", max_steps=3, batch=8, callbacks=[watch])
     assert watch.counts[0] == 0
     assert 8 <= watch.counts[1] <= 16 and len(opened) == 24  # a batch, and perhaps the one that is made meanwhile
 
@@ -157,9 +157,9 @@ from drivelit.policy.model import load_policy
 from drivelit.training.sft import train_sft
 
 policy, here = load_policy("toy", size="tiny"), Path(sys.argv[1])
-train_sft(policy, read_rows(here / sys.argv[2])[:40], here / "warm", steps=2, batch=8)
+train_sft(policy, read_rows(here / sys.argv[2])[:40], here / "warm", max_steps=2, batch=8)
 Path("/proc/self/clear_refs").write_text("5")  # forget the peak
-train_sft(policy, read_rows(here / sys.argv[2]), here / sys.argv[2].split(".")[0], steps=2, batch=8)
+train_sft(policy, read_rows(here / sys.argv[2]), here / sys.argv[2].split(".")[0], max_steps=2, batch=8)
 lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print("peak", lines["VmHWM"].split()[0])
 """
@@ -305,7 +305,7 @@ def run(kind, out, stop):
         except Killed:
             return None
     policy = load_policy(here / "start", dtype="bfloat16" if kind == "bf16" else "float32")
-    how = KINDS[kind] | dict(sharding=True, callbacks=[Stop()] if stop else [], steps=4, save_steps=2, lr=1e-3)
+    how = KINDS[kind] | dict(sharding=True, callbacks=[Stop()] if stop else [], save_steps=2, learning_rate=1e-3)
     if kind == "adapters":
         how["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     if out.name == "minutes":
@@ -314,12 +314,12 @@ def run(kind, out, stop):
         if kind in ("rl", "held", "served"):
             tied = dict(reference_every=1) if kind == "rl" else dict(reference=elsewhere())
             engine = Served(policy) if kind == "served" else Scripted(policy)
-            some = dict(micro_batch=2, sampling_bound=0.0) if kind == "served" else {}
-            how |= dict(engine=engine, batch=2, group=4, beta=0.04) | tied | some
-            turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", max_turns=1, **how)
+            some = dict(per_device_train_batch_size=2, sampling_bound=0.0) if kind == "served" else {}
+            how |= dict(engine=engine, batch=2, num_generations=4, beta=0.04) | tied | some
+            turn_grpo.train_rl(policy, Digits(), list(range(8)), out / kind, "turn", steps=4, max_turns=1, **how)
         else:
             rows = [dict(messages=[*ask(""), says("assistant", f"{k}.{k}{k}")], images=[picture]) for k in range(8)]
-            sft.train_sft(policy, rows, out / kind, batch=4, logging_steps=1, **how)
+            sft.train_sft(policy, rows, out / kind, max_steps=4, batch=4, logging_steps=1, **how)
     except Killed:
         pass
 
@@ -550,13 +550,13 @@ def test_shards_and_whole_weights_are_not_mixed_up(groups, tmp_path):
     shutil.copytree(groups / "2" / "sft", tmp_path / "run")
     rows = [dict(messages=[says("user", "?"), says("assistant", f"{k}")], images=[]) for k in range(8)]
     with pytest.raises(ValueError, match="checkpoint-4 is in shards, and this run does not share its weights out: "):
-        train_sft(load_policy("toy", size="tiny"), rows, tmp_path / "run", steps=6, batch=4)
+        train_sft(load_policy("toy", size="tiny"), rows, tmp_path / "run", max_steps=6, batch=4)
 
 
 @pytest.mark.parametrize("kind", ["sft", "rl"])
 def test_the_plan_knows_the_bytes_of_a_checkpoint_in_shards(groups, kind):
     "Its tensors to one in a thousand; and of its files each has a frame, which is large for the toy's small slices."
-    profile = load_profile("mtdrive", "smoke", sharding=True, kl=0.04, reference_every=int(kind == "rl"))
+    profile = load_profile("mtdrive", "smoke", sharding=True, beta=0.04, reference_every=int(kind == "rl"))
     told = checkpoint_bytes(profile, kind, load_policy(groups / "2" / "sft" / "final").model.config)
     for part, name in dict(weights="pytorch_model_fsdp_0", adam="optimizer_0", reference="reference_0").items():
         folder = groups / "2" / kind / "checkpoint-4" / name
@@ -572,7 +572,7 @@ def test_the_plan_knows_the_bytes_of_a_checkpoint_in_shards(groups, kind):
 def test_the_plan_knows_the_bytes_of_a_whole_checkpoint(tmp_path):
     policy = load_policy("toy", size="tiny")
     rows = list(rows_with_pictures(4))
-    train_sft(policy, rows, tmp_path, steps=1, batch=4)
+    train_sft(policy, rows, tmp_path, max_steps=1, batch=4)
     told = checkpoint_bytes(load_profile("mtdrive", "smoke"), "sft", policy.model.config)
     for part, name in dict(weights="model.safetensors", adam="optimizer.pt").items():
         assert (tmp_path / "checkpoint-1" / name).stat().st_size == pytest.approx(told[part], rel=0.03), part

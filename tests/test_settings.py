@@ -28,7 +28,7 @@ from drivelit.training.sft import sft_config, train_sft
 from drivelit.training.turn_grpo import TurnGRPOConfig, rl_config, train_rl
 
 SYSTEMS = list(systems())
-CHOICES = dict(sft_schedule="linear", attn_implementation="eager", report_to="tensorboard")
+CHOICES = dict(sft_lr_scheduler_type="linear", attn_implementation="eager", report_to="tensorboard")
 REINFORCED = [s for s in SYSTEMS if "epsilon" in find_system(s).profile_class.keys()]  # by TRL's trainer
 
 
@@ -54,10 +54,10 @@ def calls(system, name):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_supervised_tuning_is_told(system, tmp_path):
     for warmup, asked in ((0.25, 2), (3.0, 3)):  # a share of eight updates, and updates
-        key = "warm_warmup" if system == "minddrive" else "sft_warmup"
+        key = "warm_warmup" if system == "minddrive" else "sft_warmup_steps"
         profile = load_profile(system, "smoke", **CHOICES, **{key: warmup})
-        given = sft_options(profile) | (dict(warmup=profile.warm_warmup) if system == "minddrive" else {})
-        args = sft_config(tmp_path, **of_trl(given, train_sft) | dict(steps=8), use_cpu=True)
+        given = sft_options(profile) | (dict(warmup_steps=profile.warm_warmup) if system == "minddrive" else {})
+        args = sft_config(tmp_path, **of_trl(given, train_sft) | dict(max_steps=8), use_cpu=True)
         assert (args.lr_scheduler_type, args.get_warmup_steps(8), args.report_to) == ("linear", asked, ["tensorboard"])
     assert all(any("sft_options(profile" in text for text in given) for given in calls(system, "train_sft"))
     assert calls(system, "train_sft")
@@ -65,7 +65,7 @@ def test_supervised_tuning_is_told(system, tmp_path):
 
 @pytest.mark.parametrize("system", REINFORCED)
 def test_reinforcement_is_told(system, tmp_path):
-    more = dict(rl_schedule="constant_with_warmup", rl_warmup=0.5, epsilon=0.1, epsilon_high=0.3)
+    more = dict(rl_lr_scheduler_type="constant_with_warmup", rl_warmup_steps=0.5, epsilon=0.1, epsilon_high=0.3)
     given = rl_options(load_profile(system, "smoke", **CHOICES, **more))
     args = rl_config(tmp_path, **of_trl(given, train_rl) | dict(steps=4), use_cpu=True)
     assert (args.lr_scheduler_type, args.get_warmup_steps(4), args.report_to) == (
@@ -82,10 +82,7 @@ def test_reinforcement_is_told(system, tmp_path):
 
 
 OPTIONS = dict(sft=sft_options, rl=rl_options)
-OTHERWISE = dict(  # key -> the setting that it is called otherwise
-    sft=dict(sft_lr="lr", save_every="save_steps", tokens="max_length", precision="bf16"),
-    rl=dict(kl="beta", save_every="save_steps", tokens="max_tokens", new_tokens="max_new_tokens", precision="bf16"),
-)
+OTHERWISE = dict(precision="bf16")  # key -> the setting that it is called otherwise
 
 
 def other(key, value):
@@ -111,9 +108,11 @@ def test_a_key_goes_to_one_setting(system, kind):
         moved = [name for name in after if after[name] != before[name]]
         assert len(moved) <= 1 and after.keys() == before.keys(), (key, moved)
         reached |= {k: moved[0] for k in (key,) if moved}
-        if moved and key not in ("save_every", "precision"):
+        if moved and key not in ("save_steps", "precision"):
             assert after[moved[0]] == value, key
-    assert reached == named(type(profile), kind) | OTHERWISE[kind]
+    want = named(type(profile), kind) | OTHERWISE
+    want.pop("sft_num_train_epochs", None)  # beside updates it is 0 and not read
+    assert reached == want
     assert len(set(reached.values())) == len(reached)  # no two keys for one
 
 
@@ -121,20 +120,24 @@ def test_a_key_goes_to_one_setting(system, kind):
 def test_a_configuration_has_the_numbers_of_its_profile(name, tmp_path):
     system, _, profile = name.partition(".")
     profile = load_profile(system, profile)
-    given = sft_options(profile, steps=8)
+    given = sft_options(profile, max_steps=8)
     made = [(given, sft_config(tmp_path, **given, use_cpu=True))]
     if system in REINFORCED:
         made.append((rl_options(profile), rl_config(tmp_path, **rl_options(profile), use_cpu=True)))
     for options, args in made:
         its = {f.name for f in fields(args)} - {"report_to", "save_steps"}  # one is made a list, one counts updates
+        its -= {k for k in ("num_train_epochs",) if not options.get(k)}  # by updates
+        most = options["per_device_train_batch_size"]  # and no more than a device has
+        assert not most or args.per_device_train_batch_size <= most
+        its -= {"per_device_train_batch_size"}
         assert {k: getattr(args, k) for k in options if k in its} == {k: v for k, v in options.items() if k in its}
-        assert (args.learning_rate, args.warmup_steps) == (options["lr"], options["warmup"])
+        assert (args.learning_rate, args.warmup_steps) == (options["learning_rate"], options["warmup_steps"])
 
 
 def test_a_profile_and_a_trainer_have_the_same_defaults(tmp_path):
     mine = Profile("mine")
     for options, make, needed in (
-        (sft_options(mine), sft_config, dict(steps=mine.sft_steps)),
+        (sft_options(mine), sft_config, dict(max_steps=mine.sft_max_steps)),
         (rl_options(mine), rl_config, dict(steps=mine.rl_steps, batch=mine.rl_batch)),
     ):
         a, b = (make(tmp_path, **given, use_cpu=True) for given in (options, needed))
@@ -165,7 +168,7 @@ def test_the_attention_kernel_is_the_profiles(system):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_plan_shows_them_and_refuses_others(system):
     page = preview(load_profile(system, "smoke"))
-    for name in ("sft_schedule", "sft_warmup", "attn_implementation", "report_to"):
+    for name in ("sft_lr_scheduler_type", "sft_warmup_steps", "attn_implementation", "report_to"):
         assert f"\n  {name} " in page
     for name in CHOICES:
         with pytest.raises(ProfileError, match=f"{name} = 'nothing' is none of "):

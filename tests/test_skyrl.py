@@ -72,7 +72,7 @@ def test_the_registry_makes_it_and_it_is_of_the_base_class():
 
 def test_the_same_words_earn_the_same_as_in_our_rollout():
     policy, lengths = load_policy("mtdrive"), []
-    limits = dict(max_turns=TASK.max_turns, max_new_tokens=2000, max_tokens=30000)
+    limits = dict(max_turns=TASK.max_turns, max_new_tokens=2000, max_length=30000)
     for k, scene in enumerate(SOME):
         (episode,) = rollout(Said(policy, WORDS[k]), policy, TASK, [scene], **limits)
         steps, metrics = play(k)

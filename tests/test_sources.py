@@ -113,4 +113,4 @@ def test_the_check_sees_a_number_that_is_not_there():
     assert places("paper A.3.1, A.4") == ["A.3.1", "A.4"] and places("paper 3.3, eq. 2") == ["3.3", "eq. 2"]
     assert places("MTDrive table 1, row **; row * is kinematic") == ["table 1"]
     assert not stands("sft_candidates", "4", known["4.3"]) and not stands("gpu_memory", "80", known["4.1"])
-    assert stands("sft_batch", "128", known["4.1"]) and stands("sft_lr", "4e-5", known["4.1"])
+    assert stands("sft_batch", "128", known["4.1"]) and stands("sft_learning_rate", "4e-5", known["4.1"])

@@ -45,9 +45,9 @@ def train(what, out, **more):
     policy = load_policy("toy", size="tiny")
     if what == "sft":
         rows = [dict(messages=[says("user", f"Predict {k}"), says("assistant", f"{k}.{k}{k}")]) for k in range(24)]
-        return train_sft(policy, rows, out, steps=30, lr=1e-3, batch=8, save_steps=10, seed=3, **more)
-    played = dict(steps=7, batch=2, group=4, save_steps=2, max_turns=2, max_new_tokens=6, reference_every=3)
-    return train_rl(policy, Echo(), list(range(6)), out, "turn", lr=1e-3, seed=3, **played, **more)
+        return train_sft(policy, rows, out, max_steps=30, learning_rate=1e-3, batch=8, save_steps=10, seed=3, **more)
+    played = dict(steps=7, batch=2, num_generations=4, save_steps=2, max_turns=2, max_new_tokens=6, reference_every=3)
+    return train_rl(policy, Echo(), list(range(6)), out, "turn", learning_rate=1e-3, seed=3, **played, **more)
 
 
 def metrics(out):

@@ -107,7 +107,7 @@ class Said:
 def ours(words):
     "What our rollout gives for the same words."
     policy = load_policy("mtdrive")
-    limits = dict(max_turns=3, max_new_tokens=2000, max_tokens=9000)
+    limits = dict(max_turns=3, max_new_tokens=2000, max_length=9000)
     return [rollout(Said(policy, w), policy, TASK, [s], **limits)[0] for s, w in zip(SOME, words, strict=True)]
 
 

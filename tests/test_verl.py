@@ -136,7 +136,7 @@ def test_the_reward_manager_gives_our_reward(policy, data):
 
 
 def test_the_agent_loop_earns_what_our_rollout_earns_from_the_same_tokens(policy, data):
-    limits = dict(max_turns=TASK.max_turns, max_new_tokens=2000, max_tokens=30000)
+    limits = dict(max_turns=TASK.max_turns, max_new_tokens=2000, max_length=30000)
     for k in range(N):
         (episode,) = rollout(Said(policy, WORDS[k]), policy, TASK, [SOME[k]], **limits)
         out, asked = play(policy, data, k)
@@ -159,7 +159,7 @@ def test_the_agent_loop_earns_what_our_rollout_earns_from_the_same_tokens(policy
 
 def test_the_tokens_are_those_of_our_rollout(policy, data):
     "Prompt, answers and feedback, token by token, and which of them are learnt from."
-    limits = dict(max_turns=TASK.max_turns, max_new_tokens=2000, max_tokens=30000)
+    limits = dict(max_turns=TASK.max_turns, max_new_tokens=2000, max_length=30000)
     for k in range(N):
         (episode,) = rollout(Said(policy, WORDS[k]), policy, TASK, [SOME[k]], **limits)
         out, _ = play(policy, data, k)

@@ -40,11 +40,11 @@ class Clock:
         return out
 
 
-def judged(files, together):
+def judged(files, batch_size):
     "CPU seconds by step, and the scores of constant velocity."
     clock, found = Clock(), []
-    for k in range(0, len(files), together):
-        some = clock.of("read", lambda k=k: [from_json(f) for f in files[k : k + together]])
+    for k in range(0, len(files), batch_size):
+        some = clock.of("read", lambda k=k: [from_json(f) for f in files[k : k + batch_size]])
         ready = clock.of("prepare", lambda some=some: [pdm.prepare(s) for s in some])
         plans = clock.of("PDM-Closed", lambda ready=ready: pdm_closed.references(ready))
         for r, plan in zip(ready, plans, strict=True):

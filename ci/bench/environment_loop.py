@@ -68,7 +68,7 @@ def by_trl(trainer, group):
 def by_rollout(policy, task, some):
     "CPU seconds and episodes."
     policy.model.eval()
-    limits = dict(max_turns=task.max_turns, max_new_tokens=LONGEST, max_tokens=LONGEST)
+    limits = dict(max_turns=task.max_turns, max_new_tokens=LONGEST, max_length=LONGEST)
     engine, begin = TransformersEngine(policy), time.process_time()
     out = rollout(engine, policy, task, some, temperature=0, **limits)
     return time.process_time() - begin, out

@@ -157,7 +157,7 @@ def smaller(profile, scale):
         return max(low, round(v * scale))
 
     least = dict(train_scenes=64, eval_scenes=12, rl_scenes=16, data_thoughts=16)
-    keys = [k for k in (*least, "sft_steps", "align_steps", "rl_steps") if getattr(profile, k, 0)]
+    keys = [k for k in (*least, "sft_max_steps", "align_steps", "rl_steps") if getattr(profile, k, 0)]
     return {k: times(getattr(profile, k), least.get(k, 2)) for k in keys}
 
 

@@ -223,7 +223,15 @@ def shares(steps):
 
     for name in ("without the cache", "with it"):
         policy = load_policy("toy", text=kit_text(), fixed=fixed_parts(), image_size=(336, 168))
-        settings = dict(batch=2, group=8, micro_batch=4, beta=0.01, lr=1e-5, num_iterations=2, max_turns=3)
+        settings = dict(
+            batch=2,
+            num_generations=8,
+            per_device_train_batch_size=4,
+            beta=0.01,
+            learning_rate=1e-5,
+            num_iterations=2,
+            max_turns=3,
+        )
         cached = nullcontext() if name == "with it" else patch.object(Policy, "pixels", clock.timed("pictures", bare))
         with tempfile.TemporaryDirectory() as out, patch.object(model, "_prepared", prepared), cached:
             counted.clear()

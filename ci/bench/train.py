@@ -89,7 +89,15 @@ def step(policy, task, some):
         )
     )
     with tempfile.TemporaryDirectory() as out:
-        settings = dict(steps=3, batch=len(some), group=8, lr=1e-5, save_steps=100, max_turns=2, max_new_tokens=64)
+        settings = dict(
+            steps=3,
+            batch=len(some),
+            num_generations=8,
+            learning_rate=1e-5,
+            save_steps=100,
+            max_turns=2,
+            max_new_tokens=64,
+        )
         whole, _ = clock(lambda: train_rl(policy, task, some, Path(out), "turn", **settings))
     share = f"{3 * played / whole:.0%} of it playing"
     print(f"reinforcement       {whole / 3:8.1f} s a step of {8 * len(some)} episodes, {share}")
@@ -146,8 +154,10 @@ def cut(some):
     with tempfile.TemporaryDirectory() as out:
 
         def trainer(kind):
-            limits = dict(micro_batch=16, max_turns=5, max_tokens=900)
-            args = rl_config(out, steps=1, batch=len(some), group=4, lr=1e-5, use_cpu=True, **limits)
+            limits = dict(per_device_train_batch_size=16, max_turns=5, max_length=900)
+            args = rl_config(
+                out, steps=1, batch=len(some), num_generations=4, learning_rate=1e-5, use_cpu=True, **limits
+            )
             made = kind(policy, task, some, args, ADVANTAGES["sequence"], engine=Looks(policy))
             made.current_gradient_accumulation_steps = 1
             return made

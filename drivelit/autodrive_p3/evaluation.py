@@ -342,7 +342,7 @@ def play(
         one Episode for each scene
     """
     policy.model.eval()
-    limits = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=1, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
     engine = engine or player_for(policy, profile)
 
     def part(some, seed):
@@ -361,7 +361,7 @@ def seconds_of(
         for mode, task in tasks.items():
             conversation = Conversation(task.prompt(scene))
             begin = time.perf_counter()
-            engine.generate([conversation], profile.new_tokens, temperature=0)
+            engine.generate([conversation], profile.max_new_tokens, temperature=0)
             seconds[mode].append(round(time.perf_counter() - begin, 4))
     return seconds
 
@@ -598,13 +598,15 @@ def planner(
     """
     mode = mode or profile.modes[0]
     task = task_for(profile, mode, sight)
-    options = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    options = dict(
+        max_turns=1, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length, temperature=temperature
+    )
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
         return [chain_of(e, task.inputs, mode).planning for e in episodes]
 
-    options |= dict(together=profile.together, memory=profile.kept_bytes, hear=profile.hears)
+    options |= dict(together=profile.max_num_seqs, memory=profile.kept_bytes, hear=profile.hears)
     return by_policy(policy, Unjudged(task), read, seed, engine, **options)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #8b7e69cf
@@ -627,7 +629,7 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
     engine = player_for(policy, profile)
     for name, moments in key_frames(samples).items():
         prompts = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
-        completions = engine.generate(prompts, profile.new_tokens, temperature=0)
+        completions = engine.generate(prompts, profile.max_new_tokens, temperature=0)
         chains = [parse_chain(c.text, inputs.frame.size, mode, inputs.points, inputs.format) for c in completions]
         results[name] = dict(
             n=len(moments),

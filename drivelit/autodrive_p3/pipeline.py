@@ -176,7 +176,9 @@ def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, An
     advantage = arm.get("advantage", "sequence")
     trainer = StageTrainer if advantage == "turn" else None
     return task, dict(
-        advantage=advantage, trainer=trainer, group=profile.group_small if arm.get("small") else profile.group
+        advantage=advantage,
+        trainer=trainer,
+        num_generations=profile.group_small if arm.get("small") else profile.num_generations,
     )
 
 
@@ -195,7 +197,7 @@ def make(
     start = STAGES.trained(out, REINFORCED[stage].get("before", "sft"), seed), profile, seed
     policy = load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
     policy = freeze_vision(policy, not profile.trains("rl")[1])
-    engine = TransformersEngine(policy, profile.together, profile.kept_bytes)
+    engine = TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes)
     return engine, policy, task_for(profile, **rl_arm(stage, profile)[0])
 
 

@@ -96,7 +96,7 @@ class P3Profile(Profile):
     def of_stage(self, stage: str) -> "P3Profile":
         "The profile as a stage of reinforcement has it: with its own number of passes, where a key says one."
         passes = dict(run=self.run_epochs, walk=self.walk_epochs).get(REINFORCED.get(stage, {}).get("plan"), 0.0)
-        return replace(self, rl_epochs=passes, rl_steps=0) if passes else self
+        return replace(self, rl_num_train_epochs=passes, rl_steps=0) if passes else self
 
     def updates(self, stage: str, kind: str) -> dict[str, int]:
         "Run and walk may have passes of their own."
@@ -108,7 +108,7 @@ class P3Profile(Profile):
 
     def groups(self) -> tuple[int, ...]:
         "Rollouts of a scene: the profile's, and those of the ablation."
-        return self.group, self.group_small
+        return self.num_generations, self.group_small
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."

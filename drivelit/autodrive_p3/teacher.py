@@ -345,12 +345,12 @@ class ChatTeacher:
 
     Args:
         engine: any engine with `generate`; a ServedEngine keeps a journal
-        new_tokens: tokens of a reply, at most
+        max_new_tokens: tokens of a reply, at most
         temperature: of sampling
     """
 
-    def __init__(self, engine: Any, inputs: Inputs, new_tokens: int = 512, temperature: float = 0.7) -> None:
-        self.engine, self.inputs, self.new_tokens, self.temperature = engine, inputs, new_tokens, temperature
+    def __init__(self, engine: Any, inputs: Inputs, max_new_tokens: int = 512, temperature: float = 0.7) -> None:
+        self.engine, self.inputs, self.max_new_tokens, self.temperature = engine, inputs, max_new_tokens, temperature
 
     def think(self, scene: Scene, attempt: int = 0) -> str | Refusal:
         """The thoughts of a scene.
@@ -362,7 +362,7 @@ class ChatTeacher:
         Returns:
             text of three sections; a Refusal where the model gave none
         """
-        options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+        options = dict(max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=attempt)
         (reply,) = replies(self.engine, [teacher_prompt(scene, self.inputs)], **options)
         return reply
 

@@ -52,7 +52,7 @@ class CodecRecipe:
         cap: largest weight of a pixel
         bits: of a number in the layers while training: 16 (bfloat16) or 32
         free: share of the updates before the codebook rounds anything
-        save_every: updates between checkpoints
+        save_steps: updates between checkpoints
         looks: held-out measurements on the way
         most: questions of a kind in the exam
     """
@@ -70,12 +70,12 @@ class CodecRecipe:
     cap: float = 16.0
     bits: int = 16
     free: float = 0.25
-    save_every: int = 200
+    save_steps: int = 200
     looks: int = 10
     most: int = 100
 
 
-SMOKE = CodecRecipe(scenes=8, exam=4, steps=8, batch=4, codes=16, save_every=2, looks=2, most=4)
+SMOKE = CodecRecipe(scenes=8, exam=4, steps=8, batch=4, codes=16, save_steps=2, looks=2, most=4)
 
 # %% ../../nbs/45_base/60_codec.ipynb #a0f28466
 def colours(x: torch.Tensor) -> torch.Tensor:
@@ -267,7 +267,7 @@ def train_codec(out: str | Path, recipe: CodecRecipe, lessons: str | Path | None
         row = run.update()
         if run.step % 10 == 0 or run.step in look_steps:
             rows.append(dict(step=run.step) | row | (measure(codec, exam_images) if run.step in look_steps else {}))
-        if run.step % recipe.save_every == 0 or run.step == recipe.steps:
+        if run.step % recipe.save_steps == 0 or run.step == recipe.steps:
             with whole_file(out / "state.pt") as temp_path:
                 torch.save(run.state() | dict(rows=rows), temp_path)
             write_json(out / "metrics.json", rows)

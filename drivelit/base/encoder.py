@@ -56,7 +56,7 @@ class EncoderRecipe:
         facts: weight of the single facts
         pictures: weight of picture against picture
         scale: of the cosine of two pictures in the loss
-        save_every: updates between checkpoints
+        save_steps: updates between checkpoints
         looks: held-out measurements on the way
     """
 
@@ -75,11 +75,11 @@ class EncoderRecipe:
     facts: float = 1.0
     pictures: float = 1.0
     scale: float = 10.0
-    save_every: int = 200
+    save_steps: int = 200
     looks: int = 8
 
 
-SMOKE = EncoderRecipe(scenes=12, held=4, exam=4, steps=8, batch=3, size=32, width=16, layers=1, save_every=2, looks=2)
+SMOKE = EncoderRecipe(scenes=12, held=4, exam=4, steps=8, batch=3, size=32, width=16, layers=1, save_steps=2, looks=2)
 
 # %% ../../nbs/45_base/70_encoder.ipynb #e8b509ff
 FACTS: dict[str, tuple[str, ...]] = {
@@ -400,7 +400,7 @@ def train_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | 
             rows.append(dict(step=run.step) | row)
         if run.step in look_steps:
             rows[-1] |= look_at(run.model, pictures[learnt:], told_of[learnt:])
-        if run.step % recipe.save_every == 0 or run.step == recipe.steps:
+        if run.step % recipe.save_steps == 0 or run.step == recipe.steps:
             with whole_file(out / "state.pt") as temp_path:
                 torch.save(run.state() | dict(rows=rows), temp_path)
             write_json(out / "metrics.json", rows)

@@ -52,7 +52,7 @@ class Recipe:
         words: entries of the tokenizer's byte-level BPE, at most
         looks: how often a short exam is taken on the way, in each part
         most: questions of a kind in the exam
-        save_every: updates between checkpoints
+        save_steps: updates between checkpoints
     """
 
     size: str = "base"
@@ -69,11 +69,11 @@ class Recipe:
     words: int = 2000
     looks: int = 4
     most: int = 250
-    save_every: int = 250
+    save_steps: int = 250
 
 
 SMOKE = Recipe(
-    "tiny", scenes=60, exam=20, first=4, few=4, steps=4, last=4, batch=8, words=600, looks=1, most=4, save_every=3
+    "tiny", scenes=60, exam=20, first=4, few=4, steps=4, last=4, batch=8, words=600, looks=1, most=4, save_steps=3
 )
 
 
@@ -241,14 +241,14 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
         policy,
         rows,
         out / "train" / name,
-        steps=part.steps,
+        max_steps=part.steps,
         batch=part.batch,
-        micro_batch=part.batch,
-        lr=part.lr,
-        schedule=part.schedule,
-        warmup=0.03,
+        per_device_train_batch_size=part.batch,
+        learning_rate=part.lr,
+        lr_scheduler_type=part.schedule,
+        warmup_steps=0.03,
         seed=recipe.seed,
-        save_steps=recipe.save_every,
+        save_steps=recipe.save_steps,
         callbacks=[looks],
         lengths=rows.lengths(),
         encoded=EncodedLessons(rows),

@@ -94,7 +94,7 @@ def play(
 
 def _play_by(engine, policy, scenes, task, profile, seed, temperature):
     "All scenes by one engine."
-    limits = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=task.max_turns, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
     policy.model.eval()
     return rollout(engine, policy, task, scenes, seed=seed, temperature=temperature, **limits)
 
@@ -226,7 +226,10 @@ def latency(
     policy: Policy, scenes: list[Scene], profile: DriveAgentProfile, variant: str, modes: list[str]
 ) -> dict[str, float]:
     "Table 8: seconds an answer by mode, at batch size 1 and the temperature of sampled evaluation."
-    engine, out = TransformersEngine(policy, profile.together, profile.kept_bytes), {}  # the clock is for one process
+    engine, out = (
+        TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes),
+        {},
+    )  # the clock is for one process
     sample = list(scenes[: profile.clock_scenes])
     for m in modes:
         task, begin = task_for(profile, variant, m), time.perf_counter()

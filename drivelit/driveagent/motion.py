@@ -405,7 +405,7 @@ def planner(
         Planner of six poses; an answer that cannot be read is a reason, and the head does not plan without it
     """
     task, size = task_for(profile, "full", mode, pictures=pictures), tuple(profile.image_size)
-    limits = dict(max_turns=task.max_turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=task.max_turns, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
@@ -420,5 +420,7 @@ def planner(
                 answers[i] = from_lidar(way)
         return answers
 
-    limits |= dict(together=profile.together, memory=profile.kept_bytes, temperature=temperature, hear=profile.hears)
+    limits |= dict(
+        together=profile.max_num_seqs, memory=profile.kept_bytes, temperature=temperature, hear=profile.hears
+    )
     return by_policy(policy, task, read, seed, engine, **limits)

@@ -238,7 +238,7 @@ def necessity(scenes: Sequence[Scene], profile: DriveAgentProfile, journal: Jour
     size, policy = tuple(profile.image_size), None
     if "@" in profile.reader_small + profile.reader_large:
         policy = load_to_play(profile.model, profile, asks=True)  # the question's tokens; it does not answer
-    limits = dict(max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=0.0)
+    limits = dict(max_new_tokens=profile.max_new_tokens, max_length=profile.max_length, temperature=0.0)
 
     def play_by(engine):
         return PolicyReader(engine, policy, partial(task_for, profile, "full"), **limits)
@@ -269,7 +269,7 @@ def teach(
     scripted = thoughts.ScriptedTeacher(0.25, 0, size, tools=tools or None), thoughts.ScriptedJudge(size)
 
     def think(engine):
-        return thoughts.ChatTeacher(engine, task_of, profile.new_tokens)
+        return thoughts.ChatTeacher(engine, task_of, profile.max_new_tokens)
 
     def read(engine):
         return thoughts.ChatJudge(engine, task_of)
@@ -527,7 +527,11 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     base_accuracy = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
     baseline = dict(vqa_before=base_accuracy, vqa_usual=vqa_data.vqa_usual(rows, test))
     result = train_sft(
-        policy, rows, folder, seed=seed, **sft_options(profile, steps=profile.align_steps, epochs=profile.align_epochs)
+        policy,
+        rows,
+        folder,
+        seed=seed,
+        **sft_options(profile, max_steps=profile.align_steps, num_train_epochs=profile.align_epochs),
     )
     engine = player_for(only_plays(policy, profile), profile)
     after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
@@ -562,7 +566,7 @@ def make(
     """
     policy = base(out, profile, seed, beside=True)
     task = task_for(profile, variant, mode, read_weights(out), with_tool_reward=tool_reward)
-    return TransformersEngine(policy, profile.together, profile.kept_bytes), policy, task
+    return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes), policy, task
 
 
 def reinforce(

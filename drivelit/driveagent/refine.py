@@ -139,13 +139,13 @@ def parse_review(text: str | ParseError, tentative: list[tuple[str, str]]) -> Re
 class ChatReviewer:
     "A vision-language model as the reviewer (A.7.2: GPT-4.1); a ServedEngine turns refusals into Refusal."
 
-    def __init__(self, engine: Any, new_tokens: int = 512) -> None:
-        self.engine, self.new_tokens = engine, new_tokens
+    def __init__(self, engine: Any, max_new_tokens: int = 512) -> None:
+        self.engine, self.max_new_tokens = engine, max_new_tokens
 
     def answers(self, scenes: Sequence[Scene], tentative: Sequence[list[tuple[str, str]]]) -> list[str | Refusal]:
         "The model's N texts for N labels of 4 actions, at temperature 0; Refusal where the server gave none."
         prompts = [question(s, t) for s, t in zip(scenes, tentative, strict=True)]
-        return replies(self.engine, prompts, max_new_tokens=self.new_tokens, temperature=0.0)
+        return replies(self.engine, prompts, max_new_tokens=self.max_new_tokens, temperature=0.0)
 
 # %% ../../nbs/51_driveagent/05_refine.ipynb #1ccf11b9
 BROKEN = ("no JSON", "changed speed", "three actions", "score 12")

@@ -180,14 +180,18 @@ class ChatTeacher:
     Args:
         engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
         task_of: mode -> the task whose question and tools it gets
-        new_tokens: tokens of a turn, at most
+        max_new_tokens: tokens of a turn, at most
         temperature: of sampling; 0 takes the most likely token
     """
 
     def __init__(
-        self, engine: Any, task_of: Callable[[str], DriveAgentTask], new_tokens: int = 1024, temperature: float = 0.7
+        self,
+        engine: Any,
+        task_of: Callable[[str], DriveAgentTask],
+        max_new_tokens: int = 1024,
+        temperature: float = 0.7,
     ) -> None:
-        self.engine, self.task_of, self.new_tokens, self.temperature = engine, task_of, new_tokens, temperature
+        self.engine, self.task_of, self.max_new_tokens, self.temperature = engine, task_of, max_new_tokens, temperature
 
     def think(
         self, scene: Scene, mode: str, actions: list[tuple], used: Counter, attempt: int = 0
@@ -214,7 +218,7 @@ class ChatTeacher:
         messages = [{"role": "system", "content": order}, *task.prompt(scene)]
         state, turns = TurnState(scene, messages, 0), []
         for state.turn in range(task.max_turns):
-            options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+            options = dict(max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=attempt)
             (reply,) = replies(self.engine, [messages], **options)
             if isinstance(reply, Refusal):
                 return reply
@@ -290,11 +294,11 @@ class ChatJudge:
     Args:
         engine: any engine with `generate`, such as OpenAIEngine; a ServedEngine keeps a journal
         task_of: mode -> the task that plays the thought's calls again
-        new_tokens: tokens of its answer, at most
+        max_new_tokens: in a verdict, at most
     """
 
-    def __init__(self, engine: Any, task_of: Callable[[str], DriveAgentTask], new_tokens: int = 256) -> None:
-        self.engine, self.task_of, self.new_tokens = engine, task_of, new_tokens
+    def __init__(self, engine: Any, task_of: Callable[[str], DriveAgentTask], max_new_tokens: int = 256) -> None:
+        self.engine, self.task_of, self.max_new_tokens = engine, task_of, max_new_tokens
 
     def score(self, scene: Scene, turns: list[str], actions: list[tuple]) -> float | ParseError:
         """Consistency of a thought with the pictures and with itself.
@@ -313,7 +317,7 @@ class ChatJudge:
             images += [p for m in task.step(state, Completion(turn)).messages or [] for p in m["content"]]
         text = JUDGE.format(actions=format_actions(actions), thought=harmless("\n".join(turns), 6000))
         question = {"role": "user", "content": [*images, {"type": "text", "text": text}]}
-        (reply,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
+        (reply,) = replies(self.engine, [[question]], max_new_tokens=self.max_new_tokens, temperature=0.0)
         return parse_score(reply)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #b0b05bc1

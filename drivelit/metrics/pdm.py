@@ -37,18 +37,18 @@ _all_ = [
 ]  # fmt: skip
 
 # %% ../../nbs/10_metrics/10_pdm.ipynb #801bacbe
-def add_references(scenes: Sequence[PDMScene], together: int = 32) -> None:
+def add_references(scenes: Sequence[PDMScene], batch_size: int = 32) -> None:
     """Give scenes PDM-Closed's plan and its way, all at once: alone it takes longer than scoring a plan.
 
     Args:
         scenes: of `prepare`; who has them keeps them, and so does the scene that each was made of
-        together: scenes that are driven at once
+        batch_size: scenes that are driven at once
     """
     lacking = [p for p in scenes if p.reference is None]
-    for p, plan in zip(lacking, references(lacking, together=together), strict=True):
+    for p, plan in zip(lacking, references(lacking, batch_size=batch_size), strict=True):
         p.reference = REFERENCES[p.scene] = plan
     todo = [p for p in scenes if _kept_way(p, p.reference, "pdms") is None]
-    for batch in (todo[i : i + together] for i in range(0, len(todo), together)):
+    for batch in (todo[i : i + batch_size] for i in range(0, len(todo), batch_size)):
         start = np.array([kin.initial_state(p.scene.ego) for p in batch])
         for p, driven in zip(batch, kin.track(np.stack([p.reference for p in batch]), start), strict=True):
             _keep_way(p, p.reference, "pdms", score_states(p, driven[None]))

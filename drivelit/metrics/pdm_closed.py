@@ -326,7 +326,7 @@ def constant_speed(ego: Ego, points: int = 8) -> np.ndarray:
 def references(
     scenes: Sequence[Scene | PDMScene],
     brake: bool = False,
-    together: int = 32,
+    batch_size: int = 32,
     judge: Callable[[PDMScene, np.ndarray], Any] = score_states,
     choose: Callable[[Any], int] = best,
 ) -> list[np.ndarray]:
@@ -334,7 +334,7 @@ def references(
 
     Args:
         brake: nuPlan's emergency brake on top; NAVSIM goes without
-        together: scenes at once; more take more memory
+        batch_size: scenes at once; more take more memory
         judge: scores the driven proposals; NAVSIM v2 has another one, see `epdms.reference`
         choose: the index of the best of them
 
@@ -346,7 +346,7 @@ def references(
     out = [None if len(p.scene.map.centerline) > 1 else constant_speed(p.scene.ego) for p in ready]
     out = [None if p is None else kin.interpolate(p[None])[0] for p in out]
     todo = [i for i, p in enumerate(out) if p is None]
-    for part in (todo[i : i + together] for i in range(0, len(todo), together)):
+    for part in (todo[i : i + batch_size] for i in range(0, len(todo), batch_size)):
         batch = [ready[i] for i in part]
         worlds = [forecast(p) for p in batch]
         plans = proposals(batch, worlds)

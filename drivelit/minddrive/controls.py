@@ -103,14 +103,14 @@ NOTHING = np.full((SPEED_POINTS, 3), np.nan)  # a plan that no car can carry out
 
 
 def by_experts(
-    experts: Experts, generator: torch.Generator | None = None, both: bool = False, together: int = 64
+    experts: Experts, generator: torch.Generator | None = None, both: bool = False, batch_size: int = 64
 ) -> Player:
     """The experts as a player.
 
     Args:
         generator: speed words are drawn with it; None: greedy
         both: path words are drawn as well
-        together: moments in a forward pass
+        batch_size: moments in a forward pass
 
     Returns:
         Player; `told` has what `decide` gives
@@ -119,8 +119,8 @@ def by_experts(
     def play(worlds, images, texts):
         prompts = [experts.encode(i, t) for i, t in zip(images, texts, strict=True)]
         states, out = np.stack([state_of(w.scene) for w in worlds]), []
-        for k in range(0, len(worlds), together):
-            batch = slice(k, k + together)
+        for k in range(0, len(worlds), batch_size):
+            batch = slice(k, k + batch_size)
             outputs = decide(experts, prompts[batch], states[batch], generator, both)
             for i in range(len(prompts[batch])):
                 values = {name: x[i] for name, x in outputs.items()}

@@ -133,7 +133,7 @@ def evaluate(
     seed: int = 0,
     plays: Sequence[str] = PLAYS,
     both: bool = False,
-    together: int = 64,
+    batch_size: int = 64,
 ) -> dict[str, dict[str, Any]]:
     """Let a policy drive.
 
@@ -142,7 +142,7 @@ def evaluate(
         seed: of sampled words
         plays: of PLAYS
         both: sampled, the path words are drawn as well
-        together: moments in a forward pass
+        batch_size: moments in a forward pass
 
     Returns:
         dict: play -> dict of `summed`
@@ -156,7 +156,7 @@ def evaluate(
             raise ValueError(f"plays: {name!r} is not one of {', '.join(PLAYS)}")
         generator = torch.Generator().manual_seed(seed) if name == "sampled" else None
         look = replace(inputs, pictures="grey") if name == "grey" else inputs
-        player = by_experts(experts, generator, both, together)
+        player = by_experts(experts, generator, both, batch_size)
         player = to_the_letter(player) if name == "ruled" else player
         drives = play(player, [Drive(s) for s in scenes], look, keep=False)
         results[name] = summed([_told(d) for d in drives])
@@ -172,7 +172,7 @@ def player_of(who: str, experts: Experts | None, profile: MindDriveProfile, seed
     if who in PLAYS:
         draw = int(np.random.default_rng([60, seed, number]).integers(2**31))
         generator = torch.Generator().manual_seed(draw) if who == "sampled" else None
-        player = by_experts(experts, generator, profile.actions == "both", profile.together)
+        player = by_experts(experts, generator, profile.actions == "both", profile.max_num_seqs)
         return to_the_letter(player) if who == "ruled" else player
     if who not in BLIND:
         raise ValueError(f"who: {who!r} is not one of {', '.join((*PLAYS, *BLIND))}")
@@ -276,12 +276,12 @@ def difference(
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #763db14f
 @torch.no_grad()
-def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str, float]:
+def open_loop(experts: Experts, known: Lessons, batch_size: int = 64) -> dict[str, float]:
     """What a policy says to moments of an expert's drives.
 
     Args:
         known: Lessons of held-out drives
-        together: moments in a forward pass
+        batch_size: moments in a forward pass
 
     Returns:
         dict: speed_right, path_right (shares), speed_most, path_most (shares of the expert's most frequent words),
@@ -289,8 +289,8 @@ def open_loop(experts: Experts, known: Lessons, together: int = 64) -> dict[str,
     """
     device, correct, distances = experts.policy.device, dict(speed=[], path=[]), dict(speed=[], path=[])
     n = len(known.plans)
-    for k in range(0, n, together):
-        batch = range(k, min(k + together, n))
+    for k in range(0, n, batch_size):
+        batch = range(k, min(k + batch_size, n))
         prompts = [known.prompts[i] for i in batch]
         chosen = dict(zip(("speed", "path"), (p.argmax(1) for p in experts.words(prompts)), strict=True))
         # speed and path ways, (N, modes, T, 2) metres

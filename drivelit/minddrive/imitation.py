@@ -331,14 +331,14 @@ class Descent:
         lr: learning rate at its highest
         adapters: share of it that the adapters have; the decoders have DECODERS times lr
         decay: of the weights, as AdamW takes it
-        max_norm: the largest norm of all gradients together
+        max_grad_norm: the largest norm of all gradients together
         schedule, warmup, least: of `rate_at`
     """
 
     lr: float = 1e-3
     adapters: float = 1.0
     decay: float = 0.0
-    max_norm: float = 1.0
+    max_grad_norm: float = 1.0
     schedule: str = "cosine"
     warmup: float = 30.0
     least: float = 0.0
@@ -362,7 +362,7 @@ def descend(optimizer: torch.optim.Optimizer, most: float, told: Mapping[str, fl
         logged = ", ".join(f"{k} {v:.4g}" for k, v in told.items())
         raise RunError(
             f"the gradients of this update are no numbers ({logged}): it is not taken, and the same command goes on "
-            "from the last checkpoint; with a smaller learning rate or max_norm, begin in another folder"
+            "from the last checkpoint; with a smaller learning rate or max_grad_norm, begin in another folder"
         )
     optimizer.step()
     return norm
@@ -397,7 +397,7 @@ def _add_up(optimizer, log):
     return dict(zip(log, values.tolist(), strict=True))
 
 
-def _step(experts, known, optimizer, which, asked, weights=Weights(), max_norm=1.0):
+def _step(experts, known, optimizer, which, asked, weights=Weights(), max_grad_norm=1.0):
     "One update; what to log. A stage may have no plans, or no questions."
     log, (me, n), device = {}, group(), experts.policy.device
     local_ids, asked_me = which[me::n], asked[me::n]
@@ -417,7 +417,7 @@ def _step(experts, known, optimizer, which, asked, weights=Weights(), max_norm=1
             loss.backward()
             log["questions"] = float(loss.detach())
     log = _add_up(optimizer, log)
-    return log | dict(norm=descend(optimizer, max_norm, log))
+    return log | dict(norm=descend(optimizer, max_grad_norm, log))
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
 def chances(words: Sequence[int], balance: float) -> np.ndarray:
@@ -461,7 +461,7 @@ def imitate(
     how: Descent = Descent(),
     seed: int = 0,
     out: str | Path | None = None,
-    save_every: int = 100,
+    save_steps: int = 100,
     balance: float = 0.0,
     weights: Weights = Weights(),
     passes: bool = False,
@@ -514,11 +514,11 @@ def imitate(
         else:
             plan_ids = rng.choice(len(known.plans), size=sizes[0], p=probs)
             question_ids = rng.integers(len(known.asked), size=sizes[1]) if len(known.asked) else ()
-        log.append(_step(experts, known, optimizer, list(plan_ids), list(question_ids), weights, how.max_norm))
+        log.append(_step(experts, known, optimizer, list(plan_ids), list(question_ids), weights, how.max_grad_norm))
         if writes:
             begin, previous = time.perf_counter(), begin
             add_metrics(out, dict(step=step + 1, step_time=begin - previous) | log[-1])
-            due = clock() - saved >= 60 * save_minutes if save_minutes else (step + 1) % save_every == 0
+            due = clock() - saved >= 60 * save_minutes if save_minutes else (step + 1) % save_steps == 0
             if due or step + 1 == step_count:
                 save_point(out, step + 1, experts, optimizer, keep=KEEP, log=log)
                 saved = clock()

@@ -222,7 +222,9 @@ def collect(
     """
 
     def player(k):
-        return by_experts(experts, torch.Generator().manual_seed(seed + k), profile.actions == "both", profile.together)
+        return by_experts(
+            experts, torch.Generator().manual_seed(seed + k), profile.actions == "both", profile.max_num_seqs
+        )
 
     drives, collected = [Drive(s) for s in scenes for _ in range(profile.rollouts)], []
     if world is None:  # all side by side, in a minute
@@ -248,7 +250,7 @@ def collect_groups(
 ) -> list[Played]:
     "Groups of drives from one state, for GRPO; `budget` in steps of 0.1 s, the last group is finished."
     rng, generator = np.random.default_rng([55, seed]), torch.Generator().manual_seed(seed)
-    player = by_experts(experts, generator, profile.actions == "both", profile.together)
+    player = by_experts(experts, generator, profile.actions == "both", profile.max_num_seqs)
     collected, used, k = [], 0, 0
     while used < budget:
         scene, snapshots = scenes[k % len(scenes)], []
@@ -258,7 +260,7 @@ def collect_groups(
 
         (scout,) = play(player, [Drive(scene)], profile.inputs, seen=keep)
         moment = int(rng.integers(len(snapshots)))
-        branches = [Drive(scene, snapshots[moment]) for _ in range(profile.group - 1)]
+        branches = [Drive(scene, snapshots[moment]) for _ in range(profile.num_generations - 1)]
         branch_drives = play(player, branches, profile.inputs, seen=still_here)
         collected += [played(scout, k, moment), *(played(d, k) for d in branch_drives)]
         used += scout.steps + sum(d.steps for d in branch_drives)
@@ -313,7 +315,17 @@ def routes_of(profile: MindDriveProfile, split: str) -> list[Route]:
 # %% ../../nbs/54_minddrive/40_online.ipynb #cc821218
 def _told(out, profile, number, seed, k, budget=0):
     "What the file of a collector belongs to."
-    keys = ("views", "image_size", "rl_scenes", "rollouts", "collectors", "algorithm", "actions", "group", "simulators")
+    keys = (
+        "views",
+        "image_size",
+        "rl_scenes",
+        "rollouts",
+        "collectors",
+        "algorithm",
+        "actions",
+        "num_generations",
+        "simulators",
+    )
     files = sorted((Path(out) / f"checkpoint-{number}").glob("*.safetensors"))
     weights = sha256(*files)[:16]
     clock = {} if profile.decision_seconds == 0.5 else dict(decision_seconds=profile.decision_seconds)
@@ -469,13 +481,13 @@ VALUE = 4.0  # the head of the value begins at nothing: its learning rate is so 
 
 def optimizer_of(experts: Experts, profile: MindDriveProfile) -> torch.optim.Optimizer:
     "AdamW over the decision expert and, for PPO, the value; the action expert is not touched."
-    low = profile.adapter_rate * profile.rl_lr
+    low = profile.adapter_rate * profile.rl_learning_rate
     groups = [dict(params=experts.trained("decision"), lr=low)]
     if profile.algorithm == "ppo":
         head = list(experts.value_head.parameters())
         if profile.value_learns == "all":
             groups += [dict(params=experts.trained("value")[: -len(head)], lr=low)]
-        groups += [dict(params=head, lr=VALUE * profile.rl_lr)]
+        groups += [dict(params=head, lr=VALUE * profile.rl_learning_rate)]
     return torch.optim.AdamW([g | dict(most=g["lr"]) for g in groups], weight_decay=profile.weight_decay)
 
 
@@ -487,15 +499,15 @@ def _prompts(experts, drives) -> list[Encoded]:
 
 def _looks(experts, prompts, profile):
     "What the vision encoder makes of all decisions, once a round; in the main memory, since a round is long."
-    cut = range(0, len(prompts), profile.together)
-    looks = [look for k in cut for look in experts.look(prompts[k : k + profile.together])]
+    cut = range(0, len(prompts), profile.max_num_seqs)
+    looks = [look for k in cut for look in experts.look(prompts[k : k + profile.max_num_seqs])]
     return [Look(tuple(t.cpu() for t in look.tokens), look.grids.cpu()) for look in looks]
 
 
 @torch.no_grad()
 def _before(experts, prompts, looks, drives, profile):
     "What the update compares with: reference (N, K), advantages and returns (N,)."
-    cut = [slice(k, k + profile.together) for k in range(0, len(prompts), profile.together)]
+    cut = [slice(k, k + profile.max_num_seqs) for k in range(0, len(prompts), profile.max_num_seqs)]
     reference = [experts.words(prompts[c], "reference", looks[c]) for c in cut]
     reference = torch.cat([joint(a, b) if profile.actions == "both" else a for a, b in reference])
     if profile.algorithm == "grpo":
@@ -540,18 +552,20 @@ def improve(
     old_logp = joint(of("speed_logp"), of("path_logp")) if with_path else of("speed_logp")
     actions = len(PATHS) * of("speed") + of("path") if with_path else of("speed")
     weights = [p for g in optimizer.param_groups for p in g["params"]]
-    rules = dict(clip=profile.clip, value_weight=profile.value_weight if ppo else 0.0, beta=profile.kl)
+    rules = dict(cliprange=profile.cliprange, vf_coef=profile.vf_coef if ppo else 0.0, beta=profile.beta)
     tells, logs = torch.isfinite(advantages).nonzero()[:, 0].numpy(), []
     experts.train()
     orders = _orders(tells, profile, rng)
     for number, batch_ids in enumerate(tqdm(orders, "update", mininterval=5, disable=tell is None)):
         push = normalised(advantages[batch_ids], profile.std, profile.normalised_in) if ppo else advantages[batch_ids]
-        share = rate_at(number, len(orders), profile.rl_schedule, profile.rl_warmup, profile.rate_floor)
+        share = rate_at(number, len(orders), profile.rl_lr_scheduler_type, profile.rl_warmup_steps, profile.rate_floor)
         for group in optimizer.param_groups:  # each round has the schedule anew
             group["lr"] = share * group.setdefault("most", group["lr"])
         optimizer.zero_grad()
         metrics = Counter()
-        for part in np.array_split(np.arange(len(batch_ids)), -(-len(batch_ids) // profile.micro_batch)):
+        for part in np.array_split(
+            np.arange(len(batch_ids)), -(-len(batch_ids) // profile.per_device_train_batch_size)
+        ):
             k = torch.as_tensor(batch_ids[part])
             batch_prompts, batch_looks = [prompts[i] for i in k], [looks[i] for i in k]
             expected = value(experts, batch_prompts, batch_looks).cpu() if ppo else torch.zeros(len(k))
@@ -565,7 +579,7 @@ def improve(
                 p.requires_grad_(True)
             (len(part) / len(batch_ids) * loss).backward()
             metrics.update({n: len(part) / len(batch_ids) * x for n, x in logged.items()})
-        metrics["norm"] = descend(optimizer, profile.max_norm, metrics)
+        metrics["norm"] = descend(optimizer, profile.max_grad_norm, metrics)
         logs.append(metrics)
         if tell:
             tell(metrics)

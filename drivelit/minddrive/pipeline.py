@@ -248,7 +248,7 @@ def driven(
     """
 
     def make() -> dict:
-        play_args = (play,), profile.actions == "both", profile.together
+        play_args = (play,), profile.actions == "both", profile.max_num_seqs
         with timed("plays", scenes=len(scenes)):
             if profile.simulators == NONE:
                 result = evaluate(experts, scenes, profile.inputs, seed, *play_args)[play]
@@ -286,7 +286,7 @@ def judged(
 
     def asked() -> dict:
         rows = read_rows(STAGES.folder(out, "data") / "heldout.parquet")
-        return open_loop(experts, lessons(experts, rows), profile.together)
+        return open_loop(experts, lessons(experts, rows), profile.max_num_seqs)
 
     return results | dict(open_loop=_kept(eval_dir / "open_loop.json", asked))
 
@@ -301,7 +301,7 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     rng, n = np.random.default_rng([59, seed]), profile.warm_steps * profile.sft_batch
     sample_ids = rng.choice(len(words), size=n, p=chances(words, profile.balance))
     policy = start_policy(profile.model, seed, profile.image_size, **where(profile))
-    options = sft_options(profile, steps=profile.warm_steps) | dict(warmup=profile.warm_warmup)
+    options = sft_options(profile, max_steps=profile.warm_steps) | dict(warmup_steps=profile.warm_warmup)
     return train_sft(policy, Subset(rows, sample_ids.tolist()), STAGES.folder(out, "warm"), seed=seed, **options)
 
 
@@ -324,24 +324,26 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
     numbers += profile.lora_layers, profile.lora_dropout
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
-    learnt = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.tokens)
+    learnt = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.max_length)
     try_some(learnt, profile)
     ways, speaker = (profile.w_speed_way, profile.w_path_way), dict(both="decision").get(profile.imitation, "action")
     kinds = profile.w_latent, profile.w_bound, profile.w_collision, profile.ways_loss, speaker
-    steps = profile.sft_steps or in_epochs(len(learnt.plans), profile.sft_epochs, profile.sft_batch)
-    rate = profile.sft_schedule, profile.sft_warmup, profile.rate_floor
-    descent = Descent(profile.sft_lr, profile.adapter_rate, profile.weight_decay, profile.max_norm, *rate)
+    steps = profile.sft_max_steps or in_epochs(len(learnt.plans), profile.sft_num_train_epochs, profile.sft_batch)
+    rate = profile.sft_lr_scheduler_type, profile.sft_warmup_steps, profile.rate_floor
+    descent = Descent(
+        profile.sft_learning_rate, profile.adapter_rate, profile.weight_decay, profile.max_grad_norm, *rate
+    )
     settings = (
         steps,
         profile.sft_batch,
         descent,
         seed,
         stage_dir,
-        profile.save_every,
+        profile.save_steps,
         profile.balance,
         Weights(*ways, *kinds),
     )
-    passes = dict(passes=profile.sft_epochs > 0, save_minutes=profile.save_minutes, order=profile.sft_order)
+    passes = dict(passes=profile.sft_num_train_epochs > 0, save_minutes=profile.save_minutes, order=profile.sft_order)
     experts, log = imitate(experts, learnt, *settings, **passes)
     if group()[0]:  # one process saves and judges for all
         return {}

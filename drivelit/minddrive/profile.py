@@ -25,8 +25,8 @@ REINFORCED = dict(  # stage -> what it changes; the rest is the profile's
     rl={},
     rl_grpo=dict(algorithm="grpo"),  # ours: groups of drives from one state
     rl_both=dict(actions="both"),  # the paper's two sets of words; the released code draws from the first
-    rl_kl0=dict(kl=0.0),  # the ablations
-    rl_kl5=dict(kl=5.0),
+    rl_kl0=dict(beta=0.0),  # the ablations
+    rl_kl5=dict(beta=5.0),
     rl_rollouts1=dict(rollouts=1),
     rl_rollouts4=dict(rollouts=4),
     rl_single=dict(single=True),
@@ -149,11 +149,11 @@ def _wrong_about_simulators(p) -> list[str]:
 def _wrong_about_grpo(p) -> list[str]:
     "What is wrong with groups of drives that start from one state."
     problems = []
-    if p.algorithm == "grpo" and p.num_iterations > 1 and p.clip == 0:
+    if p.algorithm == "grpo" and p.num_iterations > 1 and p.cliprange == 0:
         problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
-    if p.group > p.rl_scenes * p.rollouts and p.algorithm == "grpo":
+    if p.num_generations > p.rl_scenes * p.rollouts and p.algorithm == "grpo":
         problems.append(
-            f"group: {p.group} drives from one state are more than the {p.rl_scenes} x {p.rollouts} drives of a round"
+            f"num_generations: {p.num_generations} drives from one state are more than the {p.rl_scenes} x {p.rollouts} drives of a round"
         )
     if p.algorithm == "grpo":
         problems.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
@@ -186,11 +186,19 @@ def _carla_servers(p) -> tuple[list[str], list[str]]:
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #f882f59b
 LACKS = (  # keys of systems that write answers token by token, share out a whole model, or learn from single moments
-    *("new_tokens", "rl_epochs", "rl_batch", "rl_mini_batch", "reference_every", "temperature", "eval_play"),
+    *(
+        "max_new_tokens",
+        "rl_num_train_epochs",
+        "rl_batch",
+        "rl_mini_batch",
+        "reference_every",
+        "temperature",
+        "eval_play",
+    ),
     *("eval_temperature", "checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
     # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back
     *("player", "players", "player_gpus", "publish"),
-    *("sharding", "epsilon", "epsilon_high"),  # PPO has `clip`
+    *("sharding", "epsilon", "epsilon_high"),  # PPO has `cliprange`
     *("train_aside", "train_late", "train_drives"),  # beside the drive: `wrong`
 )
 EXPERTS = dict(future=true_idm, present=present_idm)
@@ -247,8 +255,12 @@ class _Counts:
         return self.rl_scenes, drives, -(-drives * self.questions() // self.decisions) * self.num_iterations
 
     def in_a_pass(self, kind: str) -> int:
-        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of micro_batch."
-        return self.sft_batch // max(self.sft_gpus, 1) if kind == "sft" else min(self.micro_batch, self.decisions)
+        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of per_device_train_batch_size."
+        return (
+            self.sft_batch // max(self.sft_gpus, 1)
+            if kind == "sft"
+            else min(self.per_device_train_batch_size, self.decisions)
+        )
 
     def tunings(self) -> int:
         "Stages of imitation, each of as many updates."
@@ -279,10 +291,17 @@ class MindDriveProfile(_Counts, Profile):
 
     system: ClassVar[str] = "minddrive"
     FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(
-        eval_rounds=1, warm_steps=2, rl_steps=1, rollouts=1, collectors=2, num_iterations=1, sft_warmup=0, rl_warmup=0
+        eval_rounds=1,
+        warm_steps=2,
+        rl_steps=1,
+        rollouts=1,
+        collectors=2,
+        num_iterations=1,
+        sft_warmup_steps=0,
+        rl_warmup_steps=0,
     )
-    tokens: int = key(400, "tokens in a question, at most", low=1)
-    new_tokens: int = key(2, "two words")
+    max_length: int = key(400, "tokens in a question, at most", low=1)
+    max_new_tokens: int = key(2, "two words")
     train_scenes: int = key(440, "routes that the expert drives, and of which rl_scenes are reinforced on", low=1)
     eval_scenes: int = key(110, "routes that are not trained on", low=1)
     eval_rounds: int = key(33, "of them, driven after each round; the open loop is on them, too", low=1)
@@ -303,8 +322,10 @@ class MindDriveProfile(_Counts, Profile):
         "together", "'stages': questions, plans, both, each of as many updates", choices=("together", "stages")
     )
     look: int = key(2, "every so many moments a row of what to look out for; 0: none", low=0)
-    sft_schedule: str = key("cosine", "of the learning rate of imitation", choices=("cosine", "linear", "constant"))
-    sft_warmup: float = key(30.0, "updates of imitation in which it rises; below 1: a share of them", low=0)
+    sft_lr_scheduler_type: str = key(
+        "cosine", "of the learning rate of imitation", choices=("cosine", "linear", "constant")
+    )
+    sft_warmup_steps: float = key(30.0, "updates of imitation in which it rises; below 1: a share of them", low=0)
     adapter_rate: float = key(1.0, "share of the learning rates that the adapters have", low=0)
     weight_decay: float = key(0.0, "of AdamW, in imitation and reinforcement", low=0)
     rate_floor: float = key(0.0, "share of the highest learning rate that a schedule ends at", low=0, high=1)
@@ -330,22 +351,24 @@ class MindDriveProfile(_Counts, Profile):
     silence: int = key(900, "seconds without a decision after which a collector is ended; 0: never", low=0)
     algorithm: str = key("ppo", "'grpo' starts its groups from one state", choices=("ppo", "grpo"))
     actions: str = key("speed", "words that are drawn and reinforced", choices=("speed", "both"))
-    group: int = key(8, "drives from one state, for grpo", low=2)
+    num_generations: int = key(8, "drives from one state, for grpo", low=2)
     num_iterations: int = key(10, "passes over a round's decisions", low=1)
     decisions: int = key(128, "in an update", low=2)
     normalised_in: int = key(0, "of them whose advantages are normalised together; 0: all of an update", low=0)
     std: str = key("population", "standard deviation of advantages", choices=("population", "sample"))
-    rl_schedule: str = key("constant", "of its learning rate, in a round", choices=("constant", "cosine", "linear"))
-    rl_warmup: float = key(0.0, "updates of a round in which it rises; below 1: a share of them", low=0)
+    rl_lr_scheduler_type: str = key(
+        "constant", "of its learning rate, in a round", choices=("constant", "cosine", "linear")
+    )
+    rl_warmup_steps: float = key(0.0, "updates of a round in which it rises; below 1: a share of them", low=0)
     value_learns: str = key("all", "of the value: its adapter and its line, or the line alone", choices=("all", "line"))
-    micro_batch: int = key(8, "samples or decisions in one forward pass on one device", low=1)
+    per_device_train_batch_size: int = key(8, "samples or decisions in one forward pass on one device", low=1)
     decision_seconds: float = key(HELD, "that a decision holds; 0.05: one a tick of CARLA", low=TICK, high=3)
     gamma: float = key(0.99, "discount of a decision", low=0, high=1)
     lam: float = key(1.0, "how far a surprise is handed back", low=0, high=1)
-    clip: float = key(0.2, "largest change of a word's probability that is paid, as a share", low=0)
-    value_weight: float = key(0.5, "of the value's squared error", low=0)
-    kl: float = key(0.5, "weight of KL(reference || new)", low=0)
-    max_norm: float = key(1.0, "length at which gradients are cut, in imitation and reinforcement", low=0)
+    cliprange: float = key(0.2, "largest change of a word's probability that is paid, as a share", low=0)
+    vf_coef: float = key(0.5, "of the value's squared error", low=0)
+    beta: float = key(0.5, "weight of KL(reference || new)", low=0)
+    max_grad_norm: float = key(1.0, "length at which gradients are cut, in imitation and reinforcement", low=0)
     simulators: str = key(NONE, "CARLA: HOST:PORT with commas, or a file of them; 'none': the kit's world")
     chat: str = key(NONE, "folder of Chat-B2D's questions, for recorded moments; 'none': what to look out for is asked")
     routes: str = key(NONE, "folder with Bench2Drive's train.xml and heldout.xml, for simulators")
@@ -410,8 +433,8 @@ class MindDriveProfile(_Counts, Profile):
             problems.append(f"expert, twice: they are of the kit's routes, and the source is {self.source}")
         if self.sft_order == "stages" and not self.look:
             problems.append("sft_order: the first of the stages learns from questions, and look = 0 makes none")
-        if self.sft_epochs and self.balance:
-            problems.append("balance: in passes each moment comes once; set it to 0, or give sft_steps")
+        if self.sft_num_train_epochs and self.balance:
+            problems.append("balance: in passes each moment comes once; set it to 0, or give sft_max_steps")
         return problems + _wrong_about_grpo(self)
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #e26a491d

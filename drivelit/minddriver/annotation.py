@@ -169,7 +169,7 @@ class ChatTeacher:
         engine: any engine with `generate`; a ServedEngine keeps a journal
         instruction: one of INSTRUCTIONS
         seconds: that a plan covers
-        new_tokens: tokens of a thought, at most
+        max_new_tokens: tokens of a thought, at most
         temperature: of sampling
     """
 
@@ -179,11 +179,11 @@ class ChatTeacher:
         inputs: Inputs = PAPER,
         instruction: str = "short",
         seconds: float = 3.0,
-        new_tokens: int = 1024,
+        max_new_tokens: int = 1024,
         temperature: float = 0.7,
     ) -> None:
         self.engine, self.inputs, self.instruction, self.seconds = engine, inputs, instruction, seconds
-        self.new_tokens, self.temperature = new_tokens, temperature
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
 
     def think(self, scene: Scene, tried: Sequence[Try] = (), attempt: int = 0) -> str | Refusal:
         """A thought.
@@ -200,7 +200,7 @@ class ChatTeacher:
         if tried:
             text_part = messages[0]["content"][-1]
             text_part["text"] += AGAIN.format(thought=tried[-1].thought, feedback=tried[-1].feedback)
-        options = dict(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=attempt)
+        options = dict(max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=attempt)
         (reply,) = replies(self.engine, [messages], **options)
         if isinstance(reply, Refusal):
             return reply
@@ -225,11 +225,11 @@ class ChatJudge:
 
     Args:
         engine: any engine with `generate`; a ServedEngine keeps a journal
-        new_tokens: tokens of a verdict, at most
+        max_new_tokens: tokens of a verdict, at most
     """
 
-    def __init__(self, engine: Any, new_tokens: int = 512) -> None:
-        self.engine, self.new_tokens = engine, new_tokens
+    def __init__(self, engine: Any, max_new_tokens: int = 512) -> None:
+        self.engine, self.max_new_tokens = engine, max_new_tokens
 
     def judge(self, scene: Scene, thought: str) -> Verdict | ParseError:
         """Whether a thought is sound.
@@ -242,7 +242,7 @@ class ChatJudge:
             Verdict; a ParseError where the answer cannot be read, a Refusal where there is none
         """
         question = {"role": "user", "content": [{"type": "text", "text": JUDGE + thought}]}
-        (reply,) = replies(self.engine, [[question]], max_new_tokens=self.new_tokens, temperature=0.0)
+        (reply,) = replies(self.engine, [[question]], max_new_tokens=self.max_new_tokens, temperature=0.0)
         return parse_verdict(reply)
 
 

@@ -199,9 +199,9 @@ def drivers(
     return results
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
-def engine_for(policy: Policy, codec: Any, together: int = 256, memory: float | None = None) -> TransformersEngine:
-    "Who answers: the policy under the rule of the dream, `together` conversations at a time."
-    return TransformersEngine(policy, together, memory, DreamRule(policy, codec.n, codec.codes))
+def engine_for(policy: Policy, codec: Any, batch_size: int = 256, memory: float | None = None) -> TransformersEngine:
+    "Who answers: the policy under the rule of the dream, `batch_size` conversations at a time."
+    return TransformersEngine(policy, batch_size, memory, DreamRule(policy, codec.n, codec.codes))
 
 
 def engine_of(policy: Policy, profile: MindDriverProfile, codec: Any) -> Any:
@@ -272,7 +272,7 @@ def play(
         one Episode for each scene
     """
     policy.model.eval()
-    limits = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    limits = dict(max_turns=1, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
     engine = engine or engine_of(policy, profile, task.codec)
 
     def part(some, seed):
@@ -540,7 +540,9 @@ def planner(
         Planner of as many poses as the profile has points: `points` of `drive_routes`
     """
     task = task_for(profile, codec, pictures=pictures, **asked)
-    options = dict(max_turns=1, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature)
+    options = dict(
+        max_turns=1, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length, temperature=temperature
+    )
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
@@ -552,7 +554,7 @@ def planner(
         Unjudged(task),
         read,
         seed,
-        engine or engine_for(policy, codec, profile.together, profile.kept_bytes),
+        engine or engine_for(policy, codec, profile.max_num_seqs, profile.kept_bytes),
         hear=profile.hears,
         **options,
     )
@@ -581,7 +583,7 @@ def evaluate_real(
             Conversation(policy_prompt(s, inputs, profile.form, profile.seconds, horizon=profile.horizon))
             for s in moments
         ]
-        completions = engine.generate(prompts, profile.new_tokens, temperature=0)
+        completions = engine.generate(prompts, profile.max_new_tokens, temperature=0)
         answers = [parse_answer(c.text, profile.form, codec.n, codec.codes, profile.horizon) for c in completions]
         views = [get_image(s, "CAM_FRONT", codec.size) for s in moments]
         ids = codec.encode(views)

@@ -292,7 +292,7 @@ def run_start(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
         seed=seed,
         spans=spans_by_tag(policy, dict(dream="dream", answer="answer")),
         weights=profile.span_weights,
-        **sft_options(profile, steps=profile.start_steps),
+        **sft_options(profile, max_steps=profile.start_steps),
     )
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #244d83ef
@@ -353,7 +353,7 @@ def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     last_row = read_metrics(STAGES.folder(out, "start"))[-1]
     losses = {k.removeprefix("loss/"): v for k, v in last_row.items() if k.startswith("loss/")}
     recipe = (
-        f"{run_result['steps']} updates of {profile.sft_batch} at {profile.sft_lr:g} from {profile.model!r}, on "
+        f"{run_result['steps']} updates of {profile.sft_batch} at {profile.sft_learning_rate:g} from {profile.model!r}, on "
         f"{profile.train_scenes} scenes of the toy town: points alone, with the next view at "
         f"{', '.join(f'{t:g}' for t in VIEWS_AHEAD)} s before them, with a thought, and with both. Loss at the end: "
         f"{', '.join(f'{k} {v:.2f}' for k, v in losses.items())}"
@@ -514,7 +514,7 @@ def make(
     codec = codec_of(profile)
     arm_options = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **arm_options)
-    return engine_for(policy, codec, profile.together, profile.kept_bytes), policy, task
+    return engine_for(policy, codec, profile.max_num_seqs, profile.kept_bytes), policy, task
 
 
 def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class MindDriverProfile(Profile):
     @classmethod
     def keys(cls) -> dict[str, Field]:
         "The keys by name; the two stages of reinforcement are as long as rl_steps and rl_steps_plan say."
-        return {k: f for k, f in super().keys().items() if k != "rl_epochs"}
+        return {k: f for k, f in super().keys().items() if k != "rl_num_train_epochs"}
 
     @property
     def inputs(self) -> Inputs:

@@ -154,11 +154,11 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     return results
 
 
-def _means(scenes, plan, together=256):  # together: scenes held in memory at a time
+def _means(scenes, plan, batch_size=256):  # together: scenes held in memory at a time
     "The means of METRICS and of the distance of a driver's plans, over the scenes in which it has one."
     values = {m: [] for m in (*METRICS, "distance")}
-    for k in range(0, len(scenes), together):
-        pairs = [(s, p) for s in scenes[k : k + together] if (p := plan(s)) is not None]
+    for k in range(0, len(scenes), batch_size):
+        pairs = [(s, p) for s in scenes[k : k + batch_size] if (p := plan(s)) is not None]
         results = score_scenes([prepare(s) for s, _ in pairs], [p[None] for _, p in pairs]) if pairs else []
         for m in METRICS:
             values[m] += [getattr(r, m)[0] for r in results]
@@ -224,7 +224,7 @@ def play(
     """
     turns = max_turns or profile.turns
     engine, task = engine or player_for(policy, profile), task or task_for(profile, perception, turns)
-    options = dict(max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens)
+    options = dict(max_turns=turns, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
     options |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()
 
@@ -337,7 +337,7 @@ def planner(
     """
     task = task_for(profile, "kinematic", turns, images)
     options = dict(
-        max_turns=turns, max_new_tokens=profile.new_tokens, max_tokens=profile.tokens, temperature=temperature
+        max_turns=turns, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length, temperature=temperature
     )
     policy.model.eval()
 
@@ -347,7 +347,7 @@ def planner(
         return [next((p for p in plans if not isinstance(p, ParseError)), plans[0]) for plans in parsed]
 
     play_task, options = task if turns > 1 else Unjudged(task), options | dict(hear=profile.hears)
-    return by_policy(policy, play_task, read, seed, engine, profile.together, profile.kept_bytes, **options)
+    return by_policy(policy, play_task, read, seed, engine, profile.max_num_seqs, profile.kept_bytes, **options)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #6b88ef9b
 def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, samples: str | None = None) -> dict | None:

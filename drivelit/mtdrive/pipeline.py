@@ -444,7 +444,7 @@ def make(
     """
     start = trained(out, "sft_multi", seed), profile, seed
     policy = load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
-    return TransformersEngine(policy, profile.together, profile.kept_bytes), policy, task_for(profile)
+    return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes), policy, task_for(profile)
 
 
 def reinforced(

@@ -47,7 +47,7 @@ GRAPH = dict(  # given: the profile's model as it is, without training (`python 
 )
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #c41d7c89
-UPDATES = dict(  # times profile.sft_steps
+UPDATES = dict(  # times profile.sft_max_steps
     sft_single=1.0, sft_two_stage=0.4, sft_one_stage=0.5, sft_pdm=0.6, sft_multi=0.4
 )
 MIX = dict(  # stage: the data sets that it learns from
@@ -88,7 +88,9 @@ class MTDriveProfile(Profile):
     multi_repeats: int = key(1, "how often the 3-turn and mock multi-turn samples stand in sft_multi's data", low=1)
     data_understanding: int = key(0, "samples of PDM understanding; 0: as many as the scenes give", low=0)
     sft_warm: bool = key(True, "table 2: rows 3 and 4 go on from row 1, row 5 from row 4; no: from the base model")
-    sft_warm_lr: float = key(0.5, "times sft_lr in a stage that goes on from another (row 2 always does)", low=0)
+    sft_warm_lr: float = key(
+        0.5, "times sft_learning_rate in a stage that goes on from another (row 2 always does)", low=0
+    )
     sft_candidates: int = key(1, "policies of a tuning, evenly over it, of which the best is taken; 1: the last", low=1)
     choice_scenes: int = key(200, "scenes, neither learnt from nor judged on, by which it is chosen", low=1)
     w_p: float = key(0.8, "weight of PDMS, MTDrive eq. 2", low=0)
@@ -122,17 +124,19 @@ class MTDriveProfile(Profile):
         return super().amounts(train, heldout, why, far) + of_data
 
     def updates(self, stage: str, kind: str) -> dict[str, int]:
-        "A supervised stage takes a share of sft_steps, or its own data sets as often as sft_epochs says."
-        if self.rl_epochs and stage in SIZES:  # how many scenes are hard is not known before
+        "A supervised stage takes a share of sft_max_steps, or its own data sets as often as sft_num_train_epochs says."
+        if self.rl_num_train_epochs and stage in SIZES:  # how many scenes are hard is not known before
             scene_count = SIZES[stage] * self.rl_scenes
             return (
-                dict(rl=in_epochs(scene_count, self.rl_epochs, self.rl_batch) * self.batch()[2]) if scene_count else {}
+                dict(rl=in_epochs(scene_count, self.rl_num_train_epochs, self.rl_batch) * self.batch()[2])
+                if scene_count
+                else {}
             )
         if stage not in MIX:
             return super().updates(stage, kind)
-        if self.sft_steps:
-            return dict(sft=max(1, round(self.sft_steps * UPDATES[stage])))
-        return dict(sft=in_epochs(self.samples(stage), self.sft_epochs, self.sft_batch))
+        if self.sft_max_steps:
+            return dict(sft=max(1, round(self.sft_max_steps * UPDATES[stage])))
+        return dict(sft=in_epochs(self.samples(stage), self.sft_num_train_epochs, self.sft_batch))
 
     def problems(self) -> list[str]:
         "What is wrong with the keys taken together."

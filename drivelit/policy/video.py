@@ -74,21 +74,21 @@ def read_video(part: dict) -> Video:
     return Video(tuple(content), 1 / rate)
 
 # %% ../../nbs/20_policy/08_video.ipynb #f775d362
-def moments(video: Video, together: int = 2) -> list[tuple[Image.Image, ...]]:
+def moments(video: Video, temporal_patch_size: int = 2) -> list[tuple[Image.Image, ...]]:
     """The frames that share a patch.
 
     Args:
         video: F frames
-        together: temporal patch of the model
+        temporal_patch_size: temporal patch of the model
 
     Returns:
         ceil(F / together) tuples of frames; the last frame fills the last one
     """
-    frames = video.frames + (video.frames[-1],) * (-len(video.frames) % together)
-    return [frames[i : i + together] for i in range(0, len(frames), together)]
+    frames = video.frames + (video.frames[-1],) * (-len(video.frames) % temporal_patch_size)
+    return [frames[i : i + temporal_patch_size] for i in range(0, len(frames), temporal_patch_size)]
 
 
-def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, together: int = 2) -> tuple:
+def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, temporal_patch_size: int = 2) -> tuple:
     "A video's patches (T·n, 3·together·p·p) for the vision tower, and its grid (3,): T, rows, columns."
     import torch  # frames and their formats need none
 
@@ -97,22 +97,26 @@ def video_patches(prepare: Callable[[Image.Image], tuple], video: Video, togethe
     n, width = patches.shape
 
     def moment(f, k):
-        return prepared[id(f)][0].view(n, 3, together, -1)[:, :, k]
+        return prepared[id(f)][0].view(n, 3, temporal_patch_size, -1)[:, :, k]
 
-    rows = [torch.stack([moment(f, k) for k, f in enumerate(group)], 2) for group in moments(video, together)]
+    rows = [
+        torch.stack([moment(f, k) for k, f in enumerate(group)], 2) for group in moments(video, temporal_patch_size)
+    ]
     return torch.cat(rows).view(-1, width), torch.tensor([len(rows), *grid[1:].tolist()])
 
 
-def video_batch(prepare: Callable[[Image.Image], tuple], videos: Sequence[Video], together: int = 2) -> dict[str, Any]:
+def video_batch(
+    prepare: Callable[[Image.Image], tuple], videos: Sequence[Video], temporal_patch_size: int = 2
+) -> dict[str, Any]:
     "The tensors that the model wants of its videos, in the order of their placeholders; empty without any."
     import torch
 
     if not videos:
         return {}
     unique = {id(v): v for v in videos}
-    unique = {k: video_patches(prepare, v, together) for k, v in unique.items()}
+    unique = {k: video_patches(prepare, v, temporal_patch_size) for k, v in unique.items()}
     patches, grids = zip(*(unique[id(v)] for v in videos), strict=True)
-    seconds = torch.tensor([together * v.step for v in videos])
+    seconds = torch.tensor([temporal_patch_size * v.step for v in videos])
     return dict(pixel_values_videos=torch.cat(patches), video_grid_thw=torch.stack(grids), second_per_grid_ts=seconds)
 
 # %% ../../nbs/20_policy/08_video.ipynb #bfilm002

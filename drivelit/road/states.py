@@ -101,18 +101,18 @@ def errors(plans: Sequence[np.ndarray | ParseError], scenes: Sequence[Scene]) ->
     return lateral | {"way, 1 s": way, "flat": float((np.abs(predicted[..., 1]) < 0.005).all(1).mean())} | out
 
 
-def asked(planner: Planner, scenes: Sequence[Scene], together: int = 64) -> list[np.ndarray | ParseError]:
+def asked(planner: Planner, scenes: Sequence[Scene], batch_size: int = 64) -> list[np.ndarray | ParseError]:
     """What a policy would do at states, one by one.
 
     Args:
         planner: of `load_planner`
-        together: states in a batch
+        batch_size: states in a batch
 
     Returns:
         list of (n, 3) poses, or why there is none
     """
     worlds = [SimpleNamespace(scene=s) for s in scenes]
-    return [p for k in range(0, len(worlds), together) for p in planner(worlds[k : k + together], 0)]
+    return [p for k in range(0, len(worlds), batch_size) for p in planner(worlds[k : k + batch_size], 0)]
 
 # %% ../../nbs/60_road/15_states.ipynb #b828d144
 NETWORK, FLOOR = "network on the base's eyes", "network without eyes"

@@ -120,7 +120,7 @@ class Episode:
         texts: completions, one for each turn
         rewards: name -> number, one dict for each turn
         infos: one dict for each turn
-        truncated: it ran into max_tokens
+        truncated: it ran into max_length
         failed: why it could not go on: the engine refused, or a picture cannot be read; the next turn has no words and
             no reward; "" for a whole episode
     """
@@ -362,14 +362,14 @@ class _Table:
 
     def _add(self, episode, completion, step, room):
         "Append a turn and what the task answered; whether the episode goes on."
-        max_turns, max_new_tokens, max_tokens = self.limits
+        max_turns, max_new_tokens, max_length = self.limits
         add_completion(episode, completion, episode.turns)
         episode.rewards.append(step.rewards)
         episode.infos.append(step.info)
         continues = step.messages is not None and episode.turns < max_turns
         try:
             closed = completion.stop == "eos"
-            fits = continues and add_messages(self.policy, episode, step.messages, closed, max_tokens)
+            fits = continues and add_messages(self.policy, episode, step.messages, closed, max_length)
         except PictureError as e:
             episode.failed = str(e)
             return False
@@ -403,7 +403,7 @@ def _as_they_come(engine, table, sampling):
             requests += [table.ask(i) for i in going]
 
 # %% ../../nbs/30_rollout/00_rollout.ipynb #4140376a
-def _begin_all(policy, task, scenes, places, max_tokens, finished):
+def _begin_all(policy, task, scenes, places, max_length, finished):
     "Episodes with their prompts, and the opening of each. One whose picture cannot be read has failed."
     if len(places) != len(scenes):
         raise ValueError(f"places: {len(places)} for {len(scenes)} scenes")
@@ -417,8 +417,8 @@ def _begin_all(policy, task, scenes, places, max_tokens, finished):
         except PictureError as why:
             episodes.append(_refused(policy, scene, why))
             continue
-        if e.prompt_length >= max_tokens:
-            raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_tokens is {max_tokens}")
+        if e.prompt_length >= max_length:
+            raise ValueError(f"scene {e.scene_id}: the prompt has {e.prompt_length} tokens, max_length is {max_length}")
         episodes.append(e)
     return episodes, openings
 
@@ -431,7 +431,7 @@ def rollout(
     *,
     max_turns: int = 6,
     max_new_tokens: int = 128,
-    max_tokens: int = 11_500,
+    max_length: int = 11_500,
     temperature: float = 1.0,
     top_p: float = 1.0,
     seed: int | None = None,
@@ -451,7 +451,7 @@ def rollout(
         scenes: repeat a scene to play it several times
         max_turns: of an episode
         max_new_tokens: of each turn
-        max_tokens: of an episode
+        max_length: of an episode
         temperature: 0: the most likely tokens
         top_p: share of the probability mass that is drawn from
         seed: of each answer `seed_of`, and of a batch that is drawn together seed * 1000 + turn; None: another one each
@@ -475,10 +475,10 @@ def rollout(
     """
     scenes = list(scenes)
     places, known = [(0, 1)] * len(scenes) if places is None else list(places), known or {}
-    episodes, openings = _begin_all(policy, task, scenes, places, max_tokens, known)
+    episodes, openings = _begin_all(policy, task, scenes, places, max_length, known)
     states = [TurnState(s, e.messages, 0) for s, e in zip(scenes, episodes, strict=True)]
     groups = np.cumsum([place == 0 for place, _ in places]).tolist()
-    limits = max_turns, max_new_tokens, max_tokens
+    limits = max_turns, max_new_tokens, max_length
     table = _Table(policy, task, episodes, states, openings, groups, limits, seed, on_episode, on_group, known, first)
     sampling = dict(temperature=temperature, top_p=top_p)
     if max_turns > 0 and table.open:

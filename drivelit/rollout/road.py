@@ -52,7 +52,7 @@ def by_policy(
     read: Read,
     seed: int = 0,
     engine: Any = None,
-    together: int = 32,
+    batch_size: int = 32,
     memory: float | None = None,
     hear: Callable[[Scene], Scene] = lambda scene: scene,
     **options: Any,
@@ -65,15 +65,15 @@ def by_policy(
             not shown conversations that the engine refused
         seed: of sampled words; those of a decision depend on who else still drives
         engine: who answers; default: the policy
-        together: conversations in a batch of the default engine
+        batch_size: conversations in a batch of the default engine
         memory: of the default engine, as it takes it
         hear: what the navigator tells the policy: the moment -> as it is heard
-        options: max_turns, max_new_tokens, max_tokens, temperature, top_p: as `rollout` takes them
+        options: max_turns, max_new_tokens, max_length, temperature, top_p: as `rollout` takes them
 
     Returns:
         Planner
     """
-    engine = engine or TransformersEngine(policy, together, memory)
+    engine = engine or TransformersEngine(policy, batch_size, memory)
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
         moments = [hear(w.scene) for w in worlds]

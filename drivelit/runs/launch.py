@@ -88,7 +88,9 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
     addresses = [ADDRESS.fullmatch(url.strip()).groups() for url in p.player.split(",") if p.player != "here"]
     hosts, per_server = [host for host, _ in addresses], profile.player_gpus
     for k, (host, port) in enumerate(addresses):
-        settings = dict(HOST=host, MAX_MODEL_LEN=p.tokens, IMAGES=p.pictures()) | (dict(LORA_RANK=rank) if rank else {})
+        settings = dict(HOST=host, MAX_MODEL_LEN=p.max_length, IMAGES=p.pictures()) | (
+            dict(LORA_RANK=rank) if rank else {}
+        )
         if per_server > 1 or hosts.count(host) > 1:  # its own GPUs of its machine
             first_gpu = per_server * hosts[:k].count(host)
             settings = (

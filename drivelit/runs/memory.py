@@ -203,7 +203,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     state = stage != "evaluation"
     # four patches of 14 x 14 pixels are merged into one token
     n_pass = p.in_a_pass("sft" if stage == "sft" else "rl")
-    tokens, patches = n_pass * p.tokens, p.pictures() * image_tokens(p.image_size) * 4
+    tokens, patches = n_pass * p.max_length, p.pictures() * image_tokens(p.image_size) * 4
     layer = (n - eyes) // text.num_hidden_layers
     extra_players = p.beside(stage)
     own_process = stage == "evaluation" or (
@@ -214,16 +214,16 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     gather_bytes = 4 * text.vocab_size * text.hidden_size if stage == "play" and extra_players else gather_bytes
     # linear layers as autocast would round them; what embeds words is not rounded
     copy = 4 * trained if rank else weight_bytes * trained + (4 - weight_bytes) * text.vocab_size * text.hidden_size
-    penalty = state and stage != "sft" and p.kl
-    at_once = min(p.together, math.ceil(p.batch()[1] / gpus) if stage == "play" else p.eval_scenes)
+    penalty = state and stage != "sft" and p.beta
+    at_once = min(p.max_num_seqs, math.ceil(p.batch()[1] / gpus) if stage == "play" else p.eval_scenes)
     # a player plays a group at a time; while updates are made it holds its weights alone
-    live_episodes = 0 if updates else at_once * own_process + min(p.together, p.group) * extra_players
+    live_episodes = 0 if updates else at_once * own_process + min(p.max_num_seqs, p.num_generations) * extra_players
     heads = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
 
     def wide(part):
         return weight_bytes * (3 * part.intermediate_size + 4 * part.hidden_size)  # one layer, nothing kept for later
 
-    read = max((p.tokens - p.new_tokens) * wide(text), patches * wide(vision))
+    read = max((p.max_length - p.max_new_tokens) * wide(text), patches * wide(vision))
     processes = extra_players + 1
     parts = dict(
         weights=(4 * trained + weight_bytes * frozen) / shares if state else weight_bytes * n,
@@ -238,15 +238,15 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         * bool(penalty),
         activations=updates
         * tokens
-        * _left_behind(weight_bytes, text.hidden_size, text.num_hidden_layers, p.checkpointing),
+        * _left_behind(weight_bytes, text.hidden_size, text.num_hidden_layers, p.gradient_checkpointing),
         pictures=updates
         * n_pass
         * patches
-        * _left_behind(weight_bytes * sees, vision.hidden_size, vision.depth, p.checkpointing),
+        * _left_behind(weight_bytes * sees, vision.hidden_size, vision.depth, p.gradient_checkpointing),
         pixels=updates * n_pass * patches * 4 * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
         # reinforcement runs the output head on a few tokens at a time; tuning has all logits and their gradient
         logits=text.vocab_size * (min(tokens, _AT_ONCE) * 20 if stage == "rl" else tokens * 8) * updates,
-        cache=live_episodes * p.tokens * 2 * text.num_hidden_layers * heads * weight_bytes,
+        cache=live_episodes * p.max_length * 2 * text.num_hidden_layers * heads * weight_bytes,
         reading=live_episodes * read,
         players=extra_players * weight_bytes * n * (p.player == "here"),
         others=0 if stage == "sft" else processes * _others(p.other_models()),
@@ -273,8 +273,8 @@ def stages_memory(profile: Profile) -> dict[str, dict[str, float]]:
 def prepared_pictures(profile: Profile) -> float:
     "GB (1e9 bytes, CPU) of all prepared pictures of a rollout batch; at most `picture_cache` are kept."
     p = profile
-    episodes = math.ceil(p.rl_batch * p.group / max(p.rl_gpus, 1))
-    different = math.ceil(episodes / p.group) + episodes * (p.pictures() - 1)
+    episodes = math.ceil(p.rl_batch * p.num_generations / max(p.rl_gpus, 1))
+    different = math.ceil(episodes / p.num_generations) + episodes * (p.pictures() - 1)
     # four patches of 14 x 14 pixels are merged into one token; each is stored twice, in three colours, as float32
     return different * image_tokens(p.image_size) * 4 * (2 * 3 * 14 * 14) * 4 / 1e9
 
@@ -283,9 +283,14 @@ def remedy(profile: Profile, stage: str) -> str:
     "The first change of one key that makes a stage fit, in text, or which part is the largest."
     p, config = profile, model_config(profile.model)
     gpus = "sft_gpus" if stage == "sft" else "rl_gpus"
-    changes = [dict(sharding=True), dict(checkpointing=True), dict(precision="bf16"), dict(micro_batch=1)]
+    changes = [
+        dict(sharding=True),
+        dict(gradient_checkpointing=True),
+        dict(precision="bf16"),
+        dict(per_device_train_batch_size=1),
+    ]
     changes += [dict(players=n) for n in (1, 0) if n < p.players]
-    changes += [dict(together=n) for n in (64, 16, 4) if n < p.together]
+    changes += [dict(max_num_seqs=n) for n in (64, 16, 4) if n < p.max_num_seqs]
     changes += [dict(collector_gpus=n) for n in (2, 4, 8) if n > getattr(p, "collector_gpus", n)]
     changes += [{gpus: getattr(p, gpus) * k} for k in (2, 4) if getattr(p, gpus)]
     changes += [dict(lora_rank=32)]

@@ -38,7 +38,7 @@ SEED_STEP = 1_000_003  # far beyond the small numbers that stages add to a seed
 def cut_into_parts(profile: Profile, scenes: Sequence, seed: int) -> list[tuple[Sequence, int]]:
     "The parts (scenes, seed) of a play, in order; the first has its seed. Scenes on disk are not read."
     scenes = scenes if isinstance(scenes, Shards) else list(scenes)
-    size = profile.together if profile.sft_gpus + profile.rl_gpus else max(len(scenes), 1)
+    size = profile.max_num_seqs if profile.sft_gpus + profile.rl_gpus else max(len(scenes), 1)
     return [(scenes[i : i + size], seed + SEED_STEP * k) for k, i in enumerate(range(0, len(scenes), size))]
 
 # %% ../../nbs/42_runs/20_plays.ipynb #e98b2f2c
@@ -132,7 +132,7 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
 
     Args:
         policy: writes; without adapters, where servers play; from now on in the precision of the profile
-        profile: its `player`, `together`, `kv_memory` and precision
+        profile: its `player`, `max_num_seqs`, `kv_memory` and precision
         rule: what may be said where
 
     Returns:
@@ -147,7 +147,7 @@ def player_for(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
 
     policy.bf16 = policy.bf16 or profile.in_bf16()
     if profile.player == "here":
-        return TransformersEngine(policy, profile.together, profile.kept_bytes, rule)
+        return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes, rule)
     place = _PLACE.get()
     folder = place.folder.parent / "served" if place else Path(tempfile.mkdtemp()) / "served"
     servers = [url.strip() for url in profile.player.split(",")]

@@ -137,7 +137,7 @@ def checkpoint_bytes(profile: Profile, stage: str, config: Any = None) -> dict[s
     frozen = 0 if rank else weight_bytes * (n - trained)
     # linear layers of the reference are kept as autocast rounds them
     copy = 4 * trained if rank else weight_bytes * trained + (4 - weight_bytes) * table
-    refreshed = stage == "rl" and p.kl and p.reference_every
+    refreshed = stage == "rl" and p.beta and p.reference_every
     return dict(weights=4 * trained + frozen + twice, adam=8 * trained, reference=copy if refreshed else 0)
 
 # %% ../../nbs/42_runs/06_preview.ipynb #c4e0a006
@@ -215,7 +215,7 @@ def serving(profile: Profile) -> list[str]:
         return []
     p, count = profile, len(profile.player.split(","))
     episodes, (seconds, origin) = p.batch()[1], p.STEP
-    tokens = episodes * p.answers() * p.new_tokens
+    tokens = episodes * p.answers() * p.max_new_tokens
     took = f"{tokens / RATE / count:,.0f} s by {count} at {RATE:,} tokens a second each, which is assumed"
     took += (
         f"; in the {seconds} s of a whole step ({origin}) by {math.ceil(tokens / RATE / seconds)}" if seconds else ""
@@ -263,10 +263,10 @@ def preview(
         "",
         f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
         f"  reinforcement: {n['rl_steps']:,} steps of {p.batch()[1]:,} episodes, {n['rl_updates']:,} updates, "
-        f"{n['rl_episodes']:,} episodes, {n['rl_epochs']:.1f} epochs of {available.rl_scenes:,} scenes",
+        f"{n['rl_episodes']:,} episodes, {n['rl_num_train_epochs']:.1f} epochs of {available.rl_scenes:,} scenes",
         f"  tokens: {image_tokens(p.image_size):,} a picture, {p.pictures()} at most, "
-        f"+ {p.answers()} x {p.new_tokens} of answers, at most {p.tokens * p.questions():,} an episode "
-        f"and {n['rl_episodes'] * p.tokens * p.questions() / 1e6:,.1f} million in reinforcement",
+        f"+ {p.answers()} x {p.max_new_tokens} of answers, at most {p.max_length * p.questions():,} an episode "
+        f"and {n['rl_episodes'] * p.max_length * p.questions() / 1e6:,.1f} million in reinforcement",
     ]
     unmeasured = f"unknown; `python -m drivelit plan {p.system}.{p.name} --measured RUN` has them from measured steps"
     page += [f"  hours: {line}" for line in list(hours) or [unmeasured]]

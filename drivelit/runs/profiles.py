@@ -135,7 +135,7 @@ class Devices:
 
     def saved(self, kind: str) -> tuple[int, float, int]:
         "Checkpoints of an `sft` or `rl` stage: how many stay, minutes (0: updates count), updates between."
-        updates = self.save_every if kind == "sft" else max(1, self.save_every // 5) * self.batch()[2]
+        updates = self.save_steps if kind == "sft" else max(1, self.save_steps // 5) * self.batch()[2]
         return 2, self.save_minutes, updates
 
     def reference_apart(self) -> bool:
@@ -167,7 +167,7 @@ class Derived(Devices):
         return max(3, *(math.ceil(-2 * t) for _, t in self.shows()), 0), 8
 
     def questions(self) -> int:
-        "Questions in an episode that are read anew, each of `tokens` at most; a system says its own."
+        "Questions in an episode that are read anew, each of `max_length` at most; a system says its own."
         return 1
 
     def trains(self, kind: str) -> tuple[int, bool]:
@@ -180,7 +180,11 @@ class Derived(Devices):
 
     def batch(self) -> tuple[int, int, int]:
         "Scenes and episodes of a rollout batch, and the updates over it; a system says its own."
-        return self.rl_batch, self.rl_batch * self.group, self.rl_batch // self.rl_mini_batch * self.num_iterations
+        return (
+            self.rl_batch,
+            self.rl_batch * self.num_generations,
+            self.rl_batch // self.rl_mini_batch * self.num_iterations,
+        )
 
     def in_bf16(self) -> bool:
         "Whether activations are in bf16; a run has measured what `auto` is, and before that it is bf16 with GPUs."
@@ -188,19 +192,19 @@ class Derived(Devices):
 
     def groups(self) -> tuple[int, ...]:
         "Episodes of a scene in the stages of reinforcement; a system says its own."
-        return (self.group,)
+        return (self.num_generations,)
 
     def rollout_batches(self, times: int = 1) -> int:
         "Rollout batches of a stage of reinforcement that is so many times as long as the profile says."
-        return times * self.rl_steps or in_epochs(self.rl_scenes, times * self.rl_epochs, self.batch()[0])
+        return times * self.rl_steps or in_epochs(self.rl_scenes, times * self.rl_num_train_epochs, self.batch()[0])
 
     def in_a_pass(self, kind: str) -> int:
         "Samples in one forward pass of an 'sft' or 'rl' stage; a system says its own."
         tuned, rl_samples = (
             self.sft_batch // max(self.sft_gpus, 1),
-            self.rl_mini_batch * self.group // max(self.rl_gpus, 1),
+            self.rl_mini_batch * self.num_generations // max(self.rl_gpus, 1),
         )
-        return self.micro_batch or (tuned if kind == "sft" else rl_samples)
+        return self.per_device_train_batch_size or (tuned if kind == "sft" else rl_samples)
 
     def samples(self) -> int:
         "Samples of supervised tuning that the keys name; 0: as many as the scenes give."
@@ -253,7 +257,7 @@ class Profile(Derived):
     """
 
     system: ClassVar[str] = ""  # a name in the table of systems
-    FEW: ClassVar[dict[str, int]] = dict(train_scenes=2, eval_scenes=2, rl_scenes=2, rl_steps=2, sft_steps=2)
+    FEW: ClassVar[dict[str, int]] = dict(train_scenes=2, eval_scenes=2, rl_scenes=2, rl_steps=2, sft_max_steps=2)
     STEP: ClassVar[tuple[int, str]] = (0, "")  # seconds of a step of reinforcement in its paper, and where it says so
     STATED: ClassVar[dict[str, str]] = {}  # stage -> what its paper says that it takes
     name: str
@@ -262,8 +266,8 @@ class Profile(Derived):
     tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
     image_size: tuple[int, ...] = key((168, 84), "width, height in pixels", low=28)
     images: str = key("auto", "of prompts: as a scene has them; required: a scene without is left out", choices=IMAGES)
-    tokens: int = same(EpisodeSettings, "max_tokens", low=1)
-    new_tokens: int = same(EpisodeSettings, "max_new_tokens", low=1)
+    max_length: int = same(EpisodeSettings, "max_length", low=1)
+    max_new_tokens: int = same(EpisodeSettings, "max_new_tokens", low=1)
     train_scenes: int = key(1500, "scenes to learn from", low=1)
     train_late: float = key(3.0, "seconds by which those of train_aside begin later, at most", low=0, high=3)
     train_aside: float = key(
@@ -273,27 +277,29 @@ class Profile(Derived):
     navigator: str = key("command", "what a policy hears of its route: the command, or points too", choices=NAVIGATORS)
     navigator_noise: float = key(0.0, "metres: deviation of the position that points are told from", low=0)
     eval_scenes: int = key(96, "held-out scenes", low=1)
-    sft_epochs: float = key(0.0, "passes over the samples; 0: by sft_steps", low=0)
-    sft_steps: int = key(400, "updates; 0: by sft_epochs", low=0)
+    sft_num_train_epochs: float = key(0.0, "passes over the samples; 0: by sft_max_steps", low=0)
+    sft_max_steps: int = key(400, "updates; 0: by sft_num_train_epochs", low=0)
     sft_batch: int = key(32, "samples in an update, over all GPUs", low=1)
-    sft_lr: float = same(TuningSettings, "learning_rate", low=0)
-    sft_schedule: str = same(TuningSettings, "lr_scheduler_type", choices=SCHEDULES)
-    sft_warmup: float = same(TuningSettings, "warmup_steps", low=0)
+    sft_learning_rate: float = same(TuningSettings, "learning_rate", low=0)
+    sft_lr_scheduler_type: str = same(TuningSettings, "lr_scheduler_type", choices=SCHEDULES)
+    sft_warmup_steps: float = same(TuningSettings, "warmup_steps", low=0)
     sft_distance: float = same(TuningSettings, "distance", low=0)
     sft_dataloader_num_workers: int = key(0, "processes beside each GPU's that open and cut pictures; 0: none", low=0)
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", low=0)
     rl_scenes: int = key(400, "scenes to reinforce on", low=1)
-    rl_epochs: float = key(0.0, "passes over the scenes that there are to reinforce on; 0: by rl_steps", low=0)
-    rl_steps: int = key(30, "rollout batches; 0: by rl_epochs", low=0)
-    rl_batch: int = key(8, "scenes in a rollout batch, each played `group` times", low=1)
+    rl_num_train_epochs: float = key(
+        0.0, "passes over the scenes that there are to reinforce on; 0: by rl_steps", low=0
+    )
+    rl_steps: int = key(30, "rollout batches; 0: by rl_num_train_epochs", low=0)
+    rl_batch: int = key(8, "scenes in a rollout batch, each played `num_generations` times", low=1)
     rl_mini_batch: int = key(8, "scenes in an update", low=1)
-    group: int = same(EpisodeSettings, "num_generations", low=2)
-    rl_lr: float = same(EpisodeSettings, "learning_rate", low=0)
-    rl_schedule: str = same(EpisodeSettings, "lr_scheduler_type", choices=SCHEDULES)
-    rl_warmup: float = same(EpisodeSettings, "warmup_steps", low=0)
+    num_generations: int = same(EpisodeSettings, "num_generations", low=2)
+    rl_learning_rate: float = same(EpisodeSettings, "learning_rate", low=0)
+    rl_lr_scheduler_type: str = same(EpisodeSettings, "lr_scheduler_type", choices=SCHEDULES)
+    rl_warmup_steps: float = same(EpisodeSettings, "warmup_steps", low=0)
     epsilon: float = same(EpisodeSettings, "epsilon", low=0)
     epsilon_high: float = key(0.0, "and at 1 + epsilon_high; 0: 1 + epsilon", low=0)
-    kl: float = same(EpisodeSettings, "beta", low=0)
+    beta: float = same(EpisodeSettings, "beta", low=0)
     reference_every: int = same(EpisodeSettings, "reference_every", low=0)
     std: str = same(EpisodeSettings, "std", choices=("population", "sample"))
     num_iterations: int = same(EpisodeSettings, "num_iterations", low=1)
@@ -301,9 +307,11 @@ class Profile(Derived):
     eval_play: str = key("both", "how held-out scenes are played", choices=("greedy", "sampled", "both"))
     eval_temperature: float = key(-1.0, "of sampling in evaluation; -1: as in training", low=-1)
     rl_gpus: int = key(0, "GPUs of reinforcement; 0: the CPU", low=0)
-    micro_batch: int = key(0, "samples in one forward pass on one device; 0: a device's part of an update", low=0)
-    checkpointing: bool = key(False, "recompute activations in the backward pass")
-    together: int = same(EpisodeSettings, "together", low=1)
+    per_device_train_batch_size: int = key(
+        0, "samples in one forward pass on one device; 0: a device's part of an update", low=0
+    )
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
+    max_num_seqs: int = same(EpisodeSettings, "max_num_seqs", low=1)
     kv_memory: float = same(EpisodeSettings, "kv_memory", low=0)
     picture_cache: float = same(EpisodeSettings, "picture_cache", low=0)
     player: str = same(EpisodeSettings, "player")
@@ -323,9 +331,9 @@ class Profile(Derived):
     workers: int = key(2, "stages side by side, a process each; 0: all in one process", low=0)
     row_workers: int = key(0, "processes that make rows of scenes; 0: that of the stage, -1: one for each core", low=-1)
     save_minutes: float = same(
-        TuningSettings, "save_minutes", "minutes between checkpoints, in place of save_every; 0: by save_every", low=0
+        TuningSettings, "save_minutes", "minutes between checkpoints, in place of save_steps; 0: by save_steps", low=0
     )
-    save_every: int = same(
+    save_steps: int = same(
         TuningSettings, "save_steps", "updates between checkpoints (rollout batches: a fifth of it)", low=1
     )
     origin: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -719,21 +727,21 @@ def conflicts(profile: Profile) -> list[str]:
         out.append(f"image_size: {len(p.image_size)} numbers, expected width, height")
     elif is_small(p.model) and any(n % 28 for n in p.image_size):
         out.append(f"image_size: {p.image_size} is no multiple of 28")
-    elif (need := image_tokens(p.image_size) * p.pictures() + p.answers() * p.new_tokens) > p.tokens:
+    elif (need := image_tokens(p.image_size) * p.pictures() + p.answers() * p.max_new_tokens) > p.max_length:
         out.append(
-            f"tokens: {p.tokens} cannot hold {p.pictures()} pictures and {p.answers()} answers "
-            f"of {p.new_tokens} ({need})"
+            f"max_length: {p.max_length} cannot hold {p.pictures()} pictures and {p.answers()} answers "
+            f"of {p.max_new_tokens} ({need})"
         )
     if p.rl_batch % p.rl_mini_batch:
         out.append(f"rl_mini_batch: {p.rl_mini_batch} does not divide rl_batch {p.rl_batch}")
-    if p.sft_epochs and p.sft_steps:
-        out.append("sft_epochs, sft_steps: one of them must be 0")
-    if p.sft_epochs and not p.samples():
-        out.append("sft_epochs: needs the numbers of samples (data_...)")
-    if not p.sft_epochs and not p.sft_steps:
-        out.append("sft_epochs, sft_steps: both are 0, so nothing is tuned")
-    if "rl_epochs" in p.keys() and bool(p.rl_epochs) == bool(p.rl_steps):
-        out.append("rl_epochs, rl_steps: one of them must be 0, and only one")
+    if p.sft_num_train_epochs and p.sft_max_steps:
+        out.append("sft_num_train_epochs, sft_max_steps: one of them must be 0")
+    if p.sft_num_train_epochs and not p.samples():
+        out.append("sft_num_train_epochs: needs the numbers of samples (data_...)")
+    if not p.sft_num_train_epochs and not p.sft_max_steps:
+        out.append("sft_num_train_epochs, sft_max_steps: both are 0, so nothing is tuned")
+    if "rl_num_train_epochs" in p.keys() and bool(p.rl_num_train_epochs) == bool(p.rl_steps):
+        out.append("rl_num_train_epochs, rl_steps: one of them must be 0, and only one")
     for k, n in dict(sft_gpus=p.sft_gpus, rl_gpus=p.rl_gpus).items():
         if n > gpus_per_node() and n % gpus_per_node():
             out.append(f"{k}: {n} are no whole machines of {gpus_per_node()} GPUs (DRIVELIT_PER_NODE)")
@@ -746,16 +754,16 @@ def conflicts(profile: Profile) -> list[str]:
                 f"groups of {group}) cannot be shared out to {p.rl_gpus} GPUs"
             )
     for kind in ("sft", "rl"):
-        has_schedule, warmup = f"{kind}_schedule" in p.keys(), getattr(p, f"{kind}_warmup")
-        if has_schedule and getattr(p, f"{kind}_schedule") == "constant" and warmup:
+        has_schedule, warmup = f"{kind}_lr_scheduler_type" in p.keys(), getattr(p, f"{kind}_warmup_steps")
+        if has_schedule and getattr(p, f"{kind}_lr_scheduler_type") == "constant" and warmup:
             out.append(
-                f"{kind}_schedule: 'constant' does not rise, and {kind}_warmup is {warmup:g}; constant_with_warmup, or "
-                f"{kind}_warmup = 0"
+                f"{kind}_lr_scheduler_type: 'constant' does not rise, and {kind}_warmup_steps is {warmup:g}; constant_with_warmup, or "
+                f"{kind}_warmup_steps = 0"
             )
     if p.attn_implementation == "flash_attention_2" and not p.in_bf16():
         out.append(f"attn_implementation: flash_attention_2 needs precision = bf16, and it is {p.precision}")
-    if p.reference_every and not p.kl:
-        out.append("reference_every: without kl there is no reference to refresh")
+    if p.reference_every and not p.beta:
+        out.append("reference_every: without beta there is no reference to refresh")
     if p.player != "here" and (bad_urls := [u for u in p.player.split(",") if not ADDRESS.fullmatch(u.strip())]):
         out.append(f"player: {bad_urls[0].strip()!r} is neither 'here' nor an address such as http://node1:8000")
     elif p.player != "here":
@@ -790,10 +798,10 @@ def steps(profile: Profile) -> dict[str, float]:
     """Updates, episodes and epochs that follow from a profile.
 
     Returns:
-        dict of counts: sft_updates, sft_samples, rl_steps, rl_episodes, rl_updates, rl_epochs
+        dict of counts: sft_updates, sft_samples, rl_steps, rl_episodes, rl_updates, rl_num_train_epochs
     """
     p, rollouts = profile, profile.rollout_batches()
-    sft = p.tunings() * (p.sft_steps or in_epochs(p.samples(), p.sft_epochs, p.sft_batch))
+    sft = p.tunings() * (p.sft_max_steps or in_epochs(p.samples(), p.sft_num_train_epochs, p.sft_batch))
     scenes, episodes, updates = p.batch()
     return dict(
         sft_updates=sft,
@@ -801,7 +809,7 @@ def steps(profile: Profile) -> dict[str, float]:
         rl_steps=rollouts,
         rl_episodes=rollouts * episodes,
         rl_updates=rollouts * updates,
-        rl_epochs=rollouts * scenes / p.rl_scenes,
+        rl_num_train_epochs=rollouts * scenes / p.rl_scenes,
     )
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #ddd414b8
@@ -824,31 +832,34 @@ def named(cls: type, kind: str) -> dict[str, str]:
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #f501ee38
 def sft_options(
-    profile: Profile, share: float = 1.0, rate: float = 1.0, steps: int | None = None, epochs: float | None = None
+    profile: Profile,
+    share: float = 1.0,
+    rate: float = 1.0,
+    max_steps: int | None = None,
+    num_train_epochs: float | None = None,
 ) -> dict[str, Any]:
     """The arguments of `train_sft` that a profile fixes.
 
     Args:
-        share: of `sft_steps` that this stage takes; with `sft_epochs` the data decide
-        rate: times `sft_lr`
-        steps: updates of this stage instead of the profile's; or
-        epochs: passes over its rows
+        share: of `sft_max_steps` that this stage takes; with `sft_num_train_epochs` the data decide
+        rate: times `sft_learning_rate`
+        max_steps: updates of this stage instead of the profile's; or
+        num_train_epochs: passes over its rows
 
     Returns:
         dict of keyword arguments
     """
-    if not steps and not epochs:
+    if not max_steps and not num_train_epochs:
         # rounding a small share must not leave a stage without any update
-        steps = max(1, round(profile.sft_steps * share)) if profile.sft_steps else 0
-    same_name = {name: getattr(profile, k) for k, name in named(type(profile), "sft").items() if name != "steps"}
-    length = dict(steps=steps) if steps else dict(epochs=epochs or profile.sft_epochs)
-    return (
-        same_name
-        | length
-        | dict(
-            lr=profile.sft_lr * rate, save_steps=profile.save_every, max_length=profile.tokens, bf16=profile.in_bf16()
-        )
+        max_steps = max(1, round(profile.sft_max_steps * share)) if profile.sft_max_steps else 0
+    options = {name: getattr(profile, k) for k, name in named(type(profile), "sft").items()}
+    del options["max_steps"], options["num_train_epochs"]  # one of them
+    options |= (
+        dict(max_steps=max_steps)
+        if max_steps
+        else dict(num_train_epochs=num_train_epochs or profile.sft_num_train_epochs)
     )
+    return options | dict(learning_rate=profile.sft_learning_rate * rate, bf16=profile.in_bf16())
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #3d977bc1
 def rl_options(profile: Profile, times: int = 1) -> dict[str, Any]:
@@ -860,15 +871,12 @@ def rl_options(profile: Profile, times: int = 1) -> dict[str, Any]:
     Returns:
         dict of keyword arguments
     """
-    same_name = {name: getattr(profile, k) for k, name in named(type(profile), "rl").items()}
-    return same_name | dict(
-        {name: times * same_name[name] for name in ("steps", "epochs") if same_name.get(name)},
-        beta=profile.kl,
+    options = {name: getattr(profile, k) for k, name in named(type(profile), "rl").items()}
+    return options | dict(
+        {name: times * options[name] for name in ("steps", "num_train_epochs") if options.get(name)},
         sharding=profile.shards("rl"),
         epsilon_high=profile.epsilon_high or None,  # TRL: as epsilon
         # a rollout batch costs several times what a supervised update costs, so it is kept five times as often
-        save_steps=max(1, profile.save_every // 5),
+        save_steps=max(1, profile.save_steps // 5),
         bf16=profile.in_bf16(),
-        max_new_tokens=profile.new_tokens,
-        max_tokens=profile.tokens,
     )

@@ -435,7 +435,7 @@ def read_record(path: str | Path) -> Record:
 
 # %% ../../nbs/42_runs/50_record.ipynb #6c0d5758
 # They say where and how a run was made; they change no result by intent.
-WHERE_ONLY = ("seeds", "workers", "save_every", "save_minutes", "together", "kv_memory", "sharding", "origin")
+WHERE_ONLY = ("seeds", "workers", "save_steps", "save_minutes", "max_num_seqs", "kv_memory", "sharding", "origin")
 WHERE_ONLY += ("sft_gpus", "rl_gpus")
 DIGITS = 1e-6  # the same sums differ by less from machine to machine
 

@@ -48,7 +48,8 @@ def _fewer(p):
 
     limits = {k: at_most(k, v) for k, v in p.FEW.items() if k in p.keys()}
     epochs = [k for k in p.keys() if k.endswith("_epochs") and getattr(p, k)]
-    steps = [k.replace("_epochs", "_steps") for k in epochs]
+    counted = dict(sft_num_train_epochs="sft_max_steps", rl_num_train_epochs="rl_steps")
+    steps = [counted.get(k, k.replace("_epochs", "_steps")) for k in epochs]
     return limits | dict.fromkeys(epochs, 0.0) | {k: 2 for k in steps if k in p.keys()}
 
 
@@ -59,7 +60,7 @@ def _batches(p, sft, rl):
     if "rl_mini_batch" not in p.keys():
         return out
     scenes, together = range(1, p.rl_mini_batch + 1), p.in_a_pass("rl") * max(rl, 1)
-    mini = next((n for n in scenes if n * p.group % together == 0), p.rl_mini_batch)
+    mini = next((n for n in scenes if n * p.num_generations % together == 0), p.rl_mini_batch)
     return out | dict(rl_mini_batch=mini, rl_batch=mini * min(2, p.rl_batch // p.rl_mini_batch))
 
 
@@ -328,7 +329,7 @@ def obstacles(profile: Profile, stages: dict[str, dict], out: str | Path) -> lis
     for stage, row in stages.items():
         cut = row.get("truncated", 0)
         if cut:
-            messages.append(f"tokens: {cut:.0%} of the episodes of {stage} ran into the limit of {p.tokens:,}")
+            messages.append(f"max_length: {cut:.0%} of the episodes of {stage} ran into the limit of {p.max_length:,}")
     return list(dict.fromkeys(messages))
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #c1aad217
@@ -439,7 +440,7 @@ def rehearse(
         result = dict(
             profile=f"{profile.system}.{profile.name}",
             rehearsed={k: getattr(small, k) for k in small.keys() if getattr(small, k) != getattr(profile, k)},
-            tokens=profile.tokens,
+            tokens=profile.max_length,
             stages=rows,
             obstacles=obstacles(profile, rows, out),
             stated=profile.STATED if profile.name == "paper" else {},

@@ -901,8 +901,9 @@ class Stages(StageGraph):
 
 # %% ../../nbs/42_runs/30_stages.ipynb #7f140d81
 COSTS = (  # keys that change the time of an update, and are not in the formula
-    *("image_size", "tokens", "new_tokens", "sft_gpus", "rl_gpus", "micro_batch", "checkpointing", "sharding"),
-    *("precision", "attn_implementation", "player", "publish", "together", "kv_memory"),
+    *("image_size", "max_length", "max_new_tokens", "sft_gpus", "rl_gpus", "per_device_train_batch_size"),
+    *("gradient_checkpointing", "sharding"),
+    *("precision", "attn_implementation", "player", "publish", "max_num_seqs", "kv_memory"),
     "num_iterations",
 )
 

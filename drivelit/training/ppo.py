@@ -48,19 +48,19 @@ def gae(
     return advantages, [a + b for a, b in zip(advantages, values, strict=True)]
 
 # %% ../../nbs/40_training/33_ppo.ipynb #1715a780
-def normalised(advantages: torch.Tensor, std: str = "population", together: int = 0) -> torch.Tensor:
+def normalised(advantages: torch.Tensor, std: str = "population", batch_size: int = 0) -> torch.Tensor:
     """Mean 0 and standard deviation 1 in this batch; zeros if all are equal.
 
     Args:
         advantages: (N,)
         std: "population", or "sample" (MindDrive's code), which divides by N - 1
-        together: decisions that are normalised together, as each GPU does with its own; 0: all
+        batch_size: decisions that are normalised together, as each GPU does with its own; 0: all
 
     Returns:
         torch.Tensor: (N,)
     """
     out = []
-    for part in advantages.split(together or max(len(advantages), 1)):
+    for part in advantages.split(batch_size or max(len(advantages), 1)):
         spread = part.std(unbiased=std == "sample") if len(part) > 1 else part.new_zeros(())
         out.append((part - part.mean()) / spread if spread > 1e-8 else torch.zeros_like(part))
     return torch.cat(out)
@@ -74,8 +74,8 @@ def ppo_loss(
     advantages: torch.Tensor,
     value: torch.Tensor,
     returns: torch.Tensor,
-    clip: float = 0.2,
-    value_weight: float = 0.5,
+    cliprange: float = 0.2,
+    vf_coef: float = 0.5,
     beta: float = 0.5,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """PPO's loss of a batch of decisions over K words (Schulman et al. 2017, eq. 9; MindDrive's weights).
@@ -88,8 +88,8 @@ def ppo_loss(
         advantages: (N,) normalised
         value: (N,) of the value network now
         returns: (N,) of `gae`
-        clip: largest change of a word's probability that still counts, as a share
-        value_weight: of the value's squared error
+        cliprange: largest change of a word's probability that still counts, as a share
+        vf_coef: of the value's squared error
         beta: of KL(reference || new)
 
     Returns:
@@ -100,10 +100,10 @@ def ppo_loss(
         return logp.gather(1, actions[:, None])[:, 0]
 
     ratio = (pick(new) - pick(old)).exp()
-    policy = -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
+    policy = -torch.min(ratio * advantages, ratio.clamp(1 - cliprange, 1 + cliprange) * advantages).mean()
     error = F.mse_loss(value, returns)
     kl = F.kl_div(new, reference, log_target=True, reduction="batchmean")
-    beyond = ((ratio - 1).abs() > clip).float().mean()
+    beyond = ((ratio - 1).abs() > cliprange).float().mean()
     entropy = -(new.exp() * new).sum(1).mean()
     log = dict(policy=policy, value=error, kl=kl, clipped=beyond, entropy=entropy)
-    return policy + value_weight * error + beta * kl, {k: float(x.detach()) for k, x in log.items()}
+    return policy + vf_coef * error + beta * kl, {k: float(x.detach()) for k, x in log.items()}

@@ -29,13 +29,13 @@ from ..scene.weights import check_tensors, not_finite, refuse_tensors
 LAYERS = ("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock")  # a unit each; the embeddings and the head are others
 
 
-def fsdp_settings(checkpointing: bool = False) -> dict[str, Any]:
+def fsdp_settings(gradient_checkpointing: bool = False) -> dict[str, Any]:
     "FSDP2 in transformers' arguments; into a checkpoint each process writes its own slices."
     config = dict(
         version=2,
         transformer_layer_cls_to_wrap=list(LAYERS),
         reshard_after_forward=True,
-        activation_checkpointing=checkpointing,
+        activation_checkpointing=gradient_checkpointing,
         state_dict_type="SHARDED_STATE_DICT",
     )
     # transformers' own recomputing would gather each layer twice
