@@ -103,7 +103,9 @@ def test_a_settings_file_of_ones_own(tmp_path, monkeypatch):
     code, page, error = said("plan", "mtdrive.mine", "--settings", "my own.ini", "--set", "num_generations=4")
     assert (code, error, page.splitlines()[0]) == (0, "", f"mtdrive.mine of {mine}")
     assert "[mtdrive.mine] ours" in page and "[mtdrive.smoke]" in page
-    assert "python -m drivelit run mtdrive.mine --out" in page and f"--settings '{mine}' --set num_generations=4" in page
+    assert (
+        "python -m drivelit run mtdrive.mine --out" in page and f"--settings '{mine}' --set num_generations=4" in page
+    )
     monkeypatch.chdir("/")
     values = json.loads(said("plan", "mtdrive.mine", "--settings", str(mine), "--json")[1])["values"]
     assert (values["turns"], values["train_scenes"]) == (3, load_profile("mtdrive", "smoke").train_scenes)

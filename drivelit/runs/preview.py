@@ -258,7 +258,7 @@ def preview(
         return ", ".join(map(str, v)) if isinstance(v, tuple) else f"{v:g}" if isinstance(v, float) else str(v)
 
     page = [f"{p.system}.{p.name}" + (f" of {p.settings}" if p.settings else ""), ""]
-    page += [f"  {k:<27}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}" for k in p.keys()]
+    page += [f"  {k:<29}{show(getattr(p, k)):<30}{p.origin.get(k, 'default')}" for k in p.keys()]
     page += [
         "",
         f"  supervised tuning: {n['sft_updates']:,} updates, {n['sft_samples']:,} samples",
