@@ -251,7 +251,8 @@ def our_trainer(size, group, steps, out):
 
     policy = toy(size)
     settings = rl_config(
-        out, steps=steps, batch=8, num_generations=group, learning_rate=1e-5, beta=0.0, use_cpu=True, save_strategy="no", max_turns=1,
+        out, steps=steps, batch=8, num_generations=group, learning_rate=1e-5, beta=0.0,
+        use_cpu=True, save_strategy="no", max_turns=1,
         max_new_tokens=WORDS,
     )  # fmt: skip
     engine = TransformersEngine(policy)

@@ -153,7 +153,8 @@ def _wrong_about_grpo(p) -> list[str]:
         problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
     if p.num_generations > p.rl_scenes * p.rollouts and p.algorithm == "grpo":
         problems.append(
-            f"num_generations: {p.num_generations} drives from one state are more than the {p.rl_scenes} x {p.rollouts} drives of a round"
+            f"num_generations: {p.num_generations} drives from one state are more than the "
+            f"{p.rl_scenes} x {p.rollouts} drives of a round"
         )
     if p.algorithm == "grpo":
         problems.append("algorithm: GRPO gets the steps of a PPO run; keep ppo, and name the stage rl_grpo")
@@ -255,7 +256,7 @@ class _Counts:
         return self.rl_scenes, drives, -(-drives * self.questions() // self.decisions) * self.num_iterations
 
     def in_a_pass(self, kind: str) -> int:
-        "A GPU's part of a batch of imitation is a pass; an update of reinforcement is cut into passes of per_device_train_batch_size."
+        "A pass: a GPU's part of a batch of imitation; of an update of reinforcement, per_device_train_batch_size."
         return (
             self.sft_batch // max(self.sft_gpus, 1)
             if kind == "sft"

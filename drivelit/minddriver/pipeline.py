@@ -353,7 +353,8 @@ def pack_start(out: str | Path, folder: str | Path = PACKED) -> Path:
     last_row = read_metrics(STAGES.folder(out, "start"))[-1]
     losses = {k.removeprefix("loss/"): v for k, v in last_row.items() if k.startswith("loss/")}
     recipe = (
-        f"{run_result['steps']} updates of {profile.sft_batch} at {profile.sft_learning_rate:g} from {profile.model!r}, on "
+        f"{run_result['steps']} updates of {profile.sft_batch} at {profile.sft_learning_rate:g} from "
+        f"{profile.model!r}, on "
         f"{profile.train_scenes} scenes of the toy town: points alone, with the next view at "
         f"{', '.join(f'{t:g}' for t in VIEWS_AHEAD)} s before them, with a thought, and with both. Loss at the end: "
         f"{', '.join(f'{k} {v:.2f}' for k, v in losses.items())}"

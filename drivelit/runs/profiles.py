@@ -757,8 +757,8 @@ def conflicts(profile: Profile) -> list[str]:
         has_schedule, warmup = f"{kind}_lr_scheduler_type" in p.keys(), getattr(p, f"{kind}_warmup_steps")
         if has_schedule and getattr(p, f"{kind}_lr_scheduler_type") == "constant" and warmup:
             out.append(
-                f"{kind}_lr_scheduler_type: 'constant' does not rise, and {kind}_warmup_steps is {warmup:g}; constant_with_warmup, or "
-                f"{kind}_warmup_steps = 0"
+                f"{kind}_lr_scheduler_type: 'constant' does not rise, and {kind}_warmup_steps is {warmup:g}; "
+                f"constant_with_warmup, or {kind}_warmup_steps = 0"
             )
     if p.attn_implementation == "flash_attention_2" and not p.in_bf16():
         out.append(f"attn_implementation: flash_attention_2 needs precision = bf16, and it is {p.precision}")

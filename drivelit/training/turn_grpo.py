@@ -515,8 +515,8 @@ def rl_config(
 
     Raises:
         TypeError: an unknown setting
-        ValueError: neither rollouts nor passes, or both; mini_batch does not divide batch; episodes of an update that the
-            processes cannot share
+        ValueError: neither rollouts nor passes, or both; mini_batch does not divide batch; episodes of an update
+            that the processes cannot share
     """
     world = int(os.environ.get("WORLD_SIZE", 1))
     mini_batch = mini_batch or batch
@@ -627,7 +627,7 @@ def train_rl(
         raise TypeError(f"{sorted(settings)[0]!r} beside args=: write it into the TurnGRPOConfig")
     if args is None and not ({"steps", "epochs"} & set(settings) and "batch" in settings):
         raise TypeError(
-            "how long? Give steps= (rollouts) or num_train_epochs=, and batch= (scenes in each), or args= with a TurnGRPOConfig"
+            "how long? Give steps= (rollouts) or num_train_epochs=, and batch= (scenes in each); or args=, a TurnGRPOConfig"
         )
     out = Path(out or args.output_dir)
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
