@@ -196,7 +196,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
         "temperature",
         "eval_play",
     ),
-    *("eval_temperature", "checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
+    *("eval_temperature", "gradient_checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
     # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back
     *("player", "players", "player_gpus", "publish"),
     *("sharding", "epsilon", "epsilon_high"),  # PPO has `cliprange`

@@ -625,9 +625,9 @@ def train_rl(
     check_policy(policy, bf16, adapters=peft_config is not None)
     if args is not None and settings:
         raise TypeError(f"{sorted(settings)[0]!r} beside args=: write it into the TurnGRPOConfig")
-    if args is None and not ({"steps", "epochs"} & set(settings) and "batch" in settings):
+    if args is None and not ({"steps", "num_train_epochs"} & set(settings) and "batch" in settings):
         raise TypeError(
-            "how long? Give steps= (rollouts) or num_train_epochs=, and batch= (scenes in each); or args=, a TurnGRPOConfig"
+            "how long? Give steps= (rollouts) or num_train_epochs=, and batch= (scenes in each), or a TurnGRPOConfig"
         )
     out = Path(out or args.output_dir)
     args = args or rl_config(out, **(dict(use_cpu=policy.device.type == "cpu") | settings))
