@@ -606,7 +606,7 @@ def planner(
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
         return [chain_of(e, task.inputs, mode).planning for e in episodes]
 
-    options |= dict(together=profile.max_num_seqs, memory=profile.kept_bytes, hear=profile.hears)
+    options |= dict(batch_size=profile.max_num_seqs, memory=profile.kept_bytes, hear=profile.hears)
     return by_policy(policy, Unjudged(task), read, seed, engine, **options)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #8b7e69cf

@@ -421,6 +421,6 @@ def planner(
         return answers
 
     limits |= dict(
-        together=profile.max_num_seqs, memory=profile.kept_bytes, temperature=temperature, hear=profile.hears
+        batch_size=profile.max_num_seqs, memory=profile.kept_bytes, temperature=temperature, hear=profile.hears
     )
     return by_policy(policy, task, read, seed, engine, **limits)

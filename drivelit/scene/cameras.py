@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['NEAR', 'GROUND', 'COLORS', 'LAMPS', 'SKY', 'GRASS', 'LINE', 'MOST_PIXELS', 'toy_cameras', 'ego_pose_at', 'to_camera',
-           'project', 'outline', 'open_image', 'open_resized', 'pixel_sum', 'get_image', 'check_image', 'check_view',
-           'next_image', 'get_depth']
+           'project', 'outline', 'open_image', 'open_resized', 'pixel_sum', 'SwappedScene', 'swap_pictures',
+           'get_image', 'check_image', 'check_view', 'next_image', 'get_depth']
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #804a837b
 import os
 import zlib
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -394,6 +395,34 @@ def pixel_sum(image: Image.Image) -> int:
     return zlib.crc32(image.tobytes(), zlib.crc32(f"{image.size}".encode()))
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #getimage1
+@dataclass(frozen=True, eq=False)
+class SwappedScene(Scene):
+    """A scene that shows the pictures of another one; all that is told in words is its own.
+
+    Attributes:
+        other: whose pictures they are
+    """
+
+    other: Scene | None = None
+
+
+def swap_pictures(scene: Scene, other: Scene) -> SwappedScene:
+    """A scene with another one's pictures: a policy that decides as well with them does not look.
+
+    Args:
+        other: whose pictures `get_image` gives for it
+
+    Returns:
+        SwappedScene
+    """
+    return SwappedScene(**{f.name: getattr(scene, f.name) for f in fields(Scene)}, other=other)
+
+
+def _pictured(scene):
+    "The scene whose pictures are shown."
+    return getattr(scene, "other", None) or scene
+
+
 def get_image(
     scene: Scene, camera: str = "CAM_FRONT", size: tuple[int, int] | None = None, time: float = 0.0
 ) -> Image.Image:
@@ -409,6 +438,7 @@ def get_image(
     Raises:
         SceneError: no such camera, no image at that time, or a file that is no image
     """
+    scene = _pictured(scene)
     cam, path, ego = _seen(scene, camera, time)
     size = tuple(size or (cam.width, cam.height))
     if path is None:
@@ -428,6 +458,7 @@ def check_image(scene: Scene, camera: str = "CAM_FRONT", time: float = 0.0, open
     Raises:
         SceneError: no such camera, no image at that time, or with `opens` a file that is no image
     """
+    scene = _pictured(scene)
     cam, path, _ = _seen(scene, camera, time)
     if opens and path is not None:
         _check_whole(scene, camera, time, path)
