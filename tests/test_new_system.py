@@ -25,7 +25,7 @@ run = 70_run.ipynb
 package = drivelit.oneword
 
 [oneword.smoke]
-tokens = 200
+max_length = 200
 max_new_tokens = 4
 train_scenes = 8
 eval_scenes = 4
@@ -35,7 +35,7 @@ rl_scenes = 4
 rl_steps = 1
 rl_batch = 2
 rl_mini_batch = 2
-group = 2
+num_generations = 2
 far = 6
 
 [oneword.laptop]

@@ -295,7 +295,9 @@ def table(results: Record) -> pd.DataFrame:
 
     rows = [(first(f"no eyes: {n}", heard[results.hears[n]]), driver(n)) for n in blind]
     rows += [(first(n, heard[_told(results, Condition(n))], len(s)), Condition(n)) for n, s in results.ran.items()]
-    return table_of(results, study(results), [*rows, (first(SEES, "all"), driver(SEES))], SHOWN)
+    there = set(results.scenes.swap)
+    columns = {n: c for n, c in SHOWN.items() if c.swap != OTHERS or OTHERS in there}
+    return table_of(results, study(results), [*rows, (first(SEES, "all"), driver(SEES))], columns)
 
 # %% ../../nbs/60_road/10_table.ipynb #split11
 def families(results: Record) -> pd.DataFrame:
