@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SCORES', 'MEANS', 'TOGETHER', 'PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'GREY', 'FAST', 'plan_numbers',
            'chain_of', 'measures', 'summary', 'judged', 'most_frequent', 'drivers', 'task_for', 'play', 'seconds_of',
-           'opening_of', 'openings_of', 'follows', 'swapped', 'evaluate', 'results_of', 'planner', 'evaluate_real']
+           'opening_of', 'openings_of', 'follows', 'swapped_boxes', 'evaluate', 'results_of', 'planner',
+           'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
 import os
@@ -472,7 +473,7 @@ def _plans(chains):
     return {k: c.planning for k, c in chains.items() if c is not None and isinstance(c.planning, np.ndarray)}
 
 
-def swapped(
+def swapped_boxes(
     policy: Policy,
     scenes: Sequence[Scene],
     profile: P3Profile,
@@ -515,7 +516,7 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
     Returns:
         dict: mode -> "greedy", "sampled" -> `summary`, seconds (of an answer) and scene_seconds (of the first `timed`
             scenes that can be shown); "grey": `summary` of the first mode and play with grey pictures; "chain": of
-            `swapped`, in the last mode
+            `swapped_boxes`, in the last mode
     """
     results, episodes, inputs, look = {}, {}, profile.inputs, task_for(profile).look  # each picture is painted once
     for mode in profile.modes:
@@ -536,7 +537,7 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
     greedy = episodes.get((last_mode, "greedy")) or play(
         policy, scenes, task_for(profile, last_mode, look=look), profile
     )
-    results["chain"] = swapped(policy, scenes, profile, last_mode, greedy, look)
+    results["chain"] = swapped_boxes(policy, scenes, profile, last_mode, greedy, look)
     return results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #c6f077b0
