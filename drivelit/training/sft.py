@@ -474,13 +474,14 @@ def check_policy(policy: Policy, bf16: bool = False, adapters: bool = False) -> 
 # %% ../../nbs/40_training/10_sft.ipynb #7919fb24
 def trl_config(kind: type, ours: dict, trl: dict, function: Callable) -> SFTConfig | GRPOConfig:
     "TRL's arguments: ours and those passed through; TypeError for an unknown name, with the nearest one."
-    names = {f.name for f in fields(kind) if f.init}
+    names, own = {f.name for f in fields(kind) if f.init}, inspect.signature(function).parameters
     for name in trl:
         if name in FOLLOWS:
             raise TypeError(f"{name!r} follows from {FOLLOWS[name]!r} here")
         if name not in names:
-            suggestion = nearest(name, sorted(names | set(inspect.signature(function).parameters)))
-            raise TypeError(f"unknown setting {name!r}; the nearest is {FOLLOWS.get(suggestion, suggestion)!r}")
+            suggestion = nearest(name, sorted(names | set(own)))
+            known = suggestion if suggestion in own else FOLLOWS.get(suggestion, suggestion)
+            raise TypeError(f"unknown setting {name!r}; the nearest is {known!r}")
     config = kind(**(ours | trl))
     shard_on_cpus(config)
     return config
