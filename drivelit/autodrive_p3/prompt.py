@@ -121,12 +121,12 @@ RELEASED_COMMANDS = {"GO STRAIGHT": "GO FORWARD"}  # the others are the same
 
 def released_text(scene: Scene) -> str:
     "The released code's question, filled in with command, state and the past of 1.5 s as fenced JSON."
-    state = "unknown"
+    state = past = "unknown"
     if scene.meta.get("ego_state") != "unknown":
         values = zip(("vx", "vy", "ax", "ay"), (*scene.ego.velocity, *scene.ego.acceleration), strict=True)
         units = ["m/s", "m/s", "m/s²", "m/s²"]
         state = ", ".join(f"{k}: {round(float(v), 2) + 0.0:.2f} {u}" for (k, v), u in zip(values, units, strict=True))
-    past = fence({"x_y_radian": pose, "label": f"{t:.1f}s"} for t, pose in _past(scene))
+        past = fence({"x_y_radian": pose, "label": f"{t:.1f}s"} for t, pose in _past(scene))
     command = RELEASED_COMMANDS.get(scene.command, scene.command)
     filled = dict(Ego_Future_Action=command, VEHICLE_SPEED=state, HISTORICAL_TRAJECTORY=past)
     text = RELEASED

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARES', 'KEEP', 'BEGINS', 'SIDEWAYS', 'PACES', 'SMOOTH', 'ROUGH', 'MOST_ROUTES', 'way_on', 'kind_of', 'Moments',
-           'disturbed', 'noisy', 'expert_drives', 'own_drives', 'some_driven']
+           'disturbed', 'noisy', 'expert_drives', 'own_drives', 'some_driven', 'without_past']
 
 # %% ../../nbs/35_data/45_moments.ipynb #54a037cd
 from collections import Counter
@@ -242,3 +242,25 @@ def some_driven(made: Sequence[Scene], share: float, seed: int = 0) -> list[Scen
     places = [k for k in range(len(made)) if int((k + 1) * share) > int(k * share)]
     drives = dict(zip(places, expert_drives(len(places), seed=seed, first=seed), strict=True))
     return [drives.get(k, s) for k, s in enumerate(made)]
+
+# %% ../../nbs/35_data/45_moments.ipynb #pastdrop2
+def without_past(made: Sequence[Scene], share: float, seed: int = 0) -> list[Scene]:
+    """Past dropout: training scenes, some of which have a state that questions call unknown.
+
+    Args:
+        made: scenes
+        share: the probability of each, 0 to 1
+        seed: of which
+
+    Returns:
+        list of Scene, as many; their ego has its past, so a plan is scored as before
+
+    Raises:
+        ValueError: a share outside 0 to 1
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share: {share} is not in [0, 1]")
+    dropped = np.random.default_rng([seed, 34]).random(len(made)) < share
+    return [
+        replace(s, meta=s.meta | dict(ego_state="unknown")) if drop else s for s, drop in zip(made, dropped, strict=True)
+    ]

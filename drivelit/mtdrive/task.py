@@ -61,7 +61,7 @@ def prompt_text(scene: Scene, metric_descriptions: bool = False) -> str:
     """The question of MTDrive appendix A.1.
 
     Args:
-        scene: gives the ego's motion and the command
+        scene: gives the ego's motion, or that it is unknown, and the command
         metric_descriptions: also say what NC, DAC and TTC are (figure 2)
 
     Returns:
@@ -71,6 +71,8 @@ def prompt_text(scene: Scene, metric_descriptions: bool = False) -> str:
         SceneError: the scene does not reach back 1.5 s
     """
     motion = "".join(f" - t-{3 - k}: {pose_text(p)}" for k, p in enumerate(history(scene)))
+    if scene.meta.get("ego_state") == "unknown":
+        motion = " unknown"
     return (
         "As an autonomous driving system, predict the vehicle's trajectory based on:\n"
         "1. Visual perception from front camera view\n"

@@ -274,6 +274,7 @@ class Profile(Derived):
         0.0, "share of the toy town's that begin later and beside the middle of the lane", low=0, high=1
     )
     train_drives: float = key(0.0, "share of the toy town's that are moments of an expert's drives", low=0, high=1)
+    train_past_dropout: float = key(0.0, "share of the toy town's whose question leaves the past out", low=0, high=1)
     navigator: str = key("command", "what a policy hears of its route: the command, or points too", choices=NAVIGATORS)
     navigator_noise: float = key(0.0, "metres: deviation of the position that points are told from", low=0)
     eval_scenes: int = key(96, "held-out scenes", low=1)

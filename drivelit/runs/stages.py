@@ -31,7 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..data.aside import some_aside
-from ..data.moments import some_driven
+from ..data.moments import some_driven, without_past
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, read_index, subset, unpack
 from ..metrics.kinematics import STEPS
 from ..metrics.pdm import REFERENCES, add_references, prepare
@@ -244,7 +244,8 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
         train = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
-        by_split |= dict(train=some_driven(train, profile.train_drives, seeds["train"]))
+        train = some_driven(train, profile.train_drives, seeds["train"])
+        by_split |= dict(train=without_past(train, profile.train_past_dropout, seeds["train"]))
         return {k: [profile.hears(s) for s in scenes] for k, scenes in by_split.items()}
     source = Path(os.path.expandvars(profile.source))
     if message := in_archive(source):
@@ -369,8 +370,8 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     target, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    keys = ["tuning", "train_scenes", "train_aside", "train_late", "train_drives", "eval_scenes"]
-    keys += ["navigator", "navigator_noise"]
+    keys = ["tuning", "train_scenes", "train_aside", "train_late", "train_drives", "train_past_dropout"]
+    keys += ["eval_scenes", "navigator", "navigator_noise"]
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if cache and cache.exists():
