@@ -48,8 +48,9 @@ PROFILE = """
 #| default_exp oneword.profile
 ---
 #| export
-from dataclasses import dataclass
 from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from drivelit.runs.profiles import Profile, key
 ---
@@ -59,7 +60,7 @@ class OneWordProfile(Profile):
     "The numbers of a run."
 
     system: ClassVar[str] = "oneword"
-    far: float = key(5.0, "metres in four seconds that count as going", low=0)
+    far: float = key(5.0, "metres in four seconds that count as going", ge=0)
 """
 
 TASK = """

@@ -6,6 +6,7 @@ import inspect
 import pickle
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -86,14 +87,16 @@ OTHERWISE = dict(precision="bf16")  # key -> the setting that it is called other
 
 
 def other(key, value):
-    "Another value of the key, that no check has seen."
-    if key == "precision":
-        return dict(fp32="bf16", bf16="fp32")[value]
+    "Another value of a key, that no check of several keys has seen."
+    if get_origin(key.type) is Literal:
+        return next(word for word in get_args(key.type) if word not in (value, "auto"))
+    if "le" in key.metadata:
+        return type(value)(abs(value - key.metadata["le"] / 2))
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
         return 2 * value + 6
-    return (*value, 5) if isinstance(value, tuple) else value + "x"
+    return (*value, 56) if isinstance(value, tuple) else value + "x"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +105,8 @@ def other(key, value):
 def test_a_key_goes_to_one_setting(system, kind):
     profile, options = load_profile(system, "smoke"), OPTIONS[kind]
     before, reached = options(profile), {}
-    for key in profile.keys():
-        value = other(key, getattr(profile, key))
+    for key, field in profile.keys().items():
+        value = other(field, getattr(profile, key))
         after = options(replace(profile, **{key: value}))
         moved = [name for name in after if after[name] != before[name]]
         assert len(moved) <= 1 and after.keys() == before.keys(), (key, moved)
@@ -171,7 +174,7 @@ def test_the_plan_shows_them_and_refuses_others(system):
     for name in ("sft_lr_scheduler_type", "sft_warmup_steps", "attn_implementation", "report_to"):
         assert f"\n  {name} " in page
     for name in CHOICES:
-        with pytest.raises(ProfileError, match=f"{name} = 'nothing' is none of "):
+        with pytest.raises(ProfileError, match=f"{name} = 'nothing': input should be .*; the nearest is "):
             load_profile(system, "smoke", **{name: "nothing"})
 
 

@@ -248,12 +248,12 @@ def without_past(made: Sequence[Scene], share: float, seed: int = 0) -> list[Sce
     """Past dropout: training scenes, some of which have a state that questions call unknown.
 
     Args:
-        made: scenes
+        made: whose ego keeps its past, so that a plan is scored as before
         share: the probability of each, 0 to 1
-        seed: of which
+        seed: of the draw
 
     Returns:
-        list of Scene, as many; their ego has its past, so a plan is scored as before
+        list of Scene, as many
 
     Raises:
         ValueError: a share outside 0 to 1
@@ -261,6 +261,5 @@ def without_past(made: Sequence[Scene], share: float, seed: int = 0) -> list[Sce
     if not 0 <= share <= 1:
         raise ValueError(f"share: {share} is not in [0, 1]")
     dropped = np.random.default_rng([seed, 34]).random(len(made)) < share
-    return [
-        replace(s, meta=s.meta | dict(ego_state="unknown")) if drop else s for s, drop in zip(made, dropped, strict=True)
-    ]
+    bare = [replace(s, meta=s.meta | dict(ego_state="unknown")) for s in made]
+    return [b if drop else s for s, b, drop in zip(made, bare, dropped, strict=True)]

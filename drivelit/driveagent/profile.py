@@ -7,8 +7,9 @@ __all__ = ['NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'GRAPH', 'HELPERS', 'PAIRS', '
 
 # %% ../../nbs/51_driveagent/55_profile.ipynb #a5060711
 import re
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic.dataclasses import dataclass
 
 from ..runs.profiles import Amount, Profile, described, key
 from ..training.settings import in_epochs
@@ -68,30 +69,26 @@ class DriveAgentProfile(Profile):
         motion_scenes=4,
         align_steps=2,
     )
-    calls: int = key(3, "tool calls in an episode, at most", low=0)
+    calls: int = key(3, "tool calls in an episode, at most", ge=0)
     spare_turn: bool = key(True, "a call too many is told that none is left, and may be followed by an answer; no: end")
-    turns_by: str = key(
-        "heading", "a turn is that of the heading, or of the points (A.7.1)", choices=("heading", "points")
+    turns_by: Literal["heading", "points"] = key("heading", "a turn is that of the heading, or of the points (A.7.1)")
+    explore_from: Literal["all", "ambiguous"] = key(
+        "all", "to explore are scenes of each kind, or what A.4's step 1 leaves"
     )
-    explore_from: str = key(
-        "all", "to explore are scenes of each kind, or what A.4's step 1 leaves", choices=("all", "ambiguous")
-    )
-    ratio: str = key("token", "of GRPO (2.3.2): for each token, or one for an answer", choices=("token", "answer"))
-    data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the chosen scenes give", low=0)
-    data_thoughts: int = key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", low=0)
-    vqa_asks: int = key(1, "times that a chosen scene is asked about, four pairs each", low=1)
-    vqa_share: float = key(
-        0.5, "share of the training scenes that are chosen, as many from each cluster", low=0, high=1
-    )
-    test_vqa: int = key(300, "questions in the test of domain alignment, a quarter of each category", low=4)
-    align_epochs: float = key(0.0, "passes of domain alignment over its pairs; 0: by align_steps", low=0)
-    align_steps: int = key(0, "updates of domain alignment; 0: by align_epochs; both 0: none", low=0)
+    ratio: Literal["token", "answer"] = key("token", "of GRPO (2.3.2): for each token, or one for an answer")
+    data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the chosen scenes give", ge=0)
+    data_thoughts: int = key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", ge=0)
+    vqa_asks: int = key(1, "times that a chosen scene is asked about, four pairs each", ge=1)
+    vqa_share: float = key(0.5, "share of the training scenes that are chosen, as many from each cluster", ge=0, le=1)
+    test_vqa: int = key(300, "questions in the test of domain alignment, a quarter of each category", ge=4)
+    align_epochs: float = key(0.0, "passes of domain alignment over its pairs; 0: by align_steps", ge=0)
+    align_steps: int = key(0, "updates of domain alignment; 0: by align_epochs; both 0: none", ge=0)
     align_first: bool = key(True, "all variants start aligned, table 5's does not; no: the other way round")
-    clock_scenes: int = key(12, "scenes on the clock of table 8, one at a time", low=1)
-    clock_runs: int = key(1, "times that they are played", low=1)
-    motion_scenes: int = key(1000, "scenes of each split for the motion head, at most; 0: all", low=0)
+    clock_scenes: int = key(12, "scenes on the clock of table 8, one at a time", ge=1)
+    clock_runs: int = key(1, "times that they are played", ge=1)
+    motion_scenes: int = key(1000, "scenes of each split for the motion head, at most; 0: all", ge=0)
     look_share: float = key(
-        0, "share of the scenes that need a look, the others are left out; 0: all scenes, as they come", low=0, high=1
+        0, "share of the scenes that need a look, the others are left out; 0: all scenes, as they come", ge=0, le=1
     )
     depth: str = key("exact", "of the depth tool: 'exact' (the toy town's), or Depth Anything V2 by name or folder")
     detector: str = key("exact", "of the detection tool: 'exact' (annotations), a URL, or OWLv2 by name or folder")
@@ -101,8 +98,8 @@ class DriveAgentProfile(Profile):
     reader_large: str = key("scripted", "the large one")
     reviewer: str = key("none", "corrects the labels of hard cases: 'none' (the rules' stay), or as the teacher")
     cluster_by: str = key("thumbnails", "pictures are alike by these, or by a CLIP: 'base' (the toy's) or a folder")
-    eval_draw: str = key(
-        "first", "held-out scenes: the first ones, or drawn from the middles of clips", choices=("first", "middle")
+    eval_draw: Literal["first", "middle"] = key(
+        "first", "held-out scenes: the first ones, or drawn from the middles of clips"
     )
 
     def answers(self) -> int:

@@ -8,8 +8,10 @@ __all__ = ['ARMS', 'REINFORCED', 'NEEDS', 'SHARED', 'TRAINED', 'KINDS', 'GRAPH',
 # %% ../../nbs/53_minddriver/15_profile.ipynb #89380002
 import math
 import os
-from dataclasses import Field, dataclass
-from typing import ClassVar
+from dataclasses import Field
+from typing import ClassVar, Literal
+
+from pydantic.dataclasses import dataclass
 
 from .decisions import DT, POINTS, Horizon
 from .formats import FORMS
@@ -66,32 +68,32 @@ class MindDriverProfile(Profile):
     inception: str = key("none", "FID's network: a TorchScript file or a folder with one; 'none': no FID")
     teacher: str = key("scripted", "writes thoughts: 'scripted' or NAME@URL")
     judge: str = key("scripted", "the logic filter: 'scripted' or NAME@URL")
-    instruction: str = key("short", "that a served teacher gets", choices=INSTRUCTIONS)
-    rounds: int = key(3, "how often a thought is sent back, at most", low=0)
-    views: str = key("surround", "the current images", choices=tuple(VIEWS))
-    history: int = key(4, "earlier front images, 0.5 s apart", low=0)
+    instruction: Literal[*INSTRUCTIONS] = key("short", "that a served teacher gets")
+    rounds: int = key(3, "how often a thought is sent back, at most", ge=0)
+    views: Literal[*VIEWS] = key("surround", "the current images")
+    history: int = key(4, "earlier front images, 0.5 s apart", ge=0)
     ego_state: bool = key(False, "speed and acceleration are told; table 1 has both")
-    form: str = key("text then image", "of an answer; table 4 has all", choices=tuple(FORMS))
-    points: int = key(POINTS, "of a plan", low=2)
-    step: float = key(DT, "seconds between the points of a plan", low=0.1)
-    seconds: float = key(0.5, "how far ahead the dreamed picture lies; table 5 has more", low=0)
+    form: Literal[*FORMS] = key("text then image", "of an answer; table 4 has all")
+    points: int = key(POINTS, "of a plan", ge=2)
+    step: float = key(DT, "seconds between the points of a plan", ge=0.1)
+    seconds: float = key(0.5, "how far ahead the dreamed picture lies; table 5 has more", ge=0)
     pdms: bool = key(True, "plans are scored by PDMS, too; neither nuScenes nor Bench2Drive defines it")
-    data_rows: int = key(0, "samples of supervised tuning; 0: as many as the scenes give", low=0)
+    data_rows: int = key(0, "samples of supervised tuning; 0: as many as the scenes give", ge=0)
     freeze_vision: bool = key(True, "the vision encoder is not trained")
     start: str = key("train", "what all arms begin with: 'train': start_steps updates first; 'packed', or a folder")
-    start_steps: int = key(0, "updates on every form of table 4, before all arms; 0: none", low=0)
-    w_text: float = key(1.0, "weight of a thought's tokens in supervised tuning", low=0)
-    w_dream: float = key(1.0, "weight of a picture's tokens", low=0)
-    w_answer: float = key(1.0, "weight of the points' tokens", low=0)
-    rl_steps_plan: int = key(20, "rollout batches of stage 2; stage 1 has rl_steps", low=0)
-    lora_rank: int = key(0, "of the adapters in reinforcement; 0: all weights are trained", low=0)
-    ratio: str = key("token", "rho of eq. 6: for each token, or one for an answer", choices=("token", "answer"))
-    ade_max: float = key(10.0, "metres, lambda of eq. 3", low=0)
-    ade_scale: float = key(6.0, "metres, alpha of eq. 3", low=1e-6)
-    w_format: float = key(10.0, "weight of the format in both stages, eq. 7", low=0)
+    start_steps: int = key(0, "updates on every form of table 4, before all arms; 0: none", ge=0)
+    w_text: float = key(1.0, "weight of a thought's tokens in supervised tuning", ge=0)
+    w_dream: float = key(1.0, "weight of a picture's tokens", ge=0)
+    w_answer: float = key(1.0, "weight of the points' tokens", ge=0)
+    rl_steps_plan: int = key(20, "rollout batches of stage 2; stage 1 has rl_steps", ge=0)
+    lora_rank: int = key(0, "of the adapters in reinforcement; 0: all weights are trained", ge=0)
+    ratio: Literal["token", "answer"] = key("token", "rho of eq. 6: for each token, or one for an answer")
+    ade_max: float = key(10.0, "metres, lambda of eq. 3", ge=0)
+    ade_scale: float = key(6.0, "metres, alpha of eq. 3", ge=1e-6)
+    w_format: float = key(10.0, "weight of the format in both stages, eq. 7", ge=0)
     strict_format: bool = key(False, "the format asks for every span in its place, not for six points alone")
-    w_image: float = key(0.33, "weight of the picture when both are learnt at once (table 7)", low=0)
-    w_plan: float = key(0.67, "weight of the plan when both are learnt at once", low=0)
+    w_image: float = key(0.33, "weight of the picture when both are learnt at once (table 7)", ge=0)
+    w_plan: float = key(0.67, "weight of the plan when both are learnt at once", ge=0)
 
     @classmethod
     def keys(cls) -> dict[str, Field]:

@@ -6,8 +6,9 @@
 __all__ = ['NEEDS', 'RL_ARMS', 'SIZES', 'TRAINED', 'KINDS', 'GRAPH', 'UPDATES', 'MIX', 'WANTED', 'MTDriveProfile']
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #f25535f4
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic.dataclasses import dataclass
 
 from ..runs.profiles import Amount, Profile, described, key
 from ..training.settings import in_epochs
@@ -77,24 +78,24 @@ class MTDriveProfile(Profile):
     STATED: ClassVar[dict[str, str]] = dict(
         sft_multi="about one day on 64 A800 (4.1)", mtgrpo_cross="about two days on 32 A800 (4.1); 490 s a step (3.4)"
     )
-    perception: str = key("oracle", "which future the feedback agent judges with", choices=("oracle", "kinematic"))
-    feedback_points: str = key("first", "what feedback names of NC and TTC", choices=("first", "all"))
-    turns: int = key(6, "plans in an episode, at most", low=1)
+    perception: Literal["oracle", "kinematic"] = key("oracle", "which future the feedback agent judges with")
+    feedback_points: Literal["first", "all"] = key("first", "what feedback names of NC and TTC")
+    turns: int = key(6, "plans in an episode, at most", ge=1)
     metric_descriptions: bool = key(False, "the prompt says what NC, DAC and TTC are (figure 2)")
     line_break: bool = key(False, "a line break between picture and question (A.1, A.2)")
-    data_single: int = key(0, "single-turn samples; 0: as many as the scenes give", low=0)
-    data_two_turn: int = key(0, "2-turn samples; 0: as many as the scenes give", low=0)
-    data_multi_turn: int = key(0, "3-turn and mock multi-turn samples; 0: as many as the scenes give", low=0)
-    multi_repeats: int = key(1, "how often the 3-turn and mock multi-turn samples stand in sft_multi's data", low=1)
-    data_understanding: int = key(0, "samples of PDM understanding; 0: as many as the scenes give", low=0)
+    data_single: int = key(0, "single-turn samples; 0: as many as the scenes give", ge=0)
+    data_two_turn: int = key(0, "2-turn samples; 0: as many as the scenes give", ge=0)
+    data_multi_turn: int = key(0, "3-turn and mock multi-turn samples; 0: as many as the scenes give", ge=0)
+    multi_repeats: int = key(1, "how often the 3-turn and mock multi-turn samples stand in sft_multi's data", ge=1)
+    data_understanding: int = key(0, "samples of PDM understanding; 0: as many as the scenes give", ge=0)
     sft_warm: bool = key(True, "table 2: rows 3 and 4 go on from row 1, row 5 from row 4; no: from the base model")
     sft_warm_lr: float = key(
-        0.5, "times sft_learning_rate in a stage that goes on from another (row 2 always does)", low=0
+        0.5, "times sft_learning_rate in a stage that goes on from another (row 2 always does)", ge=0
     )
-    sft_candidates: int = key(1, "policies of a tuning, evenly over it, of which the best is taken; 1: the last", low=1)
-    choice_scenes: int = key(200, "scenes, neither learnt from nor judged on, by which it is chosen", low=1)
-    w_p: float = key(0.8, "weight of PDMS, MTDrive eq. 2", low=0)
-    w_f: float = key(0.2, "weight of the format, MTDrive eq. 2", low=0)
+    sft_candidates: int = key(1, "policies of a tuning, evenly over it, of which the best is taken; 1: the last", ge=1)
+    choice_scenes: int = key(200, "scenes, neither learnt from nor judged on, by which it is chosen", ge=1)
+    w_p: float = key(0.8, "weight of PDMS, MTDrive eq. 2", ge=0)
+    w_f: float = key(0.2, "weight of the format, MTDrive eq. 2", ge=0)
 
     def shows(self) -> list[tuple[str, float]]:
         "The front view, where a prompt without a picture is none."

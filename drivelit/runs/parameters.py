@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from ..policy.text import nearest
 from .memory import check_memory
-from .profiles import KINDS, Profile, ProfileError, convert, find_system, load_profile, use_settings
+from .profiles import Profile, ProfileError, find_system, load_profile, use_settings
 
 # %% ../../nbs/42_runs/07_parameters.ipynb #23dc6f44
 def notebook_parameters(notebook: str | Path) -> list[str]:
@@ -83,9 +85,9 @@ def checked_cluster(address: str | None) -> str:
 def _flag(name, value):
     "A parameter that is yes or no."
     try:
-        return convert(value, bool)
-    except ValueError as e:
-        raise ProfileError(f"parameter {name} = {str(value)[:60]!r} is not {KINDS[bool]} ({e})") from None
+        return pydantic.TypeAdapter(bool).validate_python(value)
+    except pydantic.ValidationError as e:
+        raise ProfileError(f"parameter {name} = {str(value)[:60]!r}: {e.errors()[0]['msg'].lower()}") from None
 
 
 def run_parameters(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pydantic
 from tqdm import tqdm
 
 from ..data.aside import some_aside
@@ -196,9 +197,10 @@ def run_profile(out: str | Path) -> Profile:
     values = _read_run(path)
     cls = find_system(values.pop("system")).profile_class
     try:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    except TypeError as e:
-        raise RunError(f"{path}: another version of drivelit started this run ({e}); choose another folder") from None
+        return cls(**values)
+    except pydantic.ValidationError as e:
+        why = "; ".join(f"{error['loc'][0]}: {error['msg'].lower()}" for error in e.errors())[:300]
+        raise RunError(f"{path}: another version of drivelit started this run ({why}); choose another folder") from None
 
 # %% ../../nbs/42_runs/30_stages.ipynb #85336080
 def tell_if_few(what: str, found: int, wanted: int) -> None:
