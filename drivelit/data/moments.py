@@ -250,7 +250,7 @@ def without_past(made: Sequence[Scene], share: float, seed: int = 0) -> list[Sce
     Args:
         made: whose ego keeps its past, so that a plan is scored as before
         share: the probability of each, 0 to 1
-        seed: of the draw
+        seed: another one leaves out others
 
     Returns:
         list of Scene, as many
