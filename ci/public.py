@@ -2,7 +2,8 @@
 
 For each name in `__all__`: a docstring, an annotation of every parameter and of what comes back. What another package
 of drivelit uses, or docs/PACKAGE.md shows, has `Args:` (or `Attributes:`) that names every parameter and field, too,
-and `Returns:` or `Yields:` where something comes back; one line is enough for everything else. A parameter
+and `Returns:` or `Yields:` where the annotation of what comes back does not say it (an array, a dict, a tuple); one
+line is enough for everything else. A parameter
 may be left out if its annotation is one class, such as `policy: Policy` or `scenes: Sequence[Scene]`, for the class
 says what it is; or if its name is in the table `COMMON`, which CONTRIBUTING.md shows. A line that only repeats the
 name, the annotation or that table is a fault, as is one that holds a linter's comment: both say nothing.
@@ -35,6 +36,8 @@ COMMON = {
     "title": "of the figure, the panel or the table",
 }
 SAYS_LITTLE = ("Any", "ArrayLike", "Callable", "Iterable", "Mapping", "Sequence")
+VAGUE = ("Any", "Callable", "DataFrame", "Iterator", "Mapping", "Tensor", "dict", "ndarray", "tuple")  # of a result
+RESULTS = "address folder id label list message name none number object order path result row same sentence text".split()
 FILLERS = "a an and are for in is it its likewise of on or that the their them these this to what which".split()
 
 
@@ -136,6 +139,20 @@ def rituals(function, doc, name):
             yield f"{name}: `{', '.join(names)}: {text}` says nothing new"
 
 
+def is_vague(returns):
+    "Whether an annotation leaves open what comes back: shapes, keys, the order of several."
+    return bool({*VAGUE} & {*re.findall(r"\w+", ast.unparse(returns))})
+
+
+def is_result_ritual(function, doc):
+    "Whether `Returns:` says only what the annotation and the first line say."
+    section = re.search(r"^(?:Returns|Yields):\n((?:    .*(?:\n|$))+)", doc, re.M)
+    if not section or function.returns is None or is_vague(function.returns):
+        return False
+    first_line = doc.partition("\n\n")[0]
+    return words(section.group(1)) <= words(f"{ast.unparse(function.returns)} {first_line}") | {*RESULTS}
+
+
 def of_a_linter(doc, name):
     "Lines that a tool has made of a comment such as `# noqa: B008`."
     for line in re.findall(r"^[ \t]+(\*{0,2}\w+: (?:noqa|type: ignore|fmt: )\b.*)$", doc, re.M):
@@ -159,6 +176,8 @@ def function_faults(function, full):
     yield from unannotated(function, name)
     yield from of_a_linter(doc, name)
     yield from rituals(function, doc, name)
+    if is_result_ritual(function, doc):
+        yield f"{name}: `Returns:` says nothing new"
     if not full:
         return
     yield from (
@@ -166,7 +185,8 @@ def function_faults(function, full):
     )
     nothing = function.returns is not None and ast.unparse(function.returns) in ("None", "NoReturn")
     if not nothing and not re.search(r"^(Returns|Yields):", doc, re.M):
-        yield f"{name}: no Returns"
+        if function.returns is None or is_vague(function.returns):
+            yield f"{name}: no Returns"
 
 
 def described(field):
@@ -191,6 +211,8 @@ def class_faults(node, full):
             continue
         yield from unannotated(method, f"{name}.{method.name}", True)
         yield from rituals(method, ast.get_docstring(method) or "", f"{name}.{method.name}")
+        if is_result_ritual(method, ast.get_docstring(method) or ""):
+            yield f"{name}.{method.name}: `Returns:` says nothing new"
         if method.name == "__init__":
             yield from rituals(method, doc, name)
             fields += [p.arg for p in parameters(method, True) if not says_itself(p)]

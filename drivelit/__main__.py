@@ -43,17 +43,7 @@ from drivelit.runs.profiles import (
 
 # %% ../nbs/42_runs/60_command.ipynb #b5eaf301
 def overrides(pairs: Sequence[str]) -> dict[str, str]:
-    """Keys of a profile from the command line.
-
-    Args:
-        pairs: texts KEY=VALUE
-
-    Returns:
-        dict: key -> text
-
-    Raises:
-        ProfileError: a text without "=", or a key that stands twice
-    """
+    'Texts KEY=VALUE of the command line as a dict; ProfileError: no "=", or a key that stands twice.'
     values = {}
     for p in pairs:
         key, sign, value = p.partition("=")

@@ -151,7 +151,7 @@ def test_the_public_layer_is_typed_and_told(path):
 
 HALF_TOLD = '''
 __all__ = ["f", "g", "h", "C", "D"]
-def f(x: int, y) -> int:
+def f(x: int, y) -> np.ndarray:
     """One.
 
     Args:
@@ -259,6 +259,18 @@ class C:
         Args:
             policy: writes
         """
+    def near(self, x: float) -> Path:
+        """The folder that is next.
+
+        Returns:
+            path of the folder
+        """
+    def far(self, x: float) -> float:
+        """How far.
+
+        Returns:
+            metres
+        """
 '''
 
 
@@ -271,6 +283,7 @@ def test_the_check_of_the_public_layer_sees_lines_that_say_nothing():
         "f: `made: N` says nothing new",
         "C: `scene: the scene` says nothing new",
         "C.run: `policy: writes` says nothing new",
+        "C.near: `Returns:` says nothing new",
     ]
 
 

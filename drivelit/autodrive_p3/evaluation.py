@@ -141,17 +141,7 @@ def chain_of(episode: Episode, inputs: Inputs, mode: str) -> Chain:
 
 
 def measures(episode: Episode, scene: Scene, inputs: Inputs) -> dict[str, Any]:
-    """What one answer has earned, beside the numbers of its plan.
-
-    Args:
-        episode: of P3Task
-        scene: that it answers
-        inputs: what was shown
-
-    Returns:
-        dict: reward and its four parts; perception_some and prediction_some: None where the scene has no key object;
-            tokens. Empty for a refused conversation
-    """
+    "What one answer has earned, beside the numbers of its plan: reward, its four parts, tokens; empty if refused."
     if episode.failed:
         return {}
     earned = {k: episode.rewards[0][k] for k in ("reward", *PARTS)}

@@ -50,11 +50,7 @@ collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #6ab80679
 def with_objects(results: Record) -> list[int]:
-    """The scenes in which an empty list is wrong.
-
-    Returns:
-        their numbers
-    """
+    "The scenes in which an empty list is wrong."
     empty = results.values(driver(EMPTY), "perception").iloc[0]
     # an empty list earns 1 where there is no key object
     return empty.index[empty == 0].tolist()

@@ -54,9 +54,6 @@ def drawn(*keys: object) -> np.random.Generator:
 
     Args:
         *keys: numbers and texts
-
-    Returns:
-        a generator
     """
     return np.random.default_rng([zlib.crc32(str(k).encode()) for k in keys])
 
@@ -180,9 +177,6 @@ def named(text: str) -> set[str]:
 
     Args:
         text: any
-
-    Returns:
-        labels
     """
     return {k for k, words in _NAMES.items() if words.search(text)}
 

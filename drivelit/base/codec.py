@@ -118,9 +118,6 @@ def rate(step: int, recipe: CodecRecipe) -> float:
 
     Args:
         step: number of the update, from 0
-
-    Returns:
-        float
     """
     gone = step / recipe.steps
     return recipe.lr * min(1.0, (step + 1) / 50) * min(1.0, max(0.02, 2 * (1 - gone)))

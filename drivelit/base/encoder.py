@@ -519,15 +519,9 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, lessons: str | Path | N
 
 
 def in_order(cosines: dict[str, list[float]], moved: Sequence[bool]) -> dict[str, dict[str, float]]:
-    """What the cosines of dreams say about the order.
+    """What the cosines (N) of each dream say about the order: their mean, and of the scenes whose view changes more.
 
-    Args:
-        cosines: dream -> N, by `order_exam`
-        moved: N, whether the view changes
-
-    Returns:
-        dict: dream -> cosine (mean), and of the scenes whose view changes: below (share in which it is less than the
-        true view's), gap (mean difference to the true view's), error (standard error of that)
+    That is below (share in which it is less than the true view's), gap (mean difference to it) and its standard error.
     """
     on, out = np.array(moved, bool), {}
     for name, values in cosines.items():

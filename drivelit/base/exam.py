@@ -86,9 +86,6 @@ def answers(
         kind: a key of KINDS
         sight: one of SIGHTS
         among: the questions among which `asked` stand, where they are a part: "other" takes the pictures of these
-
-    Returns:
-        list of texts
     """
     conversations = []
     for i, question, _ in asked:

@@ -35,9 +35,6 @@ def numbers(text: str) -> list[float]:
 
     Args:
         text: any
-
-    Returns:
-        list of floats
     """
     return [float(n) for n in re.findall(r"[+-]?[0-9]+(?:\.[0-9]+)?", text[:2000])]
 

@@ -260,9 +260,6 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, lessons: Pa
 def start(out: str | Path, recipe: Recipe) -> Path:
     """Note the recipe, or hold it against the one that the folder was started with.
 
-    Returns:
-        the folder
-
     Raises:
         RunError: the folder belongs to another recipe; names the first number that differs
     """
@@ -306,17 +303,7 @@ def make(out: str | Path, recipe: Recipe, lessons: str | Path | None = None) -> 
 
 # %% ../../nbs/45_base/40_recipe.ipynb #7a2ab471
 def finished(out: str | Path, module: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a finished run was told and what it found.
-
-    Args:
-        module: whose command makes it
-
-    Returns:
-        (recipe, exam)
-
-    Raises:
-        RunError: the run is not finished
-    """
+    "(recipe, exam) of a finished run; RunError: it is not finished."
     out = Path(out)
     if not (out / "exam.json").exists():
         raise RunError(f"{out}: no exam.json, this run is not finished; `python -m {module} --out {out}` goes on")
@@ -372,9 +359,6 @@ def pack(out: str | Path, folder: str | Path = BASE, beside: Sequence[str | Path
     Args:
         folder: default: in the package
         beside: folders of finished runs with other seeds or sizes, whose exams are shown beside this one's
-
-    Returns:
-        the folder
 
     Raises:
         RunError: the run is not finished

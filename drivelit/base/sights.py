@@ -29,16 +29,7 @@ _EDGES = [(i, j) for i in range(8) for j in range(i) if (i ^ j).bit_count() == 1
 
 
 def solid(pose: np.ndarray, z: float, size: tuple[float, float, float]) -> np.ndarray:
-    """The corners of a box.
-
-    Args:
-        pose: (3,) x, y, heading of its middle; metres, radians
-        z: metres, of its middle
-        size: length, width, height in metres
-
-    Returns:
-        (8, 3) metres, the last four at its front
-    """
+    "The corners (8, 3) of a box (length, width, height); its middle is at pose (3,) and height z, its front is last."
     p, c, s = _CORNERS * size, np.cos(pose[2]), np.sin(pose[2])
     return np.stack([c * p[:, 0] - s * p[:, 1] + pose[0], s * p[:, 0] + c * p[:, 1] + pose[1], p[:, 2] + z], 1)
 

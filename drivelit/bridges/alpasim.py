@@ -58,9 +58,6 @@ def camera_of(declared: Any, name: str, files: dict[float, str]) -> Camera:
         name: the simulator's
         files: seconds from now -> picture
 
-    Returns:
-        Camera
-
     Raises:
         SceneError: no pinhole camera without distortion
     """

@@ -40,9 +40,6 @@ def claim(folder: str | Path, about: dict[str, Any], fresh: bool = False) -> Pat
         about: plain JSON values; the same values are the same work
         fresh: what a piece of work has left there is removed first
 
-    Returns:
-        the folder
-
     Raises:
         RunError: the folder holds other work, or nothing can be written there
     """
@@ -131,9 +128,6 @@ def work(
         make: rows of a block, as plain JSON values; with several workers it can be sent to another process
         workers: processes of this call; the rows do not depend on them
         title: of the progress bar
-
-    Returns:
-        the rows of all blocks, in the order of the blocks
 
     Raises:
         RunError: a worker was killed, or nothing can be written there

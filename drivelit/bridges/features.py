@@ -125,19 +125,7 @@ def rate(agent: Any, scenes: Sequence[Scene]) -> list[float]:
 
 # %% ../../nbs/65_bridges/50_gymnasium.ipynb #db8768de
 def learn(steps: int, seed: int = 0, seen: int | None = None, **options: Any) -> Any:
-    """PPO of Stable-Baselines3 on the smaller world.
-
-    Args:
-        steps: decisions
-        seen: routes that it learns on; None: drawn from all
-        **options: of PPO
-
-    Returns:
-        stable_baselines3.PPO
-
-    Raises:
-        ImportError: without stable-baselines3
-    """
+    "PPO of Stable-Baselines3 on the smaller world, over so many decisions; `seen`: routes of it, None: drawn from all."
     from stable_baselines3 import PPO
 
     defaults = dict(n_steps=512, batch_size=128, gamma=0.98, ent_coef=0.01, seed=seed, device="cpu", verbose=0)

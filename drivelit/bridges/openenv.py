@@ -300,9 +300,6 @@ def listen(host: str, port: int) -> socket.socket:
         host: address of this machine
         port: 0: a free one
 
-    Returns:
-        socket
-
     Raises:
         RunError: it cannot be had
     """

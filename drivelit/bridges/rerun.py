@@ -44,9 +44,6 @@ def record(moments: Iterable[Moment], path: str | Path, timeline: str = "turn", 
         timeline: "turn" of an episode; of a drive "seconds"
         step: between two moments; a number of seconds, or 1
 
-    Returns:
-        the path
-
     Raises:
         ImportError: without the extra `rerun`
     """

@@ -21,20 +21,7 @@ from ..scene.extras import Extra
 # %% ../../nbs/65_bridges/78_skyrl.ipynb #c005
 @cache
 def opened(system: str, source: str, n: int, seed: int) -> tuple[Any, Sequence[Any], Any]:
-    """What the rows of a table speak of; opened once in a process.
-
-    Args:
-        system: "mtdrive", or one of its profiles
-        source: "toy", or a folder that `drivelit prepare` has filled
-        n: scenes at most
-        seed: of the town
-
-    Returns:
-        tuple: task, scenes, and the lock under which an answer is judged
-
-    Raises:
-        RunError: a system whose task is not served, or no such folder
-    """
+    "Task, scenes and lock of judging that the rows of a table speak of, opened once in a process; RunError: no such."
     return task_of(system), scenes_of(source, n, seed), threading.Lock()
 
 

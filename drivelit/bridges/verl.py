@@ -67,9 +67,6 @@ def write_rows(path: str | Path, system: str = "mtdrive", source: str = "toy", n
         source: "toy", or a folder that `drivelit prepare` has filled
         n: scenes at most
         seed: of the town
-
-    Returns:
-        Path
     """
     task, pool, _ = opened(system, source, n, seed)
     rows = (row(task, s, place_of(system, source, n, seed, k)) for k, s in enumerate(pool))

@@ -210,9 +210,6 @@ class Picture(Image.Image):
             mode: PIL's name of a mode
             *args: as PIL's
             **kwargs: as PIL's
-
-        Returns:
-            PIL image
         """
         if mode == "RGB" and not args and not kwargs and self.unopened:
             return Picture(self.path, self.name, self.size, self.where)
@@ -361,9 +358,6 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
         in_group: rows whose words are held in memory and written together
         refer: False: write every picture, for a data set that goes where its source does not
 
-    Returns:
-        the path
-
     Raises:
         ValueError: a row that cannot be written, with its number and scene
         OSError: the disk is full or read-only; the file is absent then
@@ -389,19 +383,7 @@ PART = b"part"  # in the file's metadata: what a part was made from
 
 
 def write_part(rows: Iterable[dict], path: str | Path, note: Callable[[], dict]) -> Path:
-    """Write a part of a data set; no row is left out, and where the pictures' sources are is not noted yet.
-
-    Args:
-        rows: of `make_row`
-        path: a file in the folder of the data set
-        note: called after the last row; plain JSON values that `part_note` gives back
-
-    Returns:
-        the path
-
-    Raises:
-        ValueError, OSError: as `write_rows`
-    """
+    "Write a part of a data set, without its pictures' sources; `note()` is asked after the last row, as JSON values."
     path = Path(path)
 
     def said():
@@ -586,9 +568,6 @@ def read_rows(*paths: str | Path) -> Rows:
     Args:
         *paths: Parquet files made by `write_rows`
 
-    Returns:
-        Rows
-
     Raises:
         ValueError: a file that is not complete, or not a data set
         FileNotFoundError: a file that is not there
@@ -661,9 +640,6 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
         how: the command that makes the file again
         tables: "kind", keys of meta, or several keys joined by ": "; default: all keys with few different values
         notes: Markdown about what the file does not hold, such as what was thrown away; `check_card` skips it
-
-    Returns:
-        the text of the card
     """
     rows = read_rows(path)
     tables = list(tables) if tables is not None else _small_keys(rows)

@@ -179,9 +179,6 @@ class Journal:
             key: of what was asked
             reason: why there is no answer
 
-        Returns:
-            None
-
         Raises:
             EngineError: the first FIRST_REFUSALS of this session were all refused
         """

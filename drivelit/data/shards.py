@@ -95,9 +95,6 @@ def unpack(packed: dict[str, Any], numbers: np.ndarray, root: str | Path | None 
         numbers: (n,) the arrays
         root: where the data lies now
 
-    Returns:
-        Scene
-
     Raises:
         SceneError: with the path of the first bad field
     """
@@ -447,9 +444,6 @@ class Shards(_Rows, Sequence):
 
         Args:
             i: number, id or slice
-
-        Returns:
-            Scene, or Shards
 
         Raises:
             IndexError: no such number

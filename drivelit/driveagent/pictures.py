@@ -70,9 +70,6 @@ def plot_episode(policy: Policy, scenes: list[Scene], profile: Profile, seed: in
         policy: the model and its processor
         variant: key of VARIANTS
         scenes: held-out scenes to choose from
-
-    Returns:
-        Figure
     """
     episodes = play(policy, scenes, task_for(profile, variant, "adaptive"), profile, seed)
     looked = [k for k, e in enumerate(episodes) if len(e.images) > 1 and not e.failed] or [0]

@@ -287,9 +287,6 @@ def thought_lines(rows: Rows, sample: int = 100) -> set[str]:
     Args:
         rows: of thoughts
         sample: in so many of them the tools' answers count
-
-    Returns:
-        set of lines
     """
     lines = set()
     for k, messages in enumerate(rows.stream("messages")):
@@ -481,9 +478,6 @@ def trained(out: str | Path, stage: str, seed: int) -> Path:
 
     Args:
         stage: key of NEEDS
-
-    Returns:
-        the folder of a trained policy
     """
     return STAGES.folder(out, stage, seed) / "final"
 
@@ -493,9 +487,6 @@ def base(out: str | Path, profile: Profile, seed: int, beside: bool = False) -> 
 
     Args:
         beside: in a player's process, beside the trainer
-
-    Returns:
-        the model that training starts from
     """
     words = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     start = profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"])

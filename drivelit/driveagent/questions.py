@@ -105,24 +105,10 @@ def _candidates(scene, camera, size, time, ego):
 def things(
     scene: Scene, view: str = "front", size: tuple[int, int] = (168, 84), time: float = 0.0, xray: bool = False
 ) -> list[Thing]:
-    """What is to be seen in a picture.
+    """What is to be seen in a picture that was taken at a time (<= 0), the nearest first; `xray`: as if nothing hid it.
 
     Every box is painted with a number of its own, the far ones first. The pixels that keep a number are those that can
     be seen of its box. What shows fewer than three pixels is left out.
-
-    Args:
-        scene: its road users and lights are looked for
-        view: a key of VIEWS
-        size: (width, height) of the picture in pixels
-        time: seconds from now at which the picture is taken, at most 0
-        xray: True: as if nothing hid anything, and without what is doubtful (too far or too small)
-
-    Returns:
-        the things in the picture, the nearest first; those that may be asked about are `clear`
-
-    Raises:
-        KeyError: for a view that is not in VIEWS, or that the scene has no camera for
-        SceneError: for a time in the future, or before the scene's history begins
     """
     camera, ego, frame = scene.cameras[VIEWS[view]], ego_pose_at(scene, time), shapely.box(0, 0, *size)
     candidates = [(*c, shapely.intersection(c[3], frame)) for c in _candidates(scene, camera, size, time, ego)]

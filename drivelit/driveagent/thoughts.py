@@ -339,19 +339,10 @@ def _one_call_each(turns):
 def clean(
     task: DriveAgentTask, scene: Scene, turns: Sequence[str], actions: Sequence[tuple[str, str]]
 ) -> tuple[list[str] | ParseError, list[str]]:
-    """Rule-based cleaning (A.4, step 3): the form, the actions, the calls.
+    """Rule-based cleaning (A.4, step 3) of the form, the actions, the calls: the turns, or why not; and the repairs.
 
-    Repeated calls and wrong actions are repaired. Control words, a broken form, calls that do not fit the mode, too
-    many calls and calls that fail are reasons to throw the thought out.
-
-    Args:
-        task: in the thought's mode; its tools carry out the calls, its spelling and its limit of calls hold
-        scene: that the thought is about
-        turns: of the thought
-        actions: the true 4 of (speed, trajectory), which replace others
-
-    Returns:
-        (the cleaned turns, or a ParseError with the rule that was broken; the repairs: "call twice", "actions")
+    Repeated calls and actions other than the true 4 of (speed, trajectory) are repaired. Control words, a broken form,
+    calls that do not fit the mode, too many calls and calls that fail are reasons to throw the thought out.
     """
     repairs = []
     if words := control_words("".join(turns)):

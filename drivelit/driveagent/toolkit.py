@@ -194,16 +194,7 @@ def check_box(box: Any, size: tuple[int, int], full: tuple[int, int]) -> tuple[f
 
 # %% ../../nbs/51_driveagent/20_toolkit.ipynb #2c1134f2
 def grow(box: Any, width: int, height: int) -> tuple[tuple[float, ...], float]:
-    """The smallest part of the image's shape around a box.
-
-    Args:
-        width: pixels
-        height: pixels
-        box: x_min, y_min, x_max, y_max
-
-    Returns:
-        the box that is shown, and its share of the image's width
-    """
+    "The smallest part of an image's shape around a box (x_min, y_min, x_max, y_max), and its share of the width."
     x0, y0, x1, y1 = box
     share = max((x1 - x0) / width, (y1 - y0) / height)
     left_edge = min(max((x0 + x1 - share * width) / 2, 0.0), (1 - share) * width)

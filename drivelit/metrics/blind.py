@@ -152,9 +152,6 @@ def best_blind(scores: dict[str, np.ndarray]) -> str:
 
     Args:
         scores: of `blind_scores`
-
-    Returns:
-        its name
     """
     return max((k for k in scores if k != "expert"), key=lambda k: scores[k].mean())
 

@@ -89,9 +89,6 @@ def success(record: dict) -> bool:
 
     Args:
         record: of `read_results`
-
-    Returns:
-        bool
     """
     return record["status"] in ("Completed", "Perfect") and not any(
         v for k, v in record["infractions"].items() if k != SLOW
@@ -243,9 +240,6 @@ def write_results(path: str | Path, records: list[dict]) -> Path:
     Args:
         path: JSON file
         records: of `World.record`, one a route
-
-    Returns:
-        the path
 
     Raises:
         ValueError: a record lacks a field, or a route stands twice

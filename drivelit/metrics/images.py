@@ -274,9 +274,6 @@ def load_encoder(name: str | Path = "base") -> CLIPModel:
     Args:
         name: "base", the toy town's in this package, or a folder with any CLIP of transformers
 
-    Returns:
-        CLIPModel
-
     Raises:
         ValueError: no such folder, another model in it, a file that is damaged, a folder that differs from its mark, or
             tensors that are missing, unexpected, of another shape or not finite, which are named

@@ -408,9 +408,6 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
         folder: of `save_experts`, or "minddrive": those that this package has trained
         **how: as `load_policy` takes it: dtype, device, ...
 
-    Returns:
-        Experts
-
     Raises:
         FileNotFoundError: no experts here
         ValueError: a file that is damaged or of other experts, a folder that differs from its mark, or tensors that are

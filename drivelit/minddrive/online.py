@@ -114,9 +114,6 @@ def write_played(path: str | Path, drives: Sequence[Played], told: dict[str, Any
         path: .npz
         drives: at least one
         told: plain values: what the file belongs to
-
-    Returns:
-        the path
     """
     path = Path(path)
     arrays = {k: np.concatenate([getattr(d, k) for d in drives]) for k in ARRAYS}

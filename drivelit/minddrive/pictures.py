@@ -170,18 +170,7 @@ def _moment(world, images, choice, title):
 def film(
     player: Player, scene: Scene, inputs: Inputs, path: str | Path, title: str = "", shown: slice = slice(None)
 ) -> Drive:
-    """A drive as a moving picture, a frame for each decision, twice as fast as it was driven.
-
-    Args:
-        player: decides
-        scene: a route
-        path: file, .webp or .gif
-        title: above both pictures
-        shown: which decisions have a frame
-
-    Returns:
-        the drive that was filmed
-    """
+    "A drive as a .webp or .gif, a frame for each of the `shown` decisions, twice as fast as it was driven."
     frames = []
 
     def watched(worlds, images, texts):

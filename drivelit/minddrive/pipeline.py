@@ -91,17 +91,7 @@ def scored(records: Sequence[dict]) -> dict[str, Any]:
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #split9
 def roads(out: str | Path, profile: MindDriveProfile, split: str) -> Sequence[Scene | Route]:
-    """What a policy is reinforced or judged on.
-
-    Args:
-        split: "train" or "heldout"
-
-    Returns:
-        routes of the kit's world, as stage `scenes` wrote them; with simulators those of the profile's files
-
-    Raises:
-        RunError: the stage has not run, or a file of routes is not there
-    """
+    "What a policy is reinforced or judged on: routes of the kit's world, or of the files for simulators; RunError."
     return load_scenes(out, split) if profile.simulators == NONE else routes_of(profile, split)
 
 
@@ -448,9 +438,6 @@ def take_checkpoint(path: Path, out: Path, base: str, profile: MindDriveProfile)
         out: as `save_experts` leaves it; if it is complete already, nothing is done
         base: what they are put on
         profile: lora_alpha, image_size
-
-    Returns:
-        the folder
 
     Raises:
         WeightsError: no base, or another network; names what differs

@@ -117,9 +117,6 @@ def fill(experts: Experts, state: Mapping[str, torch.Tensor], where: str | Path)
         state: of `open_checkpoint`
         where: file, for the error
 
-    Returns:
-        the experts
-
     Raises:
         WeightsError: a part differs; names all that do
     """
@@ -150,9 +147,6 @@ def take_checkpoint(path: str | Path, out: str | Path, base: str, alpha: float, 
         path: .pth
         out: folder; if it is complete already, nothing is done
         base, alpha, image_size: as for `experts_of`
-
-    Returns:
-        the folder
 
     Raises:
         WeightsError: no base is named, or as `experts_of`

@@ -225,11 +225,7 @@ GIVEN = {"Bench2Drive's numbers": table_driving, table_open.title: table_open}  
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #a5752049
 def asked(results: Record) -> list[Claim]:
-    """What we ask beyond the paper's orders.
-
-    Returns:
-        list of claims
-    """
+    "What we ask beyond the paper's orders."
     # driver -> what it is the best at
     blind = bests(results, STUDY, dict(score="best score", success="best success"))
     usual, rows = usual_word(results), []

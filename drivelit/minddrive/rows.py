@@ -311,9 +311,6 @@ def save_rows(path: str | Path, rows: Iterable[dict], count: Counter | None = No
         rows: of `make_rows`
         count: of `make_rows`: the card's notes; it is read after the last row
         how: the command that makes the file again
-
-    Returns:
-        the path
     """
     path = write_rows(rows, path)
     notes = ["| what | count |", "| --- | ---: |", *(f"| {k} | {v} |" for k, v in sorted((count or {}).items()))]
@@ -357,9 +354,6 @@ def read_plan(row: dict) -> Plan:
 
     Args:
         row: of `make_rows`, or read back from a file
-
-    Returns:
-        Plan
 
     Raises:
         ValueError: naming the scene and what is wrong

@@ -138,9 +138,6 @@ def codec_of(profile: MindDriverProfile) -> Codec:
     Args:
         profile: names it; $VARIABLES are read
 
-    Returns:
-        Codec
-
     Raises:
         CodecError: there is none of that name, or no codec
     """
@@ -240,9 +237,6 @@ def rows_of(arm: dict[str, Any], out: str | Path, profile: MindDriverProfile) ->
 
     Args:
         arm: what is not the profile's, a value of ARMS
-
-    Returns:
-        ArmRows
     """
     data_dir = STAGES.folder(out, "data")
     drives = read_rows(data_dir / "drives.parquet")

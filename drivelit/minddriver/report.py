@@ -378,11 +378,7 @@ def _dreams(metric: Metric, s: str) -> list[Claim]:
 
 
 def asked(results: Record) -> list[Claim]:
-    """What we ask beyond the paper's orders, by ADE and by PDMS.
-
-    Returns:
-        list of claims
-    """
+    "What we ask beyond the paper's orders, by ADE and by PDMS."
     rows = []
     for metric in (dict(ade=FAR_OFF, pdms=SCORE)[m] for m in metrics_of(results)):
 

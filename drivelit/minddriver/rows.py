@@ -148,9 +148,6 @@ def save_rows(path: str | Path, rows: Iterable[dict], count: Counter | None = No
         rows: of `make_rows`
         count: of `annotate` and `make_rows`: the card's notes; it is read after the last row
         how: the command that makes the file again
-
-    Returns:
-        the path
     """
     path = write_rows(rows, path)
     counted = {} if count is None else count

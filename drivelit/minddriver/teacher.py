@@ -259,9 +259,6 @@ def drawn(*keys: object) -> np.random.Generator:
 
     Args:
         *keys: numbers and texts
-
-    Returns:
-        a generator
     """
     return np.random.default_rng([zlib.crc32(str(k).encode()) for k in keys])
 
@@ -351,9 +348,6 @@ class ScriptedTeacher:
             scene: with its ground truth
             tried: earlier thoughts and what was said of them; the last one is edited
             attempt: counts up when it is asked again; without new feedback it writes the same again
-
-        Returns:
-            text
         """
         has, facts = self.errors(scene, tried), facts_of(scene)
         rng = drawn(self.seed, scene.id, "how")  # an error that stays is the same error
@@ -422,9 +416,6 @@ class ScriptedJudge:
         Args:
             scene: for its id alone; the judge does not see it
             thought: its text
-
-        Returns:
-            Verdict
         """
         errors = logic_errors(thought)
         correct = not errors

@@ -192,9 +192,6 @@ def question_text(metric: str, poses: np.ndarray, box: tuple | None = None) -> s
         metric: DAC, NC, TTC or EP
         poses: (3,) a point, or (8, 3) for EP; metres and radians in the ego's frame
         box: the object asked about (NC, TTC)
-
-    Returns:
-        the question
     """
     subject = (
         f"Trajectory points are {', '.join(map(pose_text, poses))}.\n"

@@ -253,9 +253,6 @@ def plot_episode(
         arms: the first of these stages that is done is shown
         tries: held-out scenes to choose from
 
-    Returns:
-        Figure
-
     Raises:
         ValueError: none of the arms is done
     """

@@ -181,9 +181,6 @@ class Codec:
 
         Args:
             folder: created if needed: config.json and the weights as diffusers has them, codec.json with size and fold
-
-        Returns:
-            the folder
         """
         self.model.save_pretrained(folder)
         config = Path(folder) / "config.json"
@@ -212,9 +209,6 @@ def new_codec(
         channels: of each level, multiples of 8; every level but the first halves the picture
         dim: numbers of a code
         seed: of the weights
-
-    Returns:
-        Codec
 
     Raises:
         CodecError: a size that does not fit
@@ -361,9 +355,6 @@ def load_codec(name: str | Path = "base", size: Sequence[int] = (192, 128)) -> C
     Args:
         name: "base", a folder of `Codec.save` or of diffusers' VQModel, MoVQGAN's checkpoint or a folder with it alone
         size: (width, height) of the pictures, where the folder does not say
-
-    Returns:
-        Codec
 
     Raises:
         CodecError: no such folder, a file in it that is damaged, a folder that differs from its mark, or tensors that

@@ -871,9 +871,6 @@ def ask_all(
         timeout: seconds for one answer, all tries together
         retries: tries after the first one
 
-    Returns:
-        answers, in order
-
     Raises:
         EngineError: the first question without an answer; the others' answers are lost
     """

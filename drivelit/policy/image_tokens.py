@@ -129,9 +129,6 @@ def add_image_tokens(policy: Policy, codes: int, seed: int = 0, tags: Sequence[s
         seed: of the noise in the new rows
         tags: spans: each name gives `<name>` and `</name>`
 
-    Returns:
-        the policy
-
     Raises:
         ValueError: a policy with adapters, or no codes
     """

@@ -64,9 +64,6 @@ def find_layout(path: str | Path) -> Found:
     Args:
         path: folder that somebody has trained, or a file .pth
 
-    Returns:
-        Found
-
     Raises:
         WeightsError: nothing that can be read; names the folder and what is missing, or the steps to choose from
     """
@@ -292,17 +289,7 @@ def _put_together(parts: list) -> torch.Tensor:
 
 # %% ../../nbs/20_policy/12_layouts.ipynb #9e4d06c3
 def merged(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of shards, one after another.
-
-    Args:
-        folder: with model_world_size_N_rank_K.pt of all N ranks
-
-    Yields:
-        name, whole tensor
-
-    Raises:
-        WeightsError: a rank is missing, or a weight cannot be put together
-    """
+    "The weights of shards (model_world_size_N_rank_K.pt) by name, whole; WeightsError: a rank is missing or misfits."
     folder = Path(folder)
     worlds = {int(m[1]) for p in folder.glob("model_world_size_*") if (m := SHARD.fullmatch(p.name))}
     if len(worlds) != 1:
@@ -330,9 +317,6 @@ def merge_shards(folder: str | Path, out: str | Path, largest: float = 4e9) -> P
         folder: of the shards; `huggingface` in it has configuration and tokenizer
         out: folder that is written; if it is complete already, nothing is done
         largest: bytes of a file
-
-    Returns:
-        the folder
 
     Raises:
         WeightsError: as `merged`, or there is no configuration
@@ -390,9 +374,6 @@ def is_there(base: str) -> bool:
 
     Args:
         base: as an adapter names it
-
-    Returns:
-        bool
     """
     return (
         Path(base).is_dir() or base.partition(":")[0] in ("base", "toy") or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", base))
@@ -406,9 +387,6 @@ def rebased(found: Found, base: str | Path, out: str | Path) -> Path:
         found: of `find_layout`
         base: folder or name
         out: takes a copy of all files but the mark
-
-    Returns:
-        the folder
     """
     file, field = NAMES_BASE[found.kind]
     settings = read_object(found.path / file) | {field: str(base)}

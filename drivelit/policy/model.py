@@ -562,9 +562,6 @@ class Policy(_Computes):
             messages: {"role", "content"}; content a string or a list of {"type": "image" | "video" | "text", ...}
             add_generation_prompt: end with the opening of an assistant turn
 
-        Returns:
-            Encoded
-
         Raises:
             ValueError: a text holds a placeholder of its own, or a part is neither image, video nor text
         """
@@ -577,9 +574,6 @@ class Policy(_Computes):
             messages: what follows the assistant's turn, usually one user message
             closed: the completion's ids already end with the end-of-turn token (False: it ran into the length limit)
             add_generation_prompt: end with the opening of an assistant turn
-
-        Returns:
-            Encoded
         """
         encoded = _encoded(self, _render_more(self, messages, add_generation_prompt), messages)
         return Encoded(encoded.input_ids[1:], encoded.images) if closed else encoded
@@ -628,9 +622,6 @@ class Policy(_Computes):
             folder: created if needed
             card: what the policy was trained for, for its README.md
             weights: name -> tensor; default: the model's own, which must be whole in this process
-
-        Returns:
-            the folder
         """
         self.model.save_pretrained(folder, state_dict=weights)
         _save_processor(self.processor, Path(folder))
@@ -679,9 +670,6 @@ def new_policy(
         size: a key of SIZES
         seed: of the weights
         image_size: (width, height) in pixels that images are resized to; multiples of 28
-
-    Returns:
-        Policy
 
     Raises:
         ValueError: an unknown size, or an image size that does not fit
@@ -800,9 +788,6 @@ def trained_folder(name: str | Path) -> Path | None:
 
     Args:
         name: of a model
-
-    Returns:
-        folder; None: the package has none of this name
     """
     folder = BASE.parents[1] / name / "weights"
     is_trained = str(name).isidentifier() and name != "base" and (folder / "config.json").exists()
@@ -989,9 +974,6 @@ def play_in_bf16(policy: Policy) -> Policy:
 
     Args:
         policy: changed in place, a weight at a time
-
-    Returns:
-        the policy
     """
     low, policy.bf16 = in_bf16(policy.model), True
     for p in (p for p in policy.model.parameters() if id(p) in low):

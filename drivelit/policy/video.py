@@ -58,9 +58,6 @@ def read_video(part: dict) -> Video:
     Args:
         part: {"type": "video", "video": frames or Video}, perhaps with "fps"
 
-    Returns:
-        Video
-
     Raises:
         ValueError: frames or a rate that are none; a file or an address in their place
     """

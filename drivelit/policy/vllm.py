@@ -715,9 +715,6 @@ def far_apart(mean: float, most: float, bound: float, who: str) -> str:
         most: the largest
         bound: of the mean
         who: the servers' addresses
-
-    Returns:
-        a sentence
     """
     return (
         f"the log-probabilities of {who} and of the trainer differ by {mean:.2g} in the mean, {most:.2g} at most, and "

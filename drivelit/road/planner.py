@@ -111,9 +111,6 @@ def show_others(planner: Planner) -> Planner:
     Args:
         planner: first asked for all routes, as `drive_routes` does
 
-    Returns:
-        Planner
-
     Raises:
         ValueError: one route alone has no other's pictures
     """

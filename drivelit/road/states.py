@@ -121,18 +121,7 @@ NETWORK, FLOOR = "network on the base's eyes", "network without eyes"
 def network(
     policy: Policy, train: Sequence[Scene], scenes: Sequence[Scene], size: tuple[int, int], eyes: bool = True
 ) -> np.ndarray:
-    """Plans of a small network that is fitted on training drives.
-
-    Args:
-        policy: whose vision tower looks
-        train: moments with experts
-        scenes: states
-        size: of the pictures
-        eyes: False: what a prompt says alone
-
-    Returns:
-        (N, 8, 3) poses
-    """
+    "Plans (N, 8, 3) of a small network that is fitted on training moments; without eyes: on the words of a prompt."
 
     def look(some):
         return sight(policy, [get_image(s, "CAM_FRONT", size) for s in some])

@@ -270,9 +270,6 @@ def best(results: Record, what: str = "score", told: str = POINTS) -> str:
         results: of `drive_all`
         what: "score" or "success"
         told: what it may be told beside the command: POINTS or nothing, ""
-
-    Returns:
-        its name
     """
     return best_without_eyes(results, study(results), what, told)
 

@@ -157,9 +157,6 @@ def camera_of(name: str, size: tuple[int, int], middle: float, files: dict[float
         size: (width, height) of its pictures
         middle: metres from the car's origin to the middle of its box, along x
         files: seconds from now -> picture
-
-    Returns:
-        Camera
     """
     x, y, z, yaw, view = MOUNTS[name]
     c, s = np.cos(np.radians(yaw)), np.sin(np.radians(yaw))

@@ -73,9 +73,6 @@ class Task:
         Args:
             state: where the episode stands; its memory and its scene are the task's to change
             completion: its text begins with the opening, if there was one; its ids are the tokens that were drawn
-
-        Returns:
-            Step
         """
         raise TypeError(f"{type(self).__name__} has no step()")
 
@@ -177,9 +174,6 @@ def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
         policy: its tokenizer and template write the row
         scene: what the task understands
         opening: words that are put into the policy's mouth
-
-    Returns:
-        Episode with its prompt
 
     Raises:
         TypeError: the task's prompt is no list of messages

@@ -61,9 +61,6 @@ def steady(speed: float) -> Driver:
 
     Args:
         speed: m/s
-
-    Returns:
-        Driver
     """
     return lambda world: _along_lane(world, speed * POINTS)
 
@@ -73,9 +70,6 @@ def straight_on(speed: float | None = None) -> Driver:
 
     Args:
         speed: m/s; None: its present one
-
-    Returns:
-        Driver
     """
 
     def plan(world: World) -> np.ndarray:

@@ -69,9 +69,6 @@ def by_policy(
         memory: of the default engine, as it takes it
         hear: what the navigator tells the policy: the moment -> as it is heard
         options: max_turns, max_new_tokens, max_length, temperature, top_p: as `rollout` takes them
-
-    Returns:
-        Planner
     """
     engine = engine or TransformersEngine(policy, batch_size, memory)
 

@@ -322,9 +322,6 @@ def check_memory(profile: Profile) -> None:
     Args:
         profile: with gpu_memory; 0 tries nevertheless. A model whose shape is not known here is not refused
 
-    Returns:
-        None
-
     Raises:
         ProfileError: a stage needs more than a GPU has
     """

@@ -62,9 +62,6 @@ def pack(out: str | Path, stage: str, seed: int = 0, folder: str | Path | None =
         stage: that has trained it
         folder: default: `weights` in the system's package
 
-    Returns:
-        the folder
-
     Raises:
         RunError: no run, or a stage that has not run to its end
     """

@@ -70,9 +70,6 @@ def checked_cluster(address: str | None) -> str:
     Args:
         address: "auto": the one that this machine belongs to; HOST:PORT; ray://HOST:PORT; "" or None: none
 
-    Returns:
-        str: the address, "" for none
-
     Raises:
         ProfileError: it cannot be one
     """

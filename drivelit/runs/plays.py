@@ -114,9 +114,6 @@ def only_plays(policy: "Policy", profile: Profile) -> "Policy":
     Args:
         policy: changed in place; it cannot be trained any further
         profile: with `precision = bf16` linear layers are kept rounded, as autocast rounds them
-
-    Returns:
-        the policy
     """
     from drivelit.policy.model import play_in_bf16
     from drivelit.training.throughput import give_back_memory

@@ -181,9 +181,6 @@ def prepare(
         **options: of the reader's `scenes`, such as split, version, every; tokens, drives: a list, or the file of one,
             see `drivelit.scene.sources.read_tokens`; n and seed of the toy town
 
-    Returns:
-        Shards
-
     Raises:
         RunError: nothing to read, no scene that can be used, none of the tokens, one id twice, an unknown source or
             option, a number out of range, another run's folder, a full disk, a worker killed

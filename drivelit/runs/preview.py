@@ -171,9 +171,6 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
 
     Args:
         gb: stage -> GB by part, from `memory`
-
-    Returns:
-        list of sentences
     """
     p, out = profile, []
     if not CLONE:

@@ -553,9 +553,6 @@ def find_system(name: str, settings: str | Path | None = None) -> System:
         name: a section without a dot
         settings: as `all_sections`
 
-    Returns:
-        System
-
     Raises:
         ProfileError: there is none; names the nearest
     """
@@ -649,9 +646,6 @@ def image_tokens(size: tuple[int, ...]) -> int:
 
     Args:
         size: (width, height) pixels
-
-    Returns:
-        int
     """
     return max(1, round(size[0] / 28)) * max(1, round(size[1] / 28))
 
@@ -664,9 +658,6 @@ def is_small(model: str) -> bool:
 
     Args:
         model: name, as in a profile
-
-    Returns:
-        bool
     """
     return model == "toy" or model.partition(":")[0] == "base"
 

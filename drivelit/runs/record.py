@@ -189,9 +189,6 @@ def driver(name: str = BEST, swap: str = "") -> Condition:
     Args:
         name: its name; default: the best of those without eyes
         swap: what the best may be told, where drivers differ by that; whoever has a name is found by it
-
-    Returns:
-        Condition
     """
     return Condition(name, DRIVER, swap)
 
@@ -309,9 +306,6 @@ def record_of(parts: Iterable[Results], **about: Any) -> Record:
     Args:
         parts: of drivers and of arms
         **about: what is said of the whole run, its profile among it
-
-    Returns:
-        Record
     """
     parts = list(parts)
     return Record(*_frames([r for p in parts for r in p.scenes], [r for p in parts for r in p.sets]), about)
@@ -331,9 +325,6 @@ def read_results(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     Args:
         names: of stages, as they were given to `write_results`; those that have not ended are left out
         **about: what is said of the whole run, beside its profile
-
-    Returns:
-        Record
 
     Raises:
         RunError: the folder holds no run, or no stage has ended that measures something
@@ -410,9 +401,6 @@ def read_record(path: str | Path) -> Record:
 
     Args:
         path: of the rows of scenes, .parquet
-
-    Returns:
-        Record
 
     Raises:
         RunError: not there, not what a run writes, or changed since it was written
@@ -496,9 +484,6 @@ def publish(path: str | Path, *outs: str | Path) -> Record:
     Args:
         path: of the rows of scenes, such as results/laptop.parquet; the others lie beside it
         *outs: folders of runs after `collect`, as `joined` takes their records
-
-    Returns:
-        Record
 
     Raises:
         RunError: no record in a folder, or runs that cannot be joined

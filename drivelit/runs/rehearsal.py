@@ -312,9 +312,6 @@ def obstacles(profile: Profile, stages: dict[str, dict], out: str | Path) -> lis
         profile: of the whole run
         stages: of `rehearse`
         out: folder of the rehearsal, on the disk of the run
-
-    Returns:
-        list of sentences
     """
     p = profile
     messages = [str(a) for a in data_amounts(p) if a.short] + misfits(p, stages_memory(p))

@@ -179,9 +179,6 @@ def paired(a: Any, b: Any, scale: float = 100.0, margin: float = 3.0, draws: int
         margin: below which a difference is called small, in the scale of the result
         draws: of the bootstrap
 
-    Returns:
-        Paired
-
     Raises:
         ValueError: a and b do not have the same scenes
     """

@@ -105,9 +105,6 @@ def start(out: str | Path, profile: Profile, weights: Iterable[str | Path] = ())
         profile: a changed value is refused, unless no result depends on it
         weights: folders or files that the run begins from besides a folder `model`; what is none is left out
 
-    Returns:
-        the folder
-
     Raises:
         ProfileError: a new run does not fit into its GPUs
         RunError: the folder belongs to another run; names the first key that differs, or the first file of weights.
@@ -227,9 +224,6 @@ def read_folder(source: str | Path, limit: int) -> list[Scene]:
         source: folder of scene files (*.json)
         limit: at most this many; of more, so many are drawn
 
-    Returns:
-        list[Scene]
-
     Raises:
         RunError: the folder has none
     """
@@ -287,9 +281,6 @@ def open_shards(folder: str | Path, limit: int, run: str | None = None, drawn: b
         run: what the folder must hold; None: anything
         drawn: of more, so many are drawn, the same ones each time; False: the first ones, as older runs took them
 
-    Returns:
-        Shards
-
     Raises:
         RunError: no index, or of another preparation
     """
@@ -308,9 +299,6 @@ def save_scenes(scenes: Iterable[Scene], path: str | Path) -> Path:
     Args:
         scenes: to be kept
         path: file, .npz
-
-    Returns:
-        the path
     """
     numbers, texts, path = [], [], Path(path)
     total = 0
@@ -330,9 +318,6 @@ def read_scenes(path: str | Path) -> list[Scene]:
 
     Args:
         path: file, .npz
-
-    Returns:
-        list[Scene]
 
     Raises:
         RunError: not there, damaged, or anything but plain arrays
@@ -565,9 +550,6 @@ def load(
         text: a system's wording, for the tokenizer of a toy or the base
         fixed: texts that are one token each for a toy or the base
 
-    Returns:
-        Policy
-
     Raises:
         RunError: the folder of an earlier stage is not there
     """
@@ -593,9 +575,6 @@ def load_to_play(
         text: as for `load`
         fixed: as for `load`
         asks: it only asks servers, which are given their weights by another process: none are read here
-
-    Returns:
-        Policy
 
     Raises:
         RunError: the folder of an earlier stage is not there
@@ -939,9 +918,6 @@ def read_measured(path: str | Path) -> Measured:
 
     Args:
         path: folder of a run; one metrics.jsonl of it; or a JSON file {stage, "sft" or "rl": seconds of an update}
-
-    Returns:
-        Measured
 
     Raises:
         RunError: there are none

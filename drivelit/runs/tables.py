@@ -172,9 +172,6 @@ def claims_of(*rows: tuple) -> list[Claim]:
     Args:
         *rows: where; a Metric or several; the better one; the other one (both a Condition or the name of an arm); and
             perhaps words in place of the arms' names
-
-    Returns:
-        list of claims, in the order of the rows
     """
 
     def condition(side):
@@ -229,9 +226,6 @@ def plot_range(ax: plt.Axes, x: Sequence[float], values: np.ndarray, label: str)
         x: (points,) turns or rounds
         values: (points, seeds); a seed with a NaN is left out, and there is no curve without a seed
         label: of the legend
-
-    Returns:
-        None
     """
     values = values[:, ~np.isnan(values).any(0)]
     if values.size:
@@ -245,9 +239,6 @@ def legend_beside(ax: plt.Axes, fontsize: float = 9) -> None:
     Args:
         ax: Axes; without labels there is no legend
         fontsize: points
-
-    Returns:
-        None
     """
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize=fontsize, loc="upper left", bbox_to_anchor=(1.0, 1.0))

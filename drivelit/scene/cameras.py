@@ -411,9 +411,6 @@ def swap_pictures(scene: Scene, other: Scene) -> SwappedScene:
 
     Args:
         other: whose pictures `get_image` gives for it
-
-    Returns:
-        SwappedScene
     """
     return SwappedScene(**{f.name: getattr(scene, f.name) for f in fields(Scene)}, other=other)
 

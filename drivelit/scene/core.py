@@ -216,9 +216,6 @@ def file_name(text: str, name: str = "id") -> str:
         text: the id, such as "cut_in-0000017"
         name: of the field, for the message
 
-    Returns:
-        the same text
-
     Raises:
         SceneError: empty, over 200 bytes, begins with a point, or holds a slash, a backslash, a colon or a character
             that cannot be printed
@@ -750,9 +747,6 @@ class Scene:
         Args:
             id: of an agent
 
-        Returns:
-            Agent
-
         Raises:
             KeyError: no agent has it
         """
@@ -766,9 +760,6 @@ class Scene:
 
         Args:
             name: of the view, such as "CAM_FRONT", or the log's own, such as "CAM_F0"
-
-        Returns:
-            Camera
 
         Raises:
             SceneError: no camera has it
@@ -922,9 +913,6 @@ def from_dict(d: dict[str, Any]) -> Scene:
     Args:
         d: as `json.loads` gives it for a text of `to_json`
 
-    Returns:
-        Scene
-
     Raises:
         SceneError: with the path of the first bad field
     """
@@ -954,9 +942,6 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     Args:
         path: of the file
         most: bytes, unzipped
-
-    Returns:
-        bytes
 
     Raises:
         SceneError: no such file, cut short, or more than `most` bytes
@@ -996,9 +981,6 @@ def from_json(text_or_path: str | Path) -> Scene:
 
     Args:
         text_or_path: JSON text, or the path of a JSON file
-
-    Returns:
-        Scene
 
     Raises:
         SceneError: naming the file (if any) and the field

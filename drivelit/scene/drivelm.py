@@ -134,9 +134,6 @@ def load(folder: str | Path, name: str = "train_sample.json") -> list[KeyFrame]:
         folder: with the file and samples/
         name: of the file
 
-    Returns:
-        list of KeyFrame
-
     Raises:
         SceneError: naming the file, the frame and the field
     """

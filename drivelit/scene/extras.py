@@ -20,9 +20,6 @@ def import_large(module: str) -> ModuleType:
 
     Args:
         module: its name, such as "drivelit.mtdrive.pipeline"
-
-    Returns:
-        the module
     """
     waits = gc.isenabled()
     gc.disable()

@@ -84,9 +84,6 @@ def write_text(path: str | Path, text: str) -> Path:
         path: file
         text: new content
 
-    Returns:
-        the path
-
     Raises:
         OSError: it could not be written; the old content is untouched
     """
@@ -102,9 +99,6 @@ def write_json(path: str | Path, value: Any, indent: int | None = 1) -> Path:
         path: file
         value: JSON-able
         indent: spaces; None: everything on one line
-
-    Returns:
-        the path
     """
     return write_text(path, json.dumps(value, indent=indent))
 
@@ -137,9 +131,6 @@ def make_folder(folder: str | Path) -> Path:
 
     Args:
         folder: name
-
-    Returns:
-        the folder
 
     Raises:
         RunError: there can be none, or nothing can be written in it

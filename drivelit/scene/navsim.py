@@ -310,20 +310,7 @@ def _meta(path: str) -> tuple[str, frozenset]:
 def layer(
     path: str | Path, name: str, around: np.ndarray | None = None, where: str | None = None
 ) -> "gpd.GeoDataFrame":
-    """A layer of a nuPlan map.
-
-    Args:
-        path: map.gpkg
-        name: of the layer, such as "lanes_polygons"
-        around: (2,) x, y in the projection, metres: only what is within REACH of it
-        where: SQL condition
-
-    Returns:
-        GeoDataFrame in metres, indexed by fid
-
-    Raises:
-        SceneError: no such layer
-    """
+    "A layer of a map.gpkg by fid, in metres, `around` (2,) x, y of the projection as far as REACH; SceneError: none."
     projection, layers = _meta(str(path))
     if name not in layers:
         raise SceneError(f"{path}: no layer {name!r}")

@@ -132,18 +132,7 @@ PAST, AHEAD = 5.0, 8.0  # seconds
 
 
 def around(nusc: Any, token: str) -> dict[float, dict]:
-    """The samples before and after, as far as they go without a gap, and one beyond PAST and AHEAD.
-
-    Args:
-        nusc: of `open_nuscenes`
-        token: of a sample
-
-    Returns:
-        seconds from now -> sample, in the order of time
-
-    Raises:
-        SceneError: time stamps that do not increase
-    """
+    "Seconds from now -> sample, without a gap, one beyond PAST and AHEAD; SceneError: times that do not increase."
     current = nusc.get("sample", token)
     out = {0.0: current}
     for key, sign, limit in (("prev", -1, PAST), ("next", 1, AHEAD)):

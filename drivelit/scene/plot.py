@@ -267,9 +267,6 @@ def plot_scene(
         legend: whether what is drawn is named, right of the plot
         title: the scene's id and command if None
 
-    Returns:
-        the Axes
-
     Raises:
         ValueError: a mark for an agent that is not there
     """

@@ -28,9 +28,6 @@ def follow_parent(parent: int, every: float = 0.5) -> None:
     Args:
         parent: its process id, as it knows it itself (os.getpid() there)
         every: seconds between two looks
-
-    Returns:
-        None
     """
     asked_by = multiprocessing.parent_process()
     served = asked_by is not None and asked_by.pid == parent != os.getppid()

@@ -297,19 +297,7 @@ def unknown(future: np.ndarray, boxes: bool = True, told: bool = False) -> dict:
 
 
 def enough(scene: Scene, history: float, future: float = 4.0) -> Scene:
-    """The scene, if its poses reach far enough without a gap.
-
-    Args:
-        scene: of a reader
-        history: seconds of past that are needed
-        future: seconds of future that are needed, at most 4 are looked at
-
-    Returns:
-        the same scene
-
-    Raises:
-        SceneError: how far they reach, and how far they should
-    """
+    "The scene, if its poses reach so many seconds back and ahead (4 are looked at) without a gap; SceneError if not."
     ahead = 0.0 if scene.expert is None else float(scene.expert.times[-1])
     if scene.ego.times[0] > 1e-6 - history or ahead < min(future, 4.0) - 1e-6:
         raise SceneError(

@@ -134,9 +134,6 @@ def route(*pieces: tuple[float, float], behind: float = 90.0, step: float = 0.5)
         *pieces: (length in metres, curvature in 1/m, positive to the left), from s = 0 on
         behind: metres of straight road before s = 0
         step: metres between points
-
-    Returns:
-        Path
     """
     k = np.concatenate([np.zeros(int(behind / step)), *[np.full(max(int(round(n / step)), 1), c) for n, c in pieces]])
     # A steering wheel takes time to turn: blend over 5 m.
@@ -234,9 +231,6 @@ def crossing(path: Path, s: float, right: float, left: float, depth: float = 3.0
         right: l of its right end, metres to the left of the path
         left: l of its left end
         depth: metres along the path
-
-    Returns:
-        Area
     """
     return Area(f"crossing{s:.0f}", "crossing", strip(path, s, s + depth, right, left))
 

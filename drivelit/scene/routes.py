@@ -136,9 +136,6 @@ def read_routes(path: str | File) -> list[Route]:
     Args:
         path: bench2drive220.xml or the like
 
-    Returns:
-        list of Route, in the order of the file
-
     Raises:
         SceneError: naming the file, the route and the element
     """

@@ -111,9 +111,6 @@ def has(scene: Scene, aspect: str) -> bool:
 
     Args:
         aspect: one of ASPECTS; "images" are those of all cameras now, "past_images" all before: files must be there
-
-    Returns:
-        bool
     """
     painted = scene.source == "toy" and bool(scene.cameras) and not any(c.files for c in scene.cameras.values())
     return dict(
@@ -140,9 +137,6 @@ def need(scene: Scene, *aspects: str) -> Scene:
 
     Args:
         *aspects: of ASPECTS
-
-    Returns:
-        the same scene
 
     Raises:
         SceneError: what is missing, and what its source gives

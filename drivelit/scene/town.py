@@ -100,22 +100,10 @@ def mover(
     heading: float = 0.0,
     times: np.ndarray = TIMES,
 ) -> Agent:
-    """A road user that moves along a path; one that stands is seen in one frame.
+    """A road user that moves along a path; one that stands (`along` None) is seen in one frame.
 
-    Its velocity is the script's own derivative, over 0.05 s to both sides.
-
-    Args:
-        id: unique in the scene
-        kind: key of SIZES
-        path: what it moves along
-        s0: metres along the path, where it is now
-        along: function of times: metres travelled since now; None: it stands
-        l: offset to the left in metres, a number or a function of times
-        heading: radians, added to the path's for those that stand, and pi for oncoming traffic
-        times: (K,) seconds from now of its frames, increasing
-
-    Returns:
-        Agent in the coordinates of the path
+    It is `s0 + along(times)` metres along the path and `l` to its left. Its velocity is the script's own derivative,
+    over 0.05 s to both sides.
     """
     length, width, height = SIZES[kind]
     offset = l if callable(l) else lambda t: np.full(np.shape(t), float(l))
@@ -186,9 +174,6 @@ def mix(rng: np.random.Generator, easy: float, hard: float, d: float, spread: fl
         hard: the number at difficulty 1
         d: difficulty, 0 to 1
         spread: how far around the difficulty it is drawn
-
-    Returns:
-        a number between easy and hard
     """
     return easy + (hard - easy) * float(np.clip(d + rng.uniform(-spread, spread), 0, 1))
 
@@ -201,9 +186,6 @@ def oncoming(rng: np.random.Generator, path: Path, lane_index: float = 1, count:
         path: the ego's route
         lane_index: lanes to the left of the ego's
         count: how many; None: up to two
-
-    Returns:
-        list of Agent
     """
     n = int(rng.integers(0, 3)) if count is None else count
     return [
@@ -274,9 +256,6 @@ def cut_in(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, v, side = route((160, 0.0)), rng.uniform(7, 13), rng.choice([-1, 1])
     u, start, gap = v * mix(rng, 0.75, 0.5, d), rng.uniform(-0.8, 0.5), mix(rng, 16, 9, d)
@@ -302,9 +281,6 @@ def slow_leader(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, v = route((160, 0.0)), rng.uniform(8, 13)
     u = v * mix(rng, 0.5, 0.2, d)
@@ -326,9 +302,6 @@ def curve(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     k = mix(rng, 1 / 60, 1 / 25, d)
     # at most 2.2 m/s² across
@@ -363,9 +336,6 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     distance, r, v = rng.uniform(2, 9), rng.uniform(9, 12), rng.uniform(4.5, 6.5)
     path, through, end, middle, goes_on, areas = _turn(rng, r, distance, 1)
@@ -396,9 +366,6 @@ def right_turn(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     distance, r, v = rng.uniform(2, 9), rng.uniform(8, 11), rng.uniform(4.5, 6.0)
     path, _, end, _, _, areas = _turn(rng, r, distance, -1)
@@ -466,9 +433,6 @@ def red_light(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, v = route((170, 0.0)), rng.uniform(5, 12)
     extra_gap = rng.random() < 0.5
@@ -511,9 +475,6 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, v = route((160, 0.0)), rng.uniform(5, 11)
     # so far that 1.6 m/s² (easy) to 3.2 m/s² (hard) are enough to stop
@@ -565,9 +526,6 @@ def parked_truck(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, v = route((160, 0.0)), rng.uniform(5, 10)
     s = 13 + v * mix(rng, 2.2, 1.6, d)
@@ -596,9 +554,6 @@ def merge(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, v = route((170, 0.0)), rng.uniform(7, 11)
     end = 14 + v * mix(rng, 3.0, 2.0, d)
@@ -720,9 +675,6 @@ def light_turns_green(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, line = route((150, 0.0)), rng.uniform(5.0, 6.5)
     agents = _across(rng, path, line, 0, False)
@@ -767,9 +719,6 @@ def give_way(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     path, crossing_s, side = _bend(rng, 4.0, 22, 40), rng.uniform(5, 7), rng.choice([-1, 1])
     walk, clear = rng.uniform(1.0, 1.6), rng.uniform(-0.5, 4.5)  # seconds until the lane is free
@@ -887,9 +836,6 @@ def night(rng: np.random.Generator, d: float) -> Draft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        Draft
     """
     draft = (lead_braking, pedestrian_crossing, curve, parked_truck, pull_out, fast_oncoming)[int(rng.integers(6))](
         rng, d
@@ -1041,11 +987,7 @@ class Plans(NamedTuple):
 
 # %% ../../nbs/00_scene/21_town.ipynb #candida1
 def candidates(draft: Draft) -> Plans:
-    """All plans of the expert: its speed plans for the first lateral move, then for the next.
-
-    Returns:
-        Plans
-    """
+    "All plans of the expert: its speed plans for the first lateral move, then for the next."
     speeds = speed_plans(draft.v0, draft.a0, draft.limit)
     poses, cost = zip(*(driven(draft, *speeds, *m) for m in moves(draft)), strict=True)
     s, v, a = (np.tile(x, (len(poses), 1)) for x in speeds)
@@ -1282,9 +1224,6 @@ def finish(
         meta: what goes into Scene.meta beside intent and future
         aside: metres to the left of the lane's middle and radians of heading beside it, now; the expert comes back
         begin: seconds behind the draft's now
-
-    Returns:
-        Scene
     """
     past, expert, future, v, a = motion(draft, expert, future, aside, begin)
     origin = past[-1] if begin or aside != (0.0, 0.0) else draft.path.at(0.0)
@@ -1357,9 +1296,6 @@ def make_scene(
         begin: seconds behind the scene's usual now, 0 to 3 in steps of 0.5: in the middle of a turn, beside a truck. Of
             the future there is so much less
 
-    Returns:
-        Scene
-
     Raises:
         ValueError: another family, or a difficulty out of range
         RuntimeError: no draw of 50 can be solved
@@ -1390,9 +1326,6 @@ def scenes(
         seed: of the first scene; the next ones count up
         families: of FAMILIES, taken in turn; MIX: each as often as its share
         difficulty: drawn evenly from this range
-
-    Returns:
-        list of Scene
     """
     low, high = (difficulty, difficulty) if np.isscalar(difficulty) else difficulty
     return [

@@ -136,9 +136,6 @@ def curve(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng, 10.0, 12.0)
     distance, r = rng.uniform(60, 100), mix(rng, 12, 8.5, d)
@@ -198,9 +195,6 @@ def cut_in(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng)
     path, gap_s, kerb = _road((450, 0.0)), rng.uniform(80, 110), -LANE - 0.1
@@ -237,9 +231,6 @@ def parked_truck(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng)
     path, truck_s = _road((20, 0.0), (430, rng.uniform(-1, 1) / 600)), rng.uniform(80, 120)
@@ -298,9 +289,6 @@ def pedestrian_crossing(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng)
     path, crossing_s, side = _road((450, 0.0)), rng.uniform(80, 120), int(rng.choice([-1, 1]))
@@ -343,9 +331,6 @@ def red_light(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng)
     path, line = _road((450, 0.0)), rng.uniform(80, 110)
@@ -397,9 +382,6 @@ def give_way(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng)
     path, middle = _road((450, 0.0)), rng.uniform(95, 125)
@@ -445,9 +427,6 @@ def unprotected_turn(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng, 7.5, 9.0)
     distance, r = rng.uniform(70, 90), rng.uniform(10, 12)
@@ -482,9 +461,6 @@ def right_turn(rng: np.random.Generator, d: float) -> RouteDraft:
     Args:
         rng: the source of everything that is drawn
         d: difficulty, 0 to 1
-
-    Returns:
-        RouteDraft
     """
     limit, v = _speeds(rng, 7.5, 9.0)
     distance, r = rng.uniform(70, 90), rng.uniform(9, 11)
@@ -590,9 +566,6 @@ def routes(n: int, part: str = "train", families: tuple[str, ...] = ROUTE_FAMILI
         part: one of SEEDS
         families: of ROUTE_FAMILIES
         first: how many of the part come before
-
-    Returns:
-        list of Scene
 
     Raises:
         ValueError: another part, or more routes than a part has

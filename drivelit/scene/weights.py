@@ -73,9 +73,6 @@ def seal(folder: str | Path, names: Iterable[str] | None = None, known: Mapping[
         names: of the files in it that the mark is about; default: all but the card
         known: `fingerprints` of files that other processes have read, and that are not read again
 
-    Returns:
-        the folder
-
     Raises:
         OSError: a full disk; the folder stays without its mark
     """
@@ -165,9 +162,6 @@ def refuse_tensors(where: str | Path, **wrong: Iterable[str]) -> None:
         where: folder or file
         **wrong: kind, as in missing, unexpected -> names of tensors
 
-    Returns:
-        None
-
     Raises:
         WeightsError: a kind has a name
     """
@@ -181,9 +175,6 @@ def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
     Args:
         tensors: by name
-
-    Returns:
-        list of names
     """
     wide = {k: t for k, t in tensors.items() if t.is_floating_point() and t.element_size() > 1 and not t.is_meta}
     return [k for k, t in wide.items() if not torch.isfinite(t).all()]
@@ -199,9 +190,6 @@ def check_tensors(
         want: name -> tensor of the wanted shape
         have: name -> tensor that was read
         scan: look at each number; False: whoever wrote them has
-
-    Returns:
-        None
 
     Raises:
         WeightsError: one is missing, unexpected, of another shape or not finite; names them
@@ -227,9 +215,6 @@ def check_folder(folder: str | Path, pickles: bool = False) -> None:
     Args:
         folder: with weights; a name that is no folder here passes
         pickles: they may be a pickle, which is then read as weights only
-
-    Returns:
-        None
 
     Raises:
         WeightsError: names the file, and says what to do

@@ -70,9 +70,6 @@ def drive_of(scene: Scene) -> Drive:
 
     Args:
         scene: of `drivelit.scene.town`, with all of its eight seconds
-
-    Returns:
-        Drive
     """
     ahead = np.concatenate([scene.expert.poses, np.array(scene.meta["future"])[len(scene.expert.poses) :]])
     poses, current_index = np.concatenate([scene.ego.poses, ahead]), len(scene.ego.poses) - 1
@@ -100,9 +97,6 @@ def drives(count: int, families: Sequence[str] = FAMILIES, seed: int = 0) -> lis
         count: how many
         families: of the toy town
         seed: of the first; it counts up
-
-    Returns:
-        list of Drive
     """
     return [_drive(families[k % len(families)], seed + k) for k in range(count)]
 

@@ -54,11 +54,7 @@ def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
 
 
 def last_checkpoint(out: str | Path) -> Path | None:
-    """The newest checkpoint that is as it was written. Reads only; warns of each damaged one.
-
-    Returns:
-        its folder, or None
-    """
+    "The newest checkpoint that is as it was written. Reads only; warns of each damaged one."
     for _, folder in reversed(checkpoints(out)):
         problem = damage(folder)
         if not problem:
@@ -166,9 +162,6 @@ def plot_metrics(out: str | Path, keys: Sequence[str], path: str | Path | None =
         out: folder with metrics.jsonl
         keys: which to draw, side by side over the step
         path: picture file; default: out/metrics.png
-
-    Returns:
-        the path
     """
     rows = read_metrics(out)
     width = 3.2 * len(keys)
@@ -356,9 +349,6 @@ def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable
         save: writes the weights, one file of safetensors, into the folder it is given
         card: SHA-256 of the weights -> Markdown
         told: for exam.json
-
-    Returns:
-        the folder
     """
     folder = Path(folder)
     with whole_folder(folder) as temporary:

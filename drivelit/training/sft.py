@@ -337,9 +337,6 @@ def freeze_vision(policy: Policy, frozen: bool) -> Policy:
     Args:
         policy: of any model with a part named `visual`
         frozen: not
-
-    Returns:
-        the policy
     """
     for name, p in policy.model.named_parameters():
         p.requires_grad_(not (frozen and ".visual." in f".{name}"))
@@ -519,9 +516,6 @@ def candidate(out: str | Path, k: int, count: int) -> Path:
     Args:
         k: which, from 1
         count: how many there are
-
-    Returns:
-        its folder
     """
     return Path(out) / ("final" if k == count else f"candidate-{k}/final")
 
@@ -584,9 +578,6 @@ def sft_config(
         gradient_checkpointing: recompute activations in the backward pass: less memory, more time
         sharding: weights, gradients and Adam's state are shared out to the processes, if there are several
         **trl: any other setting of TuningConfig, ours or TRL's, such as distance, bf16, report_to
-
-    Returns:
-        TuningConfig
 
     Raises:
         TypeError: an unknown setting

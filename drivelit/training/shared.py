@@ -56,17 +56,7 @@ def beside(keys: Sequence) -> list[int]:
 
 # %% ../../nbs/40_training/15_shared.ipynb #c008
 def rows_in_one(prompt: int, answers: Sequence[int], weights: float, width: float) -> int:
-    """Into how many rows at a time a prompt's answers are put.
-
-    Args:
-        prompt: tokens
-        answers: tokens of each
-        weights: of a layer
-        width: of its attention, all heads together
-
-    Returns:
-        from 1 to the number of answers
-    """
+    "Into how many rows at a time (1 to their number) answers of so many tokens are put behind a prompt of so many."
     n, mean = len(answers), sum(answers) / len(answers)
 
     def cost(m):

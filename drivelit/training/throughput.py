@@ -149,9 +149,6 @@ def put(value: Any, folder: str | Path) -> Parcel:
         value: episodes, arrays, anything that pickle knows
         folder: shared with the reader; /dev/shm or any other
 
-    Returns:
-        Parcel
-
     Raises:
         StoreError: the folder is full or not there
         ValueError: a picture of a file that cannot be read; names the file
@@ -455,16 +452,7 @@ def _mapped(path, seal):
 
 
 def take(at: Any, given: Given) -> None:
-    """Let a player play with the weights that a job names, unless it has them.
-
-    Args:
-        at: engine, policy and has: which weights they have; is changed
-        given: the weights
-
-    Raises:
-        WeightsError: the file is missing, damaged, of another rollout or of another model, or the player has other
-            frozen weights
-    """
+    "Let a player play with the weights that a job names, unless `at` has them; WeightsError: they are not as named."
     if given.follow and given.follow != at.has:
         at.engine.follow(given.follow)
         at.has = given.follow

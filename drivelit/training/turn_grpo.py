@@ -510,9 +510,6 @@ def rl_config(
         sharding: weights, gradients, Adam's state and the reference are shared out, if there are several processes
         **trl: any other setting of TurnGRPOConfig, ours or TRL's, such as max_turns, beta, report_to
 
-    Returns:
-        TurnGRPOConfig
-
     Raises:
         TypeError: an unknown setting
         ValueError: neither rollouts nor passes, or both; mini_batch does not divide batch; episodes of an update
