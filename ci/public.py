@@ -37,7 +37,7 @@ COMMON = {
 }
 SAYS_LITTLE = ("Any", "ArrayLike", "Callable", "Iterable", "Mapping", "Sequence")
 VAGUE = ("Any", "Callable", "DataFrame", "Iterator", "Mapping", "Tensor", "dict", "ndarray", "tuple")  # of a result
-RESULTS = "address folder id label list message name none number object order path result row same sentence text".split()
+RESULTS = "address folder id label list message name none number object order path result row sentence text".split()
 FILLERS = "a an and are for in is it its likewise of on or that the their them these this to what which".split()
 
 

@@ -572,7 +572,17 @@ def check_run(system, work):
     "A run whose servers play, by the commands that its plan prints."
     port, out = free_port(), work / system
     url = f"http://127.0.0.1:{port}"
-    plan = [sys.executable, "-m", "drivelit", "plan", f"{system}.smoke", "--out", str(out), "--set", f"player={url}"]
+    plan = [
+        sys.executable,
+        "-m",
+        "drivelit",
+        "plan",
+        f"{system}.smoke",
+        "--out",
+        str(out),
+        "--set",
+        f"rollout_servers={url}",
+    ]
     plan += [word for key in SYSTEMS[system] for word in ("--set", key)]
     page = subprocess.run(plan, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     begin, server, run = (re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", x) for x in commands(page))
@@ -584,7 +594,7 @@ def check_run(system, work):
     answers, updates = heard.count('/inference/v1/generate HTTP/1.1" 200'), heard.count('/collective_rpc HTTP/1.1" 200')
     stages = len(list(out.glob("**/done.json"))) - 1
     figure = f"{stages} stages, {answers} answers, {updates} publishes, {time.monotonic() - start:.0f} s"
-    report(code == 0, f"{system}.smoke with player =", figure)
+    report(code == 0, f"{system}.smoke with rollout_servers =", figure)
     if code:
         print(Path(work / f"run-{system}.log").read_text()[-3000:])
     gaps = [json.loads(line) for f in out.glob("**/metrics.jsonl") for line in f.read_text().splitlines()]

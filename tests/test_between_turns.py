@@ -11,9 +11,9 @@ import drivelit.scene
 from drivelit.policy.engines import TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.rollout.road import by_policy
-from drivelit.runs.plays import player_for
+from drivelit.runs.plays import profile_engine
 from drivelit.runs.profiles import load_profile, rl_options
-from drivelit.training.throughput import Players, at_play, streaming
+from drivelit.training.throughput import RolloutWorkers, at_play, streaming
 from drivelit.training.turn_grpo import TurnGRPOTrainer, rl_config
 
 SOURCES = sorted(Path(drivelit.scene.__file__).parents[1].rglob("*.py"))
@@ -50,8 +50,8 @@ def test_limit_of_the_paper_s_profile_reaches_all_who_play(gb, limit, spied, tin
     profile = load_profile("mtdrive", "paper", kv_memory=gb)
     make = made(profile, tiny, monkeypatch)
     make()  # the trainer's process
-    at_play(make)  # a player's
-    player_for(tiny, profile)  # bootstrapping, choosing, evaluation
+    at_play(make)  # a rollout worker's
+    profile_engine(tiny, profile)  # bootstrapping, choosing, evaluation
     by_policy(tiny, None, None, memory=profile.kept_bytes)
     assert spied == [limit] * 4
     args = rl_config(
@@ -76,15 +76,15 @@ def trained(policy, args):
 
 
 def test_processes_on_a_card_share_what_is_free(tiny, monkeypatch):
-    profile, asked = load_profile("mtdrive", "paper", players=2), []
+    profile, asked = load_profile("mtdrive", "paper", rollout_workers=2), []
     make = made(profile, tiny, monkeypatch)
-    monkeypatch.setattr(Players, "__init__", lambda self, play, workers: asked.append((play, workers)))
-    monkeypatch.setattr(Players, "__enter__", lambda self: self)
-    monkeypatch.setattr(Players, "__exit__", lambda self, *_: None)
-    with streaming(TurnGRPOTrainer, profile.players, make):
+    monkeypatch.setattr(RolloutWorkers, "__init__", lambda self, play, workers: asked.append((play, workers)))
+    monkeypatch.setattr(RolloutWorkers, "__enter__", lambda self: self)
+    monkeypatch.setattr(RolloutWorkers, "__exit__", lambda self, *_: None)
+    with streaming(TurnGRPOTrainer, profile.rollout_workers, make):
         [(play, workers)] = asked
     engine, _, _ = play.args[0]()
-    assert (workers, engine.sharing) == (2, 3)  # two players and the trainer
+    assert (workers, engine.sharing) == (2, 3)  # two rollout workers and the trainer
     engine, _, _ = make()
     assert engine.sharing == 1
 

@@ -101,12 +101,12 @@ def test_nothing_left_is_an_error_with_the_counts(tmp_path, system):
 def test_moments_that_begin_beside_the_lane_are_learnt_from(tmp_path, system):
     "They may begin later, too, and then know less of the future."
     more = MORE.get(system, {}) | (dict(train_late=0.0) if system == "driveagent" else {})
-    profile = load_profile(system, "smoke", train_scenes=COUNT, train_aside=1.0, **more)
+    profile = load_profile(system, "smoke", train_scenes=COUNT, train_offset=1.0, **more)
     pipeline, out = importlib.import_module(f"drivelit.{system}.pipeline"), start(tmp_path / "run", profile)
     files = SYSTEMS[system][1]
     for stage in dict.fromkeys(["scenes", *(f.split("/")[0] for f in files)]):
         pipeline.FUNCTIONS[stage](out, profile, 0)
-    moved = {s.id for s in load_scenes(out, "train") if "aside" in s.meta}
+    moved = {s.id for s in load_scenes(out, "train") if "lateral_offset" in s.meta}
     rows = set(read_rows(out / f"{files[0]}.parquet").column("scene_id"))
     assert len(moved) > COUNT / 2 and rows & moved
 

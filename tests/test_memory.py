@@ -59,7 +59,7 @@ class Rows:
 
 
 policy = SimpleNamespace(model=torch.nn.Linear(2, 2), tokenizer=[0])
-evaluation.rollout, evaluation.player_for = rollout, lambda *args: None
+evaluation.rollout, evaluation.profile_engine = rollout, lambda *args: None
 pipeline.load_to_play, pipeline.save_data = lambda *args: policy, (written := Rows())
 pipeline.task_for = lambda profile: MTDriveTask(SpeedAgent(), images=False)
 questions = lambda scene, pose, *args: [("DAC", pose[0], None, a) for a in ("Yes.", "No.")] * 5

@@ -13,7 +13,7 @@ import torch
 from drivelit.policy.engines import TransformersEngine
 from drivelit.policy.model import Policy, fingerprint, load_policy
 from drivelit.rollout.core import Step, Task, rollout
-from drivelit.runs.plays import only_plays, player_for
+from drivelit.runs.plays import only_plays, profile_engine
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import load, load_to_play
 from drivelit.testing.vllm import StubVLLM
@@ -162,7 +162,7 @@ def test_evaluation_computes_what_the_trainer_plays(tmp_path):
         asked = profile if bf16 else load_profile("mtdrive", "smoke")
         plays = load_to_play(tmp_path / "policy", asked)
         how = dict(places=[(0, 2), (1, 2)] * 2, seed=3 * 7919 * 64, temperature=args.temperature, **trainer.limits)
-        played = rollout(player_for(plays, asked), plays, Paid(), SCENES, **how)
+        played = rollout(profile_engine(plays, asked), plays, Paid(), SCENES, **how)
         pairs = [(a, b) for a, b in zip(trained, played, strict=True) if a.ids == b.ids]
         apart = [np.abs(np.subtract(a.logprobs, b.logprobs)) for a, b in pairs]
         if bf16:  # rounded before or at the product: the same numbers
@@ -179,7 +179,7 @@ def test_parts_of_a_play_tell_the_precision():
 
 
 @pytest.mark.parametrize("system, stage", dict(mtdrive="mtgrpo_turn", autodrive_p3="rl", minddriver="rft_plan").items())
-def test_players_that_ask_servers_read_no_weights(system, stage, tmp_path):
+def test_workers_that_ask_servers_read_no_weights(system, stage, tmp_path):
     pipeline = importlib.import_module(f"drivelit.{system}.pipeline")
     load_policy("toy").save(tmp_path / "final")
     with ExitStack() as stack:
@@ -189,7 +189,7 @@ def test_players_that_ask_servers_read_no_weights(system, stage, tmp_path):
             stack.enter_context(patch.object(pipeline, name, new)) if hasattr(pipeline, name) else None
         reads = stack.enter_context(patch("drivelit.policy.model.load_pretrained", side_effect=Played))
         frames = dict(frames_as="images") if system == "autodrive_p3" else {}
-        profile = load_profile(system, "smoke", player="http://127.0.0.1:1", players=2, **frames)
+        profile = load_profile(system, "smoke", rollout_servers="http://127.0.0.1:1", rollout_workers=2, **frames)
         _, policy, _ = pipeline.make(stage, tmp_path, profile, 0, beside=True)
         assert not reads.called and all(p.is_meta for p in policy.model.parameters())
         with pytest.raises(Played):  # the trainer's process has them
@@ -206,7 +206,7 @@ def test_the_shape_alone_is_enough_to_ask(tmp_path):
     policy.save(tmp_path / "final")
     with StubVLLM(policy) as server:
         make = partial(shape_alone, tmp_path / "final")
-        at = partial(throughput.at_play, make, player=server.root, folder=str(tmp_path / "served"))
+        at = partial(throughput.at_play, make, rollout_servers=server.root, folder=str(tmp_path / "served"))
         got, how = [], dict(places=[(0, 1)], seed=1, max_new_tokens=4, given=throughput.Given())
         throughput.play_rollout(at, (["one"], how), got.append)
     assert len(got) == 1 and got[0][0].ids and not got[0][0].failed
@@ -272,15 +272,15 @@ def test_memory_is_handed_over_where_play_and_update_alternate(tmp_path):
         assert emptied.called
 
 
-def test_weights_for_players_lie_in_shared_memory(tmp_path):
+def test_weights_for_workers_lie_in_shared_memory(tmp_path):
     policy = load_policy("toy", size="tiny")
     own = dict(steps=1, batch=2, num_generations=2, max_new_tokens=4, max_turns=1, use_cpu=True, report_to="none")
-    with throughput.Players(print, 1) as players:
-        kind_of = type("Streams", (throughput.StreamsEpisodes, TurnGRPOTrainer), dict(players=players))
+    with throughput.RolloutWorkers(print, 1) as rollout_workers:
+        kind_of = type("Streams", (throughput.StreamsEpisodes, TurnGRPOTrainer), dict(rollout_workers=rollout_workers))
         trainer = kind_of(policy, Paid(), ["one", "two"], rl_config(tmp_path, beta=0.0, **own), lambda r, g: r)
-        room = shutil.disk_usage(players.shelf.name).free
+        room = shutil.disk_usage(rollout_workers.shelf.name).free
         with trainer.ready_to_play():
-            inside = str(trainer.given.weights).startswith(players.shelf.name)
+            inside = str(trainer.given.weights).startswith(rollout_workers.shelf.name)
             assert inside == (room > 1e8) and trainer.given.seal
         with patch("shutil.disk_usage", lambda _: MagicMock(free=0)), trainer.ready_to_play():
-            assert str(trainer.given.weights).startswith(str(tmp_path / "players"))
+            assert str(trainer.given.weights).startswith(str(tmp_path / "rollout_workers"))

@@ -86,7 +86,7 @@ def rehearse(root, name, kind, stages=(), how="", env=None, more=(), **keys):
 
 
 def test_tuning_and_reinforcement_in_two_processes(root):
-    "AutoDrive-P3 on NAVSIM: weights are shared out, players play, and what was planned is what was measured."
+    "AutoDrive-P3 on NAVSIM: weights are shared out, rollout workers play, and what was planned is what was measured."
     name = "autodrive_p3.navsim"
     code, told, page = rehearse(root, name, "navsim", ["rl"], teacher="scripted", max_new_tokens=24)
     rows = told["stages"]
@@ -171,7 +171,9 @@ def test_servers_play(root):
     "The weights of every rollout go to a server, and its words come back."
     folder = model_folder(root, "3b")
     with StubVLLM(load_policy(folder), name=str(folder), longest=8192) as server:
-        keys = dict(teacher="scripted", max_new_tokens=24, player=server.root, players=0, frames_as="images")
+        keys = dict(
+            teacher="scripted", max_new_tokens=24, rollout_servers=server.root, rollout_workers=0, frames_as="images"
+        )
         code, told, page = rehearse(root, "autodrive_p3.navsim", "navsim", ["rl"], "served", **keys)
         all_ran(told, page)
     assert code == 0 and [path for path, _ in server.heard].count("/collective_rpc") >= 2, page

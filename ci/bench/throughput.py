@@ -6,7 +6,7 @@ what the vision tower reads. MTDrive section 3.4, figure 3, in seven rows of one
 CPU (both processes), the least of --repeats; "over the floor" is the distance from playing alone.
 
 With --step, where the time of a real step goes on the toy, in CPU seconds of one process: playing, scoring, pictures,
-moving (as if the players were another process), log-probabilities, update; with the cache of pictures and without.
+moving (as if another process sampled), log-probabilities, update; with the cache of pictures and without.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from drivelit.policy import model  # noqa: E402
 from drivelit.policy.engines import Completion, TransformersEngine  # noqa: E402
 from drivelit.policy.model import Policy, load_policy  # noqa: E402
 from drivelit.scene.town import scenes  # noqa: E402
-from drivelit.training.throughput import Players, TensorCache, get, put  # noqa: E402
+from drivelit.training.throughput import RolloutWorkers, TensorCache, get, put  # noqa: E402
 from drivelit.training.turn_grpo import TurnGRPOTrainer, train_rl  # noqa: E402
 
 GROUP, MODULES = 8, 3
@@ -109,12 +109,12 @@ def receive(found, prepare):
     return [prepare(v) if isinstance(v, Image.Image) else v for _, v in found]
 
 
-def step(players, row, size, count, seconds):
+def step(rollout_workers, row, size, count, seconds):
     "Seconds of a step, from the moment in which playing begins, and of both CPUs; what was read, pictures prepared."
     kind, streamed, once = row
 
     def cpu():
-        return time.process_time() + sum(seconds for _, seconds in players.stream([None]))
+        return time.process_time() + sum(seconds for _, seconds in rollout_workers.stream([None]))
 
     before = cpu()
     cache = TensorCache()
@@ -123,7 +123,7 @@ def step(players, row, size, count, seconds):
         return cache.get(image, partial(model._prepared, processor(size)))[0]
 
     parcels, kept, total = [], [], 0.0
-    came = players.stream([(kind, size, count, seconds, streamed)], opened=False)
+    came = rollout_workers.stream([(kind, size, count, seconds, streamed)], opened=False)
     begin = get(next(came)[1])  # the clock is the machine's, the same in all processes
     for _, parcel in came:
         if kind == "nothing":
@@ -147,11 +147,11 @@ def moving(size, count, seconds, repeats):
         f"{size[0] * size[1] * 3 / 1e6:.1f} MB as pixels; {seconds:.1f} s of playing, slept; least of {repeats}"
     )
     found, sums = {name: [] for name in ROWS}, {}
-    with Players(play, workers=1) as players:
-        step(players, ("torch", True, True), size, count, 0.5)  # the pictures are made
+    with RolloutWorkers(play, workers=1) as rollout_workers:
+        step(rollout_workers, ("torch", True, True), size, count, 0.5)  # the pictures are made
         for _ in range(repeats):
             for name, row in ROWS.items():
-                took, sums[name], made = step(players, row, size, count, seconds)
+                took, sums[name], made = step(rollout_workers, row, size, count, seconds)
                 found[name].append(took)
                 assert row[0] != "pixels" or made == len(pictures(size, count)), f"{made} pictures prepared"
     same = {f"{total:.3e}" for name, total in sums.items() if name != "playing alone"}

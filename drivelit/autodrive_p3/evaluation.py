@@ -50,7 +50,7 @@ from ..rollout.road import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
-from ..runs.plays import play_in_parts, player_for
+from ..runs.plays import play_in_parts, profile_engine
 from ..runs.record import DRIVER, NO_SEED, Results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
@@ -334,7 +334,7 @@ def play(
     """
     policy.model.eval()
     limits = dict(max_turns=1, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
-    engine = engine or player_for(policy, profile)
+    engine = engine or profile_engine(policy, profile)
 
     def part(some, seed):
         return rollout(engine, policy, task, some, seed=seed, temperature=temperature, **limits)
@@ -617,7 +617,7 @@ def evaluate_real(policy: Policy, profile: P3Profile, samples: str | Path | None
         return None
     inputs, mode, results = replace(profile.inputs, frames=1), profile.modes[-1], {}
     policy.model.eval()
-    engine = player_for(policy, profile)
+    engine = profile_engine(policy, profile)
     for name, moments in key_frames(samples).items():
         prompts = [Conversation(policy_prompt(s, inputs, mode)) for s in moments]
         completions = engine.generate(prompts, profile.max_new_tokens, temperature=0)

@@ -328,8 +328,8 @@ def future_action(agent: Agent, route: Path) -> str:
     start, previous, end = (poses[round(t / 0.1), :2] for t in (0.0, SOON - 1, SOON))
     if np.hypot(*(end - previous)) < STILL:
         return "stop"
-    aside = float(np.diff(route.project(np.stack([start, end]))[1])[0])
-    return "straight" if abs(aside) < ACROSS else "left" if aside > 0 else "right"
+    lateral_offset = float(np.diff(route.project(np.stack([start, end]))[1])[0])
+    return "straight" if abs(lateral_offset) < ACROSS else "left" if lateral_offset > 0 else "right"
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #72813604
 MOST = 4

@@ -185,17 +185,17 @@ def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, An
 def make(
     stage: str, out: str | Path, profile: P3Profile, seed: int, beside: bool = False
 ) -> tuple[Any, Policy, P3Task]:
-    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+    """What plays when a stage of reinforcement begins: here, and in each process of `rollout_workers`.
 
     Args:
         stage: key of REINFORCED
-        beside: in a player's process, beside the trainer
+        beside: in a rollout worker's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
     start = STAGES.trained(out, REINFORCED[stage].get("before", "sft"), seed), profile, seed
-    policy = load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
+    policy = load_to_play(*start, asks=profile.rollout_servers != "none") if beside else load(*start)
     policy = freeze_vision(policy, not profile.trains("rl")[1])
     engine = TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes)
     return engine, policy, task_for(profile, **rl_arm(stage, profile)[0])

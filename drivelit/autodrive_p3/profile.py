@@ -133,8 +133,8 @@ class P3Profile(Profile):
             problems.append(f"pdms: eight way-points are scored, and points is {self.points}")
         if self.format == "released" and self.mode != "fast":
             problems.append(f"format: the released form has no thoughts; set mode = fast, and not {self.mode}")
-        if self.player != "here" and self.frames_as == "video":
-            problems.append(f"frames_as: the server {self.player} is shown images; set frames_as = images")
+        if self.rollout_servers != "none" and self.frames_as == "video":
+            problems.append(f"frames_as: the server {self.rollout_servers} is shown images; set frames_as = images")
         if not self.pdms and self.plan != "mix":
             problems.append(f"plan: {self.plan!r} is paid by PDMS, and pdms is no")
         return problems

@@ -36,8 +36,10 @@ def plan_words(points: np.ndarray, speed: float) -> tuple[str, str]:
     end = float(np.hypot(*(way[-1] - way[-2]))) / 0.5
     change = (end - speed) / (0.5 * (len(points) - 0.5))
     word = SPEEDS[0] if end < STANDS else SPEEDS[1] if change < -STEADY else SPEEDS[3] if change > STEADY else SPEEDS[2]
-    aside = way[-1, 1]
-    return word, DIRECTIONS[0] if abs(aside) < LANE / 2 else DIRECTIONS[1] if aside > 0 else DIRECTIONS[2]
+    lateral_offset = way[-1, 1]
+    return word, DIRECTIONS[0] if abs(lateral_offset) < LANE / 2 else DIRECTIONS[
+        1
+    ] if lateral_offset > 0 else DIRECTIONS[2]
 
 # %% ../../nbs/52_autodrive_p3/20_teacher.ipynb #634628c6
 def labels_of(scene: Scene, inputs: Inputs) -> tuple[list[KeyObject], tuple[str, str]]:

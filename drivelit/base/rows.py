@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from .lessons import ask
 from .sights import look
-from ..data.aside import some_aside
+from ..data.offset import some_offset
 from ..policy.model import Policy
 from ..scene.core import Scene
 from ..scene.town import FAMILIES, SHARES, scenes, spread
@@ -35,7 +35,7 @@ MOST = (0.9, 0.08)  # metres beside the middle of the lane and radians beside it
 
 def lesson_scenes(n: int, seed: int) -> list[Scene]:
     "Scenes to learn from; in one of four the ego stands beside the middle of its lane and finds back."
-    return some_aside(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST, late=0)
+    return some_offset(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST, late=0)
 
 
 def _png(image):

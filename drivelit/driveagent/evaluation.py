@@ -31,7 +31,7 @@ from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.profiles import Profile
-from ..runs.plays import play_in_parts, player_for
+from ..runs.plays import play_in_parts, profile_engine
 from ..runs.record import DRIVER, NO_SEED, Results
 from ..runs.stages import load_scenes
 
@@ -84,7 +84,7 @@ def play(
         one Episode for each scene, in order
     """
     heat = profile.play_temperature if temperature is None else temperature
-    engine = player_for(policy, profile)
+    engine = profile_engine(policy, profile)
 
     def part(some, s):
         return _play_by(engine, policy, some, task, profile, s, heat)

@@ -53,7 +53,7 @@ from ..scene.core import Scene
 from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
-from ..runs.plays import only_plays, player_for, save_served
+from ..runs.plays import only_plays, profile_engine, save_served
 from ..runs.record import NO_SEED, write_results
 from drivelit.runs.stages import (
     Stages,
@@ -486,11 +486,11 @@ def base(out: str | Path, profile: Profile, seed: int, beside: bool = False) -> 
     """The model that training starts from; a toy's tokenizer knows the words of this run.
 
     Args:
-        beside: in a player's process, beside the trainer
+        beside: in a rollout worker's process, beside the trainer
     """
     words = json.loads((STAGES.folder(out, "data") / "text.json").read_text())
     start = profile.model, profile, seed, tuple(words["text"]), tuple(words["fixed"])
-    return load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
+    return load_to_play(*start, asks=profile.rollout_servers != "none") if beside else load(*start)
 
 
 def run_served(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -515,7 +515,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     if not profile.align_steps and not profile.align_epochs:
         save_final(policy, folder)
         return dict(steps=0)
-    base_accuracy = vqa_data.vqa_accuracy(policy, test, engine=player_for(policy, profile))
+    base_accuracy = vqa_data.vqa_accuracy(policy, test, engine=profile_engine(policy, profile))
     baseline = dict(vqa_before=base_accuracy, vqa_usual=vqa_data.vqa_usual(rows, test))
     result = train_sft(
         policy,
@@ -524,7 +524,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         seed=seed,
         **sft_options(profile, max_steps=profile.align_steps, num_train_epochs=profile.align_epochs),
     )
-    engine = player_for(only_plays(policy, profile), profile)
+    engine = profile_engine(only_plays(policy, profile), profile)
     after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
     return result | baseline | after
 
@@ -545,7 +545,7 @@ def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str
 def make(
     variant: str, mode: str, tool_reward: bool, out: str | Path, profile: Profile, seed: int
 ) -> tuple[Any, Policy, Any]:
-    """What plays in a stage of reinforcement; for each process of `players`.
+    """What plays in a stage of reinforcement; for each process of `rollout_workers`.
 
     Args:
         variant: key of VARIANTS

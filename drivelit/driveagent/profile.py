@@ -158,7 +158,7 @@ class DriveAgentProfile(Profile):
         "What is wrong with the keys taken together."
         plain = {k: ("scripted", "none") if k == "reviewer" else ("scripted",) for k in HELPERS}
         invalid = [k for k in HELPERS if (v := getattr(self, k)) not in plain[k] and not re.fullmatch("[^@]+@.+", v)]
-        late = self.train_aside > 0 and self.train_late > 0
+        late = self.train_offset > 0 and self.train_late > 0
         short = "train_late: labels need eight seconds of future, and a scene that begins later has less; set it to 0"
         out = [f"{k}: {getattr(self, k)!r} is neither 'scripted' nor NAME@URL" for k in invalid] + [short] * late
         conflict = self.align_epochs and self.align_steps

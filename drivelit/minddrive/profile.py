@@ -200,9 +200,9 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
     ),
     *("eval_temperature", "gradient_checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
     # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back
-    *("player", "players", "player_gpus", "publish"),
+    *("rollout_servers", "rollout_workers", "server_gpus", "publish"),
     *("sharding", "epsilon", "epsilon_high"),  # PPO has `cliprange`
-    *("train_aside", "train_late", "train_drives", "train_past_dropout"),  # beside the drive: `wrong`
+    *("train_offset", "train_late", "train_drives", "train_past_dropout"),  # beside the drive: `wrong`
 )
 EXPERTS = dict(future=true_idm, present=present_idm)
 SAMPLES = 234_769  # of the paper's imitation: MindDrive, method summary

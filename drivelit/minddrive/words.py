@@ -19,7 +19,7 @@ from PIL import Image
 
 from ..metrics.kinematics import VX
 from ..policy.text import ParseError, harmless
-from ..rollout.drivers import Driver, aside, true_idm
+from ..rollout.drivers import Driver, lateral_offset, true_idm
 from ..rollout.navigator import targets_of
 from ..rollout.world import World
 from ..scene.cameras import get_image
@@ -147,10 +147,10 @@ def lane_ahead(world: World, metres: np.ndarray) -> np.ndarray:
     "Poses (T, 3) in the navigator's lane as the expert drives it: around what blocks it, and back."
     stage, current = world.stage, world.state
     ahead = current.along + np.asarray(metres, float)
-    lateral = float(stage.route.project(current.ego[:2])[1]) - float(aside(stage, current.along))
+    lateral = float(stage.route.project(current.ego[:2])[1]) - float(lateral_offset(stage, current.along))
 
     def side(s):
-        return aside(stage, s) + lateral * np.exp(-(s - current.along) / 8)
+        return lateral_offset(stage, s) + lateral * np.exp(-(s - current.along) / 8)
 
     poses = stage.route.at(ahead, side(ahead))
     poses[:, 2] += np.arctan((side(ahead + 0.1) - side(ahead - 0.1)) / 0.2)  # a tracker steers by headings, too

@@ -42,7 +42,7 @@ from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.record import DRIVER, NO_SEED, Results
-from ..runs.plays import play_in_parts, player_for
+from ..runs.plays import play_in_parts, profile_engine
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
 def carried_on(points: np.ndarray) -> np.ndarray:
@@ -205,8 +205,8 @@ def engine_for(policy: Policy, codec: Any, batch_size: int = 256, memory: float 
 
 
 def engine_of(policy: Policy, profile: MindDriverProfile, codec: Any) -> Any:
-    "Who answers in a run: the profile's player under the rule of the dream."
-    return player_for(policy, profile, DreamRule(policy, codec.n, codec.codes))
+    "Who answers in a run: the profile's rollout worker under the rule of the dream."
+    return profile_engine(policy, profile, DreamRule(policy, codec.n, codec.codes))
 
 
 def task_for(

@@ -494,18 +494,20 @@ def settle(policy: Policy, folder: Path) -> Policy:
 def make(
     stage: str, out: str | Path, profile: MindDriverProfile, seed: int, beside: bool = False
 ) -> tuple[Any, Policy, MindDriverTask]:
-    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+    """What plays when a stage of reinforcement begins: here, and in each process of `rollout_workers`.
 
     Args:
         stage: key of REINFORCED
-        beside: in a player's process, beside the trainer
+        beside: in a rollout worker's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
     base_stage, learnt = REINFORCED[stage]
     start = STAGES.trained(out, base_stage, seed), profile, seed
-    policy = freeze_vision(load_to_play(*start, asks=profile.player != "here") if beside else load(*start), True)
+    policy = freeze_vision(
+        load_to_play(*start, asks=profile.rollout_servers != "none") if beside else load(*start), True
+    )
     codec = codec_of(profile)
     arm_options = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     task = task_for(profile, codec, learnt=learnt, encoder=features(profile)[0], **arm_options)

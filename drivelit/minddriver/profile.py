@@ -181,10 +181,10 @@ class MindDriverProfile(Profile):
             problems.append("w_image, w_plan: both are 0, so learning both at once is rewarded for the format alone")
         if "dream" in FORMS[self.form] and not self.seconds > 0:
             problems.append("seconds: 0 is now, and the front view of now is in the question")
-        if self.player != "here" and self.lora_rank:
+        if self.rollout_servers != "none" and self.lora_rank:
             problems.append(
                 f"lora_rank: adapters of rank {self.lora_rank} train the rows of the codes, which vLLM does not load; "
-                "set lora_rank = 0, or player = here"
+                "set lora_rank = 0, or rollout_servers = none"
             )
         return problems
 

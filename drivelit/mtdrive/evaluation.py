@@ -27,7 +27,7 @@ from ..rollout.road import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..scene import recorded
 from ..scene.core import Scene
-from ..runs.plays import play_in_parts, player_for
+from ..runs.plays import play_in_parts, profile_engine
 from ..runs.record import DRIVER, NO_SEED, Results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
@@ -223,7 +223,7 @@ def play(
         one Episode, or what `of` makes of it, for each scene, in order
     """
     turns = max_turns or profile.turns
-    engine, task = engine or player_for(policy, profile), task or task_for(profile, perception, turns)
+    engine, task = engine or profile_engine(policy, profile), task or task_for(profile, perception, turns)
     options = dict(max_turns=turns, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length)
     options |= dict(temperature=profile.temperature if temperature is None else temperature)
     policy.model.eval()

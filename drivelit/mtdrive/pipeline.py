@@ -433,17 +433,17 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
 def make(
     stage: str, out: str | Path, profile: MTDriveProfile, seed: int, beside: bool = False
 ) -> tuple[Any, Policy, MTDriveTask]:
-    """What plays when a stage of reinforcement begins: here, and in each process of `players`.
+    """What plays when a stage of reinforcement begins: here, and in each process of `rollout_workers`.
 
     Args:
         stage: one of RL_ARMS or SIZES, which all begin with the same
-        beside: in a player's process, beside the trainer
+        beside: in a rollout worker's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
     start = trained(out, "sft_multi", seed), profile, seed
-    policy = load_to_play(*start, asks=profile.player != "here") if beside else load(*start)
+    policy = load_to_play(*start, asks=profile.rollout_servers != "none") if beside else load(*start)
     return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes), policy, task_for(profile)
 
 

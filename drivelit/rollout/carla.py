@@ -221,18 +221,18 @@ def _spread(way: np.ndarray, changes: Sequence[int]) -> np.ndarray:
     def ahead(k):
         return (hops[k] if k not in (0, len(hops) - 1) or len(hops) < 3 else hops[1 if k == 0 else -2])[:2]
 
-    asides = {k: hops[k - 1] for k in changes}
+    lateral_offsets = {k: hops[k - 1] for k in changes}
     for k in {1, len(hops)} - set(changes):  # a way-point of the file beside the lane
         along = ahead(k - 1) / max(np.hypot(*ahead(k - 1)), 1e-6)
         off = np.append(hops[k - 1][:2] - (hops[k - 1][:2] @ along) * along, 0.0)
         if np.hypot(*off[:2]) > _ASIDE:
-            asides[k] = off
+            lateral_offsets[k] = off
     s = np.r_[0, np.cumsum([0.0 if k + 1 in changes else np.hypot(*h[:2]) for k, h in enumerate(hops)])]
-    wide, number, out = min(_CHANGE * len(asides), s[-1]), np.arange(len(way)), way.copy()
-    for k, aside in asides.items():
+    wide, number, out = min(_CHANGE * len(lateral_offsets), s[-1]), np.arange(len(way)), way.copy()
+    for k, lateral_offset in lateral_offsets.items():
         begin = np.clip(s[k] - wide / 2, 0, s[-1] - wide)
         share = np.clip((s - begin) / max(wide, 1e-6), 0, 1)
-        out += (share - (number >= k))[:, None] * aside
+        out += (share - (number >= k))[:, None] * lateral_offset
     return np.delete(out, list(changes), 0)  # they are where the points before them are
 
 
@@ -266,9 +266,9 @@ def _between(town: Any, a: np.ndarray, b: np.ndarray, library: Any) -> list[np.n
             return [p for p in points if np.hypot(*(p - b)[:2]) > STEP / 2]
         for n, step_cost in _steps(w, library):
             number += 1
-            remaining, aside = float(np.hypot(*(spot(n) - b)[:2])), step_cost > STEP
+            remaining, changes_lane = float(np.hypot(*(spot(n) - b)[:2])), step_cost > STEP
             if cost + step_cost + remaining < 2 * total + 60:
-                heapq.heappush(heap, (cost + step_cost + remaining, number, cost + step_cost, n, key, aside))
+                heapq.heappush(heap, (cost + step_cost + remaining, number, cost + step_cost, n, key, changes_lane))
     return None
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Driver', 'SIDEWAYS', 'BRAKE', 'AHEAD', 'standing', 'same_speed', 'steady', 'straight_on', 'slow_down', 'allowed',
-           'aside', 'walls', 'true_idm', 'present_idm', 'play', 'rate', 'table']
+           'lateral_offset', 'walls', 'true_idm', 'present_idm', 'play', 'rate', 'table']
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #172206c1
 from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ def allowed(stage: Stage) -> np.ndarray:
 _allowed_here = lru_cache(maxsize=1)(allowed)  # a route is driven to its end before the next
 
 
-def aside(stage: Stage, s: np.ndarray) -> np.ndarray:
+def lateral_offset(stage: Stage, s: np.ndarray) -> np.ndarray:
     """The navigator's way around what blocks the lane.
 
     Args:
@@ -162,7 +162,7 @@ def _expected(
         # half widths across the lane, a turned box counts with both sides; 0.45 m between
         room = EGO_HALF[1] + 0.45 + script.half[0] * d + script.half[1] * c
         weight = np.exp(-np.maximum(s - now.along, 0) / 8)  # how much of the present offset is still there
-        lane = aside(stage, s) + weight * (l_now - aside(stage, now.along))
+        lane = lateral_offset(stage, s) + weight * (l_now - lateral_offset(stage, now.along))
         # AHEAD is in steps of 0.25 s
         speed = np.diff(s, append=2 * s[-1] - s[-2]) / 0.25
         out.append((s, np.abs(l - lane) < room, script.half[0] * c + script.half[1] * d, speed))
@@ -240,7 +240,9 @@ def true_idm(world: World, future: bool = True) -> np.ndarray:
     stations = np.array(stations)
     l_now = float(stage.route.project(current.ego[:2])[1])
     # the present offset from the navigator's way fades over 8 m
-    side = aside(stage, stations) + (l_now - aside(stage, current.along)) * np.exp(-(stations - current.along) / 8)
+    side = lateral_offset(stage, stations) + (l_now - lateral_offset(stage, current.along)) * np.exp(
+        -(stations - current.along) / 8
+    )
     poses = stage.route.at(stations, side)
     moved = np.gradient(stations)
     poses[:, 2] += np.arctan(np.where(moved > 0.02, np.gradient(side) / np.maximum(moved, 0.02), 0.0))

@@ -82,11 +82,13 @@ def serve_commands(profile: Profile, parameters: dict[str, Any] | None = None) -
     p, out = profile, []
     rank, _ = p.trains("rl")
     folder = run_folder(p, parameters)
-    if p.player != "here":
+    if p.rollout_servers != "none":
         words = shlex.join(given_again(p))
         out.append(f"python -m drivelit run {p.system}.{p.name} --out {folder} --stages served {words}")
-    addresses = [ADDRESS.fullmatch(url.strip()).groups() for url in p.player.split(",") if p.player != "here"]
-    hosts, per_server = [host for host, _ in addresses], profile.player_gpus
+    addresses = [
+        ADDRESS.fullmatch(url.strip()).groups() for url in p.rollout_servers.split(",") if p.rollout_servers != "none"
+    ]
+    hosts, per_server = [host for host, _ in addresses], profile.server_gpus
     for k, (host, port) in enumerate(addresses):
         settings = dict(HOST=host, MAX_MODEL_LEN=p.max_length, IMAGES=p.pictures()) | (
             dict(LORA_RANK=rank) if rank else {}

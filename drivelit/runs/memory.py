@@ -189,7 +189,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
 
     Returns:
         dict of GB (1e9 bytes) on each device: weights, gradients, adam, ddp, bf16, gathered, reference, activations,
-        pictures, pixels, logits, cache, reading, players, others, contexts, reserve
+        pictures, pixels, logits, cache, reading, rollout_workers, others, contexts, reserve
     """
     p, config = profile, config or model_config(profile.model)
     text, vision, updates = config.text_config, config.vision_config, stage in ("sft", "rl")
@@ -205,26 +205,26 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
     n_pass = p.in_a_pass("sft" if stage == "sft" else "rl")
     tokens, patches = n_pass * p.max_length, p.pictures() * image_tokens(p.image_size) * 4
     layer = (n - eyes) // text.num_hidden_layers
-    extra_players = p.beside(stage)
+    extra_workers = p.beside(stage)
     own_process = stage == "evaluation" or (
-        stage == "play" and not extra_players
+        stage == "play" and not extra_workers
     )  # the process that trains plays itself
     # what is gathered at a time: all to play, the largest table to hand it out, or a layer and the next one
     gather_bytes = weight_bytes * n if stage == "play" else 2 * weight_bytes * layer
-    gather_bytes = 4 * text.vocab_size * text.hidden_size if stage == "play" and extra_players else gather_bytes
+    gather_bytes = 4 * text.vocab_size * text.hidden_size if stage == "play" and extra_workers else gather_bytes
     # linear layers as autocast would round them; what embeds words is not rounded
     copy = 4 * trained if rank else weight_bytes * trained + (4 - weight_bytes) * text.vocab_size * text.hidden_size
     penalty = state and stage != "sft" and p.beta
     at_once = min(p.max_num_seqs, math.ceil(p.batch()[1] / gpus) if stage == "play" else p.eval_scenes)
-    # a player plays a group at a time; while updates are made it holds its weights alone
-    live_episodes = 0 if updates else at_once * own_process + min(p.max_num_seqs, p.num_generations) * extra_players
+    # a rollout worker plays a group at a time; while updates are made it holds its weights alone
+    live_episodes = 0 if updates else at_once * own_process + min(p.max_num_seqs, p.num_generations) * extra_workers
     heads = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
 
     def wide(part):
         return weight_bytes * (3 * part.intermediate_size + 4 * part.hidden_size)  # one layer, nothing kept for later
 
     read = max((p.max_length - p.max_new_tokens) * wide(text), patches * wide(vision))
-    processes = extra_players + 1
+    processes = extra_workers + 1
     parts = dict(
         weights=(4 * trained + weight_bytes * frozen) / shares if state else weight_bytes * n,
         gradients=4 * trained / shares if updates else 0,
@@ -248,7 +248,7 @@ def memory(profile: Profile, stage: str = "sft", config: Any = None) -> dict[str
         logits=text.vocab_size * (min(tokens, _AT_ONCE) * 20 if stage == "rl" else tokens * 8) * updates,
         cache=live_episodes * p.max_length * 2 * text.num_hidden_layers * heads * weight_bytes,
         reading=live_episodes * read,
-        players=extra_players * weight_bytes * n * (p.player == "here"),
+        rollout_workers=extra_workers * weight_bytes * n * (p.rollout_servers == "none"),
         others=0 if stage == "sft" else processes * _others(p.other_models()),
         contexts=CONTEXT * 1e9 * processes * bool(p.sft_gpus + p.rl_gpus),
     )
@@ -266,7 +266,7 @@ def stages_memory(profile: Profile) -> dict[str, dict[str, float]]:
     Raises:
         ProfileError: as `model_config`
     """
-    config, plays = model_config(profile.model), ["play"] if profile.player == "here" else []
+    config, plays = model_config(profile.model), ["play"] if profile.rollout_servers == "none" else []
     return {s: memory(profile, s, config) for s in ("sft", "rl", *plays, "evaluation")}
 
 # %% ../../nbs/42_runs/02_memory.ipynb #9ee273fe
@@ -289,7 +289,7 @@ def remedy(profile: Profile, stage: str) -> str:
         dict(precision="bf16"),
         dict(per_device_train_batch_size=1),
     ]
-    changes += [dict(players=n) for n in (1, 0) if n < p.players]
+    changes += [dict(rollout_workers=n) for n in (1, 0) if n < p.rollout_workers]
     changes += [dict(max_num_seqs=n) for n in (64, 16, 4) if n < p.max_num_seqs]
     changes += [dict(collector_gpus=n) for n in (2, 4, 8) if n > getattr(p, "collector_gpus", n)]
     changes += [{gpus: getattr(p, gpus) * k} for k in (2, 4) if getattr(p, gpus)]

@@ -182,20 +182,21 @@ def notes(profile: Profile, gb: dict[str, dict[str, float]]) -> list[str]:
         out.append(f"source: there is no folder {source} here")
     if p.model in HUB:
         out.append(f"model: {p.model} is read from the hub or its cache at the start")
-    strings = [k for k, f in p.keys().items() if f.type is str and k != "player"]
+    strings = [k for k, f in p.keys().items() if f.type is str and k != "rollout_servers"]
     served = {k: getattr(p, k) for k in strings if "://" in getattr(p, k)}
     out += [f"{k}: {v.partition('@')[0]} must be served at {v.partition('@')[2] or v}" for k, v in served.items()]
-    if p.player != "here":
+    if p.rollout_servers != "none":
         out.append(
-            "player: the servers "
+            "rollout_servers: the servers "
             + ("are sent new weights over NCCL, adapters by " if p.publish == "nccl" else "read new weights from ")
             + "the run's folder, so they must see it under the same name; they have one policy at a time, so stages do "
             "not run side by side"
         )
-    if p.players:
+    if p.rollout_workers:
         out.append(
-            f"players: {p.players} beside each process of reinforcement, each a process that plays its episodes with "
-            + ("the servers" if p.player != "here" else "a copy of the policy, which `rl` and `play` count")
+            f"rollout_workers: {p.rollout_workers} beside each process of reinforcement, each a process that plays its "
+            "episodes with "
+            + ("the servers" if p.rollout_servers != "none" else "a copy of the policy, which `rl` and `play` count")
         )
     out += missing_packages(p) + p.servers()[1]
     if lost := [name for name in p.other_models() if other_weights(name) is None]:
@@ -208,9 +209,9 @@ RATE = 2000  # tokens a second that one server draws, assumed: a 7B model in bf1
 
 def serving(profile: Profile) -> list[str]:
     "Lines on how the rollout is spread over servers, and how long one takes; none without servers."
-    if profile.player == "here":
+    if profile.rollout_servers == "none":
         return []
-    p, count = profile, len(profile.player.split(","))
+    p, count = profile, len(profile.rollout_servers.split(","))
     episodes, (seconds, origin) = p.batch()[1], p.STEP
     tokens = episodes * p.answers() * p.max_new_tokens
     took = f"{tokens / RATE / count:,.0f} s by {count} at {RATE:,} tokens a second each, which is assumed"
@@ -218,7 +219,7 @@ def serving(profile: Profile) -> list[str]:
         f"; in the {seconds} s of a whole step ({origin}) by {math.ceil(tokens / RATE / seconds)}" if seconds else ""
     )
     return [
-        f"{count} (data parallel), each on {p.player_gpus} GPU{'s' * (p.player_gpus > 1)} (tensor parallel)",
+        f"{count} (data parallel), each on {p.server_gpus} GPU{'s' * (p.server_gpus > 1)} (tensor parallel)",
         f"a rollout of {episodes:,} episodes draws at most {tokens / 1e6:.2f} million tokens: {took}",
     ]
 

@@ -117,7 +117,7 @@ class Devices:
 
     def beside(self, stage: str) -> int:
         "Processes on each device beside the one of a stage ('sft', 'rl', 'play', 'evaluation'); a system says its own."
-        return self.players if stage in ("rl", "play") else 0
+        return self.rollout_workers if stage in ("rl", "play") else 0
 
     def cards(self, kind: str) -> int:
         "GPUs of each process of an 'sft' or 'rl' stage; a system says its own."
@@ -263,8 +263,8 @@ class Profile(Derived):
     max_length: int = same(EpisodeSettings, "max_length", ge=1)
     max_new_tokens: int = same(EpisodeSettings, "max_new_tokens", ge=1)
     train_scenes: int = key(1500, "scenes to learn from", ge=1)
-    train_late: float = key(3.0, "seconds by which those of train_aside begin later, at most", ge=0, le=3)
-    train_aside: float = key(
+    train_late: float = key(3.0, "seconds by which those of train_offset begin later, at most", ge=0, le=3)
+    train_offset: float = key(
         0.0, "share of the toy town's that begin later and beside the middle of the lane", ge=0, le=1
     )
     train_drives: float = key(0.0, "share of the toy town's that are moments of an expert's drives", ge=0, le=1)
@@ -307,10 +307,10 @@ class Profile(Derived):
     max_num_seqs: int = same(EpisodeSettings, "max_num_seqs", ge=1)
     kv_memory: float = same(EpisodeSettings, "kv_memory", ge=0)
     picture_cache: float = same(EpisodeSettings, "picture_cache", ge=0)
-    player: str = same(EpisodeSettings, "player")
+    rollout_servers: str = same(EpisodeSettings, "rollout_servers")
     publish: Literal["files", "nccl"] = same(EpisodeSettings, "publish")
-    player_gpus: int = key(1, "GPUs of each server that plays (tensor parallel)", ge=1)
-    players: int = same(EpisodeSettings, "players", ge=0)
+    server_gpus: int = key(1, "GPUs of each server that plays (tensor parallel)", ge=1)
+    rollout_workers: int = same(EpisodeSettings, "rollout_workers", ge=0)
     importance_cap: float = same(EpisodeSettings, "importance_cap", ge=0)
     sampling_bound: float = same(EpisodeSettings, "sampling_bound", ge=0)
     sharding: bool = key(False, "each GPU holds a share of weights, gradients, Adam's state and reference (FSDP2)")
@@ -706,17 +706,26 @@ def conflicts(profile: Profile) -> list[str]:
         out.append(f"attn_implementation: flash_attention_2 needs precision = bf16, and it is {p.precision}")
     if p.reference_every and not p.beta:
         out.append("reference_every: without beta there is no reference to refresh")
-    if p.player != "here" and (bad_urls := [u for u in p.player.split(",") if not ADDRESS.fullmatch(u.strip())]):
-        out.append(f"player: {bad_urls[0].strip()!r} is neither 'here' nor an address such as http://node1:8000")
-    elif p.player != "here":
-        hosts = Counter(ADDRESS.fullmatch(u.strip()).group(1) for u in p.player.split(","))
+    if p.rollout_servers != "none" and (
+        bad_urls := [u for u in p.rollout_servers.split(",") if not ADDRESS.fullmatch(u.strip())]
+    ):
+        out.append(
+            f"rollout_servers: {bad_urls[0].strip()!r} is neither 'none' nor an address such as http://node1:8000"
+        )
+    elif p.rollout_servers != "none":
+        hosts = Counter(ADDRESS.fullmatch(u.strip()).group(1) for u in p.rollout_servers.split(","))
         host, busiest = hosts.most_common(1)[0]
-        if busiest * p.player_gpus > gpus_per_node():
+        if busiest * p.server_gpus > gpus_per_node():
             out.append(
-                f"player: {busiest} servers of {p.player_gpus} GPUs each on {host}, and a machine has {gpus_per_node()}"
+                f"rollout_servers: {busiest} servers of {p.server_gpus} GPUs each on {host}, and a machine has "
+                f"{gpus_per_node()}"
             )
-    if p.publish == "nccl" and (p.player == "here" or not p.rl_gpus):
-        lacks = "player is here, and weights go to servers" if p.player == "here" else "rl_gpus is 0, and it joins GPUs"
+    if p.publish == "nccl" and (p.rollout_servers == "none" or not p.rl_gpus):
+        lacks = (
+            "rollout_servers is none, and weights go to servers"
+            if p.rollout_servers == "none"
+            else "rl_gpus is 0, and it joins GPUs"
+        )
         out.append(f"publish: nccl: {lacks}; publish = files")
     if not p.seeds or len(set(p.seeds)) < len(p.seeds):
         out.append(f"seeds: {p.seeds} names a seed twice, or none")

@@ -422,7 +422,7 @@ def rehearse(
     """
     small, system = rehearsed(profile, devices), find_system(profile.system)
     stages, out = system.stages, start(out, small)
-    selected = [*system.planned, *(["served"] if profile.player != "here" else [])] if only is None else only
+    selected = [*system.planned, *(["served"] if profile.rollout_servers != "none" else [])] if only is None else only
     path = Path(out) / "rehearsal.json"
     rows = json.loads(path.read_text())["stages"] if path.exists() else {}
     rows = {s: r for s, r in rows.items() if r["state"] == "ran" and stages.is_done(out, s, small.seeds[0])}

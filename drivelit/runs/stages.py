@@ -31,7 +31,7 @@ import numpy as np
 import pydantic
 from tqdm import tqdm
 
-from ..data.aside import some_aside
+from ..data.offset import some_offset
 from ..data.moments import some_driven, without_past
 from ..data.shards import ShardError, Shards, draw, ids_of, is_shards, pack, read_index, subset, unpack
 from ..metrics.kinematics import STEPS
@@ -115,7 +115,7 @@ def start(out: str | Path, profile: Profile, weights: Iterable[str | Path] = ())
     path, current = make_folder(out) / "run.json", json.loads(json.dumps(dict(system=profile.system) | values))
     if not path.exists():
         check_memory(profile)
-        if profile.player != "here":
+        if profile.rollout_servers != "none":
             owner_of(out)  # servers belong to the run, not to one stage
         _hold_weights(path.parent, profile, weights, begin=True)
         write_json(path, current)
@@ -239,7 +239,7 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
     if profile.source == "toy":
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
-        train = some_aside(by_split["train"], profile.train_aside, seeds["train"], late=profile.train_late)
+        train = some_offset(by_split["train"], profile.train_offset, seeds["train"], late=profile.train_late)
         train = some_driven(train, profile.train_drives, seeds["train"])
         by_split |= dict(train=without_past(train, profile.train_past_dropout, seeds["train"]))
         return {k: [profile.hears(s) for s in scenes] for k, scenes in by_split.items()}
@@ -357,7 +357,7 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     target, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    keys = ["tuning", "train_scenes", "train_aside", "train_late", "train_drives", "train_past_dropout"]
+    keys = ["tuning", "train_scenes", "train_offset", "train_late", "train_drives", "train_past_dropout"]
     keys += ["eval_scenes", "navigator", "navigator_noise"]
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
@@ -718,10 +718,10 @@ def _its_servers(profile, out):
     try:
         yield
     finally:
-        if profile.player != "here":
+        if profile.rollout_servers != "none":
             from drivelit.policy.vllm import release
 
-            release(profile.player.split(","), owner_of(out))
+            release(profile.rollout_servers.split(","), owner_of(out))
 
 
 def _reported(profile, here):
@@ -833,7 +833,7 @@ class Stages(StageGraph):
         profile = run_profile(out)
         seeds = profile.seeds if seeds is None else seeds
         workers = profile.workers if workers is None else workers
-        workers = workers if profile.player == "here" else min(workers, 1)  # servers have one policy at a time
+        workers = workers if profile.rollout_servers == "none" else min(workers, 1)  # servers have one policy at a time
         names = self.order([s for s in self.needs if s not in self.optional] if stages is None else stages)
         jobs = list(dict.fromkeys((s, 0 if s in self.shared else seed) for seed in seeds for s in names))
         with _its_servers(profile, out):
@@ -885,7 +885,7 @@ class Stages(StageGraph):
 COSTS = (  # keys that change the time of an update, and are not in the formula
     *("image_size", "max_length", "max_new_tokens", "sft_gpus", "rl_gpus", "per_device_train_batch_size"),
     *("gradient_checkpointing", "sharding"),
-    *("precision", "attn_implementation", "player", "publish", "max_num_seqs", "kv_memory"),
+    *("precision", "attn_implementation", "rollout_servers", "publish", "max_num_seqs", "kv_memory"),
     "num_iterations",
 )
 

@@ -144,7 +144,7 @@ class Draft:
         offsets: lateral options of the expert, metres to the left
         command: one of COMMANDS
         night: whether it is dark
-        aside: staying in the lane must not do: where it gets the expert half as far as leaving it, it is drawn again
+        leaves_lane: staying in the lane must not do: where it gets the expert half as far, it is drawn again
         intent: what the expert has to deal with, in words
     """
 
@@ -161,7 +161,7 @@ class Draft:
     offsets: tuple[float, ...] = (0.0,)
     command: str = "GO STRAIGHT"
     night: bool = False
-    aside: bool = False
+    leaves_lane: bool = False
     intent: str = ""
 
 # %% ../../nbs/00_scene/21_town.ipynb #mixfun01
@@ -636,7 +636,7 @@ def _around(path: Path, v: float, thing: Agent, others: list[Agent], side: int, 
     "Something stands on one side of the ego's lane; there is a lane on either side, and staying does not do."
     areas = _right_lane(path)
     return Draft(
-        path, v, [thing] + others, limit, lanes=2, offsets=_swerves(side), areas=areas, aside=True, intent=intent
+        path, v, [thing] + others, limit, lanes=2, offsets=_swerves(side), areas=areas, leaves_lane=True, intent=intent
     )
 
 # %% ../../nbs/00_scene/21_town.ipynb #d81457e1
@@ -813,7 +813,7 @@ def fast_oncoming(rng: np.random.Generator, d: float) -> Draft:
         limit=v * 1.1,
         offsets=_swerves(1),
         areas=_right_lane(path),
-        aside=True,
+        leaves_lane=True,
         intent="make room for somebody over the middle line",
     )
 
@@ -1092,7 +1092,7 @@ def solve(draft: Draft, areas: list[Area] | None = None) -> tuple[np.ndarray, np
     best, bad = next(safe)
     if bad:
         return None
-    if draft.aside:
+    if draft.leaves_lane:
         stay = Plans(*(x[: len(GOALS) * len(LIMITS)] for x in plans))  # the first move is to stay
         k, unsafe = next(safe_plans(draft, stay, road))
         if not unsafe and stay.s[k, 40] > plans.s[best, 40] / 2:
@@ -1149,14 +1149,18 @@ LATEST = 3.0  # seconds: behind it, a road user is still known for five
 
 
 def motion(
-    draft: Draft, expert: np.ndarray, future: np.ndarray, aside: tuple[float, float] = (0.0, 0.0), begin: float = 0.0
+    draft: Draft,
+    expert: np.ndarray,
+    future: np.ndarray,
+    lateral_offset: tuple[float, float] = (0.0, 0.0),
+    begin: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
     """How the ego came to where the scene begins, and how it goes on.
 
     Args:
         expert: (51, 3) poses in world coordinates at 10 Hz, from the draft's now on
         future: (81, 3) likewise, for eight seconds
-        aside: metres to the left of the lane's middle and radians of heading beside it; the expert comes back
+        lateral_offset: metres to the left of the lane's middle and radians of heading beside it; the expert comes back
         begin: seconds behind the draft's now: steps of 0.5, at most LATEST; the far-sighted drive is then the expert's
 
     Returns:
@@ -1180,11 +1184,11 @@ def motion(
         # central differences over steps of 0.1 s
         v, a = float(way[k + 1] - way[k - 1]) * 5, float(way[k + 1] - 2 * way[k] + way[k - 1]) * 100
         expert, future = future[k : k + 41], future[k:]
-    if aside != (0.0, 0.0):
+    if lateral_offset != (0.0, 0.0):
         reach = float(np.clip(2.5 * v, 12, 45))
-        past = beside(past, gone, aside, reach)
+        past = beside(past, gone, lateral_offset, reach)
         ways = [np.r_[0, np.cumsum(np.hypot(*np.diff(x[:, :2], axis=0).T))] for x in (expert, future)]
-        expert, future = (beside(x, s, aside, reach) for x, s in zip((expert, future), ways, strict=True))
+        expert, future = (beside(x, s, lateral_offset, reach) for x, s in zip((expert, future), ways, strict=True))
     return past, expert, future, v, a
 
 
@@ -1210,7 +1214,7 @@ def finish(
     id: str,
     family: str,
     meta: dict,
-    aside: tuple[float, float] = (0.0, 0.0),
+    lateral_offset: tuple[float, float] = (0.0, 0.0),
     begin: float = 0.0,
 ) -> Scene:
     """The draft in the ego's frame.
@@ -1222,12 +1226,12 @@ def finish(
         id: of the scene
         family: one of FAMILIES, or of the routes' families
         meta: what goes into Scene.meta beside intent and future
-        aside: metres to the left of the lane's middle and radians of heading beside it, now; the expert comes back
+        lateral_offset: metres to the left of the lane's middle and radians of heading beside it, now
         begin: seconds behind the draft's now
     """
-    past, expert, future, v, a = motion(draft, expert, future, aside, begin)
-    origin = past[-1] if begin or aside != (0.0, 0.0) else draft.path.at(0.0)
-    meta = meta | (dict(aside=[float(x) for x in aside]) if aside != (0.0, 0.0) else {})
+    past, expert, future, v, a = motion(draft, expert, future, lateral_offset, begin)
+    origin = past[-1] if begin or lateral_offset != (0.0, 0.0) else draft.path.at(0.0)
+    meta = meta | (dict(lateral_offset=[float(x) for x in lateral_offset]) if lateral_offset != (0.0, 0.0) else {})
     meta |= dict(begin=begin) if begin else {}
     past = to_frame(past, origin)
     c, s = np.cos(origin[2]), np.sin(origin[2])
@@ -1283,7 +1287,11 @@ def finish(
 
 # %% ../../nbs/00_scene/21_town.ipynb #makesce1
 def make_scene(
-    family: str, seed: int, difficulty: float = 0.5, aside: tuple[float, float] = (0.0, 0.0), begin: float = 0.0
+    family: str,
+    seed: int,
+    difficulty: float = 0.5,
+    lateral_offset: tuple[float, float] = (0.0, 0.0),
+    begin: float = 0.0,
 ) -> Scene:
     """One situation; the same arguments always give the same scene.
 
@@ -1291,7 +1299,7 @@ def make_scene(
         family: one of FAMILIES
         seed: any integer, not negative
         difficulty: 0 leaves time and room, 1 does not
-        aside: where the ego stands now: metres to the left of its lane's middle, radians of heading beside the lane;
+        lateral_offset: of the ego now: metres to the left of its lane's middle, radians of heading beside the lane;
             the expert comes back. Whether that way is free is not looked at
         begin: seconds behind the scene's usual now, 0 to 3 in steps of 0.5: in the middle of a turn, beside a truck. Of
             the future there is so much less
@@ -1312,7 +1320,7 @@ def make_scene(
         solved = solve(draft, areas)
         if solved is not None:
             meta = dict(seed=int(seed), difficulty=float(difficulty), attempt=attempt)
-            return finish(draft, areas, *solved, f"{family}-{int(seed):07d}", family, meta, aside, begin)
+            return finish(draft, areas, *solved, f"{family}-{int(seed):07d}", family, meta, lateral_offset, begin)
     raise RuntimeError(f"{family}, seed {seed}, difficulty {difficulty}: no solvable scene in 50 draws")
 
 # %% ../../nbs/00_scene/21_town.ipynb #scenesto

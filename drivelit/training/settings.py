@@ -99,9 +99,13 @@ class EpisodeSettings(Settings):
     max_num_seqs: int = setting(256, "conversations that a process continues at a time")
     kv_memory: float = setting(0.0, "GB of keys and values that a process keeps between turns; 0: by free memory")
     picture_cache: float = setting(4.0, "GB of prepared pictures that a process keeps in a rollout batch")
-    player: str = setting("here", "who plays: 'here', or addresses of vLLM servers with commas")
+    rollout_servers: str = setting(
+        "none", "addresses of vLLM servers that sample, with commas; none: the policy in this process"
+    )
     publish: str = setting("files", "how servers get new weights: 'files' in the run's folder, or 'nccl' between GPUs")
-    players: int = setting(0, "processes that play beside each process of reinforcement (IPSS); 0: it plays itself")
+    rollout_workers: int = setting(
+        0, "processes that sample beside each process of reinforcement (IPSS); 0: it plays itself"
+    )
     importance_cap: float = setting(0.0, "of truncated importance sampling, where servers play; 0: none")
     sampling_bound: float = setting(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none")
 

@@ -393,7 +393,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         policy: Policy; its model is trained in place
         task: Task: its steps' rewards have a "reward"
         scenes: list of what the task understands
-        args: TurnGRPOConfig, of `rl_config` or any other; `player`, `players` and `std` are for `train_rl`
+        args: TurnGRPOConfig, of `rl_config` or any other; `std` and the keys of a rollout are for `train_rl`
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
         reference: of the KL, a policy of its own; default: the policy as it comes in
@@ -548,12 +548,12 @@ def rl_config(
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #39371bd3
 def served(
-    player: str, policy: Policy, engine: Any, out: Path, bf16: bool, adapters: bool, publish: str = "files"
+    rollout_servers: str, policy: Policy, engine: Any, out: Path, bf16: bool, adapters: bool, publish: str = "files"
 ) -> Any:
     """The engine of a training.
 
     Args:
-        player: of the TurnGRPOConfig
+        rollout_servers: of the TurnGRPOConfig
         policy: that is trained
         engine: in this process, or None; its rule is that of the servers, too
         bf16: of the published weights
@@ -563,9 +563,9 @@ def served(
     Returns:
         the engine itself where no servers play
     """
-    if player == "here":
+    if rollout_servers == "none":
         return engine
-    servers, dtype = [url.strip() for url in player.split(",")], "bfloat16" if bf16 else "float32"
+    servers, dtype = [url.strip() for url in rollout_servers.split(",")], "bfloat16" if bf16 else "float32"
     rule = getattr(engine, "rule", None)
     engine = VLLMEngine(policy, servers, out / "served", rule=rule, dtype=dtype, by=publish)
     if adapters:
@@ -600,13 +600,13 @@ def train_rl(
         args: a TurnGRPOConfig instead of settings
         trainer: TurnGRPOTrainer (the default) or a subclass
         resume: go on from the newest whole checkpoint in `out`
-        engine: plays; default: the policy in this process. Servers (`player`) play in its place, under its rule
-        make: for `players`, can be imported by name: () -> engine, policy, task as they are given here
+        engine: plays; default: the policy in this process. `rollout_servers` play in its place, under its rule
+        make: for `rollout_workers`, can be imported by name: () -> engine, policy, task as they are given here
         reference: of the KL penalty, a policy of its own with the same tokens; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
         callbacks: further callbacks of the trainer
-        **settings: of rl_config (steps or epochs, batch, group, ...) and of TurnGRPOConfig: ours (max_turns, player,
-            ...) and TRL's own
+        **settings: of rl_config (steps or epochs, batch, group, ...) and of TurnGRPOConfig: ours (max_turns,
+            rollout_servers, ...) and TRL's own
 
     Returns:
         dict: updates; reward_first and reward_last, means of the first and the last tenth, None if none was logged
@@ -631,9 +631,11 @@ def train_rl(
     args.output_dir = str(out)
     advantage_fn = choose_advantage(advantage, args.std)
     start = resume_point(out, args.world_size) if resume else None
-    engine = served(args.player, policy, engine, out, args.bf16, peft_config is not None, args.publish)
-    player_options = dict(bf16=args.bf16, peft_config=peft_config, player=args.player, folder=str(out / "served"))
-    with streaming(trainer or TurnGRPOTrainer, args.players, make, **player_options) as kind:
+    engine = served(args.rollout_servers, policy, engine, out, args.bf16, peft_config is not None, args.publish)
+    worker_options = dict(
+        bf16=args.bf16, peft_config=peft_config, rollout_servers=args.rollout_servers, folder=str(out / "served")
+    )
+    with streaming(trainer or TurnGRPOTrainer, args.rollout_workers, make, **worker_options) as kind:
         trainer = kind(
             policy,
             task,
@@ -647,7 +649,7 @@ def train_rl(
         )
         trainer.remove_callback(PrinterCallback)  # the file has it all
         trainer.train(resume_from_checkpoint=str(start) if start else None)
-    for leftover in ("played", "players"):  # of rollouts that are over
+    for leftover in ("played", "rollout_workers"):  # of rollouts that are over
         shutil.rmtree(out / leftover, ignore_errors=True)
     finish(policy, trainer, out)
     plot_metrics(out, ["reward", "reward/first", "reward/last", "turns_used", "kl"])

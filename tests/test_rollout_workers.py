@@ -47,14 +47,14 @@ class Count(Task):
     def step(self, state, completion):
         again = [dict(role="user", content="the trajectory")] if state.turn == 0 else None
         if self.flag.name:
-            with suppress(FileNotFoundError):  # not raised, or the other player was first
+            with suppress(FileNotFoundError):  # not raised, or the other rollout worker was first
                 self.flag.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
         return Step(again, dict(reward=sum(completion.ids) % 11 / 11))
 
 
 class Arm(TrainerCallback):
-    "Raises the flag when the first update is over: a player of the second rollout dies."
+    "Raises the flag when the first update is over: a rollout worker of the second rollout dies."
 
     def __init__(self, flag):
         self.flag = flag
@@ -73,12 +73,14 @@ def log_of(out):
     return [{k: v for k, v in r.items() if "time" not in k and "per_second" not in k} for r in read_metrics(out)]
 
 
-def learn(out, players=0, flag="", **how):
+def learn(out, rollout_workers=0, flag="", **how):
     "The log of a run without its clocks, and the weights that it ends with."
     policy = load_policy("toy", size="tiny")
     scenes = ["one", "two", "three", "four", "five", "six"]
     with patch.object(TransformersEngine, "own_seeds", True):
-        train_rl(policy, Count(), scenes, out, players=players, make=partial(make, flag), **SETTINGS | how)
+        train_rl(
+            policy, Count(), scenes, out, rollout_workers=rollout_workers, make=partial(make, flag), **SETTINGS | how
+        )
     return log_of(out), {n: p.detach().clone() for n, p in policy.model.named_parameters()}
 
 
@@ -96,23 +98,25 @@ def same(a, b):
     return a[0] == b[0] and all(torch.equal(v, b[1][n]) for n, v in a[1].items())
 
 
-def test_a_run_with_players_is_the_run_without(alone, tmp_path):
+def test_a_run_with_workers_is_the_run_without(alone, tmp_path):
     assert moved(alone[0])
     assert same(learn(tmp_path / "run", 2), alone)
-    assert not (tmp_path / "run" / "players").exists()
+    assert not (tmp_path / "run" / "rollout_workers").exists()
 
 
-def test_players_have_the_adapters_of_the_moment(tmp_path):
+def test_workers_have_the_adapters_of_the_moment(tmp_path):
     lora = dict(peft_config=LoraConfig(r=2, lora_alpha=16, target_modules=r".*language_model.*\.(q|v)_proj"))
     runs = [learn(tmp_path / str(n), n, **lora) for n in (0, 2)]
     assert moved(runs[0][0]) and same(*runs)
 
 
-def test_a_player_that_dies_is_named_and_the_run_goes_on(alone, tmp_path):
+def test_a_worker_that_dies_is_named_and_the_run_goes_on(alone, tmp_path):
     out, flag = tmp_path / "run", tmp_path / "flag"
     with pytest.raises(EngineError) as said:
         learn(out, 2, flag, callbacks=[Arm(flag)])
-    assert "its player died (killed by signal 9" in str(said.value) and "episodes are missing" in str(said.value)
+    assert "its rollout worker died (killed by signal 9" in str(said.value) and "episodes are missing" in str(
+        said.value
+    )
     assert "the same command goes on from them" in str(said.value)
     assert any((out / "played").rglob("*.npz")) and not flag.exists()
     assert same(learn(out, 2, flag), alone)
@@ -138,14 +142,16 @@ def make_p3():
     return TransformersEngine(policy), policy, Pays(load_profile("autodrive_p3", "smoke").inputs)
 
 
-def test_autodrive_p3_with_players_is_autodrive_p3_without(tmp_path):
-    "Films travel to the players and back, and the advantage is a stage's own."
+def test_autodrive_p3_with_workers_is_autodrive_p3_without(tmp_path):
+    "Films travel to the rollout workers and back, and the advantage is a stage's own."
     runs = []
-    for players in (0, 2):
-        (_, policy, task), out = make_p3(), tmp_path / str(players)
-        how = SETTINGS | dict(advantage="turn", trainer=StageTrainer, max_turns=1, players=players, make=make_p3)
+    for rollout_workers in (0, 2):
+        (_, policy, task), out = make_p3(), tmp_path / str(rollout_workers)
+        how = SETTINGS | dict(
+            advantage="turn", trainer=StageTrainer, max_turns=1, rollout_workers=rollout_workers, make=make_p3
+        )
         with patch.object(TransformersEngine, "own_seeds", True):
             train_rl(policy, task, town(6), out, **how)
         runs.append((log_of(out), {n: p.detach().clone() for n, p in policy.model.named_parameters()}))
     assert moved(runs[0][0]) and same(*runs)
-    assert not (tmp_path / "2" / "players").exists()
+    assert not (tmp_path / "2" / "rollout_workers").exists()
