@@ -47,7 +47,7 @@ class Conversation:
         messages: {"role", "content"}
         ids: the same as token ids, if they are known
         images: media of the ids' placeholders, as `Policy.encode` gives them
-        opening: the answer's first words, already decided; the ids, if known, end with them
+        opening: the answer's first tokens, already decided; the ids, if known, end with them
         seed: of this answer alone, where answers are drawn one by one (a server); None: by the call's
         limit: tokens of this answer at most, where answers are drawn one by one; None: the call's
         stops: texts behind which the answer is over, such as the end of a tool call
@@ -161,14 +161,14 @@ def draw(
         order = p.argsort(-1, descending=True)
         preceding = p.gather(-1, order).cumsum(-1) - p.gather(-1, order)
         p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, preceding >= top_p), 0)
-    # One number in [0, 1) for each row. `torch.multinomial` would draw one for each word of the vocabulary.
+    # One number in [0, 1) for each row. `torch.multinomial` would draw one for each token of the vocabulary.
     up_to = p.cumsum(-1)
     total = up_to[:, -1:]
     height = torch.rand(len(p), 1, generator=generator, device=p.device) if numbers is None else numbers[:, None].to(p)
     height = height * total
-    # rounding must not lead past the last word
+    # rounding must not lead past the last token
     height = torch.minimum(height, total.nextafter(torch.zeros_like(total)))
-    ids = torch.searchsorted(up_to, height, right=True)[:, 0]  # the first word beyond it, so none of probability 0
+    ids = torch.searchsorted(up_to, height, right=True)[:, 0]  # the first token beyond it, so none of probability 0
     return ids, before_cut.gather(-1, ids[:, None])[:, 0].log()
 
 
@@ -531,8 +531,8 @@ class TransformersEngine:
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of a call; the next call reads on from there. None:
             half of what is free on the device beside them
-        rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every word. Log-probabilities are
-            those among the words that it allows
+        rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every token. Log-probabilities are
+            those among the tokens that it allows
 
     Attributes:
         own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's

@@ -308,7 +308,7 @@ class DreamRule(Walk):
         """The rule as a chat server takes it: a pattern of the whole text, whose support is a little smaller.
 
         Args:
-            opening: the answer's first words, already decided
+            opening: the answer's first tokens, already decided
 
         Returns:
             dict: for the body of the request
@@ -335,7 +335,7 @@ class DreamRule(Walk):
 
         Args:
             text: without the opening; a cut answer may end inside a span
-            opening: the answer's first words
+            opening: the answer's first tokens
 
         Returns:
             ids; or a ParseError

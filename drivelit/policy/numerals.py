@@ -93,7 +93,7 @@ class Median:
         self.point = [t == "." for t in texts]
 
     def begin(self, ids: Sequence[int]) -> int:
-        """Before the first word.
+        """Before the first token.
 
         Args:
             ids: of the prompt
@@ -115,7 +115,7 @@ class Median:
         return int(state == 2)
 
     def step(self, state: int, token: int) -> int:
-        """After a word.
+        """After a token.
 
         Args:
             state: before it
@@ -129,7 +129,7 @@ class Median:
         return 2 if state == 1 and self.point[token] else 0
 
     def restrict(self, logits: torch.Tensor, kinds: Sequence[int]) -> torch.Tensor:
-        """Where the likeliest word is in a fraction, its median alone.
+        """Where the likeliest token is in a fraction, its median alone.
 
         Args:
             logits: (B, V)

@@ -88,7 +88,7 @@ def _logprob(k, entry, token):
     value = entry["logprob"]
     if entry_id != token:
         raise ValueError(f"log-probability {k} is that of token {entry_id}, and token {token} was drawn")
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= -9999:  # its word for: unknown
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= -9999:  # its token for: unknown
         raise ValueError(f"log-probability {k} is {harmless(value, 20)}: none")
     if value > 1e-3:
         raise ValueError(f"log-probability {k} is {value:.3g}, above 0: are these logits?")
@@ -682,7 +682,7 @@ class _Publishes:
 def scored(
     policy: Policy, conversation: Conversation, said: Completion, never: Sequence[int] = (), rule: Any = None
 ) -> torch.Tensor:
-    """The log-probability of each word of an answer at temperature 1, from one pass of the policy in this process.
+    """The log-probability of each token of an answer at temperature 1, from one pass of the policy in this process.
 
     Args:
         policy: with the weights that are asked about
@@ -697,7 +697,7 @@ def scored(
     batch = policy.collate([conversation.ids + said.ids], [conversation.images], pad="right")
     was_training = policy.model.training
     policy.model.eval()
-    # the logits before each word of the answer
+    # the logits before each token of the answer
     with policy.autocast():
         logits = policy.model(**batch, logits_to_keep=len(said.ids) + 1).logits[0, :-1].float()
     policy.model.train(was_training)

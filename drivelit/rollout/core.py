@@ -81,7 +81,7 @@ class Task:
         return [self.step(s, c) for s, c in zip(states, completions, strict=True)]
 
     def opening(self, scene: Any, place: int, group: int) -> str:
-        "The first words of an answer, if the policy does not choose them; `place` from 0 to group - 1 in its group."
+        "The first tokens of an answer, if the policy does not choose them; `place` from 0 to group - 1 in its group."
         return ""
 
     def outcome(self, episode: "Episode") -> Any:
@@ -118,7 +118,7 @@ class Episode:
         rewards: name -> number, one dict for each turn
         infos: one dict for each turn
         truncated: it ran into max_length
-        failed: why it could not go on: the engine refused, or a picture cannot be read; the next turn has no words and
+        failed: why it could not go on: the engine refused, or a picture cannot be read; the next turn has no tokens and
             no reward; "" for a whole episode
     """
 
@@ -168,12 +168,12 @@ def _open_pictures(messages, where):
 
 
 def begin(policy: Policy, task: Task, scene: Any, opening: str = "") -> Episode:
-    """The first prompt of a scene, and the words that the answer must begin with.
+    """The first prompt of a scene, and the tokens that the answer must begin with.
 
     Args:
         policy: its tokenizer and template write the row
         scene: what the task understands
-        opening: words that are put into the policy's mouth
+        opening: tokens that are put into the policy's mouth
 
     Raises:
         TypeError: the task's prompt is no list of messages

@@ -54,11 +54,11 @@ _TOGETHER = 256  # tokens whose logits exist at the same time
 
 
 def chosen(logits: torch.Tensor, ids: torch.Tensor, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each word that was said, and the entropy of what could have been said.
+    """Log-probability of each token that was said, and the entropy of what could have been said.
 
     Args:
-        logits: (M, V), -inf for words that cannot be said
-        ids: (M) the words said
+        logits: (M, V), -inf for tokens that cannot be said
+        ids: (M) the tokens said
         entropy_learns: keep the gradient of the entropy, for losses that have it
 
     Returns:
@@ -110,7 +110,7 @@ def by_rule(
     forbidden = logits.gather(-1, chosen_ids[:, None])[:, 0].isneginf()
     if forbidden.any():
         raise ValueError(
-            f"{int(forbidden.sum())} words were said that the engine's rule forbids, the first is token "
+            f"{int(forbidden.sum())} tokens were said that the engine's rule forbids, the first is token "
             f"{int(chosen_ids[forbidden][0])}: the episodes were drawn by another rule"
         )
     return logits

@@ -53,7 +53,7 @@ def write_played(folder: str | Path, asked: str, episodes: Mapping[int, Episode]
 
     Args:
         folder: of this process and step; the file is named by the first place
-        asked: what the words depend on
+        asked: what the tokens depend on
         episodes: place -> Episode that is over
     """
     if not episodes:
@@ -69,7 +69,7 @@ def read_played(folder: str | Path, asked: str) -> dict[int, Episode]:
 
     Args:
         folder: of this process and step
-        asked: what the words would depend on now
+        asked: what the tokens would depend on now
 
     Returns:
         place -> Episode; without those that were asked for otherwise, and without a damaged file's or those of an
@@ -121,7 +121,7 @@ class KeepsPlayed:
         raise EngineError(f"{down[0][0]}; {notice}", *down[0][1:]) from error
 
     def _asked(self, scenes):
-        "What the words of a rollout depend on: its scenes and settings, and the weights."
+        "What the tokens of a rollout depend on: its scenes and settings, and the weights."
         weights = sum(slice_of(p.detach()).sum(dtype=torch.float64).item() for p in self.model.parameters())
         names, args = [str(getattr(s, "id", s)) for s in scenes], self.args
         return repr((names, args.seed, args.temperature, self.num_generations, self.limits, weights))

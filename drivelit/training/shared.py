@@ -105,11 +105,11 @@ def read_once(policy: Policy, episodes: Sequence[Episode], batch: dict) -> dict 
 
     Args:
         episodes: B of them; those of one prompt beside each other
-        batch: inputs, right-padded (B, W), of which pixels are not used; own (B, W), the policy's words
+        batch: inputs, right-padded (B, W), of which pixels are not used; own (B, W), the policy's tokens
 
     Returns:
         dict of what `model(**it)` takes: input_ids (P, L), a mask (P, 1, L, L), position_ids (3, P, L), pixels of each
-        row's media, and logits_to_keep (P, L), the places before the policy's words, in the order of `own`. None:
+        row's media, and logits_to_keep (P, L), the places before the policy's tokens, in the order of `own`. None:
         nothing is shared, or the attention takes no mask
     """
     text = text_of(policy.model)

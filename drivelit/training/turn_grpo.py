@@ -98,7 +98,7 @@ def check_reference(policy: Policy, reference: Policy | None, every: int, beta: 
     if every and reference:
         raise ValueError("reference_every: a reference of its own stays what it is; give one of the two")
     if reference and reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise ValueError("reference: its tokens are not those of the policy, so it has nothing to say about its words")
+        raise ValueError("reference: its tokens are not those of the policy, so it has nothing to say about them")
 
 # %% ../../nbs/40_training/30_turn_grpo.ipynb #bc42f429
 def check_rewards(task: Task, episodes: Sequence[Episode], rewards: np.ndarray) -> None:
@@ -198,9 +198,9 @@ class PlaysEpisodes:
         prompts = prompts_of(self.policy, episodes)
         rows = [r[beside([prompts[i] for i in r])] for r in rows]
         batches = [self.make_batch([episodes[i] for i in r], advantages[r]) for r in rows]
-        words = self.accelerator.reduce(torch.stack([b["own"].sum() for b in batches]).sum(), reduction="sum")
-        for b in batches:  # losses that divide by all words of the rollout (dapo) need their number
-            b["num_items_in_batch"] = words
+        tokens = self.accelerator.reduce(torch.stack([b["own"].sum() for b in batches]).sum(), reduction="sum")
+        for b in batches:  # losses that divide by all tokens of the rollout (dapo) need their number
+            b["num_items_in_batch"] = tokens
         if self.elsewhere:
             self.log_difference(batches)
         return batches
@@ -215,7 +215,7 @@ class PlaysEpisodes:
         finished, self._known = dict(known=self._known) if self._known else {}, {}
         was_training = self.model.training
         give_back_memory(self.accelerator.device)  # of the last update, for whoever plays on this GPU
-        # the words are drawn by the same arithmetic that scores them later
+        # the tokens are drawn by the same arithmetic that scores them later
         with self.ready_to_play(), self.accelerator.autocast():
             episodes = self.rollout(scenes, places=places, on_group=on_group, **sampling, **self.limits, **finished)
         self.model.train(was_training)
@@ -286,7 +286,7 @@ class LearnsWords:
         own_mask = batch["own"]
         logits_mask = own_mask.roll(
             -1, dims=1
-        )  # a word is predicted at the place before it; place 0 has no word of the policy
+        )  # a token is predicted at the place before it; place 0 has no token of the policy
         inputs = batch.get("read") or batch["inputs"] | dict(logits_to_keep=logits_mask)
         inputs = {k: v.to(own_mask.device) for k, v in inputs.items()}  # pixels of this micro-batch alone
         ids = batch["inputs"]["input_ids"][own_mask]
@@ -304,7 +304,7 @@ class LearnsWords:
     def constrain(self, logits: torch.Tensor, batch: dict, at: slice = slice(None)) -> torch.Tensor:
         "Logits (m, V), -inf for control tokens where servers draw, and by the engine's rule, if it has one."
         rule = getattr(self.engine, "rule", None)
-        if hasattr(self.engine, "publish"):  # servers draw among the other words, and tell their probability there
+        if hasattr(self.engine, "publish"):  # servers draw among the other tokens, and tell their probability there
             logits = logits.index_fill(1, torch.tensor(self.engine.never, device=logits.device), -torch.inf)
         return logits if rule is None else by_rule(rule, logits, batch["inputs"]["input_ids"], batch["own"], at)
 
@@ -666,9 +666,9 @@ class SequenceRatioTrainer(TurnGRPOTrainer):
     """
 
     def objective(self, batch: dict) -> torch.Tensor:
-        """Minus the printed objective; the KL is the sum of k3 over the episode's words.
+        """Minus the printed objective; the KL is the sum of k3 over the episode's tokens.
 
-        With importance_cap, an episode counts by the mean weight of its words.
+        With importance_cap, an episode counts by the mean weight of its tokens.
 
         Args:
             batch: of make_batch
@@ -680,7 +680,7 @@ class SequenceRatioTrainer(TurnGRPOTrainer):
         logp, _ = self.log_probabilities(self.model_wrapped, batch)
         old_logp = batch.get("old_per_token_logps", logp.detach())
         ratio = ((logp - old_logp) * mask).sum(1).exp()
-        advantage = (batch["advantages"] * mask).sum(1) / mask.sum(1).clamp(min=1)  # equal at all words of an episode
+        advantage = (batch["advantages"] * mask).sum(1) / mask.sum(1).clamp(min=1)  # equal at all tokens of an episode
         gain = torch.min(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
         if self.beta:
             kl = k3(logp, batch["ref_per_token_logps"]) * mask
