@@ -1,25 +1,20 @@
 """Processes that play beside the trainer have its current weights; one that dies is named, and the run goes on."""
 
-import os
-import signal
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+from counting import Count, log_of
 from peft import LoraConfig
 from transformers import TrainerCallback
 
 from drivelit.autodrive_p3.task import P3Task, StageTrainer
 from drivelit.policy.engines import EngineError, TransformersEngine
 from drivelit.policy.model import load_policy
-from drivelit.rollout.core import Step, Task
 from drivelit.runs.profiles import load_profile
 from drivelit.scene.town import scenes as town
-from drivelit.training.checkpoints import read_metrics
 from drivelit.training.turn_grpo import train_rl
 
 SETTINGS = dict(
@@ -33,24 +28,6 @@ SETTINGS = dict(
     max_new_tokens=6,
     save_steps=1,
 )
-
-
-class Count(Task):
-    "Pays for the words' numbers, so that other words earn another reward. With a flag its process dies, once."
-
-    def __init__(self, flag=""):
-        self.flag = Path(flag)
-
-    def prompt(self, scene):
-        return [dict(role="user", content=f"Yes or No, {scene}?")]
-
-    def step(self, state, completion):
-        again = [dict(role="user", content="the trajectory")] if state.turn == 0 else None
-        if self.flag.name:
-            with suppress(FileNotFoundError):  # not raised, or the other rollout worker was first
-                self.flag.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return Step(again, dict(reward=sum(completion.ids) % 11 / 11))
 
 
 class Arm(TrainerCallback):
@@ -67,10 +44,6 @@ class Arm(TrainerCallback):
 def make(flag=""):
     policy = load_policy("toy", size="tiny")
     return TransformersEngine(policy), policy, Count(flag)
-
-
-def log_of(out):
-    return [{k: v for k, v in r.items() if "time" not in k and "per_second" not in k} for r in read_metrics(out)]
 
 
 def learn(out, rollout_workers=0, flag="", **how):

@@ -531,8 +531,8 @@ class TransformersEngine:
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of a call; the next call reads on from there. None:
             half of what is free on the device beside them
-        rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every token. Log-probabilities are
-            those among the tokens that it allows
+        rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every token. Log-probabilities
+            are those among the tokens that it allows
 
     Attributes:
         own_seeds: each conversation is drawn by its own seed, whatever else is in the call; False: by the call's
