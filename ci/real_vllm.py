@@ -153,10 +153,10 @@ def few(count=4, opening=""):
 
 def move(policy, seed):
     "As a very large update would."
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in policy.model.parameters():
-            p.add_(0.3 * p.std().nan_to_num() * torch.randn(p.shape, generator=chance).to(p.device))
+            p.add_(0.3 * p.std().nan_to_num() * torch.randn(p.shape, generator=rng).to(p.device))
 
 
 def talks(policy, engine):
