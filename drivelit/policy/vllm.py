@@ -88,7 +88,7 @@ def _logprob(k, entry, token):
     value = entry["logprob"]
     if entry_id != token:
         raise ValueError(f"log-probability {k} is that of token {entry_id}, and token {token} was drawn")
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= -9999:  # its token for: unknown
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= -9999:  # its number for: unknown
         raise ValueError(f"log-probability {k} is {harmless(value, 20)}: none")
     if value > 1e-3:
         raise ValueError(f"log-probability {k} is {value:.3g}, above 0: are these logits?")
