@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up, then every test.   bash ci/test.sh [quick]
-#   quick: three minutes on two cores: what is said below in `quick`
+#   quick: two minutes on two cores: what is said below in `quick`
 #   DRIVELIT_NO_SETUP=1   use the python that is active    DRIVELIT_SAMPLES   folder of recorded driving samples, else those cells skip
 #   DRIVELIT_SLOW=0       leave out `#| slow` cells
 #   DRIVELIT_WORKERS      notebooks at a time, and as many files of tests beside them (2)
