@@ -223,6 +223,11 @@ def own_drives(
     return [noisy(collected.kept[i], rng) for i in rng.permutation(len(collected.kept))]
 
 # %% ../../nbs/35_data/45_moments.ipynb #83de61cf
+def _check_share(share):
+    if not 0 <= share <= 1:
+        raise ValueError(f"share: {share} is not in [0, 1]")
+
+
 def some_driven(made: Sequence[Scene], share: float, seed: int = 0) -> list[Scene]:
     """Training scenes of the toy town, some of which are moments of an expert's drives.
 
@@ -237,8 +242,7 @@ def some_driven(made: Sequence[Scene], share: float, seed: int = 0) -> list[Scen
     Raises:
         ValueError: a share outside 0 to 1
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share: {share} is not in [0, 1]")
+    _check_share(share)
     places = [k for k in range(len(made)) if int((k + 1) * share) > int(k * share)]
     drives = dict(zip(places, expert_drives(len(places), seed=seed, first=seed), strict=True))
     return [drives.get(k, s) for k, s in enumerate(made)]
@@ -258,8 +262,6 @@ def without_past(made: Sequence[Scene], share: float, seed: int = 0) -> list[Sce
     Raises:
         ValueError: a share outside 0 to 1
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share: {share} is not in [0, 1]")
+    _check_share(share)
     dropped = np.random.default_rng([seed, 34]).random(len(made)) < share
-    bare = [replace(s, meta=s.meta | dict(ego_state="unknown")) for s in made]
-    return [b if drop else s for s, b, drop in zip(made, bare, dropped, strict=True)]
+    return [replace(s, meta=s.meta | dict(ego_state="unknown")) if d else s for s, d in zip(made, dropped, strict=True)]
