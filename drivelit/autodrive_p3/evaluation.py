@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCORES', 'MEANS', 'TOGETHER', 'PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'GREY', 'FAST', 'plan_numbers',
            'chain_of', 'measures', 'summary', 'judged', 'most_frequent', 'drivers', 'task_for', 'play', 'seconds_of',
-           'opening_of', 'openings_of', 'follows', 'swapped_boxes', 'evaluate', 'results_of', 'planner',
-           'evaluate_real']
+           'opening_of', 'openings_of', 'follows', 'swapped_boxes', 'evaluate', 'results_of', 'results_of_driver',
+           'planner', 'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
 import os
@@ -51,7 +51,7 @@ from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
 from ..runs.plays import play_in_parts, profile_engine
-from ..runs.record import DRIVER, NO_SEED, Results
+from ..runs.record import DRIVER, Results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")
@@ -534,21 +534,16 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
 GREY, FAST = "grey pictures", "fast"
 
 
-def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
-    """The rows of an arm, or of a driver.
+def results_of(evaluation: dict[str, Any]) -> Results:
+    """The rows of an arm.
 
     Args:
-        name: of the arm or the driver
-        seed: of the run; NO_SEED: of a driver
-        result: what the stage has measured, with what `evaluate` returns; of a driver as `drivers`
+        evaluation: what `evaluate` returns
 
     Returns:
         Results: plays greedy, sampled, FAST, chain, and timed, also with FAST for its swap
     """
-    part = Results(name, seed)
-    if seed == NO_SEED:
-        part.add_summary(result, DRIVER)
-        return part
+    part, result = Results(), evaluation
     main_mode, *second = (m for m in ("detailed", "fast") if m in result)
     plays = [p for p in ("greedy", "sampled") if p in result[main_mode]]
     for p in plays:
@@ -562,7 +557,17 @@ def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
             part.add([dict(seconds=s) for s in result[mode]["scene_seconds"]], "timed", FAST if mode in second else "")
     for boxes, numbers in result.get("chain", {}).items():
         part.add_summary(numbers, "chain", boxes)
-    part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
+    return part
+
+
+def results_of_driver(numbers: dict[str, Any]) -> Results:
+    """The rows of a driver.
+
+    Args:
+        numbers: of one of `drivers`
+    """
+    part = Results()
+    part.add_summary(numbers, DRIVER)
     return part
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #a26b1471

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from .evaluation import drivers, evaluate, results_of, task_for
+from .evaluation import drivers, evaluate, results_of, results_of_driver, task_for
 from .profile import GRAPH, P3Profile, REINFORCED, TUNED
 from .rewards import SCHEMES, truth_of
 from .rows import ImageRows, kit_fixed, kit_text, part_rows, save_rows
@@ -32,7 +32,6 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
-from ..runs.record import NO_SEED, write_results
 from ..runs.stages import Stages, check_pictures, leave_out, load, load_scenes, load_to_play, tell_if_few
 from ..runs.stages import write_scenes
 from ..scene.core import Scene
@@ -49,17 +48,17 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
         seed: unused: all seeds share the scenes
 
     Returns:
-        dict: train, heldout (counts), drivers (the expert, those without eyes, the empty list, the most frequent box),
-            left_out (split -> reason -> count, where there are any)
+        dict: train, heldout (counts), measured (the expert, those without eyes, the empty list, the most frequent
+            box), left_out (split -> reason -> count, where there are any)
 
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
     """
     splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     ends = drivers(splits["heldout"], splits["train"][:500], task_for(profile, "fast"))
-    write_results(out, "drivers", *(results_of(name, NO_SEED, d) for name, d in ends.items()))
-    result = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
-    return result | (dict(left_out=excluded) if excluded else {})
+    counts = dict(train=len(splits["train"]), heldout=len(splits["heldout"]))
+    counts |= dict(left_out=excluded) if excluded else {}
+    return counts | dict(measured={name: results_of_driver(d) for name, d in ends.items()})
 
 
 def check_scene(profile: P3Profile, scene: Scene, split: str) -> None:
@@ -139,15 +138,13 @@ def run_given(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
         seed: of sampling, and of a toy's weights
 
     Returns:
-        dict: what `evaluate` returns
+        dict: measured, of `evaluate`
 
     Raises:
         RunError: the model cannot be opened
     """
     policy = load_given(profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
-    result = evaluate(policy, load_scenes(out, "heldout"), profile, seed)
-    write_results(out, f"given-{seed}", results_of("given", seed, result))
-    return result
+    return dict(measured=results_of(evaluate(policy, load_scenes(out, "heldout"), profile, seed)))
 
 
 def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
@@ -157,16 +154,15 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
         stage: key of TUNED
 
     Returns:
-        dict: what `train_sft` and `evaluate` return
+        dict: what `train_sft` returns; measured: of `evaluate`
     """
     profile = replace(profile, **TUNED[stage])
     policy = fresh(profile, seed)
     rows, stage_dir = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
     rows = rows if profile.inputs.video else ImageRows(rows)
     result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, stage_dir, seed=seed, **sft_options(profile))
-    result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
-    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
-    return result
+    evaluation = evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
+    return result | dict(measured=results_of(evaluation))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ce11fede
 def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -208,7 +204,7 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
         stage: key of REINFORCED
 
     Returns:
-        dict: what `train_rl` and `evaluate` return
+        dict: what `train_rl` returns; measured: of `evaluate`
     """
     profile = profile.of_stage(stage)
     (engine, policy, task), scenes = make(stage, out, profile, seed), load_scenes(out, "train")
@@ -224,9 +220,8 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
         max_turns=1,
         **rl_options(profile) | rl_arm(stage, profile)[1],
     )
-    result |= evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
-    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
-    return result
+    evaluation = evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
+    return result | dict(measured=results_of(evaluation))
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #113353c1
 FUNCTIONS = dict(

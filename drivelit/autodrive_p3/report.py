@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .evaluation import EMPTY, FAST, GREY, SWAPS, results_of
+from .evaluation import EMPTY, FAST, GREY, SWAPS
 from .pipeline import STAGES
 from .profile import OPTIONAL, TRAINED
 from ..runs.record import Claim, Column, Condition, Metric, Record, Study, driver, framed
@@ -46,7 +46,7 @@ def _counts(scenes):
     return dict(train=scenes["train"], heldout=scenes["heldout"])
 
 
-collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), _counts, ("data",))
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #6ab80679
 def with_objects(results: Record) -> list[int]:

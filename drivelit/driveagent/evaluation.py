@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEXT', 'TOOLS', 'GREY', 'WITHOUT', 'RANDOM', 'NEVER', 'NEEDED', 'ELSEWHERE', 'ATTENTION_PLAY', 'QUESTIONS_PLAY',
            'POINTS_PLAY', 'ASKED', 'middles', 'Chosen', 'chosen_scenes', 'play', 'score_actions', 'summary',
-           'read_weights', 'latency', 'read_need', 'evaluate', 'results_of', 'evaluate_real']
+           'read_weights', 'latency', 'read_need', 'evaluate', 'results_of', 'results_of_driver', 'evaluate_real']
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4700b97a
 import json
@@ -32,7 +32,7 @@ from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.profiles import Profile
 from ..runs.plays import play_in_parts, profile_engine
-from ..runs.record import DRIVER, NO_SEED, Results
+from ..runs.record import DRIVER, Results
 from ..runs.stages import load_scenes
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533
@@ -353,22 +353,17 @@ def _of_plays(part, result, plays):
         part.add_set(dict(seconds=seconds), plays[0], swap_of[mode])
 
 
-def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
-    """The rows of a stage, or of a driver.
+def results_of(result: dict[str, Any]) -> Results:
+    """The rows of a stage.
 
     Args:
-        name: of the stage or the driver
-        seed: of the run; NO_SEED: of a driver
-        result: what the stage has measured; of a driver: `score_actions`
+        result: what the stage has measured
 
     Returns:
         Results: plays greedy and sampled with the swaps of this notebook; ATTENTION_PLAY with a swap for each setting,
             QUESTIONS_PLAY with one for each of ASKED, POINTS_PLAY with one for each head
     """
-    part = Results(name, seed)
-    if seed == NO_SEED:
-        part.add_summary(_numbers(result), DRIVER)
-        return part
+    part = Results()
     if plays := [p for p in ("greedy", "sampled") if p in result]:
         _of_plays(part, result, plays)
     for setting in ("text", "told", "roi"):
@@ -379,7 +374,17 @@ def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
     for head, rows in result.get("heads", {}).items():
         part.add_set({r["index"]: r for r in rows}, POINTS_PLAY, head)
     part.add_set({k: result[k] for k in ("scenes", "of_scenes") if k in result})
-    part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
+    return part
+
+
+def results_of_driver(numbers: dict[str, Any]) -> Results:
+    """The rows of a driver.
+
+    Args:
+        numbers: of its `score_actions`
+    """
+    part = Results()
+    part.add_summary(_numbers(numbers), DRIVER)
     return part
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #eb27f093

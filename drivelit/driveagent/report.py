@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from .evaluation import ASKED, ATTENTION_PLAY, ELSEWHERE, GREY, NEEDED, NEVER, POINTS_PLAY
-from .evaluation import QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, WITHOUT, results_of
+from .evaluation import QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, WITHOUT
 from .pipeline import EXPERT, STAGES
 from .profile import TRAINED
 from ..runs.record import SAME, Claim, Column, Condition, Metric, Record, Study
@@ -47,7 +47,7 @@ def _counts(scenes):
     return dict(scenes={k: v for k, v in scenes.items() if k not in ("drivers", "scene_need")})
 
 
-collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), _counts, ("data",))
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #a39572f6
 def needy(results: Record, need: bool = True) -> list[int]:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DRIVERS', 'EXPERT', 'PLAYS', 'KNOWS', 'BLIND', 'SWAPS', 'expert_words', 'always', 'without_policy', 'summed',
-           'evaluate', 'player_of', 'on_simulators', 'blind_on_simulators', 'difference', 'open_loop', 'results_of']
+           'evaluate', 'player_of', 'on_simulators', 'blind_on_simulators', 'difference', 'open_loop', 'results_of',
+           'results_of_driver']
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #fab9dfbb
 import json
@@ -41,7 +42,7 @@ from ..rollout.carla import NoSimulator
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_idm
 from ..scene.core import Scene
 from ..scene.routes import Route
-from ..runs.record import DRIVER, NO_SEED, Results
+from ..runs.record import DRIVER, Results
 from ..scene.files import write_json
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #df367ba0
@@ -309,33 +310,39 @@ def open_loop(experts: Experts, known: Lessons, batch_size: int = 64) -> dict[st
 SWAPS = dict(greedy=("greedy", ""), sampled=("sampled", ""), grey=("greedy", "grey"), ruled=("greedy", "words by rule"))
 
 
-def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
-    """The rows of an arm, or of a driver.
+def results_of(evaluation: dict[str, Any], log: Sequence[dict] = ()) -> Results:
+    """The rows of an arm.
 
     Args:
-        name: of the arm or the driver
-        seed: of the run; NO_SEED: of a driver
-        result: what the stage has measured, as `judged` and `by_round` of the pipeline; of a driver as `scored`
+        evaluation: as `judged` of the pipeline, and `rounds` as its `by_round`
+        log: of reinforcement, a dict for each round
 
     Returns:
         Results: score (0 to 100) and success (0 or 1) of each route; plays of SWAPS, "rounds", "log", "open_loop"
     """
-    part = Results(name, seed)
-
-    def add(numbers: dict[str, Any], *place: Any) -> None:
-        # the record has shares, and `scored` percent
-        share = None if numbers["success"] is None else numbers["success"] / 100
-        part.add_summary(numbers | dict(score=numbers["driving_score"], success=share), *place)
-
-    if seed == NO_SEED:
-        add(result, DRIVER)
-        return part
-    for way in (p for p in PLAYS if p in result):
-        add(result[way], *SWAPS[way])
-    for k, numbers in result.get("rounds", {}).items():
-        add(numbers, "rounds", "", int(k))
-    for k, row in enumerate(result.get("log", ()), 1):
+    part = Results()
+    for way in (p for p in PLAYS if p in evaluation):
+        _add(part, evaluation[way], *SWAPS[way])
+    for k, numbers in evaluation.get("rounds", {}).items():
+        _add(part, numbers, "rounds", "", int(k))
+    for k, row in enumerate(log, 1):
         part.add_set(row, "log", turn=k)
-    part.add_set(result["open_loop"], "open_loop")
-    part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
+    part.add_set(evaluation["open_loop"], "open_loop")
+    return part
+
+
+def _add(part, numbers, *place):
+    "The record has shares, and `scored` percent."
+    share = None if numbers["success"] is None else numbers["success"] / 100
+    part.add_summary(numbers | dict(score=numbers["driving_score"], success=share), *place)
+
+
+def results_of_driver(numbers: dict[str, Any]) -> Results:
+    """The rows of a driver.
+
+    Args:
+        numbers: of who drives without a policy, as `scored`
+    """
+    part = Results()
+    _add(part, numbers, DRIVER)
     return part

@@ -31,6 +31,7 @@ from drivelit.minddrive.evaluation import (
     on_simulators,
     open_loop,
     results_of,
+    results_of_driver,
     without_policy,
 )
 from . import released
@@ -46,7 +47,6 @@ from ..scene.routes import Route
 from ..scene.town_routes import PART, ROUTE_FAMILIES, routes
 from ..scene.weights import seal
 from ..runs.evaluate import load_given, one_sentence
-from ..runs.record import NO_SEED, write_results
 from ..scene.files import RunError, write_json
 from ..runs.profiles import sft_options
 from ..training.settings import in_epochs
@@ -119,8 +119,8 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
         seed: unused: all seeds share the routes
 
     Returns:
-        dict: train, heldout (counts), families (of the held-out routes), drivers (name -> `scored`), left_out (names
-            of drivers who cannot drive on simulators), lacking (split -> reason -> count of recorded moments that are
+        dict: train, heldout (counts), families (of the held-out routes), measured (of drivers), left_out (names of
+            drivers who cannot drive on simulators), lacking (split -> reason -> count of recorded moments that are
             left out, where there are any)
 
     Raises:
@@ -135,10 +135,9 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
         splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     judge = splits["heldout"] if profile.simulators == NONE else routes_of(profile, "heldout")
     of_drivers, left_out = _without_policy(out, profile, judge)
-    ends, families = {name: scored(records) for name, records in of_drivers.items()}, [s.family for s in judge]
-    write_results(out, "drivers", *(results_of(name, NO_SEED, d) for name, d in ends.items()))
-    result = dict(train=len(splits["train"]), heldout=len(judge), families=families, drivers=ends, left_out=left_out)
-    return result | (dict(lacking=excluded) if excluded else {})
+    result = dict(train=len(splits["train"]), heldout=len(judge), families=[s.family for s in judge], left_out=left_out)
+    result |= dict(lacking=excluded) if excluded else {}
+    return result | dict(measured={name: results_of_driver(scored(r)) for name, r in of_drivers.items()})
 
 
 def check_scene(profile: MindDriveProfile, scene: Scene, split: str) -> None:
@@ -341,9 +340,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     tail = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in tail])) for k in tail[0]}
     outcome = dict(steps=len(log), rows=len(learnt.plans), asked=len(learnt.asked), loss=loss)
-    outcome |= judged(experts, stage, out, profile, seed)
-    write_results(out, f"{stage}-{seed}", results_of(stage, seed, outcome))
-    return outcome
+    return outcome | dict(measured=results_of(judged(experts, stage, out, profile, seed)))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #a264350d
 def open_trained(final: str | Path, profile: MindDriveProfile, seed: int = 0) -> Policy | Bundle:
@@ -407,8 +404,7 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
         stage: key of REINFORCED
 
     Returns:
-        dict: log (a dict for each round), simulated (steps of 0.1 s), rounds (of `by_round`), and what `judged`
-            returns
+        dict: log (a dict for each round), simulated (steps of 0.1 s); measured: of `by_round` and `judged`
 
     Raises:
         RunError: groups from one state are asked of simulators
@@ -421,10 +417,8 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     experts, log = reinforce(begin, stage_dir / "rounds", scenes, profile, seed, budget)
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     outcome = dict(log=log, simulated=sum(row["steps"] for row in log))
-    outcome |= judged(experts, stage, out, profile, seed)
-    outcome |= dict(rounds=by_round(stage, out, profile, seed))
-    write_results(out, f"{stage}-{seed}", results_of(stage, seed, outcome))
-    return outcome
+    evaluation = judged(experts, stage, out, profile, seed) | dict(rounds=by_round(stage, out, profile, seed))
+    return outcome | dict(measured=results_of(evaluation, log))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #bd349787
 TAKES = ("experts", "checkpoint")  # what `python -m drivelit evaluate` opens
@@ -454,15 +448,13 @@ def run_given(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str
         seed: of drawn words
 
     Returns:
-        dict: what `judged` returns
+        dict: measured, of `judged`
 
     Raises:
         RunError: they cannot be opened
     """
     experts = load_given(profile, seed, opens=lambda name: load_experts(name, **where(profile)).eval())
-    outcome = judged(experts, "given", out, profile, seed, profile.model)
-    write_results(out, f"given-{seed}", results_of("given", seed, outcome))
-    return outcome
+    return dict(measured=results_of(judged(experts, "given", out, profile, seed, profile.model)))
 
 
 FUNCTIONS = dict(

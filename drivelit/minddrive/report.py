@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from .controls import LOST
-from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS, results_of
+from .evaluation import DRIVERS, EXPERT, KNOWS, SWAPS
 from .pipeline import STAGES
 from .profile import BEFORE, OPTIONAL, PAPER, REINFORCED, TRAINED
 from .words import SPEEDS
@@ -46,7 +46,7 @@ def _about(scenes):
     return {k: scenes[k] for k in ("train", "heldout", "families", "left_out")}
 
 
-collect = Gather(STAGES, (*TRAINED, "given"), results_of, _about, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), _about, ("data",))
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #8d675e2d
 DRIVE, WON = Metric("driving score, points", "score", 1.0), Metric("success, points", "success")

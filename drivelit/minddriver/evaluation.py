@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TOGETHER', 'BY_SPEED', 'USUAL', 'SWAPS', 'carried_on', 'judged', 'drivers', 'engine_for', 'engine_of', 'task_for',
-           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'results_of', 'planner',
-           'evaluate_real']
+           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'results_of', 'results_of_driver',
+           'planner', 'evaluate_real']
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0002
 import os
@@ -41,7 +41,7 @@ from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
-from ..runs.record import DRIVER, NO_SEED, Results
+from ..runs.record import DRIVER, Results
 from ..runs.plays import play_in_parts, profile_engine
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
@@ -491,29 +491,33 @@ def _swapped(policy, scenes, profile, task, episodes, swap):
     return dict(n=len(selected)) | {k: numbers[k] for k in keys if k in numbers}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #e9aa8ce3
-def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
-    """The rows of an arm, or of a driver.
+def results_of(evaluation: dict[str, Any]) -> Results:
+    """The rows of an arm.
 
     Args:
-        name: of the arm or the driver
-        seed: of the run; NO_SEED: of a driver
-        result: what `evaluate` returns, and numbers of training; of a driver as in `drivers`
+        evaluation: what `evaluate` returns
 
     Returns:
         Results: swaps "grey", and of dreams as "own dream"
     """
-    part = Results(name, seed)
-    if seed == NO_SEED:
-        part.add_summary(result, DRIVER)
-        return part
-    plays = [p for p in ("greedy", "sampled") if p in result]
+    part, plays = Results(), [p for p in ("greedy", "sampled") if p in evaluation]
     for p in plays:
-        part.add_summary(result[p], p)
-    if "grey" in result:
-        part.add_summary(result["grey"], plays[0], "grey")
-    for swap, numbers in result.get("swaps", {}).items():
+        part.add_summary(evaluation[p], p)
+    if "grey" in evaluation:
+        part.add_summary(evaluation["grey"], plays[0], "grey")
+    for swap, numbers in evaluation.get("swaps", {}).items():
         part.add_summary(numbers, "greedy", f"{swap} dream")
-    part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
+    return part
+
+
+def results_of_driver(numbers: dict[str, Any]) -> Results:
+    """The rows of a driver.
+
+    Args:
+        numbers: of one of `drivers`
+    """
+    part = Results()
+    part.add_summary(numbers, DRIVER)
     return part
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #7db8c2d7

@@ -29,7 +29,7 @@ from ..data.shards import by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
-from .evaluation import drivers, engine_for, evaluate, results_of, task_for
+from .evaluation import drivers, engine_for, evaluate, results_of, results_of_driver, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import ARMS, GRAPH, MindDriverProfile, REINFORCED, VIEWS_AHEAD
 from .prompt import Inputs, question, state_text
@@ -46,7 +46,6 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
-from ..runs.record import NO_SEED, write_results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -88,8 +87,8 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
         seed: unused: all seeds share the scenes
 
     Returns:
-        dict: train, heldout (counts), left_out (split -> reason -> count, where there are any), drivers (the expert and
-            those without eyes, on the held-out scenes)
+        dict: train, heldout (counts), left_out (split -> reason -> count, where there are any), measured (the expert
+            and those without eyes, on the held-out scenes)
 
     Raises:
         RunError: no scene of a split has all that `check_scene` asks for
@@ -98,9 +97,9 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     cuts = cuts_of(splits["train"], profile)
     learnt = splits["train"][:500]  # enough to know what is usual at a speed
     ends = drivers(splits["heldout"], learnt, cuts, profile.pdms)
-    write_results(out, "drivers", *(results_of(n, NO_SEED, d) for n, d in ends.items()))
-    result = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
-    return result | (dict(left_out=excluded) if excluded else {})
+    counts = dict(train=len(splits["train"]), heldout=len(splits["heldout"]))
+    counts |= dict(left_out=excluded) if excluded else {}
+    return counts | dict(measured={name: results_of_driver(d) for name, d in ends.items()})
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
 def distances(profile: MindDriverProfile) -> list[float]:
@@ -421,15 +420,14 @@ def run_given(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
         seed: of sampling, and of a toy's weights
 
     Returns:
-        dict: what `examine` returns
+        dict: measured, of `examine`
 
     Raises:
         RunError: the model cannot be opened, or does not know the codes
     """
     policy = _knows_codes(load_given(profile, seed), profile, f"model = {profile.model!r}: the policy")
-    result = examine(policy, "sft", out, profile, seed)  # the profile's form, and all that is asked of the main line
-    write_results(out, f"given-{seed}", results_of("given", seed, result))
-    return result
+    evaluation = examine(policy, "sft", out, profile, seed)  # the profile's form, all that is asked of the main line
+    return dict(measured=results_of(evaluation))
 
 
 def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
@@ -439,7 +437,7 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         stage: key of ARMS
 
     Returns:
-        dict: what `train_sft` and `examine` return
+        dict: what `train_sft` returns; measured: of `examine`
     """
     policy = freeze_vision(begin(out, profile, seed), profile.freeze_vision)
     result = train_sft(
@@ -451,9 +449,7 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         weights=profile.span_weights,
         **sft_options(profile),
     )
-    result |= examine(only_plays(policy, profile), stage, out, profile, seed)
-    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
-    return result
+    return result | dict(measured=results_of(examine(only_plays(policy, profile), stage, out, profile, seed)))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010011
 LANGUAGE = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"  # the vision encoder has no adapters
@@ -538,9 +534,8 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
-    result |= examine(only_plays(settle(policy, stage_dir), profile), stage, out, profile, seed)
-    write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
-    return result
+    evaluation = examine(only_plays(settle(policy, stage_dir), profile), stage, out, profile, seed)
+    return result | dict(measured=results_of(evaluation))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010016
 FUNCTIONS = dict(

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import USUAL, results_of
+from .evaluation import USUAL
 from .pipeline import STAGES, SWAPPED
 from .profile import TRAINED
 from ..runs import tables
@@ -54,7 +54,7 @@ def _counts(scenes):
     return dict(train=scenes["train"], heldout=scenes["heldout"])
 
 
-collect = Gather(STAGES, (*TRAINED, "given"), results_of, _counts, ("data",))
+collect = Gather(STAGES, (*TRAINED, "given"), _counts, ("data",))
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00012
 EXPERT = "expert"

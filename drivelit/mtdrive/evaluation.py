@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_SPEED', 'FEEDBACK', 'SWAPS', 'OWN', 'carry', 'plan_length', 'summary', 'drivers', 'task_for', 'play', 'evaluate',
-           'results_of', 'planner', 'evaluate_real']
+           'results_of', 'results_of_driver', 'planner', 'evaluate_real']
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #113a39cb
 import os
@@ -28,7 +28,7 @@ from ..rollout.routes import Planner
 from ..scene import recorded
 from ..scene.core import Scene
 from ..runs.plays import play_in_parts, profile_engine
-from ..runs.record import DRIVER, NO_SEED, Results
+from ..runs.record import DRIVER, Results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:
@@ -289,28 +289,33 @@ def _add_turns(part, numbers, play, swap):
         part.add_summary(measured, play, swap, turn)
 
 
-def results_of(name: str, seed: int, result: dict[str, Any]) -> Results:
-    """The rows of an arm, or of a driver.
+def results_of(evaluation: dict[str, Any]) -> Results:
+    """The rows of an arm.
 
     Args:
-        name: of the arm or the driver
-        seed: of the run; NO_SEED: of a driver
-        result: what the stage has measured, with what `evaluate` returns; of a driver as `drivers`
+        evaluation: what `evaluate` returns; `own`: likewise, of scenes that the policy has learnt from
 
     Returns:
         Results: plays greedy and sampled; swaps of SWAPS; of OWN the means alone
     """
-    part = Results(name, seed)
-    if seed == NO_SEED:
-        part.add_summary(result, DRIVER, result["feedback"].strip("–"))
-        return part
+    part = Results()
     for perception, swap in SWAPS.items():
-        for play, numbers in result.get(perception, {}).items():
+        for play, numbers in evaluation.get(perception, {}).items():
             _add_turns(part, numbers, play, swap)
-    for play, numbers in result.get("own", {}).get("oracle", {}).items():
+    for play, numbers in evaluation.get("own", {}).get("oracle", {}).items():
         # Claims pair scenes by their number, and these are other scenes than the held-out ones: means alone.
         _add_turns(part, {k: v for k, v in numbers.items() if not k.startswith("scene_")}, play, OWN)
-    part.add_set({k: v for k, v in result.items() if isinstance(v, int | float) and k != "seed"})
+    return part
+
+
+def results_of_driver(numbers: dict[str, Any]) -> Results:
+    """The rows of a driver.
+
+    Args:
+        numbers: of one of `drivers`; its swap is the feedback that it hears
+    """
+    part = Results()
+    part.add_summary(numbers, DRIVER, numbers["feedback"].strip("–"))
     return part
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #258906cf

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'ADVANTAGE', 'FUNCTIONS', 'trained', 'plans_of', 'at_turn', 'run_scenes', 'check_scene', 'save_data',
            'run_data_single', 'order_of', 'in_turn', 'run_data_two', 'run_data_multi', 'run_data_rl', 'start_of',
-           'rows_of', 'fresh', 'run_served', 'turns_of', 'examine', 'recorded', 'run_given', 'choose', 'run_sft',
-           'run_rl', 'make', 'reinforced', 'run_size']
+           'rows_of', 'fresh', 'run_served', 'turns_of', 'examine', 'run_given', 'choose', 'run_sft', 'run_rl', 'make',
+           'reinforced', 'run_size']
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #296058ca
 import json
@@ -26,7 +26,7 @@ from ..data.rows import Rows, card, read_rows, write_rows
 from ..data.shards import draw, subset
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
-from .evaluation import drivers, evaluate, results_of, play, task_for
+from .evaluation import drivers, evaluate, play, results_of, results_of_driver, task_for
 from ..rollout.core import Episode
 from .profile import GRAPH, MIX, MTDriveProfile, RL_ARMS, SIZES, UPDATES
 from .task import MTDriveTask, history
@@ -38,7 +38,6 @@ from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
-from ..runs.record import NO_SEED, write_results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -92,7 +91,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         seed: unused: all seeds share the scenes
 
     Returns:
-        dict: train and heldout (counts), drivers (the expert and those without eyes, on the held-out scenes), left_out
+        dict: train and heldout (counts), measured (the expert and those without eyes, on the held-out scenes), left_out
             (split -> reason -> count, where there are any)
 
     Raises:
@@ -103,9 +102,9 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         splits["choice"] = write_choice(out, profile, profile.choice_scenes)
     splits, excluded = leave_out(out, profile, splits, partial(check_scene, profile))
     ends = drivers(splits["heldout"], profile.turns, splits["train"][:500])  # enough to know what is usual at a speed
-    write_results(out, "drivers", *(results_of(name, NO_SEED, d) for name, d in ends.items()))
-    summary = dict(train=len(splits["train"]), heldout=len(splits["heldout"]), drivers=ends)
-    return summary | (dict(left_out=excluded) if excluded else {})
+    counts = dict(train=len(splits["train"]), heldout=len(splits["heldout"]))
+    counts |= dict(left_out=excluded) if excluded else {}
+    return counts | dict(measured={name: results_of_driver(d) for name, d in ends.items()})
 
 
 def check_scene(profile: MTDriveProfile, scene: Scene, split: str) -> None:
@@ -306,21 +305,6 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
     )
 
 
-def recorded(stage: str, out: Path, seed: int, result: dict) -> dict:
-    """Keep what a stage has measured in the run's record, too.
-
-    Args:
-        stage: one of TRAINED or SIZES
-        result: what the stage returns
-
-    Returns:
-        dict: the result
-    """
-    if first_process():
-        write_results(out, f"{stage}-{seed}", results_of(stage, seed, result))
-    return result
-
-
 @one_sentence
 def run_given(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stage `given`: the profile's model as it is, without training, on the held-out scenes.
@@ -330,13 +314,13 @@ def run_given(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         seed: of sampling, and of a toy's weights
 
     Returns:
-        dict: what `examine` returns
+        dict: measured, what `examine` returns as results
 
     Raises:
         RunError: the model cannot be opened
     """
     policy = load_given(profile, seed, kit_text(), fixed_parts())
-    return recorded("given", out, seed, examine(policy, "given", out, profile, seed))
+    return dict(measured=results_of(examine(policy, "given", out, profile, seed)))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e453ef5c
 def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -392,7 +376,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         stage: a key of MIX
 
     Returns:
-        dict: what `train_sft` and `examine` return
+        dict: what `train_sft` and `choose` return; measured: of `examine`
     """
     from drivelit.training.sft import train_sft  # with TRL, which what only plays or reads a record does not pay for
 
@@ -410,7 +394,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     if profile.sft_candidates > 1:
         result |= choose(stage, out, profile, seed)
         policy = load_to_play(trained(out, stage, seed), profile, seed)
-    return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
+    return result | dict(measured=results_of(examine(policy, stage, out, profile, seed)))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -423,11 +407,11 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         stage: a key of ADVANTAGE
 
     Returns:
-        dict: what `train_rl` and `examine` return
+        dict: what `train_rl` returns; measured: of `examine`
     """
     chosen = json.loads((STAGES.folder(out, "data_rl", seed) / "chosen.json").read_text())
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE[stage])
-    return recorded(stage, out, seed, result | examine(policy, stage, out, profile, seed))
+    return result | dict(measured=results_of(examine(policy, stage, out, profile, seed)))
 
 
 def make(
@@ -490,8 +474,8 @@ def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE["mtgrpo_cross"])
     learnt = draw(subset(load_scenes(out, "train"), chosen), profile.eval_scenes, seed)
     on_learnt = evaluate(policy, learnt, profile, seed, perceptions=("oracle",))
-    result |= examine(policy, stage, out, profile, seed) | dict(scenes=len(chosen), own=on_learnt)
-    return recorded(stage, out, seed, result)
+    evaluation = examine(policy, stage, out, profile, seed) | dict(own=on_learnt)
+    return result | dict(scenes=len(chosen), measured=results_of(evaluation))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #49de27d4
 FUNCTIONS = dict(

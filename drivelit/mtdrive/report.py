@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import OWN, SWAPS, results_of
+from .evaluation import OWN, SWAPS, results_of, results_of_driver
 from .pipeline import STAGES
 from .profile import RL_ARMS, SIZES, TRAINED
 from ..runs import tables
@@ -41,7 +41,7 @@ ROWS = dict(  # stage: how the tables call it
 )
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #163394f5
-collect = Gather(STAGES, (*TRAINED, *SIZES, "given"), results_of, lambda scenes: dict(heldout=scenes["heldout"]))
+collect = Gather(STAGES, (*TRAINED, *SIZES, "given"), lambda scenes: dict(heldout=scenes["heldout"]))
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 WHOLE = ("sft_multi", *RL_ARMS)  # they are played with all turns
@@ -278,9 +278,9 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
 # %% ../../nbs/50_mtdrive/28_report.ipynb #da7a9e55
 def real_record(real: dict[str, Any]) -> Record:
     "Recorded scenes as the record of a run of one seed, without single scenes; the arm is `policy`."
-    policy = {real["feedback"]: {real["play"]: real["policy"]}}
-    parts = [results_of(name, NO_SEED, result) for name, result in real["drivers"].items()]
-    return record_of([*parts, results_of("policy", 0, policy)], profile=dict(eval_play=real["play"]))
+    parts = {(name, NO_SEED): results_of_driver(numbers) for name, numbers in real["drivers"].items()}
+    parts["policy", 0] = results_of({real["feedback"]: {real["play"]: real["policy"]}})
+    return record_of(parts, profile=dict(eval_play=real["play"]))
 
 
 def real_rows(real: dict[str, Any]) -> list[dict]:

@@ -174,19 +174,18 @@ def _drivers(scenes):
     return {n: measured(v) for n, v in records.items()}
 
 
-def results_of(name: str, seed: int, drives: Mapping[str, dict[str, Any]]) -> Results:
+def results_of(name: str, drives: Mapping[str, dict[str, Any]]) -> Results:
     """The rows of a policy, or of a driver.
 
     Args:
         name: of an entry or a driver
-        seed: of the run; NO_SEED: of a driver
         drives: play, or DRIVER -> `measured`
 
     Returns:
         Results: plays greedy and sampled, and greedy with GREY or OTHERS for its swap; a driver's swap is what it is
             told
     """
-    part, swap_name = Results(name, seed), "" if name in (*LOST, SEES) else POINTS
+    part, swap_name = Results(), "" if name in (*LOST, SEES) else POINTS
     swaps = {"grey": ("greedy", GREY), "swapped": ("greedy", OTHERS), DRIVER: (DRIVER, swap_name)}
     for play, numbers in drives.items():
         part.add_summary(numbers, *swaps.get(play, (play,)))
@@ -205,10 +204,11 @@ def drive_all(
     if twice := [n for n, k in Counter(e.name for e in entries).items() if k > 1]:
         raise RunError(f"{twice[0]}: two runs of one name in one table; give each its own: system=folder:stage as name")
     blind = _kept(Path(folder) / "without_policy.json", scenes, lambda: _drivers(scenes))
-    parts = [results_of(n, NO_SEED, {DRIVER: numbers}) for n, numbers in blind.items()]
+    parts = {(n, NO_SEED): results_of(n, {DRIVER: numbers}) for n, numbers in blind.items()}
     plays = list(plays)
     for e in entries:
-        parts += [results_of(e.name, s, {p: driven(e, s, p, scenes, folder) for p in plays}) for s in e.seeds]
+        for s in e.seeds:
+            parts[e.name, s] = results_of(e.name, {p: driven(e, s, p, scenes, folder) for p in plays})
     about = dict(profile={}, routes=[s.id for s in scenes], families=[s.family for s in scenes])
     about |= dict(hears={e.name: hears_of(e) for e in entries})
     record = record_of(parts, **about)

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['KEYS', 'SET_KEYS', 'WORDS', 'DRIVER', 'NO_SEED', 'FIRST', 'BEST', 'SAME', 'WHERE_ONLY', 'DIGITS', 'FAMILY', 'flat',
            'Results', 'write_results', 'Condition', 'driver', 'Record', 'record_of', 'read_results', 'collect',
-           'catch_up', 'save_record', 'read_record', 'joined', 'publish', 'Metric', 'Claim', 'Study',
-           'best_without_eyes', 'Column', 'number_cell', 'table', 'framed', 'pairs_of', 'difference', 'words_of',
-           'holm', 'benjamini_hochberg', 'compared', 'conditional', 'told', 'answers']
+           'save_record', 'read_record', 'joined', 'publish', 'Metric', 'Claim', 'Study', 'best_without_eyes', 'Column',
+           'number_cell', 'table', 'framed', 'pairs_of', 'difference', 'words_of', 'holm', 'benjamini_hochberg',
+           'compared', 'conditional', 'told', 'answers']
 
 # %% ../../nbs/42_runs/50_record.ipynb #045fea90
 import json
@@ -57,17 +57,13 @@ def flat(numbers: Mapping[str, Any], before: str = "") -> dict[str, float]:
 
 @dataclass
 class Results:
-    """What a stage has measured of one arm and seed, row by row.
+    """What was measured of an arm or a driver, row by row; whose it is, is said where it is kept.
 
     Attributes:
-        arm: or the name of a driver
-        seed: of the run
         scenes: rows with a scene
         sets: rows of what belongs to a set
     """
 
-    arm: str
-    seed: int
     scenes: list[dict] = field(default_factory=list)
     sets: list[dict] = field(default_factory=list)
 
@@ -80,7 +76,7 @@ class Results:
             swap: what was given in place of the arm's own input
             turn: of the episodes
         """
-        key = dict(seed=self.seed, arm=self.arm, play=play, swap=swap, turn=turn)
+        key = dict(play=play, swap=swap, turn=turn)
         self.scenes += [key | dict(scene=k) | dict(m) for k, m in enumerate(measured)]
 
     def add_set(self, numbers: Mapping[str, Any], play: str = "", swap: str = "", turn: int = 0) -> None:
@@ -90,7 +86,7 @@ class Results:
             numbers: as `flat` takes them
             play, swap, turn: as in `add`; empty: of training
         """
-        key = dict(seed=self.seed, arm=self.arm, play=play, swap=swap, turn=turn)
+        key = dict(play=play, swap=swap, turn=turn)
         self.sets += [key | dict(name=k, value=v) for k, v in flat(numbers).items()]
 
     def add_summary(self, summary: Mapping[str, Any], play: str, swap: str = "", turn: int = 0) -> None:
@@ -121,9 +117,12 @@ class Results:
         self.add_set(rest, play, swap, turn)
 
 # %% ../../nbs/42_runs/50_record.ipynb #b6af3ef6
-def _frames(scenes, sets):
-    "Both tables with their types; one without rows has its key."
-    scenes, sets = pd.DataFrame(scenes), pd.DataFrame(sets)
+def _frames(parts):
+    "Both tables of (arm, seed) -> Results with their types; one without rows has its key."
+    scenes, sets = (
+        pd.DataFrame([dict(seed=s, arm=a) | row for (a, s), part in parts.items() for row in getattr(part, kind)])
+        for kind in ("scenes", "sets")
+    )
     scenes = scenes.reindex(columns=[*KEYS, *(c for c in scenes if c not in KEYS)])
     sets = sets.reindex(columns=[*SET_KEYS, "name", "value"])
     for table in (scenes, sets):
@@ -151,15 +150,14 @@ def _read(path):
         raise RunError(f"{path}: no record of a run ({str(e)[:100]})") from None
 
 
-def write_results(out: str | Path, name: str, *parts: Results) -> None:
+def write_results(out: str | Path, name: str, parts: Mapping[tuple[str, int], Results]) -> None:
     """Keep what a stage has measured.
 
     Args:
         name: of the stage; with its seed, if it has one
-        *parts: of the stage: its arm, or all drivers
+        parts: (arm, seed) -> its results; (name, NO_SEED) of a driver
     """
-    tables = _frames([r for p in parts for r in p.scenes], [r for p in parts for r in p.sets])
-    for table, kind in zip(tables, ("scenes", "sets"), strict=True):
+    for table, kind in zip(_frames(parts), ("scenes", "sets"), strict=True):
         _write(table, Path(out) / "record" / f"{name}.{kind}.parquet")
 
 # %% ../../nbs/42_runs/50_record.ipynb #c0634410
@@ -300,15 +298,14 @@ class Record:
         return np.array([by_seed[s] if s in by_seed else means.get(s, np.nan) for s in seeds], float)
 
 # %% ../../nbs/42_runs/50_record.ipynb #87b3e2cb
-def record_of(parts: Iterable[Results], **about: Any) -> Record:
+def record_of(parts: Mapping[tuple[str, int], Results], **about: Any) -> Record:
     """A record from its parts.
 
     Args:
-        parts: of drivers and of arms
+        parts: as `write_results` takes them
         **about: what is said of the whole run, its profile among it
     """
-    parts = list(parts)
-    return Record(*_frames([r for p in parts for r in p.scenes], [r for p in parts for r in p.sets]), about)
+    return Record(*_frames(parts), about)
 
 # %% ../../nbs/42_runs/50_record.ipynb #a7c49d51
 def _table(frames):
@@ -355,28 +352,6 @@ def collect(out: str | Path, names: Iterable[str], **about: Any) -> Record:
     record = read_results(out, names, **about)
     save_record(record, Path(out) / "record.parquet")
     return record
-
-
-def catch_up(
-    stages: Any,
-    out: str | Path,
-    seeds: Iterable[int],
-    arms: Iterable[str],
-    results_of: Callable[[str, int, dict], Results],
-) -> list[str]:
-    "Names of a run's parts, for `read_results`; a stage that an older version has run leaves its part now."
-
-    def is_written(name):
-        return (Path(out) / "record" / f"{name}.scenes.parquet").exists()
-
-    if stages.is_done(out, "scenes", 0) and not is_written("drivers"):
-        ends = stages.result(out, "scenes", 0)["drivers"]
-        write_results(out, "drivers", *(results_of(n, NO_SEED, d) for n, d in ends.items()))
-    names = {f"{a}-{s}": (a, s) for s in seeds for a in arms}
-    for name, (arm, seed) in names.items():
-        if stages.is_done(out, arm, seed) and not is_written(name):
-            write_results(out, name, results_of(arm, seed, stages.result(out, arm, seed)))
-    return ["drivers", *names]
 
 # %% ../../nbs/42_runs/50_record.ipynb #33d8b5dd
 def save_record(record: Record, path: str | Path) -> None:

@@ -772,12 +772,29 @@ def _tell(done, total, begin, status):
         remaining = f", about {gone * (total - done) / done:.0f} min left" if done else ""
         Path(path).write_text(f"{done} of {total} stages, {gone:.0f} min{remaining}: {status}\n", encoding="utf-8")
 
+# %% ../../nbs/42_runs/30_stages.ipynb #measured1
+def _recorded(out, stage, seed, result, lead):
+    """A result without `measured`, which goes into the record: Results, with the numbers of the training beside them,
+    or of drivers name -> Results. One process writes for all."""
+    numbers = {k: v for k, v in result.items() if k != "measured"}
+    if not lead or "measured" not in result:
+        return numbers
+    from drivelit.runs.record import NO_SEED, Results, write_results  # with matplotlib, which a plan does not pay for
+
+    measured = result["measured"]
+    if isinstance(measured, Results):
+        measured.add_set({k: v for k, v in numbers.items() if isinstance(v, int | float)})
+        write_results(out, f"{stage}-{seed}", {(stage, seed): measured})
+    else:
+        write_results(out, "drivers", {(name, NO_SEED): part for name, part in measured.items()})
+    return numbers
+
 # %% ../../nbs/42_runs/30_stages.ipynb #110aa328
 class Stages(StageGraph):
     """The stages of a system's run, worked on one by one or side by side. Its fields are those of `StageGraph`."""
 
     def work(self, out: str | Path, stage: str, seed: int = 0) -> dict[str, Any]:
-        "Run one stage of the run in `out`, unless it is done; its result, also in its done.json."
+        "Run one stage of the run in `out`, unless it is done; its result, also in its done.json, without `measured`."
         profile, stage_folder = run_profile(out), self.folder(out, self.check(stage), seed)
         lead = os.environ.get("RANK", "0") == "0"  # under torchrun, one process speaks and saves for all
         if not lead and not self.kinds.get(stage):
@@ -800,6 +817,7 @@ class Stages(StageGraph):
                     result = self.function(stage)(Path(out), profile, seed)
                 except (SceneError, ShardError) as e:  # a file of the source, and not of the run
                     raise RunError(f"stage {stage}, seed {seed}: {e}") from e
+            result = _recorded(out, stage, seed, result, lead)
             result = dict(stage=stage, seed=seed, seconds=round(time.time() - begin, 1)) | result
             write_json(stage_folder / ("account.json" if lead else f"account-{os.environ['RANK']}.json"), spent)
             if lead:

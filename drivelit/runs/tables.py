@@ -16,8 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .record import Claim, Column, Condition, Metric, Record, Results, Study
-from .record import best_without_eyes, catch_up, collect, driver, table
+from .record import Claim, Column, Condition, Metric, Record, Study
+from .record import best_without_eyes, collect, driver, table
+from ..scene.files import RunError
 
 # %% ../../nbs/42_runs/57_tables.ipynb #e1185ca8
 @dataclass(frozen=True)
@@ -27,19 +28,17 @@ class Gather:
     Attributes:
         stages: the system's Stages
         arms: stages that measure
-        results_of: the system's: of the name of an arm or a driver, a seed, and a result
         about: function of the result of the stage `scenes`: what is said of the run
         whole: other stages whose results are kept as they are
     """
 
     stages: Any
     arms: Sequence[str]
-    results_of: Callable[[str, int, dict], Results]
     about: Callable[[dict], dict]
     whole: Sequence[str] = ()
 
     def __call__(self, out: str | Path, seeds: Iterable[int], given: bool = False) -> Record:
-        """The record of a run; a folder whose stages were run by an older version has one, too.
+        """The record of a run.
 
         Args:
             seeds: whose evaluations; stages that have not run are left out
@@ -49,12 +48,19 @@ class Gather:
             Record; also in the folder, as `collect` of the record leaves it
 
         Raises:
-            RunError: the folder holds no run, or one without the stages that `about` and `whole` name
+            RunError: the folder holds no run, or one without the stages that `about` and `whole` name, or a stage has
+                ended and its rows are not there
         """
+        seeds = list(seeds)
         about = self.about(self.stages.result(out, "scenes"))
         ran = [s for s in self.whole if not given or self.stages.is_done(out, s, 0)]
         about |= {stage: self.stages.result(out, stage) for stage in ran}
-        return collect(out, catch_up(self.stages, out, seeds, self.arms, self.results_of), **about)
+        names = {f"{arm}-{seed}": (arm, seed) for seed in seeds for arm in self.arms}
+        for name, (arm, seed) in names.items():
+            path = Path(out) / "record" / f"{name}.scenes.parquet"
+            if self.stages.is_done(out, arm, seed) and not path.exists():
+                raise RunError(f"{path}: is missing, and stage {arm}, seed {seed} has ended; choose another folder")
+        return collect(out, ["drivers", *names], **about)
 
 # %% ../../nbs/42_runs/57_tables.ipynb #d3140be6
 def bests(
