@@ -92,9 +92,9 @@ plan = np.stack([np.arange(1, 9) * 10.0, np.zeros(8), np.zeros(8)], 1)
 some = lambda scenes, p: [p if i % 3 else None for i in range(len(scenes))]
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 for name, judge in dict(
-    plan_numbers=lambda scenes: plan_numbers(scenes, some(scenes, plan), pdms=False)["scene_ade"],
-    judged=lambda scenes: judged(scenes, some(scenes, plan[:6, :2]), pdms=False)["scene_ade"],
-    thoughts=lambda scenes: summary_of_thoughts(scenes, ["x"] * len(scenes), [None] * len(scenes))["scene_decided"],
+    plan_numbers=lambda scenes: plan_numbers(scenes, some(scenes, plan), pdms=False).scenes["ade"],
+    judged=lambda scenes: judged(scenes, some(scenes, plan[:6, :2]), pdms=False).scenes["ade"],
+    thoughts=lambda scenes: summary_of_thoughts(scenes, ["x"] * len(scenes), [None] * len(scenes)).scenes["decided"],
 ).items():
     rows, peaks = [], []
     for folder in map(Path, sys.argv[1:]):  # opened here: what is kept of the few goes before the many come

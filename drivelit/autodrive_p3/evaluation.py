@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['SCORES', 'MEANS', 'TOGETHER', 'PARTS', 'EMPTY', 'USUAL', 'BY_SPEED', 'SWAPS', 'GREY', 'FAST', 'plan_numbers',
            'chain_of', 'measures', 'summary', 'judged', 'most_frequent', 'drivers', 'task_for', 'play', 'seconds_of',
-           'opening_of', 'openings_of', 'follows', 'swapped_boxes', 'evaluate', 'results_of', 'results_of_driver',
-           'planner', 'evaluate_real']
+           'opening_of', 'openings_of', 'follows', 'swapped_boxes', 'evaluate', 'planner', 'evaluate_real']
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #dbef29d9
 import os
@@ -39,7 +38,7 @@ from .task import P3Task
 from ..metrics import epdms
 from ..metrics import kinematics as kin
 from ..metrics.blind import STANDING, WAYS, best_blind, blind_plans, by_speed, name_of
-from ..metrics.open_loop import errors, obstacles, protocols, to_lidar
+from ..metrics.open_loop import errors, obstacles, protocol_numbers, to_lidar
 from ..metrics.p3 import perception, prediction
 from ..metrics.pdm import prepare, score_scenes
 from ..policy.engines import Completion, Conversation, TransformersEngine
@@ -51,7 +50,7 @@ from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
 from ..scene.sources import key_frames
 from ..runs.plays import play_in_parts, profile_engine
-from ..runs.record import DRIVER, Results
+from ..runs.record import DRIVER, Measures, Results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #b9c7dec6
 SCORES = ("pdms", "epdms", "epdms_filtered")
@@ -101,8 +100,24 @@ def _measured(scenes, plans, pdms):
     )
 
 
-def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pdms: bool = True) -> dict[str, Any]:
-    "What plans (T, 3) are worth: l2, hits, ade, pdms, epdms; None is unreadable. Collisions need OpenCV."
+def _in_place(values, places, n):
+    "A list for n scenes from values of some of them; None keeps the place of the others."
+    by_place = dict(zip(places, values, strict=True)) if values else {}
+    return [by_place.get(i) for i in range(n)]
+
+
+def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pdms: bool = True) -> Measures:
+    """What plans are worth. Collisions need OpenCV.
+
+    Args:
+        plans: (T, 3) for each scene; None: unreadable
+        pdms: score PDMS and EPDMS, too
+
+    Returns:
+        Measures: numbers and scenes: ade (metres), pdms, epdms, epdms_filtered, and of l2 (metres) and hits (shares) by
+            stp3 and uniad the mean over 1, 2 and 3 s (scenes: l2_stp3) or all four (numbers: l2_stp3_0 to
+            hits_uniad_3; l2_stp3 is None without a readable plan); numbers: n, unreadable (share)
+    """
     batches, values = [], {k: [] for k in ("ade", *SCORES)}
     for k in range(0, len(scenes), TOGETHER):
         chunk = [scenes[i] for i in range(k, min(k + TOGETHER, len(scenes)))]
@@ -112,7 +127,7 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
             values[name] += v
     readable = [i for i, p in enumerate(plans) if p is not None]
     plan_errors = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]}
-    numbers = dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **protocols(plan_errors))
+    numbers = dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes)) | protocol_numbers(plan_errors)
     numbers |= {k: float(np.mean(v)) if v else None for k, v in values.items()}
     for p, mean in MEANS.items():
         hits = plan_errors[dict(stp3="hit_vad", uniad="hit_uniad")[p]]
@@ -120,16 +135,9 @@ def plan_numbers(scenes: Sequence[Scene], plans: Sequence[np.ndarray | None], pd
             f"l2_{p}": [mean(plan_errors["l2"][i]) for i in readable],
             f"hits_{p}": [mean(hits[i]) for i in readable],
         }
-    by_scene = {k: dict(zip(readable, v, strict=True)) if v else {} for k, v in values.items()}
-
-    # v: number of the scene -> value; None keeps the place of a scene without a plan. Distances to the millimetre
-    def in_place(v, digits):
-        return [round(float(v[i]), digits) if i in v else None for i in range(len(scenes))]
-
-    def digits(k):
-        return 3 if k == "ade" or k.startswith("l2") else 4
-
-    return numbers | {f"scene_{k}": in_place(v, digits(k)) for k, v in by_scene.items()}
+    digits = {k: 3 if k == "ade" or k.startswith("l2") else 4 for k in values}  # distances to the millimetre
+    rounded = {k: [round(float(x), digits[k]) for x in v] for k, v in values.items()}
+    return Measures(numbers, {k: _in_place(v, readable, len(scenes)) for k, v in rounded.items()})
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #3a2aaf7b
 PARTS = ("format", *STAGES)
@@ -158,7 +166,7 @@ def _mean(values):
 
 def summary(
     episodes: Sequence[Episode], scenes: Sequence[Scene], inputs: Inputs, mode: str, pdms: bool = True
-) -> dict[str, Any]:
+) -> Measures:
     """The tables' numbers of one way of playing. A refused conversation is counted and is in no other number.
 
     Args:
@@ -168,9 +176,9 @@ def summary(
         pdms: as for `plan_numbers`
 
     Returns:
-        dict: that of `plan_numbers`; failed (share); means of `measures`; empty (share of lists without a box among
-            those that can be read); reasons ("part: kind" of `counted` -> share of answers); scene_perception,
-            scene_prediction and scene_tokens; None where a conversation was refused
+        Measures: that of `plan_numbers`; numbers: failed (share), means of `measures`, empty (share of lists without a
+            box among those that can be read), "reasons_part: kind" of `counted` (share of answers); scenes: perception,
+            prediction, tokens; None where a conversation was refused
 
     Raises:
         EngineError: all conversations were refused
@@ -183,17 +191,14 @@ def summary(
     if all(c.reasons.get("order", "").startswith(OTHER_FORM) for c in chains):
         raise ValueError(f"format: {inputs.format!r}: {len(chains)} of {len(chains)} answers: {chains[0].order.reason}")
     plans = [c.planning if isinstance(c.planning, np.ndarray) else None for c in chains]
-    numbers = plan_numbers(subset(scenes, succeeded), plans, pdms)
-    for k, v in numbers.items():
-        if k.startswith("scene_"):  # a place for each scene, whoever was refused
-            by_scene = dict(zip(succeeded, v, strict=True))
-            numbers[k] = [by_scene.get(i) for i in range(len(scenes))]
-    numbers |= {f"scene_{k}": [round(m[k], 4) if m else None for m in measured] for k in (*KEYS, "tokens")}
+    planned = plan_numbers(subset(scenes, succeeded), plans, pdms)
+    columns = {k: _in_place(v, succeeded, len(scenes)) for k, v in planned.scenes.items()}
+    columns |= {k: [round(m[k], 4) if m else None for m in measured] for k in (*KEYS, "tokens")}
     boxes = [c.perception.boxes for c in chains if isinstance(c.perception, Boxes)]
     means = {k: _mean(m[k] for m in measured if m) for k in measured[succeeded[0]]}
-    reasons = {k: n / len(succeeded) for k, n in sorted(counted(chains).items())}
+    reasons = {f"reasons_{k}": n / len(succeeded) for k, n in sorted(counted(chains).items())}
     counts = dict(n=len(scenes), failed=1 - len(succeeded) / len(scenes), empty=_mean(not len(b) for b in boxes))
-    return numbers | means | counts | dict(reasons=reasons)
+    return Measures(planned.numbers | means | counts | reasons, columns)
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #bbc13d07
 EMPTY, USUAL = "constant velocity, always an empty list", "constant velocity, always the most frequent box"
@@ -233,7 +238,7 @@ def most_frequent(scenes: Sequence[Scene], inputs: Inputs) -> tuple[tuple[int, .
     return max(dict.fromkeys(all_of), key=worth, default=None)
 
 
-def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> dict[str, dict[str, Any]]:
+def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> dict[str, Results]:
     """Who answers without a policy.
 
     Args:
@@ -242,7 +247,7 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
         task: what is asked, in the fast mode
 
     Returns:
-        dict: name -> `summary`; those that learn from others have ade or pdms alone, with their scenes' values
+        dict: name -> Results of `summary`, play DRIVER; those that learn from others have ade (metres) or pdms alone
     """
     count, pdms = task.inputs.points, task.pdms
     truths, usual = [truth_of(s, task.inputs) for s in scenes], most_frequent(known[:200], task.inputs)
@@ -260,11 +265,11 @@ def drivers(scenes: Sequence[Scene], known: Sequence[Scene], task: P3Task) -> di
     texts |= {name: [write(o, p[same]) for p in blind] for name, o in {EMPTY: nobody, USUAL: often}.items()}
     for name in dict.fromkeys([STANDING, *(best_blind(v) for v in scores.values())]):
         texts.setdefault(f"{name}, an empty list", [write(nobody, p[name]) for p in blind])
-    results = {n: summary(judged(scenes, t, task), scenes, task.inputs, task.mode, pdms) for n, t in texts.items()}
+    ends = {n: summary(judged(scenes, t, task), scenes, task.inputs, task.mode, pdms) for n, t in texts.items()}
     for k, (score_fn, sign) in kinds.items():
         v = sign * by_speed(known, score_fn(known, count), scenes, scores[k])
-        results[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
-    return results
+        ends[f"{BY_SPEED}, by {k}"] = Measures({k: float(v.mean())}, {k: [round(float(x), 4) for x in v]})
+    return {name: Results().add(end, DRIVER) for name, end in ends.items()}
 
 
 def _blind_ade(scenes, count):
@@ -444,18 +449,19 @@ def _chose(policy, episode, words):
 
 
 def _behind(scenes, names, chains, own_plans, pdms):
-    "The numbers of plans behind other boxes; chains: scene id -> Chain, or None where it was refused."
+    "The Measures of plans behind other boxes; chains: scene id -> Chain, or None where it was refused."
     indices = [i for i, name in enumerate(names) if name in chains]
     if not indices:
-        return dict(n=0)
+        return Measures(dict(n=0))
     plans, selected = _plans(chains), [names[i] for i in indices]
-    numbers = plan_numbers(subset(scenes, indices), [plans.get(name) for name in selected], pdms)
-    lists = {k: dict(zip(selected, v, strict=True)) for k, v in numbers.items() if k.startswith("scene_")}
-    lists["scene_moved"] = {k: float(l2(plans[k], own_plans[k]).mean()) for k in plans if k in own_plans}  # metres
-    lists["scene_follows"] = {k: None if c is None else follows(c) for k, c in chains.items()}
-    means = {k: numbers[k] for k in ("n", "unreadable", "ade", "pdms")} | dict(hits=dict(stp3=numbers["hits"]["stp3"]))
-    means |= {k: _mean(lists[f"scene_{k}"].values()) for k in ("moved", "follows")}
-    return means | {k: [v.get(name) for name in names] for k, v in lists.items()}
+    planned = plan_numbers(subset(scenes, indices), [plans.get(name) for name in selected], pdms)
+    numbers = {k: v for k, v in planned.numbers.items() if k in ("n", "unreadable", "ade", "pdms") or "hits_stp3" in k}
+    changes = dict(
+        moved=[float(l2(plans[k], own_plans[k]).mean()) if k in plans and k in own_plans else None for k in selected],
+        follows=[None if chains[k] is None else follows(chains[k]) for k in selected],
+    )
+    columns = {k: _in_place(v, indices, len(names)) for k, v in (planned.scenes | changes).items()}
+    return Measures(numbers | {k: _mean(v) for k, v in changes.items()}, columns)
 
 
 def _plans(chains):
@@ -470,8 +476,19 @@ def swapped_boxes(
     mode: str,
     episodes: Sequence[Episode],
     look: Callable | None = None,
-) -> dict[str, dict[str, Any]]:
-    "The plans behind other boxes, greedy: `plan_numbers`, how far they moved (metres), whether they follow."
+) -> dict[str, Measures]:
+    """The plans behind other boxes, greedy.
+
+    Args:
+        mode: key of MODES
+        episodes: of the policy, greedy, one for each scene
+        look: of another task, which has the pictures already
+
+    Returns:
+        dict: key of SWAPS -> Measures: scenes of `plan_numbers`, moved (metres), follows (as `follows` says); numbers:
+            n, unreadable, ade, pdms, hits_stp3_0 to hits_stp3_3 of `plan_numbers`, means of moved and follows; n alone,
+            0, where no boxes could be read
+    """
     begun = {swap: openings_of(episodes, scenes, profile.inputs, swap, mode) for swap in SWAPS}
     names = ids_of(scenes)
     greedy = dict(zip(names, episodes, strict=True))
@@ -496,7 +513,10 @@ def swapped_boxes(
     return results
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #189acce8
-def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: int = 0) -> dict[str, Any]:
+GREY, FAST = "grey pictures", "fast"
+
+
+def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: int = 0) -> Results:
     """Drive held-out scenes, in every mode that is learnt.
 
     Args:
@@ -504,71 +524,31 @@ def evaluate(policy: Policy, scenes: Sequence[Scene], profile: P3Profile, seed: 
         profile: its `eval_play` says whether greedy, sampled or both; both are for the first mode
 
     Returns:
-        dict: mode -> "greedy", "sampled" -> `summary`, seconds (of an answer) and scene_seconds (of the first `timed`
-            scenes that can be shown); "grey": `summary` of the first mode and play with grey pictures; "chain": of
-            `swapped_boxes`, in the last mode
+        Results: plays "greedy" and "sampled" of the first mode, FAST of the second: `summary`; with the swap GREY: that
+            of the first play with grey pictures; the first play and FAST: seconds (of an answer), answers_a_second;
+            "timed", with the swap FAST for the second mode: seconds of the first `timed` scenes that can be shown;
+            "chain" with each of SWAPS: of `swapped_boxes`, in the last mode
     """
-    results, episodes, inputs, look = {}, {}, profile.inputs, task_for(profile).look  # each picture is painted once
-    for mode in profile.modes:
-        task, results[mode] = task_for(profile, mode, look=look), {}
-        plays = list(profile.plays.items())
-        for play_name, temperature in plays if mode == profile.modes[0] else plays[:1]:
-            episodes[mode, play_name] = play(policy, scenes, task, profile, temperature, seed)
-            results[mode][play_name] = summary(episodes[mode, play_name], scenes, inputs, mode, profile.pdms)
+    results, episodes, inputs, look = Results(), {}, profile.inputs, task_for(profile).look  # pictures are painted once
+    tasks = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
+    (first_play, temperature), *_ = profile.plays.items()
+    main, *second = profile.modes
+    for mode, name in [(main, p) for p in profile.plays] + [(m, first_play) for m in second]:
+        episodes[mode, name] = play(policy, scenes, tasks[mode], profile, profile.plays[name], seed)
+        results.add(summary(episodes[mode, name], scenes, inputs, mode, profile.pdms), name if mode == main else FAST)
     # no play was refused there, so the clock will not meet a refusal
     complete = [i for i, group in enumerate(zip(*episodes.values(), strict=True)) if not any(e.failed for e in group)]
-    tasks = {mode: task_for(profile, mode, look=look) for mode in profile.modes}
     for mode, seconds in seconds_of(policy, subset(scenes, complete[: profile.timed]), tasks, profile).items():
-        results[mode] |= dict(seconds=float(np.mean(seconds)), scene_seconds=seconds)
-    play_name, temperature = next(iter(profile.plays.items()))
-    blind = play(policy, scenes, task_for(profile, profile.modes[0], "grey", look=look), profile, temperature, seed)
-    results["grey"] = summary(blind, scenes, inputs, profile.modes[0], profile.pdms)
-    last_mode = profile.modes[-1]
-    greedy = episodes.get((last_mode, "greedy")) or play(
-        policy, scenes, task_for(profile, last_mode, look=look), profile
-    )
-    results["chain"] = swapped_boxes(policy, scenes, profile, last_mode, greedy, look)
+        mean, (name, swap) = float(np.mean(seconds)), (first_play, "") if mode == main else (FAST, FAST)
+        results.add(Measures(dict(seconds=mean, answers_a_second=1 / mean)), name)
+        results.add(Measures(scenes=dict(seconds=seconds)), "timed", swap)
+    blind = play(policy, scenes, task_for(profile, main, "grey", look=look), profile, temperature, seed)
+    results.add(summary(blind, scenes, inputs, main, profile.pdms), first_play, GREY)
+    mode = profile.modes[-1]
+    greedy = episodes.get((mode, "greedy")) or play(policy, scenes, tasks[mode], profile)
+    for swap, measured in swapped_boxes(policy, scenes, profile, mode, greedy, look).items():
+        results.add(measured, "chain", swap)
     return results
-
-# %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #c6f077b0
-GREY, FAST = "grey pictures", "fast"
-
-
-def results_of(evaluation: dict[str, Any]) -> Results:
-    """The rows of an arm.
-
-    Args:
-        evaluation: what `evaluate` returns
-
-    Returns:
-        Results: plays greedy, sampled, FAST, chain, and timed, also with FAST for its swap
-    """
-    part, result = Results(), evaluation
-    main_mode, *second = (m for m in ("detailed", "fast") if m in result)
-    plays = [p for p in ("greedy", "sampled") if p in result[main_mode]]
-    for p in plays:
-        part.add_summary(result[main_mode][p], p)
-    part.add_summary(result["grey"], plays[0], GREY)
-    for mode in second:
-        part.add_summary(result[mode][plays[0]], FAST)
-    for mode, p in zip((main_mode, *second), (plays[0], FAST), strict=False):
-        if seconds := result[mode].get("seconds"):
-            part.add_set(dict(seconds=seconds, answers_a_second=1 / seconds), p)
-            part.add([dict(seconds=s) for s in result[mode]["scene_seconds"]], "timed", FAST if mode in second else "")
-    for boxes, numbers in result.get("chain", {}).items():
-        part.add_summary(numbers, "chain", boxes)
-    return part
-
-
-def results_of_driver(numbers: dict[str, Any]) -> Results:
-    """The rows of a driver.
-
-    Args:
-        numbers: of one of `drivers`
-    """
-    part = Results()
-    part.add_summary(numbers, DRIVER)
-    return part
 
 # %% ../../nbs/52_autodrive_p3/55_evaluation.ipynb #a26b1471
 def planner(

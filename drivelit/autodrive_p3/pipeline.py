@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from .evaluation import drivers, evaluate, results_of, results_of_driver, task_for
+from .evaluation import drivers, evaluate, task_for
 from .profile import GRAPH, P3Profile, REINFORCED, TUNED
 from .rewards import SCHEMES, truth_of
 from .rows import ImageRows, kit_fixed, kit_text, part_rows, save_rows
@@ -55,10 +55,10 @@ def run_scenes(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]
         RunError: no scene of a split has all that `check_scene` asks for
     """
     splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
-    ends = drivers(splits["heldout"], splits["train"][:500], task_for(profile, "fast"))
+    measured = drivers(splits["heldout"], splits["train"][:500], task_for(profile, "fast"))
     counts = dict(train=len(splits["train"]), heldout=len(splits["heldout"]))
     counts |= dict(left_out=excluded) if excluded else {}
-    return counts | dict(measured={name: results_of_driver(d) for name, d in ends.items()})
+    return counts | dict(measured=measured)
 
 
 def check_scene(profile: P3Profile, scene: Scene, split: str) -> None:
@@ -144,7 +144,7 @@ def run_given(out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
         RunError: the model cannot be opened
     """
     policy = load_given(profile, seed, kit_text(profile.inputs), kit_fixed(profile.inputs))
-    return dict(measured=results_of(evaluate(policy, load_scenes(out, "heldout"), profile, seed)))
+    return dict(measured=evaluate(policy, load_scenes(out, "heldout"), profile, seed))
 
 
 def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def run_sft(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[
     rows, stage_dir = read_rows(STAGES.folder(out, "data") / "p3.parquet"), STAGES.folder(out, stage, seed)
     rows = rows if profile.inputs.video else ImageRows(rows)
     result = train_sft(freeze_vision(policy, profile.freeze_vision), rows, stage_dir, seed=seed, **sft_options(profile))
-    evaluation = evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
-    return result | dict(measured=results_of(evaluation))
+    measured = evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
+    return result | dict(measured=measured)
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #ce11fede
 def rl_arm(stage: str, profile: P3Profile) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -220,8 +220,8 @@ def run_rl(stage: str, out: str | Path, profile: P3Profile, seed: int) -> dict[s
         max_turns=1,
         **rl_options(profile) | rl_arm(stage, profile)[1],
     )
-    evaluation = evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
-    return result | dict(measured=results_of(evaluation))
+    measured = evaluate(only_plays(policy, profile), load_scenes(out, "heldout"), profile, seed)
+    return result | dict(measured=measured)
 
 # %% ../../nbs/52_autodrive_p3/60_pipeline.ipynb #113353c1
 FUNCTIONS = dict(

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['TEXT', 'TOOLS', 'GREY', 'WITHOUT', 'RANDOM', 'NEVER', 'NEEDED', 'ELSEWHERE', 'ATTENTION_PLAY', 'QUESTIONS_PLAY',
-           'POINTS_PLAY', 'ASKED', 'middles', 'Chosen', 'chosen_scenes', 'play', 'score_actions', 'summary',
-           'read_weights', 'latency', 'read_need', 'evaluate', 'results_of', 'results_of_driver', 'evaluate_real']
+           'POINTS_PLAY', 'BEFORE', 'AFTER', 'AFTER_GREY', 'USUAL', 'middles', 'Chosen', 'chosen_scenes', 'play',
+           'score_actions', 'summary', 'read_weights', 'latency', 'add_modes', 'add_unseen', 'read_need', 'evaluate',
+           'evaluate_real']
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4700b97a
 import json
@@ -32,8 +33,10 @@ from ..scene.core import Scene
 from ..scene.sources import key_frames
 from ..runs.profiles import Profile
 from ..runs.plays import play_in_parts, profile_engine
-from ..runs.record import DRIVER, Results
+from ..runs.record import Measures, Results
 from ..runs.stages import load_scenes
+from ..scene.files import write_json
+from ..training.checkpoints import first_process
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533
 def middles(scenes: Sequence[Scene], n: int, seed: int = 0) -> list[int]:
@@ -101,8 +104,20 @@ def _play_by(engine, policy, scenes, task, profile, seed, temperature):
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #4f29f84e
 def score_actions(
     actions: np.ndarray, truth: np.ndarray, need: np.ndarray, weights: tuple[np.ndarray, np.ndarray] | None = None
-) -> dict[str, Any]:
-    "Shares of right answers (N, 4, 2), and under scene_ a value for each scene; -1 is unreadable and wrong."
+) -> Measures:
+    """How right answers are; -1 is unreadable and wrong.
+
+    Args:
+        actions: (N, 4, 2)
+        truth: (N, 4, 2)
+        need: (N,) bool: scenes that need a look
+        weights: of the accuracy reward: (4, 4) and (3, 4); default: all 1
+
+    Returns:
+        Measures: shares of 1. Numbers: sequence, which is the score, too, first, exact, reward, unreadable; sequence
+            and reward of the scenes that need a look and of the others, None without such. Scenes: score, reward,
+            unreadable, need
+    """
     # c: (N, 4), the share of a step that is right; the relaxed comparison of the meta-actions
     c, unreadable = credit(actions, truth), (actions < 0).any((1, 2))
     weights = weights or (np.ones((len(SPEEDS), 4)), np.ones((len(TRAJECTORIES), 4)))
@@ -112,7 +127,8 @@ def score_actions(
     def rate(rows, v):
         return float(v[rows].mean()) if rows.any() else None
 
-    return dict(
+    numbers = dict(
+        score=float(c.mean()),  # of scenes it is rounded
         first=float(c[:, 0].mean()),
         sequence=float(c.mean()),
         exact=float(credit(actions, truth, False).mean()),
@@ -122,11 +138,14 @@ def score_actions(
         sequence_need=rate(need, c.mean(1)),
         sequence_plain=rate(~need, c.mean(1)),
         unreadable=float(unreadable.mean()),
-        scene_score=[round(float(v), 3) for v in c.mean(1)],
-        scene_reward=[round(float(v), 4) for v in reward],
-        scene_unreadable=[int(v) for v in unreadable],
-        scene_need=[int(v) for v in need],
     )
+    scenes = dict(
+        score=[round(float(v), 3) for v in c.mean(1)],
+        reward=[round(float(v), 4) for v in reward],
+        unreadable=[int(v) for v in unreadable],
+        need=[int(v) for v in need],
+    )
+    return Measures(numbers, scenes)
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #cf7428e5
 def _in_place(values, present):
@@ -135,16 +154,12 @@ def _in_place(values, present):
     return [next(remaining) if t else None for t in present]
 
 
-def _chosen_well(by_mode):
-    "MSA over the scenes that all three modes have answered; whether the choice was right, by scene."
-    scores = [by_mode[m]["scene_score"] for m in ("adaptive", "text", "tool")]
+def _chosen_well(chosen, by_mode):
+    "MSA over the scenes that all three modes have answered; whether the mode that was chosen was right, by scene."
+    scores = [by_mode[m].scenes["score"] for m in ("adaptive", "text", "tool")]
     # a scene counts if no mode's conversation was refused; the chosen mode itself may be None: unreadable
-    rows = zip(by_mode["adaptive"]["scene_mode"], *scores, strict=True)
-    in_all = [None not in row[1:] for row in rows]
-    chosen, text, tool = (
-        [v for v, t in zip(column, in_all, strict=True) if t]
-        for column in (by_mode["adaptive"]["scene_mode"], *scores[1:])
-    )
+    in_all = [None not in row for row in zip(*scores, strict=True)]
+    chosen, text, tool = ([v for v, t in zip(column, in_all, strict=True) if t] for column in (chosen, *scores[1:]))
     msa = mode_selection(chosen, text, tool)
     correct = [
         # of equal scores text is the right choice; MSA without ties leaves such scenes out
@@ -152,19 +167,24 @@ def _chosen_well(by_mode):
         for m, read, looked in zip(chosen, text, tool, strict=True)
     ]
     decided = [None if looked == read else r for r, read, looked in zip(correct, text, tool, strict=True)]
-    return dict(
+    numbers = dict(
         msa=msa.msa / 100,
         without_ties=msa.msa_without_ties / 100,
         ties=msa.ties / 100,
         best_tool_rate=msa.best_tool_rate / 100,
-        scene_right=_in_place(correct, in_all),
-        scene_decided=_in_place(decided, in_all),
     )
+    return Measures(numbers, dict(right=_in_place(correct, in_all), decided=_in_place(decided, in_all)))
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #fb4f1bc7
+def _counts(episodes, key):
+    "How often a tool was called (key `call`), or something went wrong (`error`), by name."
+    names = [i[key] for e in episodes for i in e.infos if i.get(key)]
+    return {n: names.count(n) for n in sorted(set(names))}
+
+
 def summary(
     episodes: list[Episode], need: np.ndarray, weights: tuple[np.ndarray, np.ndarray] | None = None
-) -> dict[str, Any]:
+) -> tuple[Measures, dict[str, list]]:
     """What the tables need of one mode. A conversation that the engine refused is counted as failed; the other numbers
     are those of the scenes that were answered.
 
@@ -174,7 +194,10 @@ def summary(
         weights: of the accuracy reward: (4, 4) and (3, 4); default: all 1
 
     Returns:
-        dict of numbers, and lists for each scene under scene_, None where the conversation was refused
+        Measures: of `score_actions`, and more. Numbers: n; failed, tool_rate (of all, of scenes that need a look, of
+            the others), shares of 1; calls, tokens, images of an answer; called_ and errors_, how often by name.
+            Scenes: tool (1: looked), tokens. All of a scene is None where the conversation was refused
+        dict: words of each scene, mode and actions; None where it was refused, or could not be read
 
     Raises:
         EngineError: all conversations were refused
@@ -186,35 +209,29 @@ def summary(
     # an answer that was cut off has no truth in its info; it is unreadable, so any truth gives it 0
     truth = encode([e.infos[-1].get("truth") or [("Stop", "Straight")] * 4 for e in episodes])
     scored = score_actions(actions, truth, need, weights)
-    # out of `scored`, to be given a place for refused scenes, too
-    by_scene = {k: scored.pop(k) for k in [*scored] if k.startswith("scene_")}
     tool = np.array([a.mode == "tool" for a in answers])
     tokens = [sum(t >= 0 for t in e.turn) for e in episodes]  # the policy's own; -1: of prompts and tools
-    errors = [i["error"] for e in episodes for i in e.infos if i.get("error")]
-    calls = [i["call"] for e in episodes for i in e.infos if i.get("call")]
+    called = _counts(episodes, "call")
 
     def rate(rows):
         return float(tool[rows].mean()) if rows.any() else None
 
-    by_scene |= dict(
-        scene_mode=[a.mode for a in answers],
-        scene_tool=[int(t) for t in tool],
-        scene_tokens=tokens,
-        scene_actions=[e.infos[-1].get("actions") for e in episodes],
-    )
-    return scored | dict(
+    numbers = dict(
         n=total,
         failed=1 - len(episodes) / total,
         tool_rate=float(tool.mean()),
         tool_rate_need=rate(need),
         tool_rate_plain=rate(~need),
-        calls=len(calls) / len(episodes),
-        called={n: calls.count(n) for n in sorted(set(calls))},
-        errors={n: errors.count(n) for n in sorted(set(errors))},
+        calls=sum(called.values()) / len(episodes),
+        **{f"called_{n}": count for n, count in called.items()},
+        **{f"errors_{n}": count for n, count in _counts(episodes, "error").items()},
         tokens=float(np.mean(tokens)),
         images=float(np.mean([len(e.images) for e in episodes])),
-        **{k: _in_place(v, not_failed) for k, v in by_scene.items()},
     )
+    scenes = scored.scenes | dict(tool=[int(t) for t in tool], tokens=tokens)
+    words = dict(mode=[a.mode for a in answers], actions=[e.infos[-1].get("actions") for e in episodes])
+    scenes, words = ({k: _in_place(v, not_failed) for k, v in lists.items()} for lists in (scenes, words))
+    return Measures(scored.numbers | numbers, scenes), words
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #aae55eb5
 def read_weights(out: str | Path) -> tuple[np.ndarray, ...]:
@@ -239,6 +256,71 @@ def latency(
         out[m] = (time.perf_counter() - begin) / max(len(sample) * profile.clock_runs, 1)
     return out
 
+# %% ../../nbs/51_driveagent/58_evaluation.ipynb #fa280972
+TEXT, TOOLS, GREY, WITHOUT = "text alone", "tools forced", "grey pictures", "no pictures"
+RANDOM, NEVER, NEEDED, ELSEWHERE = "looks at random", "never looks", "where a look is needed", "elsewhere"
+ATTENTION_PLAY, QUESTIONS_PLAY, POINTS_PLAY = "attention", "questions", "way-points"
+BEFORE, AFTER, AFTER_GREY, USUAL = "before", "after", "after, grey", "most frequent answer"
+
+
+def _add_choice(results, play, adaptive, text, tool):
+    "What the choice of the mode is worth, and what it is compared with."
+    looked, correct = (np.array(adaptive.scenes[k], float) for k in ("tool", "right"))
+    with_, without = (np.array(m.scenes["score"], float) for m in (tool, text))
+    # A driver that looks as often as the policy, but in scenes drawn at random: the expected score of each scene.
+    often = np.nanmean(looked)
+    rewards = {k: [m.numbers[f"reward_{k}"] for m in (tool, text)] for k in ("need", "plain")}
+    brings = {f"tools_bring_{k}": pair[0] - pair[1] for k, pair in rewards.items() if pair[1] is not None}
+    lost, text_lost = (m.numbers["unreadable"] for m in (adaptive, text))
+    results.add(Measures(brings | dict(msa_unreadable=lost)), play)
+    at_random = dict(score=often * with_ + (1 - often) * without)
+    results.add(Measures(dict(unreadable=text_lost), at_random), play, RANDOM)  # most answers are text
+    # of two modes one is right: text, if the policy was right without a look or wrong with one
+    results.add(Measures(dict(unreadable=lost), dict(right=np.abs(correct - looked))), play, NEVER)
+
+
+def _add_looks(results, play, adaptive):
+    "How often a policy looks where that is needed, and elsewhere."
+    looked, need = (np.array(adaptive.scenes[k], float) for k in ("tool", "need"))
+    lost = dict(unreadable=adaptive.numbers["unreadable"])
+    for swap, mask in ((NEEDED, need == 1), (ELSEWHERE, need == 0)):
+        if mask.any():
+            rate = np.nanmean(looked[mask])
+            # the mean of these values over all scenes is the rate within the mask; outside it each is the rate itself
+            results.add(Measures(lost, dict(tool=rate + (looked - rate) * mask / mask.mean())), play, swap)
+
+# %% ../../nbs/51_driveagent/58_evaluation.ipynb #3917dab9
+def add_modes(results: Results, play: str, by_mode: dict[str, Measures]) -> None:
+    """Rows of the modes of one play, and of what the choice of a mode is compared with.
+
+    Args:
+        results: where the rows go
+        play: "greedy" or "sampled"
+        by_mode: mode -> of `summary`. The last mode is the policy's own: it has no swap, the forced ones have; after
+            forced ones it is "adaptive" and has a measure `right`
+    """
+    *forced, main = by_mode
+    for mode in forced:
+        results.add(by_mode[mode], play, dict(text=TEXT, tool=TOOLS)[mode])
+    results.add(by_mode[main], play)
+    if main == "adaptive":
+        _add_looks(results, play, by_mode[main])
+    if forced:
+        _add_choice(results, play, **by_mode)
+
+
+def add_unseen(results: Results, play: str, swap: str, measures: Measures) -> None:
+    """Rows of grey or no pictures, and the share of the score that is lost by them (`drop`).
+
+    Args:
+        results: has the rows of the play with its pictures
+        swap: GREY or WITHOUT
+        measures: of `summary`
+    """
+    score = results.number("sequence", play)
+    drop = dict(drop=1 - measures.numbers["sequence"] / score) if score else {}
+    results.add(measures | Measures(drop), play, swap)
+
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #9b2a4adf
 def read_need(out: str | Path) -> np.ndarray:
     "Which held-out scenes with labels need a look, (N,) bool, as the stage `scenes` found."
@@ -253,7 +335,8 @@ def evaluate(
     variant: str = "full",
     unseen: bool = True,
     weights: tuple[np.ndarray, np.ndarray] | None = None,
-) -> dict[str, Any]:
+    actions_file: Path | None = None,
+) -> Results:
     """Every mode of a policy on the held-out scenes.
 
     Args:
@@ -261,10 +344,11 @@ def evaluate(
         variant: key of VARIANTS
         unseen: whether its last mode is measured with grey pictures and without pictures, too
         weights: of the accuracy reward: (4, 4) and (3, 4); None: those of stage `data`
+        actions_file: keeps the meta-actions of its last mode in the first play, as JSON
 
     Returns:
-        dict: a key of `profile.plays` -> mode -> summary, and msa; a second play has the last mode alone; grey,
-        without: a summary of the last mode in the first play; latency
+        Results: of `summary`, in each of `profile.plays` with the swaps of this notebook. The first play has all modes
+            and their seconds an answer, its last mode MSA and grey or no pictures; a second play has the last alone
     """
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
     need, weights = read_need(out), weights or read_weights(out)
@@ -274,118 +358,22 @@ def evaluate(
         task = task_for(profile, variant, mode, **more)
         return summary(play(policy, heldout, task, profile, seed, temperature=temperature), need, weights)
 
-    (main, heat), *second = profile.plays.items()
-    results = {main: {m: played(m, heat) for m in modes}}
-    if "adaptive" in modes:
-        results[main]["msa"] = _chosen_well(results[main])
+    (first_play, heat), *second = profile.plays.items()
+    answers, main, results = {m: played(m, heat) for m in modes}, modes[-1], Results()
+    by_mode, words = {m: measures for m, (measures, _) in answers.items()}, answers[main][1]
+    if main == "adaptive":
+        by_mode[main] |= _chosen_well(words["mode"], by_mode)
+    for mode, seconds in latency(policy, heldout, profile, variant, modes).items():
+        by_mode[mode] |= Measures(dict(seconds=seconds))
+    add_modes(results, first_play, by_mode)
     for play_name, second_heat in second:
-        results[play_name] = {modes[-1]: played(modes[-1], second_heat)}
+        add_modes(results, play_name, {main: played(main, second_heat)[0]})
     if unseen:
-        results["grey"], results["without"] = (played(modes[-1], heat, pictures=p) for p in ("grey", "none"))
-    return results | dict(latency=latency(policy, heldout, profile, variant, modes))
-
-# %% ../../nbs/51_driveagent/58_evaluation.ipynb #fa280972
-TEXT, TOOLS, GREY, WITHOUT = "text alone", "tools forced", "grey pictures", "no pictures"
-RANDOM, NEVER, NEEDED, ELSEWHERE = "looks at random", "never looks", "where a look is needed", "elsewhere"
-ATTENTION_PLAY, QUESTIONS_PLAY, POINTS_PLAY = "attention", "questions", "way-points"
-ASKED = dict(vqa_before="before", vqa="after", vqa_grey="after, grey", vqa_usual="most frequent answer")
-
-
-def _listed(**values):
-    "Lists of scenes by name, None where a conversation was refused."
-    return {f"scene_{k}": [None if np.isnan(x) else float(x) for x in v] for k, v in values.items()}
-
-
-def _numbers(summary):
-    "A summary without its lists of words; the mean score of its scenes has their name, too."
-    numbers = {k: v for k, v in summary.items() if k not in ("scene_mode", "scene_actions")}
-    return numbers | dict(score=summary["sequence"])
-
-
-def _of_choice(part, play, by_mode):
-    "What the choice of the mode is worth, and what it is compared with."
-    adaptive, text, tool = (by_mode[m] for m in ("adaptive", "text", "tool"))
-    looked, correct = (np.array(v, float) for v in (adaptive["scene_tool"], by_mode["msa"]["scene_right"]))
-    with_, without = (np.array(m["scene_score"], float) for m in (tool, text))
-    # A driver that looks as often as the policy, but in scenes drawn at random: the expected score of each scene.
-    often = np.nanmean(looked)
-    kinds = [k for k in ("need", "plain") if text[f"reward_{k}"] is not None]
-    brings = {k: tool[f"reward_{k}"] - text[f"reward_{k}"] for k in kinds}
-    part.add_set(dict(tools_bring=brings, msa_unreadable=adaptive["unreadable"]), play)
-    at_random = _listed(score=often * with_ + (1 - often) * without)
-    part.add_summary(at_random | dict(unreadable=text["unreadable"]), play, RANDOM)  # most answers are text
-    # of two modes one is right: text, if the policy was right without a look or wrong with one
-    part.add_summary(_listed(right=np.abs(correct - looked)) | dict(unreadable=adaptive["unreadable"]), play, NEVER)
-
-
-def _of_looks(part, play, numbers):
-    "How often a policy looks where that is needed, and elsewhere."
-    looked, need = (np.array(numbers[k], float) for k in ("scene_tool", "scene_need"))
-    for swap, mask in ((NEEDED, need == 1), (ELSEWHERE, need == 0)):
-        if mask.any():
-            rate = np.nanmean(looked[mask])
-            # the mean of these values over all scenes is the rate within the mask; outside it each is the rate itself
-            tool = _listed(tool=rate + (looked - rate) * mask / mask.mean())
-            part.add_summary(tool | dict(unreadable=numbers["unreadable"]), play, swap)
-
-# %% ../../nbs/51_driveagent/58_evaluation.ipynb #3917dab9
-def _of_plays(part, result, plays):
-    "All modes and pictures of a policy."
-    main = "adaptive" if "adaptive" in result[plays[0]] else "text"
-    # the mode that tables compare has no swap; the forced ones have
-    swap_of = {main: ""} | {m: s for m, s in dict(text=TEXT, tool=TOOLS).items() if m != main}
-    for play in plays:
-        msa = result[play].get("msa", {})
-        for mode, swap in swap_of.items():
-            if mode in result[play]:
-                part.add_summary(_numbers(result[play][mode]) | (msa if mode == main else {}), play, swap)
-        if "scene_need" in result[play].get("adaptive", {}):  # an older run has not noted it
-            _of_looks(part, play, result[play]["adaptive"])
-        if msa:
-            _of_choice(part, play, result[play])
-    reference = result[plays[0]][main]["sequence"]
-    for kind, swap in dict(grey=GREY, without=WITHOUT).items():
-        if kind in result:
-            # share of the score that is lost without the pictures
-            drop = dict(drop=1 - result[kind]["sequence"] / reference) if reference else {}
-            part.add_summary(_numbers(result[kind]) | drop, plays[0], swap)
-    for mode, seconds in result.get("latency", {}).items():
-        part.add_set(dict(seconds=seconds), plays[0], swap_of[mode])
-
-
-def results_of(result: dict[str, Any]) -> Results:
-    """The rows of a stage.
-
-    Args:
-        result: what the stage has measured
-
-    Returns:
-        Results: plays greedy and sampled with the swaps of this notebook; ATTENTION_PLAY with a swap for each setting,
-            QUESTIONS_PLAY with one for each of ASKED, POINTS_PLAY with one for each head
-    """
-    part = Results()
-    if plays := [p for p in ("greedy", "sampled") if p in result]:
-        _of_plays(part, result, plays)
-    for setting in ("text", "told", "roi"):
-        if setting in result:
-            part.add_summary(_numbers(result[setting]), ATTENTION_PLAY, setting)
-    for key, when in ASKED.items():
-        part.add_set(result.get(key, {}), QUESTIONS_PLAY, when)
-    for head, rows in result.get("heads", {}).items():
-        part.add_set({r["index"]: r for r in rows}, POINTS_PLAY, head)
-    part.add_set({k: result[k] for k in ("scenes", "of_scenes") if k in result})
-    return part
-
-
-def results_of_driver(numbers: dict[str, Any]) -> Results:
-    """The rows of a driver.
-
-    Args:
-        numbers: of its `score_actions`
-    """
-    part = Results()
-    part.add_summary(_numbers(numbers), DRIVER)
-    return part
+        for pictures, swap in dict(grey=GREY, none=WITHOUT).items():
+            add_unseen(results, first_play, swap, played(main, heat, pictures=pictures)[0])
+    if actions_file and first_process():
+        write_json(actions_file, words["actions"], indent=None)
+    return results
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #eb27f093
 def evaluate_real(
@@ -408,9 +396,11 @@ def evaluate_real(
     for name, scenes in key_frames(samples).items():
         for mode in ("text", "tool", "adaptive"):
             episodes = play(policy, scenes, task_for(profile, variant, mode), profile, seed)
-            s = summary(episodes, np.zeros(len(scenes), bool))
-            keep = ("n", "failed", "unreadable", "calls", "called", "errors", "images", "tool_rate")
-            results.setdefault(name, {})[mode] = {k: s[k] for k in keep} | dict(
-                actions=[None if e.failed else e.infos[-1].get("actions") for e in episodes]
+            measures, words = summary(episodes, np.zeros(len(scenes), bool))
+            keep = ("n", "failed", "unreadable", "calls", "images", "tool_rate")
+            results.setdefault(name, {})[mode] = {k: measures.numbers[k] for k in keep} | dict(
+                called=_counts(answered(episodes), "call"),
+                errors=_counts(answered(episodes), "error"),
+                actions=words["actions"],
             )
     return results

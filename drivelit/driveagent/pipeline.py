@@ -27,6 +27,13 @@ from ..data.rows import Rows, read_rows, write_rows
 from ..data.served import Journal, connect
 from . import formats, motion, questions, refine, thoughts, vqa_data, vqa_pairs
 from drivelit.driveagent.evaluation import (
+    AFTER,
+    AFTER_GREY,
+    ATTENTION_PLAY,
+    BEFORE,
+    POINTS_PLAY,
+    QUESTIONS_PLAY,
+    USUAL,
     Chosen,
     chosen_scenes,
     evaluate,
@@ -34,8 +41,6 @@ from drivelit.driveagent.evaluation import (
     play,
     read_need,
     read_weights,
-    results_of,
-    results_of_driver,
     score_actions,
     summary,
 )
@@ -51,10 +56,11 @@ from ..metrics.images import load_encoder
 from ..metrics.meta_actions import SPEEDS, TRAJECTORIES, encode
 from ..policy.engines import TransformersEngine
 from ..scene.core import Scene
-from ..training.checkpoints import first_process, save_final
+from ..training.checkpoints import save_final
 from ..runs.profiles import is_small, rl_options, sft_options
 from ..training.sft import train_sft
 from ..runs.plays import only_plays, profile_engine, save_served
+from ..runs.record import DRIVER, Measures, Results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -99,7 +105,7 @@ def labelled(scenes: Sequence[Scene]) -> Sequence[Scene]:
     return some_of(scenes, (i for i, s in enumerate(scenes) if label_scene(s)))
 
 
-def drivers(known: Sequence[Scene], heldout: Sequence[Scene], need: np.ndarray) -> dict[str, dict[str, Any]]:
+def drivers(known: Sequence[Scene], heldout: Sequence[Scene], need: np.ndarray) -> dict[str, Results]:
     """Who drives without a policy: those without eyes, and the expert.
 
     Args:
@@ -108,11 +114,12 @@ def drivers(known: Sequence[Scene], heldout: Sequence[Scene], need: np.ndarray) 
         need: (N,) bool: held-out scenes that need a look
 
     Returns:
-        dict: name -> `score_actions`, on the held-out scenes
+        dict: name -> `score_actions` in the play DRIVER, on the held-out scenes
     """
     truth, learnt = (encode([label_scene(s) for s in subset]) for subset in (heldout, known))
     answers = blind_answers(known, heldout) | {EXPERT: truth}
-    return {name: score_actions(a, truth, need, reward_weights(learnt)) for name, a in answers.items()}
+    weights = reward_weights(learnt)
+    return {name: Results().add(score_actions(a, truth, need, weights), DRIVER) for name, a in answers.items()}
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0888365d
 ALL = 10**9  # more scenes than a folder holds
@@ -212,7 +219,6 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     splits = {split: chosen_scenes(out, split) for split in splits}
     train, heldout = (labelled(splits[k]) for k in ("train", "heldout"))
     need = np.array([needs_look(s, size) for s in heldout], bool)
-    ends = drivers(train, heldout, need) if len(train) and len(heldout) else {}
     message = dict(
         train=len(splits["train"]),
         heldout=len(splits["heldout"]),
@@ -220,7 +226,7 @@ def run_scenes(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         reviewed=reviewed,
         need=float(need.mean()),
         scene_need=need.astype(int).tolist(),
-        measured={name: results_of_driver(d) for name, d in ends.items()},
+        measured=drivers(train, heldout, need) if len(train) and len(heldout) else {},
     )
     return message | (dict(left_out=excluded) if excluded else {})
 
@@ -516,8 +522,9 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     if not profile.align_steps and not profile.align_epochs:
         save_final(policy, folder)
         return dict(steps=0)
-    base_accuracy = vqa_data.vqa_accuracy(policy, test, engine=profile_engine(policy, profile))
-    baseline = dict(vqa_before=base_accuracy, vqa_usual=vqa_data.vqa_usual(rows, test))
+    base_accuracy, results = vqa_data.vqa_accuracy(policy, test, engine=profile_engine(policy, profile)), Results()
+    results.add(Measures(base_accuracy), QUESTIONS_PLAY, BEFORE)
+    results.add(Measures(vqa_data.vqa_usual(rows, test)), QUESTIONS_PLAY, USUAL)
     result = train_sft(
         policy,
         rows,
@@ -526,8 +533,9 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         **sft_options(profile, max_steps=profile.align_steps, num_train_epochs=profile.align_epochs),
     )
     engine = profile_engine(only_plays(policy, profile), profile)
-    after = {k: vqa_data.vqa_accuracy(policy, test, p, engine) for k, p in (("vqa", "own"), ("vqa_grey", "grey"))}
-    return result | dict(measured=results_of(baseline | after))
+    for pictures, when in dict(own=AFTER, grey=AFTER_GREY).items():
+        results.add(Measures(vqa_data.vqa_accuracy(policy, test, pictures, engine)), QUESTIONS_PLAY, when)
+    return result | dict(measured=results)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
 def tune(out: str | Path, profile: Profile, seed: int, variant: str, folder: str | Path, aligned: bool) -> Policy:
@@ -619,7 +627,7 @@ def run_given(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     labels = [label_scene(s) for s in labelled(chosen_scenes(out, "train"))]  # as stage `data` weighs them
     words = words_of(profile, set())
     policy = load_given(profile, seed, tuple(words["text"]), tuple(words["fixed"]))
-    return dict(measured=results_of(evaluate(policy, out, profile, seed, weights=reward_weights(encode(labels)))))
+    return dict(measured=evaluate(policy, out, profile, seed, weights=reward_weights(encode(labels))))
 
 
 def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -629,7 +637,7 @@ def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         dict: measured, of `evaluate` without grey pictures
     """
     policy = tune(out, profile, seed, "full", STAGES.folder(out, "sft", seed), profile.align_first)
-    return dict(measured=results_of(evaluate(only_plays(policy, profile), out, profile, seed, unseen=False)))
+    return dict(measured=evaluate(only_plays(policy, profile), out, profile, seed, unseen=False))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #28eeb823
 ACTIONS = "heldout_actions.json"  # of `ams`, in its folder
@@ -647,12 +655,10 @@ def run_rl(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str
     policy = load(trained(out, NEEDS[stage][0], seed), profile, seed)
     forced = stage.startswith("fcm")
     mode = "partition" if forced else "adaptive"
-    result = reinforce(policy, out, profile, seed, "full", mode, STAGES.folder(out, stage, seed), not forced)
-    evaluation = evaluate(only_plays(policy, profile), out, profile, seed, unseen=stage == "ams")
-    if stage == "ams" and first_process():
-        heldout_actions = evaluation[next(iter(profile.plays))]["adaptive"]["scene_actions"]
-        write_json(STAGES.folder(out, stage, seed) / ACTIONS, heldout_actions, indent=None)
-    return result | dict(measured=results_of(evaluation))
+    stage_folder, is_last = STAGES.folder(out, stage, seed), stage == "ams"
+    result = reinforce(policy, out, profile, seed, "full", mode, stage_folder, not forced)
+    options = dict(unseen=is_last, actions_file=stage_folder / ACTIONS if is_last else None)
+    return result | dict(measured=evaluate(only_plays(policy, profile), out, profile, seed, **options))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #e5efa079
 def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -686,7 +692,7 @@ def run_variant(stage: str, out: str | Path, profile: Profile, seed: int) -> dic
         policy = result if k == 0 else policy
         (stage_folder / steps[k][0] / "done").touch()
     policy = only_plays(policy, profile) if policy else load_to_play(stage_folder / "rl" / "final", profile, seed)
-    return dict(measured=results_of(evaluate(policy, out, profile, seed, variant)))
+    return dict(measured=evaluate(policy, out, profile, seed, variant))
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #ab62ff24
 HEADS = (  # name, whose actions, what the head looks at
@@ -719,22 +725,23 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         tables[name] = motion.evaluate_head(head, head_inputs["heldout"], splits["heldout"])
         if name == "the policy's actions":
             motion.save_head(head, STAGES.folder(out, "motion", seed) / "head")
-
-    def count(of):
-        return {k: len(v) for k, v in of.items()}
-
-    heads = {n: t.reset_index().to_dict("records") for n, t in tables.items()}
-    return dict(measured=results_of(dict(heads=heads, scenes=count(splits), of_scenes=count(all_scenes))))
+    counts = {f"scenes_{k}": len(v) for k, v in splits.items()}
+    results = Results().add(Measures(counts | {f"of_scenes_{k}": len(v) for k, v in all_scenes.items()}))
+    for name, table in tables.items():
+        points = {f"{m}_{c}": v for m, row in table.to_dict("index").items() for c, v in row.items()}
+        results.add(Measures(points), POINTS_PLAY, name)
+    return dict(measured=results)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3f6a1507
 def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     "Stage `attention`: DriveAgent-R1 in text, told where to look, and with RoI Inspection alone (A.13.1)."
     policy, (_, heat) = load_to_play(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
-    need, weights, results = read_need(out), read_weights(out), {}
+    need, weights, results = read_need(out), read_weights(out), Results()
     for name, task in attention_tasks(profile).items():
-        results[name] = summary(play(policy, heldout, task, profile, seed, temperature=heat), need, weights)
-    return dict(measured=results_of(results))
+        measures, _ = summary(play(policy, heldout, task, profile, seed, temperature=heat), need, weights)
+        results.add(measures, ATTENTION_PLAY, name)
+    return dict(measured=results)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
 FUNCTIONS = dict(scenes=run_scenes, align=run_align, sft=run_sft, motion=run_motion, attention=run_attention)

@@ -19,8 +19,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import ASKED, ATTENTION_PLAY, ELSEWHERE, GREY, NEEDED, NEVER, POINTS_PLAY
-from .evaluation import QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, WITHOUT
+from .evaluation import AFTER, AFTER_GREY, ATTENTION_PLAY, BEFORE, ELSEWHERE, GREY, NEEDED, NEVER
+from .evaluation import POINTS_PLAY, QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, USUAL, WITHOUT
 from .pipeline import EXPERT, STAGES
 from .profile import TRAINED
 from ..runs.record import SAME, Claim, Column, Condition, Metric, Record, Study
@@ -217,14 +217,15 @@ table8 = TableSpec(
 # %% ../../nbs/51_driveagent/64_report.ipynb #c4e2f9a4
 def table9(results: Record) -> pd.DataFrame | str:
     "Share of right VQA answers before and after alignment, with grey pictures and the most frequent answer."
-    rows = results.sets[(results.sets.play == QUESTIONS_PLAY) & (results.sets.swap == ASKED["vqa"])]
+    rows = results.sets[(results.sets.play == QUESTIONS_PLAY) & (results.sets.swap == AFTER)]
     if not len(rows):
         return "not run"
 
     def of(when, k):
         return number_cell(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
 
-    return framed([dict(category=k) | {w: of(w, k) for w in ASKED.values()} for k in dict.fromkeys(rows.name)])
+    asked = (BEFORE, AFTER, AFTER_GREY, USUAL)
+    return framed([dict(category=k) | {w: of(w, k) for w in asked} for k in dict.fromkeys(rows.name)])
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #fc0d5261
 SETTINGS = dict(text="text mode", told="text mode, told where to look", roi="looking by RoI Inspection")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['cv2', 'LIDAR_AHEAD', 'STEPS', 'SIDE', 'CELL', 'CELLS', 'EGO_ROWS', 'EGO_COLUMNS', 'PROTOCOLS', 'to_lidar', 'draw',
-           'obstacles', 'box_hits', 'point_hits', 'collisions', 'errors', 'table', 'protocols']
+           'obstacles', 'box_hits', 'point_hits', 'collisions', 'errors', 'table', 'protocols', 'protocol_numbers']
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #61d4f8c0
 from collections.abc import Callable, Sequence
@@ -279,3 +279,17 @@ def protocols(e: dict[str, np.ndarray]) -> dict[str, dict[str, list[float] | Non
     l2 = {k: take(f"L2 m, {name} ({'mean up to' if k == 'stp3' else 'at'})", 1) for k, name in PROTOCOLS.items()}
     hits = {k: take(f"collision %, {name}", 100) for k, name in PROTOCOLS.items()} if "hit_vad" in e else {}
     return dict(l2=l2, hits=hits)
+
+
+def protocol_numbers(e: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """The numbers of `protocols`, each by a name.
+
+    Args:
+        e: of `errors`
+
+    Returns:
+        dict: l2_stp3_0 (at 1 s) to l2_stp3_3 (the mean), l2_uniad_0, ..., hits_stp3_0, ... -> metres and shares;
+        l2_stp3 is None, and so on, without a readable plan
+    """
+    lists = {f"{kind}_{key}": values for kind, of in protocols(e).items() for key, values in of.items()}
+    return {f"{name}_{k}" if v else name: x for name, v in lists.items() for k, x in enumerate(v or [None])}

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['DRIVERS', 'EXPERT', 'PLAYS', 'KNOWS', 'BLIND', 'SWAPS', 'expert_words', 'always', 'without_policy', 'summed',
-           'evaluate', 'player_of', 'on_simulators', 'blind_on_simulators', 'difference', 'open_loop', 'results_of',
-           'results_of_driver']
+           'evaluate', 'player_of', 'on_simulators', 'blind_on_simulators', 'difference', 'open_loop']
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #fab9dfbb
 import json
@@ -42,7 +41,6 @@ from ..rollout.carla import NoSimulator
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_idm
 from ..scene.core import Scene
 from ..scene.routes import Route
-from ..runs.record import DRIVER, Results
 from ..scene.files import write_json
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #df367ba0
@@ -308,41 +306,3 @@ def open_loop(experts: Experts, known: Lessons, batch_size: int = 64) -> dict[st
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #d3ed6bef
 SWAPS = dict(greedy=("greedy", ""), sampled=("sampled", ""), grey=("greedy", "grey"), ruled=("greedy", "words by rule"))
-
-
-def results_of(evaluation: dict[str, Any], log: Sequence[dict] = ()) -> Results:
-    """The rows of an arm.
-
-    Args:
-        evaluation: as `judged` of the pipeline, and `rounds` as its `by_round`
-        log: of reinforcement, a dict for each round
-
-    Returns:
-        Results: score (0 to 100) and success (0 or 1) of each route; plays of SWAPS, "rounds", "log", "open_loop"
-    """
-    part = Results()
-    for way in (p for p in PLAYS if p in evaluation):
-        _add(part, evaluation[way], *SWAPS[way])
-    for k, numbers in evaluation.get("rounds", {}).items():
-        _add(part, numbers, "rounds", "", int(k))
-    for k, row in enumerate(log, 1):
-        part.add_set(row, "log", turn=k)
-    part.add_set(evaluation["open_loop"], "open_loop")
-    return part
-
-
-def _add(part, numbers, *place):
-    "The record has shares, and `scored` percent."
-    share = None if numbers["success"] is None else numbers["success"] / 100
-    part.add_summary(numbers | dict(score=numbers["driving_score"], success=share), *place)
-
-
-def results_of_driver(numbers: dict[str, Any]) -> Results:
-    """The rows of a driver.
-
-    Args:
-        numbers: of who drives without a policy, as `scored`
-    """
-    part = Results()
-    _add(part, numbers, DRIVER)
-    return part

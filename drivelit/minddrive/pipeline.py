@@ -26,12 +26,11 @@ from ..metrics.closed_loop import composed, efficiency, success
 from drivelit.minddrive.evaluation import (
     KNOWS,
     PLAYS,
+    SWAPS,
     blind_on_simulators,
     evaluate,
     on_simulators,
     open_loop,
-    results_of,
-    results_of_driver,
     without_policy,
 )
 from . import released
@@ -47,6 +46,7 @@ from ..scene.routes import Route
 from ..scene.town_routes import PART, ROUTE_FAMILIES, routes
 from ..scene.weights import seal
 from ..runs.evaluate import load_given, one_sentence
+from ..runs.record import DRIVER, Measures, Results
 from ..scene.files import RunError, write_json
 from ..runs.profiles import sft_options
 from ..training.settings import in_epochs
@@ -69,15 +69,15 @@ def make_routes(profile: MindDriveProfile) -> dict[str, Sequence[Scene]]:
     return dict(zip(("train", "heldout"), splits, strict=True))
 
 
-def scored(records: Sequence[dict]) -> dict[str, Any]:
-    """Bench2Drive's numbers of drives, and those of single drives.
+def scored(records: Sequence[dict]) -> Measures:
+    """Bench2Drive's numbers of drives.
 
     Args:
         records: of `evaluate` or `without_policy`
 
     Returns:
-        dict: driving_score (0 to 100), success, efficiency, comfort (percent; None without a value); scene_score
-            (0 to 100) and scene_success (0 or 1) of each drive
+        Measures: driving_score and score (0 to 100), success (a share), efficiency, comfort (percent); None without a
+            value; scenes: score (0 to 100) and success (0 or 1) of each drive
     """
 
     def mean(v):
@@ -85,9 +85,9 @@ def scored(records: Sequence[dict]) -> dict[str, Any]:
 
     comfort = [100 * r["comfort"] for r in records if r["comfort"] == r["comfort"]]  # NaN: over before it began
     scores, won = [composed(r) for r in records], [int(success(r)) for r in records]
-    means = dict(driving_score=mean(scores), success=mean([100 * w for w in won]))
-    means |= dict(efficiency=mean([e for r in records if (e := efficiency(r)) is not None]), comfort=mean(comfort))
-    return means | dict(scene_score=scores, scene_success=won)
+    means = dict(driving_score=mean(scores), score=mean(scores), success=mean(won), comfort=mean(comfort))
+    means |= dict(efficiency=mean([e for r in records if (e := efficiency(r)) is not None]))
+    return Measures(means, dict(score=scores, success=won))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #split9
 def roads(out: str | Path, profile: MindDriveProfile, split: str) -> Sequence[Scene | Route]:
@@ -137,7 +137,7 @@ def run_scenes(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[st
     of_drivers, left_out = _without_policy(out, profile, judge)
     result = dict(train=len(splits["train"]), heldout=len(judge), families=[s.family for s in judge], left_out=left_out)
     result |= dict(lacking=excluded) if excluded else {}
-    return result | dict(measured={name: results_of_driver(scored(r)) for name, r in of_drivers.items()})
+    return result | dict(measured={name: Results().add(scored(r), DRIVER) for name, r in of_drivers.items()})
 
 
 def check_scene(profile: MindDriveProfile, scene: Scene, split: str) -> None:
@@ -253,7 +253,7 @@ def driven(
 
 def judged(
     experts: Experts, stage: str, out: str | Path, profile: MindDriveProfile, seed: int, weights: str | Path = ""
-) -> dict[str, Any]:
+) -> Results:
     """Everything that is measured of a policy.
 
     Args:
@@ -261,23 +261,25 @@ def judged(
         weights: folder of the experts, for collectors; "": that of the stage
 
     Returns:
-        dict: a key of PLAYS -> `scored`, ends, said, unreadable (share of decisions), decisions; and open_loop.
-            What the decoder is worth (ruled) is asked of `il` and `rl`
+        Results: each of PLAYS at its place in SWAPS: `scored`, ends, said, unreadable (share of decisions), reasons,
+            decisions; and "open_loop". What the decoder is worth (ruled) is asked of `il` and `rl`
     """
-    eval_dir, scenes, results = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), {}
+    eval_dir, scenes, results = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), Results()
     for play in (p for p in PLAYS if p != "ruled" or stage not in OPTIONAL):
         weights_path = weights or STAGES.trained(out, stage, seed)
         result = driven(experts, scenes, profile, seed, play, eval_dir / f"{play}.json", weights_path)
-        records = result.pop("_checkpoint")["records"]
+        records, reasons = result["_checkpoint"]["records"], result["unreadable"]
         n = sum(r["decisions"] for r in records)
-        lost = sum(result["unreadable"].values()) / max(n, 1)
-        results[play] = result | scored(records) | dict(unreadable=lost, reasons=result["unreadable"], decisions=n)
+        measures = scored(records) | Measures(dict(unreadable=sum(reasons.values()) / max(n, 1), decisions=n))
+        for name, counts in dict(ends=result["ends"], said=result["said"], reasons=reasons).items():
+            measures |= Measures(counts).named(name)
+        results.add(measures, *SWAPS[play])
 
     def asked() -> dict:
         rows = read_rows(STAGES.folder(out, "data") / "heldout.parquet")
         return open_loop(experts, lessons(experts, rows), profile.max_num_seqs)
 
-    return results | dict(open_loop=_kept(eval_dir / "open_loop.json", asked))
+    return results.add(Measures(_kept(eval_dir / "open_loop.json", asked)), "open_loop")
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #dd3550b0
 def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
@@ -340,7 +342,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     tail = log[-max(len(log) // 10, 1) :]
     loss = {k: float(np.mean([row[k] for row in tail])) for k in tail[0]}
     outcome = dict(steps=len(log), rows=len(learnt.plans), asked=len(learnt.asked), loss=loss)
-    return outcome | dict(measured=results_of(judged(experts, stage, out, profile, seed)))
+    return outcome | dict(measured=judged(experts, stage, out, profile, seed))
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #a264350d
 def open_trained(final: str | Path, profile: MindDriveProfile, seed: int = 0) -> Policy | Bundle:
@@ -377,7 +379,7 @@ def chosen(scenes: Sequence[Scene | Route], n: int, seed: int, twice: tuple[str,
     return [scenes[k] for k in sorted(place, key=place.get)[:n]]
 
 
-def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, dict[str, Any]]:
+def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[int, Measures]:
     "How the policy drove after each round, on the first held-out routes; round 0 is imitation."
     stage_dir, scenes = STAGES.folder(out, stage, seed), roads(out, profile, "heldout")[: profile.eval_rounds]
 
@@ -393,8 +395,17 @@ def by_round(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) 
             experts = load_experts(weights, **where(profile)).eval()
             driven(experts, scenes, profile, seed, "greedy", path, weights)
         records = json.loads(path.read_text())["_checkpoint"]["records"]
-        results[str(k)] = scored(records[: len(scenes)])
+        results[k] = scored(records[: len(scenes)])
     return results
+
+
+def _said(row):
+    "What a round of reinforcement said, in numbers: counts have the name of their table before them."
+    measures = Measures({k: v for k, v in row.items() if not isinstance(v, str | dict)})
+    for name, counts in row.items():
+        if isinstance(counts, dict):
+            measures |= Measures(counts).named(name)
+    return measures
 
 
 def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str, Any]:
@@ -417,8 +428,12 @@ def run_rl(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     experts, log = reinforce(begin, stage_dir / "rounds", scenes, profile, seed, budget)
     seal(save_experts(experts, STAGES.trained(out, stage, seed)))
     outcome = dict(log=log, simulated=sum(row["steps"] for row in log))
-    evaluation = judged(experts, stage, out, profile, seed) | dict(rounds=by_round(stage, out, profile, seed))
-    return outcome | dict(measured=results_of(evaluation, log))
+    measured = judged(experts, stage, out, profile, seed)
+    for k, measures in by_round(stage, out, profile, seed).items():
+        measured.add(measures, "rounds", turn=k)
+    for k, row in enumerate(log, 1):
+        measured.add(_said(row), "log", turn=k)
+    return outcome | dict(measured=measured)
 
 # %% ../../nbs/54_minddrive/60_pipeline.ipynb #bd349787
 TAKES = ("experts", "checkpoint")  # what `python -m drivelit evaluate` opens
@@ -454,7 +469,7 @@ def run_given(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str
         RunError: they cannot be opened
     """
     experts = load_given(profile, seed, opens=lambda name: load_experts(name, **where(profile)).eval())
-    return dict(measured=results_of(judged(experts, "given", out, profile, seed, profile.model)))
+    return dict(measured=judged(experts, "given", out, profile, seed, profile.model))
 
 
 FUNCTIONS = dict(

@@ -18,6 +18,7 @@ from scipy.signal import correlate
 
 from ..metrics.images import Moments, frechet
 from ..policy.codec import CodecError, check_codes, pixels
+from ..runs.record import Measures
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene, remembered, to_rgb
 
@@ -235,7 +236,7 @@ def _checked(dreams, codec):
 
 
 def _listed(v):
-    "Values of scenes for JSON."
+    "Values of scenes, None for NaN."
     return [None if np.isnan(x) else round(float(x), 4) for x in v]
 
 
@@ -247,8 +248,15 @@ def summary_of_dreams(
     encoder: Callable[[list], ArrayLike] | None = None,
     others: Sequence[Scene] = (),
     inception: Callable[[list], ArrayLike] | None = None,
-) -> dict[str, Any]:
-    "What a policy's dreams show, beside the copied present and the codec's floor; None where no average."
+) -> Measures:
+    """What a policy's dreams show, beside the copied present and the codec's floor; None where no average.
+
+    Returns:
+        numbers: n, unreadable (share), seconds; right_all, right_changed, right_copied and right_changes (shares of
+            codes); road_user_dream_n and so on, of `told`; psnr_dream (decibels); frechet_dream, fid_dream (squared);
+            these of copied and floor, too; psnr_dream_to_floor, psnr_copied_to_floor. Without a network or two dreams
+            frechet and fid alone, None. Scenes: right_changed (share), close (1 or 0)
+    """
     if len(scenes) != len(dreams) or not len(scenes):
         raise ValueError(f"{len(scenes)} scenes and {len(dreams)} dreams: expected as many, and at least one")
     size, dreams = codec.size, _checked(dreams, codec)
@@ -267,32 +275,26 @@ def summary_of_dreams(
     errors = {name: mover_errors(movers, pictures) for name, pictures in rendered.items()}
     close = np.full(len(scenes), np.nan)
     close[read] = np.where(np.isnan(errors["dream"]), np.nan, errors["dream"] <= CLOSE)
-    levels = {name: _level(picture_psnr(pictures, aims, size)) for name, pictures in rendered.items()}
-    levels |= {f"{k}_to_floor": _level(picture_psnr(rendered[k], rendered["floor"], size)) for k in ("dream", "copied")}
+    levels = {name: picture_psnr(pictures, aims, size) for name, pictures in rendered.items()}
+    levels |= {f"{k}_to_floor": picture_psnr(rendered[k], rendered["floor"], size) for k in ("dream", "copied")}
     if others:
         rendered["others"] = [next_image(s, "CAM_FRONT", size, seconds) for s in others[: len(read)]]
 
-    def apart(network):
-        return (
-            None
-            if network is None or len(read) < 2
-            else {k: round(v, 4) for k, v in frechet_table(network, aims, rendered).items()}
-        )
+    def apart(name, network):
+        if network is None or len(read) < 2:
+            return {name: None}
+        return {f"{name}_{k}": round(v, 4) for k, v in frechet_table(network, aims, rendered).items()}
 
-    return dict(
+    numbers = dict(
         n=len(scenes),
         unreadable=accuracy["unreadable"] / len(scenes),
         seconds=seconds,
-        right=dict(
-            all=_number(accuracy["all"]),
-            changed=_number(accuracy["changed"]),
-            copied=_number(accuracy["copied_all"][read]),
-            changes=_number(accuracy["changes"][read]),
-        ),
-        scene_right_changed=_listed(accuracy["changed"]),
-        scene_close=_listed(close),
-        road_user={name: told(e) for name, e in errors.items()},
-        psnr=levels,
-        frechet=apart(encoder),
-        fid=apart(inception),
+        right_all=_number(accuracy["all"]),
+        right_changed=_number(accuracy["changed"]),
+        right_copied=_number(accuracy["copied_all"][read]),
+        right_changes=_number(accuracy["changes"][read]),
     )
+    numbers |= {f"road_user_{name}_{k}": v for name, e in errors.items() for k, v in told(e).items()}
+    numbers |= {f"psnr_{name}": _level(decibels) for name, decibels in levels.items()}
+    numbers |= apart("frechet", encoder) | apart("fid", inception)
+    return Measures(numbers, dict(right_changed=_listed(accuracy["changed"]), close=_listed(close)))

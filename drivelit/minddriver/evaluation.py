@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOGETHER', 'BY_SPEED', 'USUAL', 'SWAPS', 'carried_on', 'judged', 'drivers', 'engine_for', 'engine_of', 'task_for',
-           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'results_of', 'results_of_driver',
-           'planner', 'evaluate_real']
+           'play', 'openings_of', 'summary_of_thoughts', 'summary', 'evaluate', 'planner', 'evaluate_real']
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0002
 import os
@@ -19,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from ..metrics.blind import STANDING, best_blind, blind_plans, by_speed, name_of, WAYS
-from ..metrics.open_loop import errors, obstacles, protocols, to_lidar
+from ..metrics.open_loop import errors, obstacles, protocol_numbers, to_lidar
 from ..metrics.pdm import prepare, score_scenes
 from .decisions import PLAN, TOWN, Cuts, Horizon, decide, decision_of, measure
 from .dreams import picture_psnr, summary_of_dreams
@@ -41,7 +40,7 @@ from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene
 from ..scene.sources import key_frames
-from ..runs.record import DRIVER, Results
+from ..runs.record import DRIVER, Measures, Results
 from ..runs.plays import play_in_parts, profile_engine
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0005
@@ -74,7 +73,7 @@ def judged(
     collisions: bool = True,
     pdms: bool = True,
     horizon: Horizon = PLAN,
-) -> dict[str, Any]:
+) -> Measures:
     """Table 1 and PDMS.
 
     Args:
@@ -84,9 +83,10 @@ def judged(
         pdms: score by PDMS, too
 
     Returns:
-        dict: n; unreadable (share); l2 and hits by protocol: stp3 and uniad, each 1 s, 2 s, 3 s and their mean (metres,
-            shares; None without a readable plan; no protocols for another horizon than PLAN); ade (metres) and, if
-            asked for, pdms, means over readable plans; scene_ade and scene_pdms, None where there is no plan
+        numbers: n; unreadable (share); l2_stp3_0 to l2_stp3_3 (1 s, 2 s, 3 s and their mean, metres), likewise
+            l2_uniad, hits_stp3 and hits_uniad (shares), these names alone, None, without a readable plan, none of them
+            for another horizon than PLAN; ade (metres) and, if asked for, pdms, means over readable plans. Scenes: ade
+            and pdms, None where there is no plan
     """
     batches, scores = [], dict(ade=[]) | (dict(pdms=[]) if pdms else {})
     for k in range(0, len(scenes), TOGETHER):
@@ -101,14 +101,14 @@ def judged(
         if pdms:
             scores["pdms"] += _pdms(chunk, batch_plans)
     plan_errors = {k: np.concatenate([p[k] for p in batches]) for k in batches[0]} if batches else {}
-    table = protocols(plan_errors) if batches else dict(l2={}, hits={})
+    table = protocol_numbers(plan_errors) if batches else {}
     readable = [i for i, p in enumerate(plans) if p is not None]
 
     def mean(v):
         return float(np.mean([x for x in v if x is not None])) if readable else None
 
-    means, single = {k: mean(v) for k, v in scores.items()}, {f"scene_{k}": v for k, v in scores.items()}
-    return dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes), **table, **means) | single
+    means = {k: mean(v) for k, v in scores.items()}
+    return Measures(dict(n=len(scenes), unreadable=1 - len(readable) / len(scenes)) | table | means, scores)
 
 
 def _errors(scenes, plans, truth, collisions):
@@ -166,7 +166,7 @@ def _usual(scenes, known, cuts):
 
 def drivers(
     scenes: Sequence[Scene], known: Sequence[Scene] = (), cuts: Cuts = TOWN, pdms: bool = True
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Results]:
     """Who drives without a policy.
 
     Args:
@@ -177,8 +177,8 @@ def drivers(
         pdms: score by PDMS, too
 
     Returns:
-        dict: name -> `judged`; the learnt ones have ade or pdms alone, with their scenes' values; USUAL has no plan
-            and is right in a share of decisions, in thoughts
+        dict: name -> rows of `judged`; the learnt ones have ade or pdms alone; USUAL has no plan, but thoughts_right (a
+            share of decisions) and, of scenes, thoughts_decided (1 or 0)
     """
     same, blind = name_of(WAYS[0], 0.0), [blind_plans(s) for s in scenes]
     horizon = cuts.horizon
@@ -189,14 +189,14 @@ def drivers(
     names = {same: "constant velocity", STANDING: STANDING}
     names |= {n: n for n in (best_blind(v) for v in scores.values()) if n not in names}  # the best by each score
     plans |= {label: [horizon.pick(p[name])[:, :2] for p in blind] for name, label in names.items()}
-    results = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
+    measures = {name: judged(scenes, p, pdms=pdms, horizon=horizon) for name, p in plans.items()}
     for k, (score_fn, sign) in kinds.items() if known else ():
         v = sign * by_speed(known, score_fn(known, horizon), scenes, scores[k])
-        results[f"{BY_SPEED}, by {k}"] = {k: float(v.mean()), f"scene_{k}": [round(float(x), 4) for x in v]}
+        measures[f"{BY_SPEED}, by {k}"] = Measures({k: float(v.mean())}, {k: [round(float(x), 4) for x in v]})
     if known:
         correct = _usual(scenes, known, cuts)
-        results[USUAL] = dict(thoughts=dict(right=float(np.mean(correct)), scene_decided=correct))
-    return results
+        measures[USUAL] = Measures(dict(right=float(np.mean(correct))), dict(decided=correct)).named("thoughts")
+    return {name: Results().add(m, DRIVER) for name, m in measures.items()}
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
 def engine_for(policy: Policy, codec: Any, batch_size: int = 256, memory: float | None = None) -> TransformersEngine:
@@ -323,8 +323,13 @@ def openings_of(
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #325cb8c6
 def summary_of_thoughts(
     scenes: Sequence[Scene], thoughts: Sequence[str | None], points: Sequence[np.ndarray | None], cuts: Cuts = TOWN
-) -> dict[str, Any]:
-    "What thoughts state of their scenes: whole, sound, right as shares of all; follows, of those with a plan."
+) -> Measures:
+    """What thoughts state of their scenes.
+
+    Returns:
+        numbers: whole, sound, right, direction and speed (shares of all); follows (share of those with a decision and a
+            plan, None if there are none); different (count). Scenes: decided (1: rightly, 0)
+    """
     targets = [(decision_of(s, cuts), float(np.hypot(*s.ego.velocity))) for s in scenes]
     true, paces = [d for d, _ in targets], [v for _, v in targets]
     read = [read_thought(t) for t in thoughts]
@@ -342,7 +347,7 @@ def summary_of_thoughts(
     # whether the words and the plan are one decision, where both can be read
     agrees = [d == w for d, w in zip(decisions, driven, strict=True) if d is not None and w is not None]
     correct = [int(d == t) for d, t in zip(decisions, true, strict=True)]
-    return dict(
+    numbers = dict(
         whole=float(np.mean([not r.missing for r in read])),
         sound=float(np.mean([t is not None and not logic_errors(t) for t in thoughts])),
         right=float(np.mean(correct)),
@@ -350,8 +355,8 @@ def summary_of_thoughts(
         speed=part(1),
         follows=float(np.mean(agrees)) if agrees else None,
         different=len({t for t in thoughts if t is not None}),
-        scene_decided=correct,
     )
+    return Measures(numbers, dict(decided=correct))
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0011
 def summary(
@@ -364,7 +369,7 @@ def summary(
     cuts: Cuts = TOWN,
     inception: Any = None,
     pdms: bool = True,
-) -> dict[str, Any]:
+) -> Measures:
     """The tables' numbers of one way of playing. A refused conversation is counted and is in no other number.
 
     Args:
@@ -377,48 +382,47 @@ def summary(
         pdms: score by PDMS, too
 
     Returns:
-        dict: that of `judged`, scenes without an answer as None; failed (share); format (share of answers whose every
-            span is right); reasons (span -> share of answers in which it is not); dreams, of `summary_of_dreams`;
-            thoughts, of `summary_of_thoughts`
+        those of `judged`, of `summary_of_dreams` named dreams, of `summary_of_thoughts` named thoughts, None for scenes
+        without an answer; numbers: failed (share), format (share of answers whose every span is right), reasons_answer
+        and so on (share of answers in which this span is not)
 
     Raises:
         EngineError: all conversations were refused
     """
     answered(episodes)
-    not_failed = [not e.failed for e in episodes]
-    info = [e.infos[0] if ok else None for e, ok in zip(episodes, not_failed, strict=True)]
-    succeeded = [i for i, ok in enumerate(not_failed) if ok]
-    numbers = judged(subset(scenes, succeeded), [info[i]["points"] for i in succeeded], pdms=pdms, horizon=cuts.horizon)
-    for name in numbers.keys() & {"scene_ade", "scene_pdms"}:  # a place for each scene, whoever was refused
-        values = dict(zip(succeeded, numbers[name], strict=True))
-        numbers[name] = [values.get(i) for i in range(len(scenes))]
-    reasons = [info[i]["reasons"] for i in succeeded]
-    reason_names = sorted({k for r in reasons for k in r})
-    numbers |= dict(
-        n=len(scenes),
-        failed=1 - len(succeeded) / len(scenes),
-        format=float(np.mean([not r for r in reasons])),
-        reasons={k: float(np.mean([k in r for r in reasons])) for k in reason_names},
-    )
+    answered_scenes, info = _answers(episodes, scenes)
+    measures = judged(answered_scenes, [i["points"] for i in info], pdms=pdms, horizon=cuts.horizon)
     if "dream" in spans_of(form):
-        dreams = [info[i]["dream"] for i in succeeded]
-        numbers["dreams"] = summary_of_dreams(
-            subset(scenes, succeeded), dreams, codec, seconds, encoder, inception=inception
+        dreams = [i["dream"] for i in info]
+        measures |= summary_of_dreams(answered_scenes, dreams, codec, seconds, encoder, inception=inception).named(
+            "dreams"
         )
     if "think" in spans_of(form):
-        numbers["thoughts"] = _thoughts(episodes, scenes, cuts)
-    return numbers
-
-
-def _thoughts(episodes, scenes, cuts):
-    "`summary_of_thoughts` of episodes, with a place for each scene."
-    succeeded = [i for i, e in enumerate(episodes) if not e.failed]
-    info = [episodes[i].infos[0] for i in succeeded]
-    numbers = summary_of_thoughts(
-        subset(scenes, succeeded), [i["think"] for i in info], [i["points"] for i in info], cuts
+        measures |= _thoughts(answered_scenes, info, cuts)
+    reasons = [i["reasons"] for i in info]
+    numbers = dict(
+        n=len(scenes), failed=1 - len(answered_scenes) / len(scenes), format=float(np.mean([not r for r in reasons]))
     )
-    decided = dict(zip(succeeded, numbers["scene_decided"], strict=True))
-    return numbers | dict(scene_decided=[decided.get(i) for i in range(len(scenes))])
+    faults = {k: float(np.mean([k in r for r in reasons])) for k in sorted({k for r in reasons for k in r})}
+    return _placed(measures, episodes) | Measures(numbers) | Measures(faults).named("reasons")
+
+
+def _answers(episodes, scenes):
+    "Scenes and infos of the episodes that were not refused."
+    succeeded = [i for i, e in enumerate(episodes) if not e.failed]
+    return subset(scenes, succeeded), [episodes[i].infos[0] for i in succeeded]
+
+
+def _placed(measures, episodes):
+    "Measures of those that were not refused, with a place for each scene."
+    values = {k: iter(v) for k, v in measures.scenes.items()}
+    placed = {k: [None if e.failed else next(v) for e in episodes] for k, v in values.items()}
+    return Measures(measures.numbers, placed)
+
+
+def _thoughts(scenes, info, cuts):
+    "`summary_of_thoughts` of answers."
+    return summary_of_thoughts(scenes, [i["think"] for i in info], [i["points"] for i in info], cuts).named("thoughts")
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e0012
 def evaluate(
@@ -433,7 +437,7 @@ def evaluate(
     cuts: Cuts = TOWN,
     inception: Any = None,
     **asked: Any,
-) -> dict[str, Any]:
+) -> Results:
     """Drive held-out scenes.
 
     Args:
@@ -447,29 +451,30 @@ def evaluate(
         **asked: form, seconds, ego_state of `task_for`
 
     Returns:
-        dict: "greedy", "sampled" -> `summary`; "grey"; "swaps": how -> n, ade, pdms, unreadable, scene_ade, scene_pdms
+        rows of `summary` for each play; with the swap "grey" of `judged` and thoughts; with the swaps "own dream" and
+        so on n, unreadable, ade and pdms
     """
     task = task_for(profile, codec, **asked)
     cuts = replace(cuts, horizon=task.horizon)
-    results, first_play = {}, None
+    results, first_play = Results(), None
     for play_name, temperature in profile.plays.items():
         episodes = play(policy, scenes, task, profile, temperature, seed)
         # Fréchet distances are for the first play alone, which the tables compare
         judges = (encoder, inception) if first_play is None else (None, None)
-        results[play_name] = summary(
-            episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms
-        )
+        measures = summary(episodes, scenes, codec, task.form, task.seconds, judges[0], cuts, judges[1], profile.pdms)
+        results.add(measures, play_name)
         first_play = first_play or episodes
     if grey:
-        temperature = next(iter(profile.plays.values()))
+        play_name, temperature = next(iter(profile.plays.items()))
         blind = task_for(profile, codec, pictures="grey", **asked)
         episodes = play(policy, scenes, blind, profile, temperature, seed)
         plans = [None if e.failed else e.infos[0]["points"] for e in episodes]
-        results["grey"] = judged(scenes, plans, pdms=profile.pdms, horizon=task.horizon)
+        measures = judged(scenes, plans, pdms=profile.pdms, horizon=task.horizon)
         if "think" in spans_of(task.form):
-            results["grey"]["thoughts"] = _thoughts(episodes, scenes, cuts)
-    if swaps and "dream" in spans_of(task.form):
-        results["swaps"] = {h: _swapped(policy, scenes, profile, task, first_play, h) for h in SWAPS}
+            measures |= _placed(_thoughts(*_answers(episodes, scenes), cuts), episodes)
+        results.add(measures, play_name, "grey")
+    for swap in SWAPS if swaps and "dream" in spans_of(task.form) else ():
+        results.add(_swapped(policy, scenes, profile, task, first_play, swap), "greedy", f"{swap} dream")
     return results
 
 
@@ -478,47 +483,17 @@ def _swapped(policy, scenes, profile, task, episodes, swap):
     prefixes = openings_of(episodes, scenes, task.codec, swap, task.form, task.seconds)
     selected = subset(scenes, [i for i, name in enumerate(ids_of(scenes)) if name in prefixes])
     if not len(selected):
-        return dict(n=0)
+        return Measures(dict(n=0))
     task.openings = prefixes
     try:
         plans = {e.scene_id: e.infos[0]["points"] for e in play(policy, selected, task, profile) if not e.failed}
     finally:
         task.openings = {}
-    numbers = judged(
+    measures = judged(
         scenes, [plans.get(name) for name in ids_of(scenes)], collisions=False, pdms=profile.pdms, horizon=task.horizon
     )
-    keys = ("ade", "pdms", "unreadable", "scene_ade", "scene_pdms")
-    return dict(n=len(selected)) | {k: numbers[k] for k in keys if k in numbers}
-
-# %% ../../nbs/53_minddriver/55_evaluation.ipynb #e9aa8ce3
-def results_of(evaluation: dict[str, Any]) -> Results:
-    """The rows of an arm.
-
-    Args:
-        evaluation: what `evaluate` returns
-
-    Returns:
-        Results: swaps "grey", and of dreams as "own dream"
-    """
-    part, plays = Results(), [p for p in ("greedy", "sampled") if p in evaluation]
-    for p in plays:
-        part.add_summary(evaluation[p], p)
-    if "grey" in evaluation:
-        part.add_summary(evaluation["grey"], plays[0], "grey")
-    for swap, numbers in evaluation.get("swaps", {}).items():
-        part.add_summary(numbers, "greedy", f"{swap} dream")
-    return part
-
-
-def results_of_driver(numbers: dict[str, Any]) -> Results:
-    """The rows of a driver.
-
-    Args:
-        numbers: of one of `drivers`
-    """
-    part = Results()
-    part.add_summary(numbers, DRIVER)
-    return part
+    numbers = {k: v for k, v in measures.numbers.items() if k in ("ade", "pdms", "unreadable")}
+    return Measures(dict(n=len(selected)) | numbers, measures.scenes)
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #7db8c2d7
 def planner(

@@ -29,7 +29,7 @@ from ..data.shards import by_id, draw, ids_of, subset
 from ..metrics.images import embed_images, inception_features, inception_file, load_encoder
 from .annotation import STRATEGIES, annotate, helpers
 from .decisions import PLAN, TOWN, Cuts, Horizon, fit_cuts, measured_of
-from .evaluation import drivers, engine_for, evaluate, results_of, results_of_driver, task_for
+from .evaluation import drivers, engine_for, evaluate, task_for
 from .formats import TAGS, spans_of, write_answer
 from .profile import ARMS, GRAPH, MindDriverProfile, REINFORCED, VIEWS_AHEAD
 from .prompt import Inputs, question, state_text
@@ -46,6 +46,7 @@ from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
+from ..runs.record import Results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -96,10 +97,9 @@ def run_scenes(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[s
     splits, excluded = leave_out(out, profile, write_scenes(out, profile), partial(check_scene, profile))
     cuts = cuts_of(splits["train"], profile)
     learnt = splits["train"][:500]  # enough to know what is usual at a speed
-    ends = drivers(splits["heldout"], learnt, cuts, profile.pdms)
     counts = dict(train=len(splits["train"]), heldout=len(splits["heldout"]))
     counts |= dict(left_out=excluded) if excluded else {}
-    return counts | dict(measured={name: results_of_driver(d) for name, d in ends.items()})
+    return counts | dict(measured=drivers(splits["heldout"], learnt, cuts, profile.pdms))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #426e3661
 def distances(profile: MindDriverProfile) -> list[float]:
@@ -384,7 +384,7 @@ def inception_of(profile: MindDriverProfile) -> Any:
 SWAPPED = ("sft", "sft_image", "rft_plan")  # whose dreams are replaced: with and without a thought, and the last
 
 
-def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
+def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> Results:
     """Let a trained policy drive the held-out scenes, as the tables need it.
 
     Args:
@@ -392,7 +392,7 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         stage: one of TRAINED
 
     Returns:
-        dict: what `evaluate` returns; grey for the main line and the forms of table 4, other dreams for SWAPPED
+        what `evaluate` returns; grey for the main line and the forms of table 4, other dreams for SWAPPED
     """
     arm_options = {k: v for k, v in arm_of(stage).items() if k != "strategy"}
     with_grey = stage in REINFORCED or "form" in arm_options or stage == "sft"
@@ -426,8 +426,8 @@ def run_given(out: str | Path, profile: MindDriverProfile, seed: int) -> dict[st
         RunError: the model cannot be opened, or does not know the codes
     """
     policy = _knows_codes(load_given(profile, seed), profile, f"model = {profile.model!r}: the policy")
-    evaluation = examine(policy, "sft", out, profile, seed)  # the profile's form, all that is asked of the main line
-    return dict(measured=results_of(evaluation))
+    # the profile's form, all that is asked of the main line
+    return dict(measured=examine(policy, "sft", out, profile, seed))
 
 
 def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) -> dict[str, Any]:
@@ -449,7 +449,7 @@ def run_sft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         weights=profile.span_weights,
         **sft_options(profile),
     )
-    return result | dict(measured=results_of(examine(only_plays(policy, profile), stage, out, profile, seed)))
+    return result | dict(measured=examine(only_plays(policy, profile), stage, out, profile, seed))
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010011
 LANGUAGE = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"  # the vision encoder has no adapters
@@ -534,8 +534,8 @@ def run_rft(stage: str, out: str | Path, profile: MindDriverProfile, seed: int) 
         peft_config=adapters(policy, profile.lora_rank),
         **rl_options(profile) | dict(steps=steps[learnt]),
     )
-    evaluation = examine(only_plays(settle(policy, stage_dir), profile), stage, out, profile, seed)
-    return result | dict(measured=results_of(evaluation))
+    measured = examine(only_plays(settle(policy, stage_dir), profile), stage, out, profile, seed)
+    return result | dict(measured=measured)
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010016
 FUNCTIONS = dict(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_SPEED', 'FEEDBACK', 'SWAPS', 'OWN', 'carry', 'plan_length', 'summary', 'drivers', 'task_for', 'play', 'evaluate',
-           'results_of', 'results_of_driver', 'planner', 'evaluate_real']
+           'on_own', 'planner', 'evaluate_real']
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #113a39cb
 import os
@@ -28,7 +28,7 @@ from ..rollout.routes import Planner
 from ..scene import recorded
 from ..scene.core import Scene
 from ..runs.plays import play_in_parts, profile_engine
-from ..runs.record import DRIVER, Results
+from ..runs.record import DRIVER, Measures, Results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #b0d098f0
 def carry(values: Sequence[float]) -> np.ndarray:
@@ -51,7 +51,7 @@ def plan_length(poses: np.ndarray | None) -> float:
     return np.nan if poses is None else float(np.hypot(*np.diff(poses[:, :2], axis=0, prepend=0.0).T).sum())
 
 
-def summary(episodes: Sequence[Episode], turns: int) -> dict:
+def summary(episodes: Sequence[Episode], turns: int) -> list[Measures]:
     """The tables' numbers.
 
     Args:
@@ -59,12 +59,12 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
         turns: J, the limit
 
     Returns:
-        dict: n; failed, the share of scenes whose conversation was refused; and of the others: turns: for each turn
-            the mean of METRICS and of the distance (m) over readable scenes (None without any), the share unreadable:
-            without a plan from this turn or an earlier one; the share still revising; answers_lost, of the answers of
-            this very turn those that could not be read (None without any): an earlier plan hides them; turns_used. Of
-            all scenes, None where there is no plan: scene_pdms (of the first plan and of the last), scene_distance (m,
-            of the last)
+        list of J Measures. Numbers of each turn, of scenes whose conversation was not refused: the mean of METRICS and
+            of the distance (m) over readable scenes (None without any), the share unreadable: without a plan from this
+            turn or an earlier one; the share still revising; answers_lost, of the answers of this very turn those that
+            could not be read (None without any): an earlier plan hides them. Of the last turn also n, failed (the share
+            of scenes whose conversation was refused) and turns_used. Scenes, None where there is no plan: pdms of the
+            first turn and of the last, distance (m) of the last
 
     Raises:
         EngineError: all conversations were refused
@@ -84,33 +84,33 @@ def summary(episodes: Sequence[Episode], turns: int) -> dict:
     def unreadable_at(j):
         return [e.infos[j]["poses"] is None for e in episodes if not e.failed and j < e.turns]
 
-    rows = []
+    measures = []
     for j in range(turns):
         readable = ~np.isnan(per["pdms"][:, j])
         means = {m: float(v[readable, j].mean()) if readable.any() else None for m, v in per.items()}
         # A refused scene is never readable; it counts in `failed` alone.
         lost = float((~readable[not_failed]).mean())
         answers = float(np.mean(unreadable_at(j))) if unreadable_at(j) else None
-        rows.append(means | dict(unreadable=lost, revising=float((used > j).mean()), answers_lost=answers))
+        shares = dict(unreadable=lost, revising=float((used > j).mean()), answers_lost=answers)
+        measures.append(Measures(means | shares))
+    whole = dict(n=len(episodes), failed=float(1 - not_failed.mean()), turns_used=float(used.mean()))
+    measures[-1].numbers |= whole
+    for j in (0, -1):
+        measures[j].scenes["pdms"] = _plain(per["pdms"][:, j])
+    measures[-1].scenes["distance"] = _plain(per["distance"][:, -1])
+    return measures
 
-    def plain(v):
-        return [None if np.isnan(x) else round(float(x), 4) for x in v]
 
-    return dict(
-        n=len(episodes),
-        failed=float(1 - not_failed.mean()),
-        turns=rows,
-        turns_used=float(used.mean()),
-        scene_pdms=[plain(row) for row in per["pdms"][:, [0, -1]]],  # (first plan, last plan)
-        scene_distance=plain(per["distance"][:, -1]),
-    )
+def _plain(values):
+    "Four digits of each; None for NaN."
+    return [None if np.isnan(x) else round(float(x), 4) for x in values]
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #1c1bf829
 BY_SPEED = "the best plan of other scenes at this speed"
 FEEDBACK = ("oracle", "kinematic")
 
 
-def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()) -> dict[str, dict]:
+def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()) -> dict[str, Results]:
     """The expert, and drivers without eyes.
 
     Args:
@@ -120,9 +120,9 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
             nothing, and one for each kind of feedback, who may learn to brake harder when told
 
     Returns:
-        dict: name -> feedback ("–", "oracle" or "kinematic"), pdms, the mean over the scenes (the expert's over those
-            that have one), and scene_pdms, of all scenes, None where there is none. Of a driver of the crowd that hears
-            no feedback also the means of METRICS and of the distance (m)
+        dict: name -> Results, whose swap is the feedback that it hears ("", "oracle" or "kinematic"): pdms of the
+            scenes, None where there is none, and their mean (the expert's over those that have one). Of a driver of the
+            crowd that hears no feedback also the means of METRICS and of the distance (m)
     """
     # kind of feedback -> driver -> (N,) PDMS; the names of `alone` hear none, so theirs are the same in both
     crowd = {p: blind_scores(scenes, turns, perception=p) for p in FEEDBACK}
@@ -132,25 +132,23 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     labels = dict.fromkeys((best_blind(scores), best_blind({n: scores[n] for n in unaided}), same, STANDING), "")
     labels[same] = "constant velocity"
 
-    def plain(v):
-        return [None if np.isnan(x) else round(float(x), 4) for x in v]
-
-    def row(v, feedback="–"):
-        return dict(feedback=feedback, pdms=float(np.nanmean(v)), scene_pdms=plain(v))
+    def scored(v, feedback="", means=None):
+        measures = Measures(dict(pdms=float(np.nanmean(v))) | (means or {}), dict(pdms=_plain(v)))
+        return Results().add(measures, DRIVER, feedback)
 
     def expert(s):
         return None if s.expert is None else s.expert.poses[:8]
 
-    results = {"expert": row(scores["expert"]) | _means(scenes, expert)}
+    results = {"expert": scored(scores["expert"], means=_means(scenes, expert))}
     for name, label in labels.items():
         silent = name in unaided
-        extra = _means(scenes, lambda s, n=name: blind_plans(s)[n]) if silent else {}
-        results[label or name] = row(scores[name], "–" if silent else "oracle") | extra
+        means = _means(scenes, lambda s, n=name: blind_plans(s)[n]) if silent else {}
+        results[label or name] = scored(scores[name], "" if silent else "oracle", means)
     for p in FEEDBACK if known else ():
         learnt = blind_scores(known, turns, perception=p)
-        results[f"{BY_SPEED}, told ({p})"] = row(by_speed(known, learnt, scenes, crowd[p]), p)
+        results[f"{BY_SPEED}, told ({p})"] = scored(by_speed(known, learnt, scenes, crowd[p]), p)
         if p == "oracle":
-            results[BY_SPEED] = row(by_speed(known, {n: learnt[n] for n in unaided}, scenes, scores))
+            results[BY_SPEED] = scored(by_speed(known, {n: learnt[n] for n in unaided}, scenes, scores))
     return results
 
 
@@ -234,6 +232,9 @@ def play(
     return play_in_parts(part, policy, profile, scenes, seed, of)
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #5c935ed8
+SWAPS = dict(oracle="", kinematic="kinematic", grey="grey")  # what is given in place of oracle feedback, of a picture
+
+
 def evaluate(
     policy: Policy,
     scenes: Sequence[Scene],
@@ -243,7 +244,7 @@ def evaluate(
     perceptions: Sequence[str] = ("oracle", "kinematic"),
     engine: object | None = None,
     grey: bool = False,
-) -> dict[str, dict]:
+) -> Results:
     """Drive held-out scenes under both kinds of feedback (table 1, * and **).
 
     Args:
@@ -256,67 +257,40 @@ def evaluate(
         grey: once more with a grey picture, with the first kind of feedback, as the first of `Profile.plays`
 
     Returns:
-        dict: perception -> "greedy" or "sampled" -> summary; "grey" -> "greedy" or "sampled" -> summary
+        Results: plays "greedy" and "sampled", turn by turn as `summary`; swaps: "": oracle feedback, "kinematic", and
+            "grey"
     """
-    turns = turns or profile.turns
+    turns, results = turns or profile.turns, Results()
 
-    def played(perception: str, temperature: float, images: bool | str = "auto") -> dict:
+    def played(play_name: str, swap: str, perception: str, images: bool | str = "auto") -> None:
         task = task_for(profile, perception, turns, images)
-        options = dict(seed=seed, max_turns=turns, temperature=temperature, engine=engine)
-        return summary(play(policy, scenes, profile, task=task, **options), turns)
+        options = dict(seed=seed, max_turns=turns, temperature=profile.plays[play_name], engine=engine)
+        for turn, measures in enumerate(summary(play(policy, scenes, profile, task=task, **options), turns)):
+            results.add(measures, play_name, swap, turn)
 
-    results = {p: {play_name: played(p, t) for play_name, t in profile.plays.items()} for p in perceptions}
+    for perception in perceptions:
+        for play_name in profile.plays:
+            played(play_name, SWAPS[perception], perception)
     if grey:
-        play_name, t = next(iter(profile.plays.items()))
-        results["grey"] = {play_name: played(perceptions[0], t, "grey")}
+        played(next(iter(profile.plays)), SWAPS["grey"], perceptions[0], "grey")
     return results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #77f6a32b
-SWAPS = dict(oracle="", kinematic="kinematic", grey="grey")  # what `evaluate` returns -> the swap in the record
 OWN = "own scenes"  # that the policy has learnt from
 
 
-def _add_turns(part, numbers, play, swap):
-    "A `summary`, turn by turn; what belongs to the whole episode stands with the last one."
-    last_turn = len(numbers["turns"]) - 1
-    for turn, means in enumerate(numbers["turns"]):
-        measured = dict(means)
-        if turn == last_turn:
-            measured |= {k: numbers[k] for k in ("n", "failed", "turns_used", "scene_distance") if k in numbers}
-        if turn in (0, last_turn):
-            # each scene has a pair, of the first plan and of the last
-            measured["scene_pdms"] = [pdms[-1 if turn == last_turn else 0] for pdms in numbers.get("scene_pdms", ())]
-        part.add_summary(measured, play, swap, turn)
-
-
-def results_of(evaluation: dict[str, Any]) -> Results:
-    """The rows of an arm.
+def on_own(results: Results, own: Results) -> Results:
+    """Results of held-out scenes, and the means of scenes that the policy has learnt from.
 
     Args:
-        evaluation: what `evaluate` returns; `own`: likewise, of scenes that the policy has learnt from
+        results: are added to
+        own: of other scenes: claims pair scenes by their number, so these rows are left out
 
     Returns:
-        Results: plays greedy and sampled; swaps of SWAPS; of OWN the means alone
+        `results`, also with the swap OWN
     """
-    part = Results()
-    for perception, swap in SWAPS.items():
-        for play, numbers in evaluation.get(perception, {}).items():
-            _add_turns(part, numbers, play, swap)
-    for play, numbers in evaluation.get("own", {}).get("oracle", {}).items():
-        # Claims pair scenes by their number, and these are other scenes than the held-out ones: means alone.
-        _add_turns(part, {k: v for k, v in numbers.items() if not k.startswith("scene_")}, play, OWN)
-    return part
-
-
-def results_of_driver(numbers: dict[str, Any]) -> Results:
-    """The rows of a driver.
-
-    Args:
-        numbers: of one of `drivers`; its swap is the feedback that it hears
-    """
-    part = Results()
-    part.add_summary(numbers, DRIVER, numbers["feedback"].strip("–"))
-    return part
+    results.sets += [row | dict(swap=OWN) for row in own.sets]
+    return results
 
 # %% ../../nbs/50_mtdrive/23_evaluation.ipynb #258906cf
 def planner(
@@ -364,19 +338,14 @@ def evaluate_real(policy: Policy, profile: MTDriveProfile, seed: int = 0, sample
         samples: folder with data/nuscenes_mini_scenes; default: the environment's DRIVELIT_SAMPLES
 
     Returns:
-        dict: n, feedback, play (greedy or sampled), drivers, policy: their means; None without samples
+        dict: n, feedback, play (greedy or sampled), sets: rows of drivers and of the arm "policy", without single
+            scenes; None without samples
     """
     samples = samples or os.environ.get("DRIVELIT_SAMPLES")
     if not samples:
         return None
     real = list(recorded.scenes(Path(samples) / "data" / "nuscenes_mini_scenes"))
-    results = evaluate(policy, real, profile, seed, perceptions=(profile.perception,))[profile.perception]
-    play_name = next(iter(results))
-
-    def means(of):
-        return {k: v for k, v in of.items() if not k.startswith("scene_")}
-
-    rows = {name: means(of) for name, of in drivers(real, profile.turns).items()}
-    return dict(
-        n=len(real), feedback=profile.perception, play=play_name, drivers=rows, policy=means(results[play_name])
-    )
+    results = drivers(real, profile.turns)
+    results["policy"] = evaluate(policy, real, profile, seed, perceptions=(profile.perception,))
+    rows = [dict(arm=arm) | row for arm, part in results.items() for row in part.sets]
+    return dict(n=len(real), feedback=profile.perception, play=next(iter(profile.plays)), sets=rows)

@@ -26,7 +26,7 @@ from ..data.rows import Rows, card, read_rows, write_rows
 from ..data.shards import draw, subset
 from . import data as mtdata
 from .formats import fixed_parts, kit_text
-from .evaluation import drivers, evaluate, play, results_of, results_of_driver, task_for
+from .evaluation import drivers, evaluate, on_own, play, task_for
 from ..rollout.core import Episode
 from .profile import GRAPH, MIX, MTDriveProfile, RL_ARMS, SIZES, UPDATES
 from .task import MTDriveTask, history
@@ -38,6 +38,7 @@ from ..scene.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
+from ..runs.record import Results
 from drivelit.runs.stages import (
     Stages,
     check_pictures,
@@ -104,7 +105,7 @@ def run_scenes(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     ends = drivers(splits["heldout"], profile.turns, splits["train"][:500])  # enough to know what is usual at a speed
     counts = dict(train=len(splits["train"]), heldout=len(splits["heldout"]))
     counts |= dict(left_out=excluded) if excluded else {}
-    return counts | dict(measured={name: results_of_driver(d) for name, d in ends.items()})
+    return counts | dict(measured=ends)
 
 
 def check_scene(profile: MTDriveProfile, scene: Scene, split: str) -> None:
@@ -283,7 +284,7 @@ def turns_of(stage: str, profile: MTDriveProfile) -> int:
     return min(dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2).get(stage, profile.turns), profile.turns)
 
 
-def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
+def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed: int) -> Results:
     """Let a trained policy drive the held-out scenes, as the tables need it.
 
     Args:
@@ -291,7 +292,7 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
         stage: one of TRAINED, or "given"
 
     Returns:
-        dict: what `evaluate` returns
+        what `evaluate` returns
     """
     full_exam = stage in ("sft_multi", "given", *RL_ARMS)
     return evaluate(
@@ -314,13 +315,13 @@ def run_given(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         seed: of sampling, and of a toy's weights
 
     Returns:
-        dict: measured, what `examine` returns as results
+        dict: measured, of `examine`
 
     Raises:
         RunError: the model cannot be opened
     """
     policy = load_given(profile, seed, kit_text(), fixed_parts())
-    return dict(measured=results_of(examine(policy, "given", out, profile, seed)))
+    return dict(measured=examine(policy, "given", out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #e453ef5c
 def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
@@ -343,9 +344,10 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         scenes, candidates = load_scenes(out, "choice"), []
         for k in range(1, count + 1):
             policy = load_to_play(candidate(stage_folder, k, count), profile, seed)
-            options = dict(turns=turns_of(stage, profile), perceptions=("oracle",))
-            last_turn = evaluate(policy, scenes, profile, seed, **options)["oracle"][play_name]["turns"][-1]
-            candidates.append(dict(pdms=last_turn["pdms"], unreadable=last_turn["unreadable"]))
+            turns = turns_of(stage, profile)
+            results = evaluate(policy, scenes, profile, seed, turns=turns, perceptions=("oracle",))
+            pdms, lost = (results.number(k, play_name, turn=turns - 1) for k in ("pdms", "unreadable"))
+            candidates.append(dict(pdms=None if np.isnan(pdms) else pdms, unreadable=lost))
         best = 1 + int(np.argmax([(c["pdms"] or 0.0) * (1 - c["unreadable"]) for c in candidates]))
         if first_process():
             write_json(note, dict(candidates=candidates, chosen=best))
@@ -394,7 +396,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     if profile.sft_candidates > 1:
         result |= choose(stage, out, profile, seed)
         policy = load_to_play(trained(out, stage, seed), profile, seed)
-    return result | dict(measured=results_of(examine(policy, stage, out, profile, seed)))
+    return result | dict(measured=examine(policy, stage, out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
 ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
@@ -411,7 +413,7 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """
     chosen = json.loads((STAGES.folder(out, "data_rl", seed) / "chosen.json").read_text())
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE[stage])
-    return result | dict(measured=results_of(examine(policy, stage, out, profile, seed)))
+    return result | dict(measured=examine(policy, stage, out, profile, seed))
 
 
 def make(
@@ -474,8 +476,8 @@ def run_size(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE["mtgrpo_cross"])
     learnt = draw(subset(load_scenes(out, "train"), chosen), profile.eval_scenes, seed)
     on_learnt = evaluate(policy, learnt, profile, seed, perceptions=("oracle",))
-    evaluation = examine(policy, stage, out, profile, seed) | dict(own=on_learnt)
-    return result | dict(scenes=len(chosen), measured=results_of(evaluation))
+    measured = on_own(examine(policy, stage, out, profile, seed), on_learnt)
+    return result | dict(scenes=len(chosen), measured=measured)
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #49de27d4
 FUNCTIONS = dict(

@@ -16,11 +16,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import OWN, SWAPS, results_of, results_of_driver
+from .evaluation import OWN, SWAPS
 from .pipeline import STAGES
 from .profile import RL_ARMS, SIZES, TRAINED
 from ..runs import tables
-from ..runs.record import DRIVER, FIRST, NO_SEED, Claim, Column, Condition, Metric, Record, Study
+from ..runs.record import DRIVER, FIRST, NO_SEED, Claim, Column, Condition, Metric, Record, Results, Study
 from ..runs.record import best_without_eyes, driver, record_of, table
 from ..runs.tables import Gather, bests, claims_of, claims_of_arms, legend_beside, plot_range
 
@@ -278,8 +278,10 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
 # %% ../../nbs/50_mtdrive/28_report.ipynb #da7a9e55
 def real_record(real: dict[str, Any]) -> Record:
     "Recorded scenes as the record of a run of one seed, without single scenes; the arm is `policy`."
-    parts = {(name, NO_SEED): results_of_driver(numbers) for name, numbers in real["drivers"].items()}
-    parts["policy", 0] = results_of({real["feedback"]: {real["play"]: real["policy"]}})
+    parts = {}
+    for row in real["sets"]:
+        key = row["arm"], 0 if row["arm"] == "policy" else NO_SEED
+        parts.setdefault(key, Results()).sets.append({k: v for k, v in row.items() if k != "arm"})
     return record_of(parts, profile=dict(eval_play=real["play"]))
 
 
@@ -294,7 +296,7 @@ def real_rows(real: dict[str, Any]) -> list[dict]:
     """
     results, fed = real_record(real), real["feedback"]
     rows = driver_rows(results, "planner")
-    for j in range(len(real["policy"]["turns"])):
+    for j in results.turns(Condition("policy", real["play"], SWAPS[fed])):
         words = dict(planner=f"policy, {real['play']}, turn {j + 1}", feedback=fed if j else "–")
         rows.append((words, Condition("policy", real["play"], SWAPS[fed], j)))
     frame = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))

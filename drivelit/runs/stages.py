@@ -779,11 +779,12 @@ def _recorded(out, stage, seed, result, lead):
     numbers = {k: v for k, v in result.items() if k != "measured"}
     if not lead or "measured" not in result:
         return numbers
-    from drivelit.runs.record import NO_SEED, Results, write_results  # with matplotlib, which a plan does not pay for
+    # with matplotlib, which a plan does not pay for
+    from drivelit.runs.record import NO_SEED, Measures, Results, write_results
 
     measured = result["measured"]
     if isinstance(measured, Results):
-        measured.add_set({k: v for k, v in numbers.items() if isinstance(v, int | float)})
+        measured.add(Measures({k: v for k, v in numbers.items() if isinstance(v, int | float)}))
         write_results(out, f"{stage}-{seed}", {(stage, seed): measured})
     else:
         write_results(out, "drivers", {(name, NO_SEED): part for name, part in measured.items()})
