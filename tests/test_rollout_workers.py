@@ -15,6 +15,7 @@ from drivelit.policy.engines import EngineError, TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.runs.profiles import load_profile
 from drivelit.scene.town import scenes as town
+from drivelit.training.throughput import RolloutWorkers
 from drivelit.training.turn_grpo import train_rl
 
 SETTINGS = dict(
@@ -92,7 +93,10 @@ def test_a_worker_that_dies_is_named_and_the_run_goes_on(alone, tmp_path):
     )
     assert "the same command goes on from them" in str(said.value)
     assert any((out / "played").rglob("*.npz")) and not flag.exists()
-    assert same(learn(out, 2, flag), alone)
+    jobs, stream = [], RolloutWorkers.stream
+    with patch.object(RolloutWorkers, "stream", lambda self, some: jobs.append(len(some)) or stream(self, some)):
+        assert same(learn(out, 2, flag), alone)
+    assert jobs[0] == 1  # of the two groups of that rollout the one that was missing
 
 
 class Pays(P3Task):
