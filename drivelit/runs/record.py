@@ -87,10 +87,12 @@ class Results:
         return self
 
     def number(self, name: str, play: str, swap: str = "", turn: int = 0) -> float:
-        "One of the numbers that were added."
+        "One of the numbers that were added; KeyError if it was not, or twice."
         key = dict(play=play, swap=swap, turn=turn, name=name)
-        (value,) = (row["value"] for row in self.sets if key.items() <= row.items())
-        return value
+        values = [row["value"] for row in self.sets if key.items() <= row.items()]
+        if len(values) != 1:
+            raise KeyError(f"{len(values)} numbers of {key}")
+        return values[0]
 
     def column(self, measure: str, play: str, swap: str = "", turn: int = 0) -> list:
         "A measure of each scene, None where there is no value."
