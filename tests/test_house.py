@@ -343,7 +343,7 @@ def test_no_module_reaches_itself():
     assert list(TopologicalSorter(below).static_order())  # raises a CycleError that names the circle
 
 
-OWN_PICTURES = ("base/rows.py", "base/sights.py", "driveagent/refine.py", "driveagent/toolkit.py", "runs/plays.py")
+OWN_PICTURES = ("base/rows.py", "base/facts.py", "driveagent/refine.py", "driveagent/toolkit.py", "runs/plays.py")
 
 
 def test_pictures_that_are_given_become_rgb_by_to_rgb():

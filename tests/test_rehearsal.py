@@ -99,7 +99,7 @@ def test_tuning_and_reinforcement_in_two_processes(root):
         assert row["update_seconds"] > 0 and row["whole"]["updates"] > 0 and row["whole"]["plays"] > 0
     encoded, played = rows["sft"]["account"]["encoded"], rows["rl"]["account"]["played"]
     assert encoded["pictures"] == encoded["rows"] == 2 * 4  # two updates of two passes on two devices
-    # two rollouts of two scenes in groups of eight; and the exam
+    # two rollouts of two scenes in groups of eight; and the evaluation
     assert played["pictures"] == played["rows"] == 2 * 2 * 8 + 8
     assert max(encoded["tokens_most"], played["tokens_most"]) < 3600
     assert any("train_scenes: 103,288 are wanted, and there are at most" in t for t in told["obstacles"])
@@ -124,7 +124,7 @@ def all_ran(told, page):
     for row in told["stages"].values():
         had = {k: row["account"][k] for k in ("encoded", "played") if k in row["account"]}
         assert "encoded" not in had or had["encoded"]["pictures"] >= had["encoded"]["rows"]
-        # beside the policy some exams have a driver that sees nothing
+        # beside the policy some evaluations have a driver that sees nothing
         assert "played" not in had or had["played"]["pictures"] >= 0.9 * had["played"]["rows"]
     # adapters are smaller here than the table of words, which PEFT writes beside them
     trained = [r for r in told["stages"].values() if r["bytes"]["checkpoint"] and r["planned"]["checkpoint"] > 1e7]

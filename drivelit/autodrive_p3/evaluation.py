@@ -292,7 +292,7 @@ def _blind_pdms(scenes, count):
 def task_for(
     profile: P3Profile,
     mode: str | None = None,
-    sight: str = "own",
+    images: str = "own",
     weights: Weights | None = None,
     plan: str | None = None,
     openings: Mapping[str, str] | None = None,
@@ -302,7 +302,7 @@ def task_for(
 
     Args:
         mode: key of MODES, or "both"; default: the profile's
-        sight: one of SIGHTS
+        images: one of IMAGES
         weights: what each part is worth; default: the profile's scheme
         plan: one of PLANS; default: the profile's
         openings: scene id -> first words of the answer
@@ -311,7 +311,7 @@ def task_for(
     Returns:
         the task whose rewards and pictures the profile names
     """
-    inputs = replace(profile.inputs, sight=sight)
+    inputs = replace(profile.inputs, images=images)
     weights = weights or SCHEMES[profile.scheme]
     return P3Task(inputs, mode or profile.mode, weights, plan or profile.plan, profile.pdms, openings, look)
 
@@ -555,7 +555,7 @@ def planner(
     policy: Policy,
     profile: P3Profile,
     mode: str = "",
-    sight: str = "own",
+    images: str = "own",
     temperature: float = 0.0,
     seed: int = 0,
     engine: Any = None,
@@ -565,7 +565,7 @@ def planner(
     Args:
         profile: its tokens
         mode: key of MODES; "": the first that is learnt
-        sight: one of SIGHTS
+        images: one of IMAGES
         temperature: 0: the most likely tokens
         engine: who answers; default: the policy
 
@@ -573,7 +573,7 @@ def planner(
         Planner of as many poses as the profile has points
     """
     mode = mode or profile.modes[0]
-    task = task_for(profile, mode, sight)
+    task = task_for(profile, mode, images)
     options = dict(
         max_turns=1, max_new_tokens=profile.max_new_tokens, max_length=profile.max_length, temperature=temperature
     )

@@ -359,7 +359,7 @@ def model_card(policy: "Policy", card: str = "") -> str:
     size = getattr(processor, "image_size", None)
     own_bases = dict(
         toy="a toy: from the random weights of a small configuration",
-        base="drivelit's base: a small model that was taught the lessons of `drivelit.base`",
+        base="drivelit's base: a small model, pretrained on the questions of `drivelit.base`",
     )
     facts = {
         "base": own_bases.get(base, base),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from ..base.ladder import fitted, sight, told
+from ..base.probe_ladder import fitted, image_features, told
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.drivers import Driver, true_idm
@@ -124,7 +124,7 @@ def network(
     "Plans (N, 8, 3) of a small network that is fitted on training moments; without eyes: on the words of a prompt."
 
     def look(some):
-        return sight(policy, [get_image(s, "CAM_FRONT", size) for s in some])
+        return image_features(policy, [get_image(s, "CAM_FRONT", size) for s in some])
 
     def given(some):
         return np.c_[np.stack([told(s) for s in some]), *([look(some)] if eyes else [])]

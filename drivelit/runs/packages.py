@@ -98,7 +98,7 @@ def push(out: str | Path, stage: str, repo: str, seed: int = 0, private: bool = 
     hub = hub or HfApi()
     with TemporaryDirectory() as folder:
         policy.save(folder, card=card_of(profile, stage, seed))
-        (Path(folder) / "exam.json").write_text(json.dumps(summary))
+        (Path(folder) / "measured.json").write_text(json.dumps(summary))
         hub.create_repo(repo, private=private, exist_ok=True)
         title = f"{find_system(profile.system).title}, {stage}, seed {seed}"
         return str(hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=title))

@@ -348,7 +348,7 @@ def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable
         folder: what lies there is replaced
         save: writes the weights, one file of safetensors, into the folder it is given
         card: SHA-256 of the weights -> Markdown
-        told: for exam.json
+        told: for measured.json
     """
     folder = Path(folder)
     with whole_folder(folder) as temporary:
@@ -356,5 +356,5 @@ def pack_weights(folder: str | Path, save: Callable[[Path], Any], card: Callable
         (temporary / MARK).unlink(missing_ok=True)  # what is packed has its hash on the card
         [weights] = temporary.glob("*.safetensors")
         (temporary / "README.md").write_text(card(sha256(weights)), encoding="utf-8")
-        write_json(temporary / "exam.json", told)
+        write_json(temporary / "measured.json", told)
     return folder
