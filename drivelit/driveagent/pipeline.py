@@ -712,8 +712,10 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     task = task_for(profile, "full", "adaptive")
     episodes = play(policy, splits["train"], task, profile, seed, temperature=heat)
     # the stage `ams` has played the held-out scenes already
-    heldout_actions = json.loads((STAGES.folder(out, "ams", seed) / ACTIONS).read_text())
-    heldout_actions = heldout_actions[: profile.motion_scenes or None]
+    path = STAGES.folder(out, "ams", seed) / ACTIONS
+    if not path.exists():
+        raise RunError(f"{path}: is missing: an older version ran ams; choose another folder for the run")
+    heldout_actions = json.loads(path.read_text())[: profile.motion_scenes or None]
     actions = dict(train=[e.infos[-1].get("actions") for e in episodes], heldout=heldout_actions)
     x = {k: motion.features(policy, v, actions[k], size) for k, v in splits.items()}
     true = {k: motion.one_hot([label_scene(s) for s in v]) for k, v in splits.items()}
