@@ -318,6 +318,17 @@ def test_a_name_says_what_a_value_is():
     assert vague.total() < 0.005 * len(stored), vague.most_common(20)
 
 
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_no_name_is_defined_twice(path):
+    "Two cells of a notebook may give a helper the same name; the later one would answer for both."
+    defined = Counter(
+        n.name
+        for n in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(n, ast.FunctionDef | ast.ClassDef)
+    )
+    assert [n for n, count in defined.items() if count > 1] == []
+
+
 def test_no_path_of_one_machine():
     homes = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w|/site-" + "packages/")
     assert [f"{name(f)}: {m.group(0)}" for f in TEXT for m in homes.finditer(f.read_text(encoding="utf-8"))] == []
