@@ -15,9 +15,12 @@ from drivelit.runs.profiles import systems
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "assets" / "house.png"
 ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units of the drawing
-    "00_scene": ("a driving moment, and the ground of all: files whole or absent, digests, locks", 0, 0, 76, 7),
-    "10_metrics": ("how good a plan is:\nPDMS, EPDMS, open and closed loop", 0, 11, 37, 9),
-    "20_policy": ("the model that plans:\ntoy or Qwen2.5-VL, parsers, engines", 39, 11, 37, 9),
+    "06_io": ("files whole or absent, digests, locks; weights, processes", 0, -13, 76, 7),
+    "00_scene": ("a driving moment,\ncameras, plots", 50, -2, 26, 9),
+    "02_town": ("the toy town: roads,\nsituations, routes", 20, -2, 26, 9),
+    "04_sources": ("readers of\nrecorded\ndriving", 0, -2, 16, 22),
+    "10_metrics": ("how good a plan is: PDMS,\nEPDMS, open, closed loop", 20, 11, 26, 9),
+    "20_policy": ("the model that plans: toy or\nQwen2.5-VL, parsers, engines", 50, 11, 26, 9),
     "30_rollout": ("tasks and episodes: many turns with feedback", 0, 24, 76, 7),
     "35_data": ("rows, pictures, scenes and episodes on disk; teachers and judges", 0, 35, 76, 7),
     "40_training": ("learning: supervised tuning, GRPO family, PPO, sharding, checkpoints", 0, 46, 76, 7),
@@ -27,7 +30,9 @@ ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units o
     "65_bridges": ("official tools, simulators and your own planner at the other end", 0, 107, 76, 7),
     "80_testing": ("stand-ins for servers\nand simulators", 82, 94, 20, 9),
 }
-FLOWS = [(18, 7, "Scene"), (57, 7, "Scene"), (18, 20, "scores"), (57, 20, "completions"), (38, 31, "Episode")]
+FLOWS = [(8, -6, ""), (33, -6, ""), (63, -6, "files"), (33, 7, "Scene"), (63, 7, "Scene")]
+FLOWS += [(8, 20, "Scene"), (33, 20, "scores"), (63, 20, "completions"), (38, 31, "Episode")]
+ASIDE = [((50, 2.5), (46, 2.5)), ((20, 2.5), (16, 2.5))]  # from one box to the one beside it
 FLOWS += [
     (38, 42, "rows"),
     (38, 53, "trainers"),
@@ -72,13 +77,15 @@ def arrow(ax, start, end, **style):
 
 def draw():
     "The figure."
-    fig, ax = plt.subplots(figsize=(11, 11.5), layout="constrained")
+    fig, ax = plt.subplots(figsize=(11, 12.6), layout="constrained")
     flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
     for folder, (text, *place) in ROOMS.items():
         box(ax, *place, folder, text, SHARED)
     for x, y, what in FLOWS:
         arrow(ax, (x, y), (x, y + 4))
         ax.text(x + 1, y + 2, what, **flow)
+    for start, end in ASIDE:
+        arrow(ax, start, end)
     table = list(systems().values())
     width = (76 - 2 * len(table)) / (len(table) + 1)
     inside = "overview, formats,\ntask, profile, data,\npipeline, report,\nrun, explorer"
@@ -94,7 +101,7 @@ def draw():
     ax.text(93, 42, "is read by", **flow)
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
-    ax.set(xlim=(-1, 103), ylim=(-1, 115))
+    ax.set(xlim=(-1, 103), ylim=(-14, 115))
     rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
     ax.set_title(rule, fontsize=12)
     ax.axis("off")

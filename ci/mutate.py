@@ -26,7 +26,10 @@ import matplotlib.pyplot as plt
 import notebooks
 from breaks import breaks
 
-CHOSEN = ("metrics", "training", "policy", "scene", "runs/record.py", "runs/tables.py", "bridges", "road")
+CHOSEN = (
+    *("metrics", "training", "policy", "io", "scene", "town", "sources"),
+    *("runs/record.py", "runs/tables.py", "bridges", "road"),
+)
 OF_SYSTEMS = ("task", "rewards", "formats", "evaluation")
 HOME = re.compile(r"File to edit: (?:\.\./)*(nbs/\S+\.ipynb)")
 NULL = dict(name="nothing changed", old="", new="")

@@ -316,7 +316,7 @@ def write(folder):
     from drivelit.bridges.navsim import write_agent, write_submission
     from drivelit.metrics.kinematics import constant_velocity
     from drivelit.scene.core import Area, Ego, Map, to_json
-    from drivelit.scene.town import FAMILIES, make_scene
+    from drivelit.town.scenes import FAMILIES, make_scene
 
     def single(v):
         return np.asarray(v, np.float32).astype(float)  # a log keeps motion in single precision

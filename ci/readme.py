@@ -20,6 +20,9 @@ INDEX, README = ROOT / "nbs" / "index.ipynb", ROOT / "README.md"
 PAGE = 900  # words
 ROOMS = {
     "00_scene": "what a driving moment is",
+    "02_town": "roads, situations and routes drawn from a seed",
+    "04_sources": "recorded driving, read as the same scenes",
+    "06_io": "files whole or absent, weights, processes",
     "10_metrics": "how good a plan is",
     "20_policy": "the model that plans",
     "30_rollout": "many turns with feedback",

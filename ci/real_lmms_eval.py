@@ -31,7 +31,7 @@ from lmms_eval.models.chat.qwen2_5_vl import Qwen2_5_VL
 from drivelit.policy.engines import Conversation, TransformersEngine
 from drivelit.policy.model import BASE, load_policy
 from drivelit.scene.cameras import get_image
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 
 QUESTION, MOST = "Is the road ahead free?", 12
 

@@ -26,11 +26,11 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from drivelit.io.files import OWNER, make_folder, owner_of, write_text
 from drivelit.policy.engines import Conversation, EngineError, TransformersEngine
 from drivelit.policy.image_tokens import DreamRule, add_image_tokens
 from drivelit.policy.model import Policy, load_policy, new_policy, toy_config, train_tokenizer
 from drivelit.policy.vllm import VLLMEngine, one_pad_each, picture_url, release, scored
-from drivelit.scene.files import OWNER, make_folder, owner_of, write_text
 from drivelit.testing.vllm import GlooGroup, given_weights, meeting, plain_answer, transfer_asks
 from drivelit.training.turn_grpo import served
 

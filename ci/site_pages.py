@@ -26,7 +26,7 @@ GROUPS = {  # of the navigation: what each is for, its rooms (None: those of the
     ),
     "Scenes and metrics": (
         "What a driving moment is, and how good a plan is.",
-        ("00_scene", "10_metrics", "35_data"),
+        ("00_scene", "02_town", "04_sources", "06_io", "10_metrics", "35_data"),
         [],
     ),
     "Runs": ("Profiles, stages, commands and the cluster; all systems on the road.", ("42_runs", "60_road"), []),

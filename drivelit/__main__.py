@@ -22,9 +22,9 @@ from typing import Any
 import click
 
 from . import __version__
-from .scene.extras import MissingExtra, missing_extra
-from .scene.files import RunError, json_line
-from .scene.processes import follow_parent, keep_memory, set_aside
+from .io.extras import MissingExtra, missing_extra
+from .io.files import RunError, json_line
+from .io.processes import follow_parent, keep_memory, set_aside
 from .runs.launch import launch, serve_commands
 from .runs.memory import check_memory, stages_memory
 from .runs.parameters import checked_cluster
@@ -320,7 +320,7 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
     town. FOLDER is that of the shards; a run's source has two, train and heldout.
     """
     from drivelit.runs.prepare import prepare, window_of
-    from drivelit.scene.sources import SOURCES
+    from drivelit.sources.open import SOURCES
 
     options = {k: v for k, v in options.items() if v is not None}
     profile = profile_of(section) if section else None

@@ -15,10 +15,10 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from drivelit.runs.prepare import prepare
-from drivelit.scene import argoverse2, py123d
 from drivelit.scene.cameras import get_image
 from drivelit.scene.core import from_frame, to_json, wrap_angle
-from drivelit.scene.sources import need, open_scenes
+from drivelit.sources import argoverse2, py123d
+from drivelit.sources.open import need, open_scenes
 
 pytest.importorskip("py123d", reason=py123d.INSTALL)
 

@@ -14,11 +14,11 @@ from test_times import write_navsim, write_nuscenes
 
 from drivelit.bridges.openenv import Episodes, picture_of, scenes_of, task_of
 from drivelit.bridges.score import score
+from drivelit.io.files import RunError
 from drivelit.metrics import pdm
 from drivelit.mtdrive.formats import format_trajectory, parse_trajectory
 from drivelit.runs.prepare import prepare
 from drivelit.scene.core import Agent, Area, Ego, Map, Scene, to_frame, to_json
-from drivelit.scene.files import RunError
 from drivelit.testing.navsim import make_navsim
 
 GOLDEN = Path(__file__).parents[1] / "nbs/10_metrics/golden"

@@ -25,7 +25,7 @@ from drivelit.minddrive.rows import make_rows, save_rows
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.record import Condition, read_results
 from drivelit.runs.stages import start
-from drivelit.scene.town_routes import make_route
+from drivelit.town.routes import make_route
 
 ROOT = Path(__file__).parents[1]
 # What stands for CarlaUE4.sh: it starts a child that listens, as the engine does, and dies, hangs or stays deaf.

@@ -24,11 +24,11 @@ ray = pytest.importorskip("ray", reason='needs pip install "drivelit[cluster]"')
 [os.environ.pop(k) for k in TOKEN]  # other tests have no cluster
 
 import drivelit  # noqa: E402
+from drivelit.io.files import RunError  # noqa: E402
 from drivelit.runs import cluster as clusters  # noqa: E402
 from drivelit.runs.launch import launch  # noqa: E402
 from drivelit.runs.profiles import find_system, load_profile  # noqa: E402
 from drivelit.runs.stages import start  # noqa: E402
-from drivelit.scene.files import RunError  # noqa: E402
 from drivelit.training.checkpoints import read_metrics  # noqa: E402
 
 PIPELINE = """

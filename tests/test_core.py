@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRAIN = {"scene.weights", "metrics.images", "rollout.core", "rollout.road"}  # in the core's rooms, and need a model
+TRAIN = {"io.weights", "metrics.images", "rollout.core", "rollout.road"}  # in the core's rooms, and need a model
 ALSO = (
     *("policy.text", "policy.video", "data.shards", "data.rows", "runs.profiles", "runs.preview", "runs.prepare"),
     *("runs.stages", "runs.evaluate", "bridges.score", "bridges.known", "bridges.navsim", "bridges.nuscenes"),
@@ -40,9 +40,9 @@ def core(code, *words, folder=ROOT):
 IMPORT = """
 before = list(sys.meta_path)
 import drivelit
-from drivelit.scene.extras import TRAIN
+from drivelit.io.extras import TRAIN
 assert sys.meta_path == before  # a program's own imports stay as they are
-for room in ("scene", "metrics", "rollout"):
+for room in ("io", "scene", "town", "sources", "metrics", "rollout"):
     package = importlib.import_module(f"drivelit.{room}")
     for module in pkgutil.iter_modules(package.__path__):
         if f"{room}.{module.name}" in sys.argv[1:]:
@@ -69,8 +69,8 @@ from drivelit.metrics.kinematics import constant_velocity
 from drivelit.rollout.drivers import play, same_speed
 from drivelit.rollout.world import World
 from drivelit.scene.plot import plot_scene
-from drivelit.scene.town import make_scene
-from drivelit.scene.town_routes import routes
+from drivelit.town.scenes import make_scene
+from drivelit.town.routes import routes
 scene = make_scene("cruise", 0, 0.5)
 plan = constant_velocity(scene)[None]
 print(pdm.score(scene, plan).pdms[0], epdms.score(scene, plan).epdms[0])
@@ -150,7 +150,7 @@ from drivelit.mtdrive.pipeline import play
 from drivelit.mtdrive.profile import MTDriveProfile
 from drivelit.policy.model import load_policy
 from drivelit.runs.profiles import load_profile
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 profile = load_profile(MTDriveProfile, "smoke", max_new_tokens=4, turns=1)
 policy = load_policy("toy", text=kit_text(), fixed=fixed_parts())
 assert len(play(policy, scenes(1), profile)) == 1

@@ -16,7 +16,7 @@ from drivelit.driveagent import pipeline, vqa_data
 from drivelit.mtdrive.profile import MTDriveProfile
 from drivelit.runs.preview import of_what_is_there
 from drivelit.runs.profiles import conflicts, load_profile, rl_options, sft_options, steps
-from drivelit.scene.town import scenes as toy_scenes
+from drivelit.town.scenes import scenes as toy_scenes
 from drivelit.training.sft import sft_config
 from drivelit.training.turn_grpo import rl_config, settle, updates_of
 

@@ -31,7 +31,7 @@ from drivelit.road.claims import plot_claims
 from drivelit.runs.record import read_record
 from drivelit.runs.report import paired, paired_row, plot_compared
 from drivelit.scene.plot import plot_scene
-from drivelit.scene.town import make_scene
+from drivelit.town.scenes import make_scene
 from drivelit.training.checkpoints import plot_metrics
 
 PAGE, LEAST = (

@@ -32,11 +32,11 @@ from drivelit.minddriver.prompt import policy_prompt
 from drivelit.mtdrive.agent import PDMAgent
 from drivelit.mtdrive.task import MTDriveTask
 from drivelit.rollout.world import World
-from drivelit.scene import argoverse2, bench2drive, drivelm, recorded
 from drivelit.scene.cameras import toy_cameras
 from drivelit.scene.core import Agent, SceneError, Trajectory, to_json
-from drivelit.scene.town import make_scene
-from drivelit.scene.town_routes import make_route
+from drivelit.sources import argoverse2, bench2drive, drivelm, recorded
+from drivelit.town.routes import make_route
+from drivelit.town.scenes import make_scene
 
 SAMPLES = os.environ.get("DRIVELIT_SAMPLES")
 SIZE = (112, 56)

@@ -16,6 +16,7 @@ from transformers import CLIPConfig, CLIPModel
 from drivelit.data.episodes import read_play_part, write_play_part
 from drivelit.data.served import Journal
 from drivelit.driveagent.motion import MotionHead, load_head, save_head
+from drivelit.io.weights import MARK, seal
 from drivelit.metrics.images import load_encoder
 from drivelit.minddrive.experts import Experts, load_experts, save_experts
 from drivelit.minddrive.online import ARRAYS, Played
@@ -26,8 +27,7 @@ from drivelit.policy.model import Policy, load_policy
 from drivelit.rollout.core import Episode
 from drivelit.runs.stages import read_scenes, save_scenes
 from drivelit.scene.core import to_json
-from drivelit.scene.town import scenes
-from drivelit.scene.weights import MARK, seal
+from drivelit.town.scenes import scenes
 from drivelit.training.checkpoints import save_final
 from drivelit.training.played import read_played, write_played
 
@@ -287,7 +287,7 @@ def test_weights_come_through_the_strict_loader():
     found = {f"{p.relative_to(ROOT)}: {kind}" for p in PACKAGE for kind in loads_loosely(p.read_text())}
     assert found == {
         "drivelit/policy/model.py: PeftModel",
-        "drivelit/scene/weights.py: kind",
+        "drivelit/io/weights.py: kind",
         "drivelit/training/sft.py: type(model)",
     }
     assert list(loads_loosely("CLIPModel.from_pretrained(f)\nAutoConfig.from_pretrained(f)")) == ["CLIPModel"]

@@ -7,11 +7,11 @@ import pytest
 
 from drivelit.data.rows import read_rows
 from drivelit.data.shards import write_shards
+from drivelit.io.files import RunError
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import load_scenes, start
 from drivelit.scene.core import Trajectory, to_json
-from drivelit.scene.files import RunError
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 
 LACKS = dict(
     expert=lambda s: replace(s, expert=None),

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 
+from drivelit.io.files import RunError
 from drivelit.minddrive import controls, online
 from drivelit.minddrive.experts import Experts, save_experts, value
 from drivelit.minddrive.online import collect, collect_round, play, reinforce, routes_of, simulator
 from drivelit.minddrive.profile import MindDriveProfile
 from drivelit.rollout.carla import NoSimulator, carla
-from drivelit.scene.files import RunError
-from drivelit.scene.town_routes import make_route
 from drivelit.testing.carla import VALUES, StubCarla, road
+from drivelit.town.routes import make_route
 from drivelit.training.checkpoints import last_checkpoint, read_metrics
 
 TINY = MindDriveProfile(

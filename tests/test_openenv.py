@@ -37,7 +37,7 @@ from drivelit.policy.engines import TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import rollout
 from drivelit.scene.core import to_json
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "nbs/65_bridges/golden/openenv.json"

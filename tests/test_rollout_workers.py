@@ -14,7 +14,7 @@ from drivelit.autodrive_p3.task import P3Task, StageTrainer
 from drivelit.policy.engines import EngineError, TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.runs.profiles import load_profile
-from drivelit.scene.town import scenes as town
+from drivelit.town.scenes import scenes as town
 from drivelit.training.throughput import RolloutWorkers
 from drivelit.training.turn_grpo import train_rl
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from drivelit.io.files import RunError
 from drivelit.runs import stages
 from drivelit.runs.profiles import find_system, load_profile, systems
 from drivelit.runs.unread import read_keys, unread_keys
-from drivelit.scene.files import RunError
 
 PIPELINE = """
 "A run of two long stages side by side, and one that adds up what they wrote."

@@ -20,10 +20,10 @@ from drivelit.policy.codec import load_codec
 from drivelit.policy.image_tokens import add_image_tokens
 from drivelit.policy.model import load_policy
 from drivelit.runs.profiles import load_profile
-from drivelit.scene import argoverse2, recorded
 from drivelit.scene.cameras import get_image, project
 from drivelit.scene.core import from_json, to_frame, to_json
-from drivelit.scene.roads import boxes_touch
+from drivelit.sources import argoverse2, recorded
+from drivelit.town.roads import boxes_touch
 
 SAMPLES = os.environ.get("DRIVELIT_SAMPLES")
 pytestmark = pytest.mark.skipif(not SAMPLES, reason="DRIVELIT_SAMPLES is not set")

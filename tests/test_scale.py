@@ -22,7 +22,7 @@ from drivelit.policy.model import load_policy
 from drivelit.runs.preview import checkpoint_bytes
 from drivelit.runs.profiles import load_profile
 from drivelit.scene.core import to_json
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 from drivelit.training.checkpoints import last_checkpoint, read_metrics
 from drivelit.training.sft import train_sft
 from drivelit.training.sharding import checkpoint_weights
@@ -206,9 +206,9 @@ from drivelit.minddrive.words import Inputs
 from drivelit.policy.engines import Completion
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import Step, Task
-from drivelit.scene.town_routes import routes
+from drivelit.town.routes import routes
 from drivelit.training import sft, turn_grpo
-from drivelit.scene import weights
+from drivelit.io import weights
 from drivelit.training.checkpoints import SafeCheckpoints, read_metrics
 from drivelit.training.sharding import checkpoint_weights, is_sharded
 

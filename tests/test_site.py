@@ -103,7 +103,7 @@ def test_a_page_in_colab_installs_what_it_lacks_and_leaves_what_is_there(pages, 
 
 TRAIN = "accelerate datasets jinja2 peft psutil tensorboard torch transformers trl".split()
 COLAB = {
-    "00_scene/44_navsim": ["drivelit", "fastcore", "geopandas", "networkx", "pyogrio", "pyproj"],
+    "04_sources/44_navsim": ["drivelit", "fastcore", "geopandas", "networkx", "pyogrio", "pyproj"],
     "10_metrics/10_pdm": ["drivelit", "fastcore", "hypothesis"],
     "65_bridges/60_rerun": ["drivelit", "fastcore", "rerun-sdk"],
     "40_training/18_one_page": ["drivelit", *TRAIN],

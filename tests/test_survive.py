@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
+from drivelit.io import weights
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import Step, Task
-from drivelit.scene import weights
 from drivelit.training import checkpoints as marks
 from drivelit.training.sft import train_sft
 from drivelit.training.turn_grpo import train_rl

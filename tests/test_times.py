@@ -13,9 +13,10 @@ from PIL import Image
 from pyarrow import feather
 
 from drivelit.metrics.pdm import prepare, score
-from drivelit.scene import argoverse2, bench2drive, navsim, nuscenes, py123d, recorded, sources
 from drivelit.scene.core import SceneError
-from drivelit.scene.recorded import GAP
+from drivelit.sources import argoverse2, bench2drive, navsim, nuscenes, py123d, recorded
+from drivelit.sources import open as sources
+from drivelit.sources.recorded import GAP
 
 SPEED, OTHER, HEADING = 8.0, 5.0, 0.4  # m/s, m/s, radians: the ego, and a car 3 m to its left
 WAY = np.array([np.cos(HEADING), np.sin(HEADING)])

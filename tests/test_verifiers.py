@@ -22,13 +22,13 @@ import verifiers as vf
 
 from drivelit.bridges.environments import Session
 from drivelit.bridges.verifiers import environment_class, load_environment, mean_reward, metric, rows
+from drivelit.io.files import RunError
 from drivelit.mtdrive.formats import format_trajectory
 from drivelit.mtdrive.task import MTDriveTask
 from drivelit.policy.engines import Completion
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import rollout
-from drivelit.scene.files import RunError
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 
 RECORD = Path(__file__).parents[1] / "nbs/65_bridges/golden/verifiers.json"
 TASK, SOME = MTDriveTask(max_turns=3), scenes(4, seed=77)

@@ -14,16 +14,16 @@ from test_times import write_bench2drive, write_navsim, write_nuscenes
 
 from drivelit.data.rows import read_rows
 from drivelit.data.shards import write_shards
+from drivelit.io.files import RunError
 from drivelit.mtdrive.evaluation import task_for
 from drivelit.runs.prepare import prepare, window_of
 from drivelit.runs.profiles import load_profile
 from drivelit.runs.stages import load_scenes, start
-from drivelit.scene import bench2drive, drivelm, navsim, nuscenes
 from drivelit.scene.cameras import get_image, toy_cameras
 from drivelit.scene.core import VIEW_NAMES, SceneError, view_name
-from drivelit.scene.files import RunError
-from drivelit.scene.recorded import keyframe
-from drivelit.scene.town import scenes
+from drivelit.sources import bench2drive, drivelm, navsim, nuscenes
+from drivelit.sources.recorded import keyframe
+from drivelit.town.scenes import scenes
 
 SIZE, COUNT = (64, 36), 24
 OWN = {view: names[0] for view, names in VIEW_NAMES.items()}  # NAVSIM's

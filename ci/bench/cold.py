@@ -22,7 +22,7 @@ from drivelit.bridges.score import score  # noqa: E402
 from drivelit.metrics import pdm, pdm_closed  # noqa: E402
 from drivelit.metrics.kinematics import constant_velocity  # noqa: E402
 from drivelit.scene.core import from_json, to_json  # noqa: E402
-from drivelit.scene.town import scenes  # noqa: E402
+from drivelit.town.scenes import scenes  # noqa: E402
 
 NAVTEST, CORES, TOGETHER = 12_146, 2, 32
 

@@ -24,7 +24,7 @@ from drivelit.mtdrive.task import MTDriveTask  # noqa: E402
 from drivelit.policy.engines import TransformersEngine  # noqa: E402
 from drivelit.policy.model import load_policy  # noqa: E402
 from drivelit.rollout.core import rollout  # noqa: E402
-from drivelit.scene.town import scenes  # noqa: E402
+from drivelit.town.scenes import scenes  # noqa: E402
 
 LONGEST = 3000  # tokens of an episode
 

@@ -17,7 +17,7 @@ WAYS = {
     "page: the claims": "import drivelit.road.claims",
     "page: MTDrive's report": "import drivelit.mtdrive.report",
     "notebook: the PDM Score": "import drivelit.metrics.pdm",
-    "notebook: the town": "import drivelit.scene.town",
+    "notebook: the town": "import drivelit.town.scenes",
     "a policy that plays": "import drivelit.policy.engines",
     "training: TurnGRPOTrainer": "import drivelit.training.turn_grpo",
     "its share: from torch": "import torch",

@@ -20,7 +20,7 @@ import torch  # noqa: E402
 
 from drivelit.minddrive.experts import Experts, add_value, decide, value  # noqa: E402
 from drivelit.minddrive.words import Inputs, moments, shown, state_of, state_text  # noqa: E402
-from drivelit.scene.town_routes import routes  # noqa: E402
+from drivelit.town.routes import routes  # noqa: E402
 
 
 def decided(experts, prompts, states, once):

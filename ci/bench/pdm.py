@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 
 from drivelit.metrics import kinematics as kin  # noqa: E402
 from drivelit.metrics import pdm, pdm_closed  # noqa: E402
-from drivelit.scene.town import scenes  # noqa: E402
+from drivelit.town.scenes import scenes  # noqa: E402
 
 BATCHES = (1, 8, 64, 256)
 MEMORY = (256, 512, 1024)

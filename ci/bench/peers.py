@@ -80,7 +80,7 @@ def shares(use):
 
 def score(args):
     from drivelit.metrics import epdms, pdm
-    from drivelit.scene.town import scenes
+    from drivelit.town.scenes import scenes
 
     town, rng = [pdm.prepare(s) for s in scenes(8, seed=0)], np.random.default_rng(0)
     pdm.add_references(town)
@@ -178,7 +178,7 @@ def play(args):
     from drivelit.policy.engines import Completion, TransformersEngine, fill_ids
     from drivelit.policy.model import load_policy
     from drivelit.rollout.core import rollout
-    from drivelit.scene.town import scenes
+    from drivelit.town.scenes import scenes
 
     policy = load_policy("toy", size=args.size, text=kit_text(), fixed=fixed_parts())
     task, some = MTDriveTask(max_turns=4), scenes(64)

@@ -24,7 +24,7 @@ from drivelit.data.shards import Shards, pack, write_shard  # noqa: E402
 from drivelit.metrics.pdm_closed import references  # noqa: E402
 from drivelit.runs.prepare import prepare  # noqa: E402
 from drivelit.scene.core import from_json, to_json  # noqa: E402
-from drivelit.scene.town import scenes  # noqa: E402
+from drivelit.town.scenes import scenes  # noqa: E402
 
 NAVSIM = 100_000
 

@@ -37,7 +37,8 @@ from drivelit.policy.engines import TransformersEngine  # noqa: E402
 from drivelit.policy.model import Policy, train_tokenizer  # noqa: E402
 from drivelit.runs import stages  # noqa: E402
 from drivelit.runs.profiles import find_system, load_profile  # noqa: E402
-from drivelit.scene import cameras, town  # noqa: E402
+from drivelit.scene import cameras  # noqa: E402
+from drivelit.town import scenes as town  # noqa: E402
 from drivelit.training import sft
 from drivelit.training.turn_grpo import TurnGRPOTrainer  # noqa: E402
 

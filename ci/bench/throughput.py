@@ -33,7 +33,7 @@ from drivelit.mtdrive.task import MTDriveTask  # noqa: E402
 from drivelit.policy import model  # noqa: E402
 from drivelit.policy.engines import Completion, TransformersEngine  # noqa: E402
 from drivelit.policy.model import Policy, load_policy  # noqa: E402
-from drivelit.scene.town import scenes  # noqa: E402
+from drivelit.town.scenes import scenes  # noqa: E402
 from drivelit.training.throughput import RolloutWorkers, TensorCache, get, put  # noqa: E402
 from drivelit.training.turn_grpo import TurnGRPOTrainer, train_rl  # noqa: E402
 

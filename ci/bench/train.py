@@ -23,7 +23,7 @@ from drivelit.mtdrive.task import MTDriveTask
 from drivelit.policy.engines import Completion, Conversation, TransformersEngine
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import rollout
-from drivelit.scene.town import scenes
+from drivelit.town.scenes import scenes
 from drivelit.training.batches import chosen, micro_batches
 from drivelit.training.grpo import ADVANTAGES
 from drivelit.training.sft import batches, collator, encode_row

@@ -24,7 +24,7 @@ from drivelit.rollout import world as world_module  # noqa: E402
 from drivelit.rollout.drivers import same_speed  # noqa: E402
 from drivelit.rollout.world import KINDS, World  # noqa: E402
 from drivelit.scene.core import DRIVABLE_KINDS  # noqa: E402
-from drivelit.scene.town_routes import ROUTE_FAMILIES, SEEDS, routes  # noqa: E402
+from drivelit.town.routes import ROUTE_FAMILIES, SEEDS, routes  # noqa: E402
 
 
 def naive_wrong(stage, ego, before, s, clocks, poses):

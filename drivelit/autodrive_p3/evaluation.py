@@ -48,7 +48,7 @@ from ..rollout.core import Episode, TurnState, answered, rollout
 from ..rollout.road import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
-from ..scene.sources import key_frames
+from ..sources.open import key_frames
 from ..runs.plays import play_in_parts, profile_engine
 from ..runs.record import DRIVER, Measures, Results
 

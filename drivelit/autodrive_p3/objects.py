@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from ..scene.cameras import get_image, outline
 from ..scene.core import DRIVABLE_KINDS, Agent, Scene, SceneError, remembered
 from ..scene.plot import EGO_FRONT, EGO_REAR, EGO_WIDTH
-from ..scene.roads import Path, boxes_touch
+from ..town.roads import Path, boxes_touch
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #d3271e19
 @dataclass(frozen=True)

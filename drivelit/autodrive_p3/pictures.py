@@ -23,7 +23,7 @@ from .report import ROWS
 from .rewards import l2, truth_of
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
-from ..scene.town import make_scene
+from ..town.scenes import make_scene
 from ..policy.model import Policy
 from ..runs.report import spread
 from ..runs.stages import load_scenes, load_to_play

@@ -30,8 +30,8 @@ from ..policy.codec import EMBEDDED, Codec, load_codec, new_codec, pixels
 from ..policy.model import Policy, load_policy
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
-from ..scene.town import scenes
-from ..scene.files import hold, whole_file, write_json
+from ..town.scenes import scenes
+from ..io.files import hold, whole_file, write_json
 
 # %% ../../nbs/45_base/60_codec.ipynb #0ca31761
 @dataclass(frozen=True)

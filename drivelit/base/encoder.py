@@ -31,9 +31,9 @@ from ..metrics.images import DEVIATION, ENCODER, MEAN, clip_pixels, embed_images
 from ..policy.codec import Codec, load_codec
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
-from ..scene.town import scenes
-from ..scene.weights import seal
-from ..scene.files import RunError, hold, whole_file, whole_folder, write_json
+from ..town.scenes import scenes
+from ..io.weights import seal
+from ..io.files import RunError, hold, whole_file, whole_folder, write_json
 
 # %% ../../nbs/45_base/70_encoder.ipynb #dc1b3ab4
 @dataclass(frozen=True)

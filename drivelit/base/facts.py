@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from ..scene.cameras import NEAR, ego_pose_at, get_depth, get_image, to_camera
 from ..scene.core import Camera, Scene, to_frame, wrap_angle
 from ..scene.plot import EGO_FRONT, box_corners
-from ..scene.roads import Path
+from ..town.roads import Path
 
 # %% ../../nbs/45_base/00_facts.ipynb #d063900f
 SIZE = (168, 84)  # pixels of every picture of the base

@@ -27,7 +27,7 @@ from ..policy.model import Policy
 from ..policy.numerals import Median
 from ..scene.cameras import get_image
 from ..scene.core import COMMANDS, Scene
-from ..scene.town import scenes
+from ..town.scenes import scenes
 
 # %% ../../nbs/45_base/35_probe_ladder.ipynb #632e707f
 def told(scene: Scene) -> np.ndarray:

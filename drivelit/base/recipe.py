@@ -24,9 +24,9 @@ from .probes import probe
 from .questions import word_list
 from .rows import EncodedData, PretrainingData, Shelf, pretraining_scenes, save_questions
 from ..policy.model import BASE, SIZES, Policy, load_policy, model_card, new_policy, word_tokenizer
-from ..scene.town import MIX, scenes
+from ..town.scenes import MIX, scenes
 from ..training.checkpoints import pack_weights
-from ..scene.files import RunError, hold, write_json
+from ..io.files import RunError, hold, write_json
 from ..training.sft import train_sft
 
 # %% ../../nbs/45_base/40_recipe.ipynb #664c4bf5

@@ -23,8 +23,8 @@ from .questions import ask
 from ..data.offset import some_offset
 from ..policy.model import Policy
 from ..scene.core import Scene
-from ..scene.town import FAMILIES, SHARES, scenes, spread
-from ..scene.files import RunError, whole_file
+from ..town.scenes import FAMILIES, SHARES, scenes, spread
+from ..io.files import RunError, whole_file
 from ..training.sft import IGNORE, Size
 
 # %% ../../nbs/45_base/20_rows.ipynb #4c57eb59

@@ -28,9 +28,9 @@ from .score import find_planner, kind_of, plan_of
 from ..policy.text import ParseError
 from ..runs.stages import run_profile
 from ..scene.core import Camera, Ego, Map, Scene, SceneError, from_frame, to_frame, wrap_angle
-from ..scene.extras import Extra
-from ..scene.files import RunError
-from ..scene.recorded import command_of
+from ..io.extras import Extra
+from ..io.files import RunError
+from ..sources.recorded import command_of
 
 # %% ../../nbs/65_bridges/40_alpasim.ipynb #3db14612
 PAST = 0.5 * np.arange(-10, 1)  # seconds of the ego that a scene has, as far as the session is old

@@ -24,9 +24,9 @@ from tqdm import tqdm
 from ..policy.text import nearest
 from ..runs.prepare import IN_SHARD, parts_of, read_parts
 from ..scene.core import Scene, SceneError
-from ..scene.files import RunError, locked, make_folder, write_json
-from ..scene.processes import Workers
-from ..scene.sources import SOURCES, module, read_tokens
+from ..io.files import RunError, locked, make_folder, write_json
+from ..io.processes import Workers
+from ..sources.open import SOURCES, module, read_tokens
 
 # %% ../../nbs/65_bridges/05_blocks.ipynb #293b3b22
 Row = dict[str, Any]

@@ -17,7 +17,7 @@ from ..metrics.blind import POINTS, along, way
 from ..metrics.closed_loop import composed
 from ..rollout.world import World
 from ..scene.core import Scene
-from ..scene.town_routes import routes
+from ..town.routes import routes
 
 # %% ../../nbs/65_bridges/50_gymnasium.ipynb #45f98588
 CHOICES = (-6.0, -3.0, -1.0, 0.0, 1.5)  # m/s²

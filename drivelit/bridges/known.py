@@ -26,9 +26,9 @@ from drivelit.metrics.closed_loop import (
 from ..metrics.kinematics import constant_velocity
 from ..policy.text import nearest
 from ..scene.core import Scene, SceneError
-from ..scene.files import RunError, in_archive, json_line, sha256
-from ..scene.routes import read_routes
-from ..scene.sources import need
+from ..io.files import RunError, in_archive, json_line, sha256
+from ..sources.routes import read_routes
+from ..sources.open import need
 
 # %% ../../nbs/65_bridges/12_known.ipynb #kn000006
 NAVSIM = "NAVSIM (arXiv 2406.15349), table 1, navtest, PDMS of devkit v1.1"
@@ -398,7 +398,7 @@ def known(
         dataset: a key of SCORED, or bench2drive
         root: folder of the data, "-" for the town; of bench2drive a routes file, a result file, or a folder of them
         split: of the reader; None: navtest, or val
-        tokens: file of the moments that are wanted, see `drivelit.scene.sources.read_tokens`
+        tokens: file of the moments that are wanted, see `drivelit.sources.open.read_tokens`
         version: of the reader; of bench2drive one of RELEASES
         limit: only so many logs or drives
         workers: processes

@@ -39,11 +39,11 @@ from ..rollout.carla import HZ, MOUNTS, camera_of, carla, pedals, transform_of, 
 from ..rollout.routes import Planner, _carried_out
 from ..rollout.world import PEDALS, RECORDED, reference, wanted
 from ..runs.stages import run_profile
-from ..scene.bench2drive import COMMANDS, REAR
+from ..sources.bench2drive import COMMANDS, REAR
 from ..scene.core import Ego, Map, Scene, SceneError, to_frame, wrap_angle
-from ..scene.files import RunError, write_json, write_text
-from ..scene.roads import Path as Line
-from ..scene.routes import Route, read_routes
+from ..io.files import RunError, write_json, write_text
+from ..town.roads import Path as Line
+from ..sources.routes import Route, read_routes
 
 # %% ../../nbs/65_bridges/35_leaderboard.ipynb #513af34e
 SIZE = (1600, 900)  # pixels of a camera, as Bench2Drive mounts them

@@ -29,7 +29,7 @@ from ..rollout.routes import later
 from ..runs.profiles import find_system
 from ..runs.stages import run_profile
 from ..scene.core import Scene
-from ..scene.files import RunError, json_line, sha256, whole_file, write_text
+from ..io.files import RunError, json_line, sha256, whole_file, write_text
 
 # %% ../../nbs/65_bridges/20_plans.ipynb #9f99ccc9
 def last_stage(run: str | Path, seed: int = 0) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 
 from .score import read_plans
 from ..metrics.open_loop import STEPS, to_lidar
-from ..scene.files import RunError, json_line, whole_file
-from ..scene.pickles import PlainUnpickler
+from ..io.files import RunError, json_line, whole_file
+from ..sources.pickles import PlainUnpickler
 
 # %% ../../nbs/65_bridges/30_nuscenes.ipynb #dbd8ca56
 def write_predictions(file: str | Path, plans: str | Path, instead: str | Path | None = None) -> dict[str, int]:

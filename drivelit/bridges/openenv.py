@@ -27,8 +27,8 @@ import click
 import numpy as np
 
 from ..runs.profiles import find_system, load_profile
-from ..scene.extras import Extra
-from ..scene.files import RunError
+from ..io.extras import Extra
+from ..io.files import RunError
 
 # %% ../../nbs/65_bridges/72_openenv.ipynb #c005
 MOST_TEXT = 20_000  # characters of an answer; a plan of eight poses has 200
@@ -284,7 +284,7 @@ def scenes_of(source: str, n: int, seed: int = 0) -> Sequence[Any]:
         RunError: the folder has no scenes
     """
     if source == "toy":
-        return resolve_name("drivelit.scene.town:scenes")(n, seed=seed)
+        return resolve_name("drivelit.town.scenes:scenes")(n, seed=seed)
     from drivelit.data.shards import is_shards
     from drivelit.runs.stages import open_shards, read_folder
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..scene.cameras import get_image
 from ..scene.core import Scene
-from ..scene.extras import Extra
+from ..io.extras import Extra
 from ..metrics.kinematics import VEHICLE
 
 # %% ../../nbs/65_bridges/60_rerun.ipynb #5e5e0006

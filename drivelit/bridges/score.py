@@ -42,9 +42,9 @@ from ..rollout.drivers import play, same_speed
 from ..rollout.routes import drive_routes
 from ..rollout.world import World
 from ..scene.core import Map, Scene, SceneError
-from ..scene.files import RunError, json_line, sha256, write_json
-from ..scene.sources import SOURCES, need
-from ..scene.town_routes import SEEDS, routes
+from ..io.files import RunError, json_line, sha256, write_json
+from ..sources.open import SOURCES, need
+from ..town.routes import SEEDS, routes
 
 # %% ../../nbs/65_bridges/10_score.ipynb #0f2f9b1d
 def read_plans(file: str | Path) -> dict[str, np.ndarray | str]:
@@ -566,7 +566,7 @@ def in_carla(
     "The rows of Bench2Drive's routes in a simulator; routes that are in `out` are not driven again."
     from drivelit.road.carla import SIZE, drive_in_carla  # all systems, and torch
     from drivelit.rollout.carla import MOUNTS, CarlaWorld
-    from drivelit.scene.routes import read_routes
+    from drivelit.sources.routes import read_routes
 
     host, _, port = simulator.rpartition(":")
     listed, connection = read_routes(file), dict(host=host, port=int(port)) | options

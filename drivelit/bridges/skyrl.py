@@ -16,7 +16,7 @@ import numpy as np
 from .environments import Session, SessionError
 from .openenv import scenes_of, task_of
 from ..policy.engines import as_openai
-from ..scene.extras import Extra
+from ..io.extras import Extra
 
 # %% ../../nbs/65_bridges/78_skyrl.ipynb #c005
 @cache

@@ -17,7 +17,7 @@ import numpy as np
 from .environments import Session
 from .openenv import scenes_of, task_of
 from ..policy.engines import as_openai
-from ..scene.extras import Extra
+from ..io.extras import Extra
 
 # %% ../../nbs/65_bridges/77_verifiers.ipynb #c005
 def rows(task: Any, scenes: Sequence[Any]) -> list[dict]:

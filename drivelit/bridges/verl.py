@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from .skyrl import begin, opened, place_of
 from ..scene.core import to_rgb
-from ..scene.extras import MissingExtra
+from ..io.extras import MissingExtra
 
 # %% ../../nbs/65_bridges/79_verl.ipynb #c005
 AGENT = "drivelit"  # the name of the agent loop

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..scene.files import sha256, whole_file
+from ..io.files import sha256, whole_file
 
 # %% ../../nbs/35_data/30_episodes.ipynb #3c2b6808
 if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch

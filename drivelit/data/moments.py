@@ -19,7 +19,7 @@ from ..rollout.drivers import Driver, true_idm
 from ..rollout.routes import Planner, drive_routes
 from ..rollout.world import FUTURE, NEAR, Stage, World, WorldState
 from ..scene.core import Agent, Light, Scene, Trajectory, to_frame
-from ..scene.town_routes import routes
+from ..town.routes import routes
 
 # %% ../../nbs/35_data/45_moments.ipynb #fd95df68
 def _followed(scene: Scene, stage: Stage, now: WorldState, later: WorldState) -> list[Agent]:

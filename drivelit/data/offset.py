@@ -12,7 +12,7 @@ import numpy as np
 
 from ..metrics.pdm import score_scenes
 from ..scene.core import Scene
-from ..scene.town import LATEST, make_scene
+from ..town.scenes import LATEST, make_scene
 
 # %% ../../nbs/35_data/40_offset.ipynb #69154def
 MOST = (1.5, float(np.radians(10)))  # metres beside the middle of the lane, radians beside its heading

@@ -21,8 +21,8 @@ from .rows import part_note, read_rows, write_part
 from .shards import ids_of, subset
 from ..scene.clock import account, tally, timed
 from ..scene.core import Scene
-from ..scene.files import RunError
-from ..scene.processes import Workers, fork_server
+from ..io.files import RunError
+from ..io.processes import Workers, fork_server
 
 # %% ../../nbs/35_data/05_parts.ipynb #5a110006
 IN_PART = 64  # scenes; MTDrive drives the plans of so many at once

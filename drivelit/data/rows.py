@@ -29,7 +29,7 @@ from ..policy.video import read_video
 from ..scene.cameras import open_resized, pixel_sum
 from ..scene.clock import timed
 from ..scene.core import Scene, SceneError, to_rgb
-from ..scene.files import whole_file, write_json
+from ..io.files import whole_file, write_json
 
 # %% ../../nbs/35_data/00_rows.ipynb #513d8ed0
 def says(role: str, text: str) -> dict:

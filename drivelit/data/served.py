@@ -25,7 +25,7 @@ from .rows import picture_name
 from ..policy.engines import Completion, Conversation, EngineError, OpenAIEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError, control_words, harmless
-from ..scene.files import sha256
+from ..io.files import sha256
 
 # %% ../../nbs/35_data/10_served.ipynb #37ad9ad3
 @dataclass(frozen=True)

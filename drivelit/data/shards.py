@@ -27,7 +27,7 @@ from shapely.geometry import Polygon
 from ..metrics.pdm import REFERENCES
 from ..metrics.pdm_closed import references as make_references
 from ..scene.core import Scene, SceneError, from_dict, reading
-from ..scene.files import sha256, whole_file, write_json
+from ..io.files import sha256, whole_file, write_json
 
 # %% ../../nbs/35_data/20_shards.ipynb #591221db
 class ShardError(ValueError):

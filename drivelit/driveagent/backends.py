@@ -26,7 +26,7 @@ from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProce
 from .toolkit import Box, ToolError, full_view, object_parts, object_type
 from ..policy.text import ParseError, harmless, parse_json
 from ..scene.core import Camera, Scene
-from ..scene.weights import load_pretrained
+from ..io.weights import load_pretrained
 
 # %% ../../nbs/51_driveagent/25_backends.ipynb #93f90f59
 class DepthAnything:

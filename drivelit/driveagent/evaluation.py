@@ -30,12 +30,12 @@ from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..rollout.core import Episode, answered, rollout
 from ..scene.core import Scene
-from ..scene.sources import key_frames
+from ..sources.open import key_frames
 from ..runs.profiles import Profile
 from ..runs.plays import play_in_parts, profile_engine
 from ..runs.record import Measures, Results
 from ..runs.stages import load_scenes
-from ..scene.files import write_json
+from ..io.files import write_json
 from ..training.checkpoints import first_process
 
 # %% ../../nbs/51_driveagent/58_evaluation.ipynb #8c431533

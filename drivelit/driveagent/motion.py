@@ -32,7 +32,7 @@ from ..rollout.road import by_policy
 from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene, wrap_angle
-from ..scene.weights import check_folder, check_tensors, load_tensors, seal
+from ..io.weights import check_folder, check_tensors, load_tensors, seal
 from ..runs.profiles import Profile
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #e98f9184

@@ -16,7 +16,7 @@ from .toolkit import Toolkit
 from .variants import task_for
 from ..policy.model import Policy
 from ..scene.core import Scene
-from ..scene.town import make_scene
+from ..town.scenes import make_scene
 from ..runs.profiles import Profile
 
 # %% ../../nbs/51_driveagent/66_pictures.ipynb #d2c5549b

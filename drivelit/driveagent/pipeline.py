@@ -72,7 +72,7 @@ from drivelit.runs.stages import (
     tell_if_few,
     write_scenes,
 )
-from ..scene.files import RunError, write_json
+from ..io.files import RunError, write_json
 from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 from typing import Any
 from ..policy.model import Policy

@@ -20,7 +20,7 @@ from scipy.linalg import sqrtm
 from transformers import AutoConfig, CLIPModel
 
 from ..scene.core import to_rgb
-from ..scene.weights import load_pretrained
+from ..io.weights import load_pretrained
 
 # %% ../../nbs/10_metrics/70_images.ipynb #93a2b997
 class Moments:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from .pdm import MOVING_TYPES, check_agents
 from ..scene.core import Scene
-from ..scene.extras import Extra
+from ..io.extras import Extra
 
 # %% ../../nbs/10_metrics/40_open_loop.ipynb #ex7ra40a
 cv2 = Extra("cv2", "nuscenes")  # the boxes are filled by the very function that VAD's scorer calls

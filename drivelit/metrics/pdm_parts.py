@@ -19,7 +19,7 @@ import shapely
 from . import kinematics as kin
 from .kinematics import HEADING, VEHICLE, VX, VY, X, Y
 from ..scene.core import DRIVABLE_KINDS, Agent, Scene
-from ..scene.roads import boxes_touch
+from ..town.roads import boxes_touch
 
 # %% ../../nbs/10_metrics/05_pdm_parts.ipynb #b0861bc8
 AHEAD = 50  # steps of 0.1 s that agents are known for: four seconds of plan and one more to look ahead

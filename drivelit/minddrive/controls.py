@@ -36,7 +36,7 @@ from ..policy.text import ParseError
 from ..rollout.carla import CarlaWorld, NoSimulator
 from ..rollout.world import STATUS, World
 from ..scene.core import Scene
-from ..scene.routes import Route
+from ..sources.routes import Route
 
 # %% ../../nbs/54_minddrive/08_controls.ipynb #92c2f95f
 def _along(points, d):

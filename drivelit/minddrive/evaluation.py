@@ -40,8 +40,8 @@ from .words import SPEED_POINTS, SPEEDS, Decision, Inputs, named
 from ..rollout.carla import NoSimulator
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, true_idm
 from ..scene.core import Scene
-from ..scene.routes import Route
-from ..scene.files import write_json
+from ..sources.routes import Route
+from ..io.files import write_json
 
 # %% ../../nbs/54_minddrive/55_evaluation.ipynb #df367ba0
 DRIVERS: dict[str, Driver] = {

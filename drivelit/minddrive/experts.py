@@ -36,8 +36,8 @@ from drivelit.minddrive.words import (
 from ..policy.engines import positions
 from ..policy.model import Encoded, Policy, load_policy, trained_folder
 from ..rollout.navigator import TARGETS
-from ..scene.weights import check_folder, check_tensors, load_tensors
-from ..scene.files import write_json
+from ..io.weights import check_folder, check_tensors, load_tensors
+from ..io.files import write_json
 
 # %% ../../nbs/54_minddrive/05_experts.ipynb #31c65882
 def gaussian_kl(m: torch.Tensor, log_s: torch.Tensor, mu: torch.Tensor, log_sigma: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from .rows import NOWHERE, Plan, read_plan
 from .words import SPEEDS
 from ..policy.engines import positions
 from ..policy.model import Encoded
-from ..scene.weights import seal
+from ..io.weights import seal
 from drivelit.training.checkpoints import (
     KEEP,
     add_metrics,
@@ -42,7 +42,7 @@ from drivelit.training.checkpoints import (
     told_if_full,
     wait_for_all,
 )
-from ..scene.files import RunError
+from ..io.files import RunError
 from ..training.sft import IGNORE, encode_row
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #ac2bfe19

@@ -35,12 +35,12 @@ from .words import PATHS, Inputs
 from ..policy.model import Encoded
 from ..rollout.carla import CarlaWorld, NoSimulator
 from ..scene.core import Scene
-from ..scene.routes import Route, read_routes
+from ..sources.routes import Route, read_routes
 from ..training.checkpoints import add_metrics, cut_metrics, last_checkpoint, plot_metrics
 from ..training.ppo import gae, normalised, ppo_loss
 from ..training.throughput import give_back_memory
-from ..scene.files import RunError, hold, sha256, whole_file, write_json, write_text
-from ..scene.processes import begin_worker, fork_server
+from ..io.files import RunError, hold, sha256, whole_file, write_json, write_text
+from ..io.processes import begin_worker, fork_server
 from ..runs.stages import device_of, read_scenes, save_scenes
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #ea938e2c

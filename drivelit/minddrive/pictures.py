@@ -27,7 +27,7 @@ from ..policy.text import ParseError
 from ..rollout.world import World
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
-from ..scene.town_routes import make_route, routes
+from ..town.routes import make_route, routes
 from ..runs.profiles import load_profile
 from ..runs.record import Condition, read_results
 from ..runs.report import spread

@@ -42,12 +42,12 @@ from .rows import part_rows, save_rows
 from .words import SPEEDS
 from ..scene.clock import timed
 from ..scene.core import Scene
-from ..scene.routes import Route
-from ..scene.town_routes import PART, ROUTE_FAMILIES, routes
-from ..scene.weights import seal
+from ..sources.routes import Route
+from ..town.routes import PART, ROUTE_FAMILIES, routes
+from ..io.weights import seal
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.record import DRIVER, Measures, Results
-from ..scene.files import RunError, write_json
+from ..io.files import RunError, write_json
 from ..runs.profiles import sft_options
 from ..training.settings import in_epochs
 from ..training.sft import train_sft

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from .words import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
 from ..rollout.drivers import present_idm, true_idm
 from ..runs.profiles import Amount, Profile, ProfileError, described, gpus_per_node, key, steps
-from ..scene.town_routes import ROUTE_FAMILIES
+from ..town.routes import ROUTE_FAMILIES
 
 # %% ../../nbs/54_minddrive/15_profile.ipynb #30c4c512
 IMITATED = dict(il={}, il_single=dict(single=True))  # stage -> what it changes

@@ -15,8 +15,8 @@ import torch
 
 from .experts import Experts, add_value, save_experts
 from ..policy.layouts import read_pickle
-from ..scene.files import whole_folder
-from ..scene.weights import WeightsError, seal
+from ..io.files import whole_folder
+from ..io.weights import WeightsError, seal
 
 # %% ../../nbs/54_minddrive/07_released.ipynb #4d810ed7
 EXPERT = re.compile(r"(lm_head|value_net)\.(base_model\..*)\.(action_expert|decision_expert|default)(\..*|)$")

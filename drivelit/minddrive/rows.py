@@ -43,8 +43,8 @@ from ..policy.text import ParseError
 from ..rollout.drivers import Driver, true_idm
 from ..scene.cameras import check_image
 from ..scene.core import DRIVABLE_KINDS, Scene, SceneError
-from ..scene.recorded import poses_at
-from ..scene.roads import Path as Line
+from ..sources.recorded import poses_at
+from ..town.roads import Path as Line
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #ad24235e
 LOOK = "What must the car look out for?"

@@ -24,7 +24,7 @@ from ..rollout.navigator import targets_of
 from ..rollout.world import World
 from ..scene.cameras import get_image
 from ..scene.core import Scene, to_frame
-from ..scene.roads import Path
+from ..town.roads import Path
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #d0882173
 SPEEDS = (
@@ -96,7 +96,7 @@ def speed_word(v0: float, v3: float) -> str:
 # %% ../../nbs/54_minddrive/02_words.ipynb #85fe4d09
 TURN, SHIFT = np.radians(20.0), 1.0  # rad, metres
 
-ROAD_OPTIONS = {  # what a recorded navigator says, in the words of `scene.bench2drive` -> path word
+ROAD_OPTIONS = {  # what a recorded navigator says, in the words of `sources.bench2drive` -> path word
     "left": "turn_left",
     "right": "turn_right",
     "straight": "straight",

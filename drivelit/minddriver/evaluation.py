@@ -39,7 +39,7 @@ from ..rollout.road import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene
-from ..scene.sources import key_frames
+from ..sources.open import key_frames
 from ..runs.record import DRIVER, Measures, Results
 from ..runs.plays import play_in_parts, profile_engine
 

@@ -27,7 +27,7 @@ from ..policy.codec import load_codec
 from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..scene.plot import plot_scene
-from ..scene.town import scenes as town_scenes
+from ..town.scenes import scenes as town_scenes
 from ..policy.model import Policy
 from ..runs.report import fit_extent, spread
 from ..runs.stages import load_scenes, load_to_play

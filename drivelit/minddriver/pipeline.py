@@ -41,7 +41,7 @@ from ..policy.model import Policy, load_policy, model_card
 from ..scene.cameras import check_view
 from ..scene.core import Scene
 from ..training.checkpoints import pack_weights, read_metrics, save_final
-from ..scene.files import RunError
+from ..io.files import RunError
 from ..runs.profiles import rl_options, sft_options
 from ..training.sft import freeze_vision, train_sft
 from ..runs.evaluate import load_given, one_sentence
@@ -59,7 +59,7 @@ from drivelit.runs.stages import (
     tell_if_few,
     write_scenes,
 )
-from ..scene.files import write_json
+from ..io.files import write_json
 from ..training.turn_grpo import SequenceRatioTrainer, train_rl
 
 # %% ../../nbs/53_minddriver/60_pipeline.ipynb #9c010005

@@ -22,7 +22,7 @@ from .prompt import AREAS, SIGNALS, VIEWS
 from ..policy.text import ParseError, harmless
 from ..scene.cameras import project
 from ..scene.core import Scene, remembered
-from ..scene.roads import Path
+from ..town.roads import Path
 
 # %% ../../nbs/53_minddriver/20_teacher.ipynb #7ea50006
 CATEGORIES = dict(

@@ -27,7 +27,7 @@ from .task import MTDriveTask
 from ..policy.text import ParseError
 from ..runs.plays import SEED_STEP
 from ..scene.core import Scene, SceneError
-from ..scene.town import scenes as toy_scenes
+from ..town.scenes import scenes as toy_scenes
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #b1894e89
 KINDS = ("single", "two_turn", "three_turn", "mock_multi_turn", "understanding")

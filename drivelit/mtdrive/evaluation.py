@@ -25,7 +25,7 @@ from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
 from ..rollout.road import Unjudged, by_policy
 from ..rollout.routes import Planner
-from ..scene import recorded
+from ..sources import recorded
 from ..scene.core import Scene
 from ..runs.plays import play_in_parts, profile_engine
 from ..runs.record import DRIVER, Measures, Results

@@ -30,7 +30,7 @@ from ..policy.engines import Completion
 from ..rollout.core import Episode, TurnState
 from ..scene.core import Scene
 from ..scene.plot import AGENT_COLORS, box_corners, ego_corners, plot_scene
-from ..scene.town import make_scene
+from ..town.scenes import make_scene
 from ..runs.report import fit_extent
 from ..runs.stages import load_scenes, load_to_play
 

@@ -34,7 +34,7 @@ from ..policy.engines import TransformersEngine
 from ..policy.model import Policy
 from ..training.checkpoints import first_process, wait_for_all
 from ..scene.core import Scene
-from ..scene.files import RunError, whole_folder
+from ..io.files import RunError, whole_folder
 from ..runs.profiles import rl_options, sft_options
 from ..runs.evaluate import load_given, one_sentence
 from ..runs.plays import only_plays, save_served
@@ -50,7 +50,7 @@ from drivelit.runs.stages import (
     write_choice,
     write_scenes,
 )
-from ..scene.files import write_json
+from ..io.files import write_json
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #7751ab47
 STAGES = Stages("drivelit.mtdrive", **GRAPH)

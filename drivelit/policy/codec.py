@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ..scene.core import to_rgb
-from ..scene.extras import Extra
-from drivelit.scene.weights import (
+from ..io.extras import Extra
+from drivelit.io.weights import (
     WeightsError,
     check_folder,
     load_pretrained,

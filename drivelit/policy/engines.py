@@ -33,7 +33,7 @@ from .model import SPECIAL, Policy
 from .step import GrowingLayer, Prompt, step_of
 from .text import ParseError, control_words, harmless, parse_json
 from ..scene.core import to_rgb
-from ..scene.extras import Extra
+from ..io.extras import Extra
 
 # %% ../../nbs/20_policy/20_engines.ipynb #5ae24b7a
 _openai = Extra("openai", "server")  # only a served model needs the client

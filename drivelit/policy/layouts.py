@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..scene.files import whole_folder, write_json
-from ..scene.weights import PICKLES, WeightsError, read_object, seal
+from ..io.files import whole_folder, write_json
+from ..io.weights import PICKLES, WeightsError, read_object, seal
 
 # %% ../../nbs/20_policy/12_layouts.ipynb #35c367d3
 SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")

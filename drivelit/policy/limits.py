@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
 
-from ..scene.weights import read_object
+from ..io.weights import read_object
 
 # %% ../../nbs/20_policy/09_limits.ipynb #09e0a006
 MOST = dict(

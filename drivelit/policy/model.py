@@ -42,7 +42,7 @@ from transformers.utils import is_torchvision_available
 from transformers.utils import logging
 
 from ..scene.core import to_rgb
-from ..scene.weights import check_folder, check_tensors, load_pretrained, load_tensors, read_object
+from ..io.weights import check_folder, check_tensors, load_pretrained, load_tensors, read_object
 from .limits import check_limits
 from .video import Video, behind_films, moments, read_video, video_batch
 

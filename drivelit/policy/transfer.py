@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..scene.extras import Extra
+from ..io.extras import Extra
 
 # %% ../../nbs/20_policy/24_transfer.ipynb #0c867140
 _nccl = Extra("nccl.core", "nccl")

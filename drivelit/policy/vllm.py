@@ -43,8 +43,8 @@ from drivelit.policy.engines import (
     fill_ids,
     server_client,
 )
-from ..scene.files import owner_of
-from ..scene.weights import not_finite, refuse_tensors
+from ..io.files import owner_of
+from ..io.weights import not_finite, refuse_tensors
 from .model import SPECIAL, Policy
 from .text import harmless
 from .transfer import NCCLGroup, Transfer

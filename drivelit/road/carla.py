@@ -20,8 +20,8 @@ from .planner import hold_of, load_planner
 from ..rollout.carla import MOUNTS, CarlaWorld, NoSimulator, carla
 from ..rollout.routes import Planner, drive_routes
 from ..scene.core import file_name
-from ..scene.routes import Route, read_routes
-from ..scene.files import RunError, write_json
+from ..sources.routes import Route, read_routes
+from ..io.files import RunError, write_json
 
 # %% ../../nbs/60_road/05_carla.ipynb #db48947c
 SIZE = (1600, 900)  # pixels of a camera, as Bench2Drive mounts them

@@ -19,8 +19,8 @@ from .table import Entry, read_entries
 from .planner import load_planner
 from ..runs.profiles import ProfileError
 from ..runs.stages import load_scenes, read_scenes, run_profile, save_scenes
-from ..scene.files import RunError
-from ..scene.town_routes import PART, routes
+from ..io.files import RunError
+from ..town.routes import PART, routes
 
 # %% ../../nbs/60_road/17_own_drives.ipynb #ac311974
 FIRST = PART // 2  # routes of the training part from here on are nobody's: `expert_drives` begins with the first

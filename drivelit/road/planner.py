@@ -32,7 +32,7 @@ from ..policy.text import ParseError
 from ..rollout.routes import Planner
 from ..rollout.world import World
 from ..scene.cameras import swap_pictures
-from ..scene.files import RunError
+from ..io.files import RunError
 from ..runs.profiles import find_system
 from ..runs.stages import load_to_play, run_profile
 

@@ -21,7 +21,7 @@ from ..rollout.routes import Planner
 from ..rollout.world import World
 from ..scene.cameras import get_image
 from ..scene.core import Scene, Trajectory
-from ..scene.town_routes import routes
+from ..town.routes import routes
 
 # %% ../../nbs/60_road/15_states.ipynb #0f3c7e84
 KINDS = ("bend begins", "inside a bend", "straight on", "stop ahead")

@@ -26,13 +26,13 @@ from .planner import load_planner
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, straight_on, true_idm
 from ..rollout.routes import drive_routes
 from ..scene.core import Scene
-from ..scene.files import RunError, sha256
+from ..io.files import RunError, sha256
 from ..runs.profiles import find_system
 from ..runs.stages import run_profile
 from ..runs.record import DRIVER, NO_SEED, Claim, Column, Condition, Measures, Metric, Record, Results, Study
 from ..runs.record import best_without_eyes, driver, record_of, save_record
 from ..runs.record import table as table_of
-from ..scene.files import write_json
+from ..io.files import write_json
 
 # %% ../../nbs/60_road/10_table.ipynb #f5de1682
 # pictures, temperature

@@ -42,10 +42,10 @@ from drivelit.rollout.world import (
     reference,
     wanted,
 )
-from ..scene.bench2drive import REAR, camera_pose, kind_of
+from ..sources.bench2drive import REAR, camera_pose, kind_of
 from ..scene.core import Agent, Area, Camera, Ego, Light, Map, Scene, from_frame, to_frame, wrap_angle
-from ..scene.extras import Extra
-from ..scene.routes import Route
+from ..io.extras import Extra
+from ..sources.routes import Route
 
 # %% ../../nbs/30_rollout/25_carla.ipynb #c42b3e32
 carla = Extra("carla", "carla")
@@ -929,7 +929,7 @@ class _Drives(_Server):
                 raise ValueError("options: no 'scene', and the world was made without routes to draw from")
             route = self.routes[int(self.np_random.integers(len(self.routes)))]
         if not isinstance(route, Route):
-            raise ValueError(f"options: scene is a {type(route).__name__}, expected a Route of drivelit.scene.routes")
+            raise ValueError(f"options: scene is a {type(route).__name__}, expected a Route of drivelit.sources.routes")
         if len(np.unique(route.waypoints[:, :2], axis=0)) < 2:
             raise ValueError(f"route {route.id}: {len(route.waypoints)} way-points, so it has no start to drive from")
         self._leave()

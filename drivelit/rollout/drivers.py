@@ -21,7 +21,7 @@ from ..metrics.pdm import EGO_HALF
 from ..metrics.pdm_closed import idm
 from .world import Stage, World, WorldState
 from ..scene.core import Scene, to_frame
-from ..scene.town import ease
+from ..town.scenes import ease
 
 # %% ../../nbs/30_rollout/22_drivers.ipynb #e97c3262
 Driver = Callable[[World], np.ndarray]

@@ -38,8 +38,8 @@ from drivelit.scene.core import (
     to_frame,
     wrap_angle,
 )
-from ..scene.roads import Path, between, boxes_touch
-from ..scene.town_routes import PART, SEEDS, routes
+from ..town.roads import Path, between, boxes_touch
+from ..town.routes import PART, SEEDS, routes
 
 # %% ../../nbs/30_rollout/20_world.ipynb #f973932c
 PEDALS = (-8.0, 3.0)  # m/s²: full braking and full throttle on a dry road

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..scene.extras import Extra, import_large
-from ..scene.files import RunError
+from ..io.extras import Extra, import_large
+from ..io.files import RunError
 from .launch import stage_gpus
 from .profiles import Profile
 from .stages import Stages, run_profile, work_logged

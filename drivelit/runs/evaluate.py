@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..scene.files import RunError, make_folder, write_json
+from ..io.files import RunError, make_folder, write_json
 from .profiles import Profile, find_system
 
 # %% ../../nbs/42_runs/62_evaluate.ipynb #0f259521

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from ..data.rows import Rows, card, read_rows
 from ..scene.core import to_rgb
-from ..scene.files import RunError, make_folder, whole_file, write_text
+from ..io.files import RunError, make_folder, whole_file, write_text
 
 # %% ../../nbs/42_runs/46_hub.ipynb #4879a37b
 PART = ("type", "text", "frames", "fps")  # what a part of a message may say; see `make_row`

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .profiles import Profile, find_system
 from .stages import load, run_profile
-from ..scene.files import RunError
+from ..io.files import RunError
 
 # %% ../../nbs/42_runs/45_packages.ipynb #87d6db4f
 if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch

@@ -23,7 +23,7 @@ from PIL import Image
 from ..data.episodes import read_play_part, write_play_part
 from ..data.shards import Shards, ids_of
 from ..scene.clock import tally, timed
-from ..scene.files import RunError, locked
+from ..io.files import RunError, locked
 from .profiles import Profile
 
 # %% ../../nbs/42_runs/20_plays.ipynb #33482503

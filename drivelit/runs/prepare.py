@@ -22,11 +22,11 @@ from tqdm import tqdm
 from ..data.shards import INDEX, ShardError, Shards, write_shards
 from ..rollout.navigator import heard
 from ..scene.core import Scene, SceneError, from_json, skipping
-from ..scene.sources import ASPECTS, SOURCES, module, need, open_scenes, read_tokens
-from ..scene.town import MIX
-from ..scene.town import scenes as toy_scenes
-from ..scene.files import RunError, hold, in_archive, sha256
-from ..scene.processes import Workers
+from ..sources.open import ASPECTS, SOURCES, module, need, open_scenes, read_tokens
+from ..town.scenes import MIX
+from ..town.scenes import scenes as toy_scenes
+from ..io.files import RunError, hold, in_archive, sha256
+from ..io.processes import Workers
 from ..policy.text import nearest
 from .profiles import Profile, load_profile, profile_names
 
@@ -79,7 +79,7 @@ def read_parts(
         root: folder of the data
         names: of `parts_of`
         options: of the reader's `scenes`
-        require: what a scene must have, see `drivelit.scene.sources.need`
+        require: what a scene must have, see `drivelit.sources.open.need`
         navigator: what scenes tell of the route, as `heard` takes it
         noise: metres, of the points
 
@@ -168,7 +168,7 @@ def prepare(
     """Write the scenes of a source as shards, or go on with it; a shard that is there and whole is left as it is.
 
     Args:
-        source: "json" for a folder of scene files, or a key of `drivelit.scene.sources.SOURCES`
+        source: "json" for a folder of scene files, or a key of `drivelit.sources.open.SOURCES`
         root: folder of the data; the paths of pictures below it are kept without it
         folder: of the shards; left_out.txt in it names what could not be read
         workers: processes; the result does not depend on them
@@ -179,7 +179,7 @@ def prepare(
         navigator: what scenes tell of the route, as `heard` takes it
         noise: metres, of the points
         **options: of the reader's `scenes`, such as split, version, every; tokens, drives: a list, or the file of one,
-            see `drivelit.scene.sources.read_tokens`; n and seed of the toy town
+            see `drivelit.sources.open.read_tokens`; n and seed of the toy town
 
     Raises:
         RunError: nothing to read, no scene that can be used, none of the tokens, one id twice, an unknown source or

@@ -27,7 +27,7 @@ import pydantic
 from ..policy.text import nearest
 from ..rollout.navigator import NAVIGATORS, heard
 from ..scene.core import Scene
-from ..scene.extras import import_large
+from ..io.extras import import_large
 from ..training.settings import EpisodeSettings, Settings, TuningSettings, described, in_epochs
 
 # %% ../../nbs/42_runs/00_profiles.ipynb #63534fbf

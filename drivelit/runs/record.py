@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..scene.files import RunError, sha256, whole_file, write_json
+from ..io.files import RunError, sha256, whole_file, write_json
 from .report import COMPARED, Paired, cell, paired, paired_row, skill_cell
 
 # %% ../../nbs/42_runs/50_record.ipynb #54ff4103

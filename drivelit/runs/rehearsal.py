@@ -28,7 +28,7 @@ from .memory import misfits, stages_memory
 from .preview import checkpoint_bytes, data_amounts
 from .profiles import ADDRESS, Profile, find_system, load_profile, missing_packages
 from .stages import start
-from ..scene.files import RunError, write_json
+from ..io.files import RunError, write_json
 
 # %% ../../nbs/42_runs/65_rehearsal.ipynb #64c77efb
 def gpus_here() -> int:

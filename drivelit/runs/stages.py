@@ -39,10 +39,10 @@ from ..metrics.pdm import REFERENCES, add_references, prepare
 from ..scene.clock import account, timed
 from ..scene.cameras import check_image
 from ..scene.core import Scene, SceneError, from_json
-from ..scene.extras import import_large
-from ..scene.town import scenes as toy_scenes
-from ..scene.files import RunError, hold, in_archive, make_folder, owner_of, sha256, whole_file, write_json
-from ..scene.processes import Workers, fork_server, keep_memory, set_aside
+from ..io.extras import import_large
+from ..town.scenes import scenes as toy_scenes
+from ..io.files import RunError, hold, in_archive, make_folder, owner_of, sha256, whole_file, write_json
+from ..io.processes import Workers, fork_server, keep_memory, set_aside
 from ..policy.text import nearest
 from .memory import check_memory
 from .profiles import Profile, find_system, missing_packages

@@ -18,7 +18,7 @@ import pandas as pd
 
 from .record import Claim, Column, Condition, Metric, Record, Study
 from .record import best_without_eyes, collect, driver, table
-from ..scene.files import RunError
+from ..io.files import RunError
 
 # %% ../../nbs/42_runs/57_tables.ipynb #e1185ca8
 @dataclass(frozen=True)

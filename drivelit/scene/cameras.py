@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
 from .core import Agent, Camera, Light, Scene, SceneError, reading, to_frame, to_rgb
-from .files import in_archive
+from ..io.files import in_archive
 from .plot import box_corners, crossing_stripes
 
 # %% ../../nbs/00_scene/30_cameras.ipynb #3db3ebea

@@ -158,7 +158,20 @@ def _short(value) -> str:
 
 
 def check_array(value: Any, name: str, shape: tuple[int | None, ...], most: float = FAR) -> np.ndarray:
-    "A finite float array of a shape (None: any length); SceneError for NaN or numbers beyond `most`."
+    """A finite float array of a shape.
+
+    Args:
+        value: numbers, nested
+        name: of the field, for the error
+        shape: None: any length
+        most: the largest magnitude
+
+    Returns:
+        array of that shape
+
+    Raises:
+        SceneError: another shape, NaN, or numbers beyond `most`
+    """
     try:
         a = np.asarray(value, float)
     except (TypeError, ValueError, OverflowError) as e:
@@ -260,7 +273,14 @@ FASTEST, HARDEST = 100.0, 60.0  # m/s, m/s²: no car drives faster, or brakes, s
 
 
 def check_motion(times: np.ndarray, poses: np.ndarray, name: str, hardest: float = HARDEST) -> None:
-    "SceneError if no car can have made these poses (T, 2 or 3): a step over 100 m/s, or over `hardest` m/s²."
+    """SceneError if no car can have made these poses: a step over 100 m/s, or over `hardest`.
+
+    Args:
+        times: (T,) seconds
+        poses: (T, 2 or 3) metres
+        name: of the field, for the error
+        hardest: m/s²
+    """
     t, p = np.asarray(times, float), np.asarray(poses, float)[:, :2]
     dt = np.diff(t)
     v = np.diff(p, axis=0) / dt[:, None]
@@ -422,7 +442,16 @@ class Agent:
 
 # %% ../../nbs/00_scene/00_scene.ipynb #veloc001
 def backward_velocity(times: np.ndarray, points: np.ndarray, window: float = 0.5) -> np.ndarray:
-    "Velocities (K, 2) in m/s of points (K, 2) at times (K,), each from the past alone; 0 after a 1.5 s gap."
+    """Velocities of points, each from the past alone; 0 after a gap of 1.5 s.
+
+    Args:
+        times: (K,) seconds, 0 is now
+        points: (K, 2) metres
+        window: seconds to look back
+
+    Returns:
+        (K, 2) m/s
+    """
     t, p = np.asarray(times, float), np.asarray(points, float)
     v = np.zeros((len(t), 2))
     if len(t) < 2:
@@ -650,7 +679,11 @@ _VIEW_OF = {name: view for view, names in VIEW_NAMES.items() for name in names}
 
 
 def view_name(name: str) -> str:
-    "The view that a camera's name in a log stands for; the same name if it stands for no view."
+    """The view that a camera's name in a log stands for; the same name if it stands for no view.
+
+    Args:
+        name: such as "ring_front_center"
+    """
     return _VIEW_OF.get(name, name)
 
 
@@ -963,7 +996,18 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 # %% ../../nbs/00_scene/00_scene.ipynb #files003
 def parse_record(text: str | bytes, where: str | Path) -> Any:
-    "A JSON value of a file's text; SceneError, beginning with `where`, if cut short or nested too deep."
+    """A JSON value of a file's text.
+
+    Args:
+        text: of the file
+        where: how the error begins
+
+    Returns:
+        the value
+
+    Raises:
+        SceneError: cut short, nested too deep, or not UTF-8
+    """
     try:
         return json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as e:

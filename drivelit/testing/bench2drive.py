@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import shapely
 
-from ..scene.bench2drive import FLIP, FOLDERS, REAR, UNREAL
+from ..sources.bench2drive import FLIP, FOLDERS, REAR, UNREAL
 from ..scene.cameras import toy_cameras
 from ..scene.core import Scene, from_frame
 from .drives import FAMILIES, drives, in_city, moment, places, write_picture

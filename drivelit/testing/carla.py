@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..scene.roads import Path, boxes_touch
+from ..town.roads import Path, boxes_touch
 
 # %% ../../nbs/80_testing/20_carla.ipynb #8e9ad748
 @dataclass

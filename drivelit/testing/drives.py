@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..scene.cameras import get_image
 from ..scene.core import Agent, Area, Camera, Ego, Light, Map, Scene, Trajectory, from_frame, to_frame
-from ..scene.town import TIMES, make_scene
+from ..town.scenes import TIMES, make_scene
 
 # %% ../../nbs/80_testing/40_drives.ipynb #mkdrive6
 FAMILIES = (
@@ -69,7 +69,7 @@ def drive_of(scene: Scene) -> Drive:
     """The drive of a toy scene.
 
     Args:
-        scene: of `drivelit.scene.town`, with all of its eight seconds
+        scene: of `drivelit.town.scenes`, with all of its eight seconds
     """
     ahead = np.concatenate([scene.expert.poses, np.array(scene.meta["future"])[len(scene.expert.poses) :]])
     poses, current_index = np.concatenate([scene.ego.poses, ahead]), len(scene.ego.poses) - 1

@@ -19,9 +19,9 @@ from scipy.spatial.transform import Rotation
 from shapely.ops import substring
 
 from ..scene.core import Camera, Scene, from_frame
-from ..scene.extras import Extra
-from ..scene.navsim import COMMAND, FUTURE, HISTORY
-from ..scene.roads import LANE
+from ..io.extras import Extra
+from ..sources.navsim import COMMAND, FUTURE, HISTORY
+from ..town.roads import LANE
 from .drives import FAMILIES, drives, in_city, moment, places, write_picture
 
 # %% ../../nbs/80_testing/42_navsim.ipynb #mknavs03

@@ -18,7 +18,7 @@ from scipy.spatial.transform import Rotation
 
 from ..scene.cameras import toy_cameras
 from ..scene.core import Scene, from_frame
-from ..scene.nuscenes import TABLES, split_names
+from ..sources.nuscenes import TABLES, split_names
 from .drives import FAMILIES, Drive, drives, in_city, moment, places, write_picture
 
 # %% ../../nbs/80_testing/44_nuscenes.ipynb #mknusc06

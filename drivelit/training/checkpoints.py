@@ -30,8 +30,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..policy.model import Policy
 from ..scene.clock import tally
-from ..scene.files import sha256, whole_folder, write_json, write_text
-from ..scene.weights import CARD, MARK, damage, files_of, fingerprints, seal
+from ..io.files import sha256, whole_folder, write_json, write_text
+from ..io.weights import CARD, MARK, damage, files_of, fingerprints, seal
 
 # %% ../../nbs/40_training/05_checkpoints.ipynb #74b762ae
 def first_process() -> bool:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..policy.model import Policy, in_bf16
-from ..scene.weights import check_tensors, load_tensors
+from ..io.weights import check_tensors, load_tensors
 from .checkpoints import first_process
 from .sft import LOW
 from .sharding import is_sharded, load_shards, reshard, save_shards, slice_of

@@ -37,7 +37,7 @@ from ..data.rows import Rows, chat
 from ..policy.model import Policy, load_policy, reader_of
 from ..policy.numerals import Numerals
 from ..policy.text import harmless, spoken_control
-from ..scene.processes import fork_server
+from ..io.processes import fork_server
 from drivelit.training.checkpoints import (
     SafeCheckpoints,
     plot_metrics,

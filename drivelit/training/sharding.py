@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
-from ..scene.weights import check_tensors, not_finite, refuse_tensors
+from ..io.weights import check_tensors, not_finite, refuse_tensors
 
 # %% ../../nbs/40_training/03_sharding.ipynb #aa29f936
 LAYERS = ("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock")  # a unit each; the embeddings and the head are others

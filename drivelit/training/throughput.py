@@ -40,9 +40,9 @@ from ..policy.model import Policy, in_bf16, play_in_bf16
 from ..policy.vllm import VLLMEngine
 from ..rollout.core import Episode, RolloutError, rollout
 from ..scene.core import to_rgb
-from ..scene.files import whole_file
-from ..scene.processes import begin_worker, fork_server
-from ..scene.weights import WeightsError, check_tensors, load_tensors, not_finite, refuse_tensors
+from ..io.files import whole_file
+from ..io.processes import begin_worker, fork_server
+from ..io.weights import WeightsError, check_tensors, load_tensors, not_finite, refuse_tensors
 from .checkpoints import first_process, wait_for_all
 from .sharding import full_weights, is_sharded, slice_of
 
