@@ -28,8 +28,10 @@ from drivelit.minddriver import report as minddriver_report
 from drivelit.mtdrive import pictures as mtdrive_pictures
 from drivelit.mtdrive import report as mtdrive_report
 from drivelit.road.claims import plot_claims
+from drivelit.runs.profiles import find_system
 from drivelit.runs.record import read_record
 from drivelit.runs.report import paired, paired_row, plot_compared
+from drivelit.runs.stages import plot_stages
 from drivelit.scene.plot import plot_scene
 from drivelit.town.scenes import make_scene
 from drivelit.training.checkpoints import plot_metrics
@@ -216,6 +218,9 @@ DRAWN = {
     "minddriver, distances": lambda tmp: minddriver_report.plot_ade(record("53_minddriver")),
     "minddrive, rounds": lambda tmp: minddrive_report.plot_rounds(record("54_minddrive")),
     "the house": lambda tmp: house(),
+} | {
+    f"{system}, stages": lambda tmp, system=system: plot_stages(find_system(system).stages)
+    for system in ("mtdrive", "driveagent", "autodrive_p3", "minddriver", "minddrive")
 }
 
 

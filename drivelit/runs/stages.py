@@ -6,7 +6,7 @@
 __all__ = ['RENEWED', 'HELDOUT_SEED', 'CHOICE_SEED', 'TUNING_SEEDS', 'COSTS', 'start', 'run_profile', 'tell_if_few',
            'read_folder', 'make_scenes', 'open_shards', 'save_scenes', 'read_scenes', 'write_scenes', 'load_scenes',
            'leave_out', 'check_pictures', 'write_choice', 'check_gpu', 'device_of', 'load', 'load_to_play',
-           'StageGraph', 'work_logged', 'Stages', 'step_seconds', 'Measured', 'read_measured', 'hours']
+           'StageGraph', 'plot_stages', 'work_logged', 'Stages', 'step_seconds', 'Measured', 'read_measured', 'hours']
 
 # %% ../../nbs/42_runs/30_stages.ipynb #0502a1f8
 import contextlib
@@ -697,6 +697,49 @@ class StageGraph:
             return all((n, 0 if n in self.shared else seed) in done for n in self.needs[stage])
 
         return sorted((j for j in jobs if met(*j)), key=lambda j: (j[1], -self.waiting_on(j[0])))
+
+# %% ../../nbs/42_runs/30_stages.ipynb #plotstg1
+_SHADES = {  # kind -> its word and its colour; printed in grey they differ, too
+    "": ("data, measurements", "white"),
+    "play": ("a policy plays", "#fdd68a"),
+    "sft": ("supervised tuning", "#8fbcdc"),
+    "rl": ("reinforcement", "#e0714a"),
+}
+
+
+def plot_stages(graph: StageGraph) -> "plt.Axes":
+    "Draw which stage needs which: a stage stands right of all that it needs, in the row of the first one if it can."
+    import matplotlib.pyplot as plt  # a run draws nothing, and does not wait for it
+    from matplotlib.patches import Patch
+
+    place, free, size = {}, Counter(), 9  # points
+    for stage, needs in graph.needs.items():
+        column = 1 + max((place[n][0] for n in needs), default=-1)
+        row = max(free[column], min((place[n][1] for n in needs), default=0))
+        place[stage], free[column] = (column, row), row + 1
+    # in letters: the columns, and gaps that fill a page of 80
+    widths = [0.6 * max(len(s) for s, (column, _) in place.items() if column == c) for c in range(len(free))]
+    gap, rows = np.clip((80 - sum(widths)) / len(widths), 3.5, 8), max(free.values())
+    starts = np.cumsum([1, *(w + gap for w in widths)])
+    width = max(80, starts[-1] - gap + 1)
+    ax = plt.subplots(figsize=(width * size / 72, 0.36 * (rows + 1)))[1]
+    for stage, (column, row) in place.items():
+        line = dict(ec="#495057", ls="--" if stage in graph.optional else "-")
+        box = dict(boxstyle="round,pad=0.3", fc=_SHADES[graph.kinds.get(stage, "")][1], **line)
+        ax.text(starts[column], -row, stage, va="center", fontsize=size, bbox=box, zorder=4)
+        for parent, height in (place[need] for need in graph.needs[stage]):
+            edge = starts[parent] + widths[parent] + 0.4  # past all boxes of that column, so that no arrow crosses one
+            ax.plot((starts[parent], edge), (-height, -height), color="#495057", lw=1, zorder=2, snap=False)
+            arrow = dict(arrowstyle="->", color="#495057", shrinkA=0, shrinkB=0)
+            ax.annotate("", (starts[column] - 0.4, -row), (edge, -height), arrowprops=arrow)
+    kinds = dict.fromkeys(graph.kinds.get(s, "") for s in place)
+    handles = [Patch(fc=_SHADES[k][1], ec="#495057", label=_SHADES[k][0]) for k in _SHADES if k in kinds]
+    if graph.optional:
+        handles.append(Patch(fc="none", ec="#495057", ls="--", label="only when it is named"))
+    ax.legend(handles=handles, loc="lower left", ncols=5, frameon=False, fontsize=size)
+    ax.set(xlim=(0, width), ylim=(-rows - 0.4, 0.6), position=(0, 0, 1, 1))
+    ax.set_axis_off()
+    return ax
 
 # %% ../../nbs/42_runs/30_stages.ipynb #461b73d3
 @contextlib.contextmanager
