@@ -26,6 +26,12 @@ SAMPLES = os.environ.get("DRIVELIT_SAMPLES")
 JUNK = st.sampled_from([None, True, -1, 10**400, 1e300, float("nan"), "x", [], [[]], {}, {"a": 1}, [1, "b"]])
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory):
+    "A folder whose name says nothing of the case, as the errors name their files."
+    return tmp_path_factory.mktemp("files")
+
+
 def refused(words, read, *args, **options):
     "Reading fails with one sentence that has all of these words."
     with pytest.raises(SceneError) as e:

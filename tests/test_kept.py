@@ -7,8 +7,10 @@ import random
 import warnings
 from pathlib import Path
 
+import diffusers
 import numpy as np
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel
@@ -16,7 +18,7 @@ from transformers import CLIPConfig, CLIPModel
 from drivelit.data.episodes import read_play_part, write_play_part
 from drivelit.data.served import Journal
 from drivelit.driveagent.motion import MotionHead, load_head, save_head
-from drivelit.io.weights import MARK, seal
+from drivelit.io.weights import MARK, WeightsError, damage, load_pretrained, seal
 from drivelit.metrics.images import load_encoder
 from drivelit.minddrive.experts import Experts, load_experts, save_experts
 from drivelit.minddrive.online import ARRAYS, Played
@@ -228,6 +230,51 @@ def test_any_bit_of_a_header_without_a_mark(kind, tmp_path):
         path.write_bytes(data)
         seen.append(outcome(read, expected))
     assert seen.count("refused") > len(seen) / 2
+
+
+def bits(path, count, end=None):
+    "Offsets of the file's bytes, before its `end`, of which one bit is flipped; afterwards it is as it was."
+    written, draw = path.read_bytes(), random.Random(0)
+    try:
+        for _ in range(count):
+            offset, data = draw.randrange(0, end or len(written)), bytearray(written)
+            data[offset] ^= 1 << draw.randrange(8)
+            path.write_bytes(data)
+            yield offset
+    finally:
+        path.write_bytes(written)
+
+
+def test_any_bit_of_a_model_of_diffusers(tmp_path):
+    """Without a mark, what loads after a flip in the header is what was written, or it is refused by name; a flip in
+    the body is another number, which only the mark shows."""
+    levels = dict(block_out_channels=(8, 8), norm_num_groups=4, num_vq_embeddings=16, latent_channels=2)
+    blocks = dict(down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2)
+    codec = diffusers.VQModel(**levels, **blocks)
+    codec.save_pretrained(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+
+    def read():
+        try:
+            return load_pretrained(diffusers.VQModel, tmp_path).state_dict()
+        except WeightsError as e:
+            assert str(tmp_path) in str(e)
+
+    def refusals(offsets):
+        count = 0
+        for offset in offsets:
+            state = read()
+            count += state is None
+            assert state is None or all(torch.equal(v, state[k]) for k, v in codec.state_dict().items()), offset
+        return count
+
+    assert refusals(bits(path, 150, 8 + int.from_bytes(path.read_bytes()[:8], "little"))) > 100
+    seal(tmp_path)
+    assert refusals(bits(path, 150)) == 150
+    assert refusals(bits(tmp_path / "config.json", 20)) == 20
+    for _ in bits(tmp_path / MARK, 20):
+        assert read() is None or damage(tmp_path) == ""  # a letter of a hash in capitals would still be refused
+    assert read() is not None
 
 
 @pytest.mark.parametrize("kind", [a_rollout, a_part, drives, a_journal, a_town], ids=lambda k: k.__name__)
