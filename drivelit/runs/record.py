@@ -134,14 +134,31 @@ def _read(path):
 
 
 def write_results(out: str | Path, name: str, parts: Mapping[tuple[str, int], Results]) -> None:
-    """Keep what a stage has measured.
+    """Keep what a stage has measured: two tables, and the file of their digests, which is the last to be there.
 
     Args:
         name: of the stage; with its seed, if it has one
         parts: (arm, seed) -> its results; (name, NO_SEED) of a driver
     """
-    for table, kind in zip(_frames(parts), ("scenes", "sets"), strict=True):
-        _write(table, Path(out) / "record" / f"{name}.{kind}.parquet")
+    digests = Path(out) / "record" / f"{name}.json"
+    digests.unlink(missing_ok=True)
+    paths = {kind: digests.with_name(f"{name}.{kind}.parquet") for kind in ("scenes", "sets")}
+    for path, table in zip(paths.values(), _frames(parts), strict=True):
+        _write(table, path)
+    write_json(digests, {kind: sha256(path) for kind, path in paths.items()})
+
+
+def _read_part(digests):
+    "The two tables beside a file of digests."
+    try:
+        kept = json.loads(digests.read_text())
+        paths = {kind: digests.with_name(f"{digests.stem}.{kind}.parquet") for kind in ("scenes", "sets")}
+        changed = [path for kind, path in paths.items() if kept.get(kind) != sha256(path)]
+    except (OSError, ValueError, AttributeError) as e:
+        raise RunError(f"{digests}: no results of a stage ({str(e)[:100]})") from None
+    if changed:
+        raise RunError(f"{changed[0]}: no record of a run (it has changed since it was written)")
+    return [_read(path) for path in paths.values()]
 
 # %% ../../nbs/42_runs/50_record.ipynb #c0634410
 @dataclass(frozen=True)
@@ -307,16 +324,15 @@ def read_results(out: str | Path, names: Iterable[str], **about: Any) -> Record:
         **about: what is said of the whole run, beside its profile
 
     Raises:
-        RunError: the folder holds no run, or no stage has ended that measures something
+        RunError: the folder holds no run, no stage has ended that measures something, or a file has changed since
     """
     out = Path(out)
     if not (out / "run.json").exists():
         raise RunError(f"{out} holds no run: there is no run.json")
-    files = [out / "record" / f"{n}.scenes.parquet" for n in names]
-    files = [f for f in files if f.exists()]
-    if not files:
+    parts = [_read_part(f) for n in names if (f := out / "record" / f"{n}.json").exists()]
+    if not parts:
         raise RunError(f"{out}: no stage has ended that measures something")
-    tables = [_table([_read(str(f).replace(".scenes.", f".{k}.")) for f in files]) for k in ("scenes", "sets")]
+    tables = [_table(list(some)) for some in zip(*parts, strict=True)]
     return Record(*tables, dict(profile=json.loads((out / "run.json").read_text())) | about)
 
 

@@ -57,7 +57,7 @@ class Gather:
         about |= {stage: self.stages.result(out, stage) for stage in ran}
         names = {f"{arm}-{seed}": (arm, seed) for seed in seeds for arm in self.arms}
         for name, (arm, seed) in names.items():
-            path = Path(out) / "record" / f"{name}.scenes.parquet"
+            path = Path(out) / "record" / f"{name}.json"
             if self.stages.is_done(out, arm, seed) and not path.exists():
                 raise RunError(f"{path}: is missing, and stage {arm}, seed {seed} has ended; choose another folder")
         return collect(out, ["drivers", *names], **about)
