@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'WHOLE', 'WORDS', 'PIXELS', 'BEAM', 'REACH', 'SPAN', 'FRONT_EDGE', 'EDGE', 'EARLIER', 'OTHERS', 'CLEAR',
-           'solid', 'to_pixels', 'outline', 'Thing', 'seen', 'part_around', 'crop', 'depth_image', 'boxes_image',
-           'free_ahead', 'motion', 'look']
+           'LANE_AHEAD', 'solid', 'to_pixels', 'outline', 'Thing', 'seen', 'part_around', 'crop', 'depth_image',
+           'boxes_image', 'free_ahead', 'motion', 'look']
 
 # %% ../../nbs/45_base/00_facts.ipynb #ff003866
 from dataclasses import asdict, dataclass
@@ -246,6 +246,7 @@ def boxes_image(
 EARLIER = -1.0  # seconds: the second picture
 OTHERS = ("CAM_FRONT_LEFT", "CAM_FRONT_RIGHT", "CAM_BACK", "CAM_BACK_LEFT", "CAM_BACK_RIGHT")
 CLEAR = 50.0  # metres: further than that a lane is simply free
+LANE_AHEAD = (8.0, 16.0, 24.0, 32.0)  # metres along the route
 
 
 def free_ahead(scene: Scene, ids: set[str]) -> float:
@@ -269,7 +270,7 @@ def _lane_at(scene, y):
 
 
 def _road(scene):
-    "Bend, lanes beside, a crossing ahead, metres to the left of our lane's middle."
+    "Bend, lanes beside, a crossing ahead, metres to the left of our lane's middle, and where that middle goes."
     path = Path(scene.map.centerline)
     s0, aside = (float(v[0]) for v in path.project(np.zeros((1, 2))))
     # the heading 22 m ahead against the one here
@@ -281,6 +282,7 @@ def _road(scene):
         right_lane=_lane_at(scene, -3.5),
         crossing=any(4 < x < 40 for x in crossings),
         aside=round(aside, 2),
+        ahead=[path.at(s0 + d)[:2].round(2).tolist() for d in LANE_AHEAD],
     )
 
 

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,8 @@ class Recipe:
         batch: conversations in an update of the second and third part
         lr: learning rate of the second part; the first has half of it
         distance: times the distance between numbers in the loss, from the second part on: at random it is tens
+        drives: the share of the scenes that are moments of an expert's drives
+        lane: the share of the conversations that ask where the lane goes
         seed: of weights and order
         words: entries of the tokenizer's byte-level BPE, at most
         looks: how often a few probes are made on the way, in each part
@@ -65,6 +68,8 @@ class Recipe:
     batch: int = 32
     lr: float = 2e-3
     distance: float = 1.0
+    drives: float = 0.0
+    lane: float = 0.0
     seed: int = 0
     words: int = 2000
     looks: int = 4
@@ -233,8 +238,9 @@ def beginner(recipe: Recipe) -> Policy:
 def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, data: Path, before: Sequence[int]) -> None:
     "One part of the training in out/train/name, or go on with it; `before`: updates and tokens so far."
     part, number = parts(recipe)[name], list(parts(recipe)).index(name)
-    shelf = Shelf(save_questions(recipe.scenes, data / "train", TRAIN_SEED, pretraining_scenes))
-    rows = PretrainingData(shelf, part.steps * part.batch, 10 * recipe.seed + number, policy)
+    scenes_of = partial(pretraining_scenes, drives=recipe.drives)
+    shelf = Shelf(save_questions(recipe.scenes, data / "train", TRAIN_SEED, scenes_of))
+    rows = PretrainingData(shelf, part.steps * part.batch, 10 * recipe.seed + number, policy, recipe.lane)
     look_recipe = replace(recipe, probes=min(len(MIX), recipe.probes))
     steps = [round(part.steps * (k + 1) / recipe.looks) for k in range(recipe.looks)]
     looks = Looks(policy, *probe_scenes(data / "look", look_recipe), out / "looks", steps, tuple(before))
