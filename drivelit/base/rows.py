@@ -44,8 +44,8 @@ def pretraining_scenes(n: int, seed: int, drives: float = 0.0) -> list[Scene]:
         n: how many
         drives: the share that are moments of an expert's drives, 0 to 1
     """
-    made = some_offset(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST, late=0)
-    return some_driven(made, drives, seed, FIRST_ROUTE + seed % MANY_ROUTES) if drives else made
+    town = some_offset(scenes(n, seed=seed, families=TAUGHT), 0.25, seed, MOST, late=0)
+    return some_driven(town, drives, seed, FIRST_ROUTE + seed % MANY_ROUTES) if drives else town
 
 
 def _png(image):

@@ -254,8 +254,8 @@ def some_driven(made: Sequence[Scene], share: float, seed: int = 0, first: int |
     """
     _check_share(share)
     places = [k for k in range(len(made)) if int((k + 1) * share) > int(k * share)]
-    first = seed if first is None else first
-    drives = dict(zip(places, expert_drives(len(places), seed=seed, first=first), strict=True))
+    moments = expert_drives(len(places), seed=seed, first=seed if first is None else first)
+    drives = dict(zip(places, moments, strict=True))
     return [drives.get(k, s) for k, s in enumerate(made)]
 
 # %% ../../nbs/35_data/45_moments.ipynb #pastdrop2

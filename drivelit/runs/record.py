@@ -151,9 +151,9 @@ def write_results(out: str | Path, name: str, parts: Mapping[tuple[str, int], Re
 def _read_part(digests):
     "The two tables beside a file of digests."
     try:
-        kept = json.loads(digests.read_text())
+        written = json.loads(digests.read_text())
         paths = {kind: digests.with_name(f"{digests.stem}.{kind}.parquet") for kind in ("scenes", "sets")}
-        changed = [path for kind, path in paths.items() if kept.get(kind) != sha256(path)]
+        changed = [path for kind, path in paths.items() if written.get(kind) != sha256(path)]
     except (OSError, ValueError, AttributeError) as e:
         raise RunError(f"{digests}: no results of a stage ({str(e)[:100]})") from None
     if changed:
