@@ -49,7 +49,9 @@ from .profiles import Profile, find_system, missing_packages
 from .plays import keep_parts_in
 
 # %% ../../nbs/42_runs/30_stages.ipynb #2b390946
-if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch
+if TYPE_CHECKING:  # only for annotations: the main process of a run needs no torch and draws nothing
+    from matplotlib.axes import Axes
+
     from drivelit.policy.model import Policy
 
 # %% ../../nbs/42_runs/30_stages.ipynb #bf16gain
@@ -707,7 +709,7 @@ _SHADES = {  # kind -> its word and its colour; printed in grey they differ, too
 }
 
 
-def plot_stages(graph: StageGraph) -> "plt.Axes":
+def plot_stages(graph: StageGraph) -> "Axes":
     "Draw which stage needs which: a stage stands right of all that it needs, in the row of the first one if it can."
     import matplotlib.pyplot as plt  # a run draws nothing, and does not wait for it
     from matplotlib.patches import Patch
