@@ -18,7 +18,7 @@ import shapely
 from PIL import Image, ImageDraw
 
 from ..scene.cameras import get_image, outline
-from ..scene.core import DRIVABLE_KINDS, Agent, Scene, SceneError, remembered
+from ..scene.core import IMAGE_SIZE, DRIVABLE_KINDS, Agent, Scene, SceneError, remembered
 from ..scene.plot import EGO_FRONT, EGO_REAR, EGO_WIDTH
 from ..town.roads import Path, boxes_touch
 
@@ -65,7 +65,7 @@ PICTURES = dict(  # what each source's videos are made of
         ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT"),
         ((_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS), (0.0, 0.0, 1.0, 1 - _HOOD), (_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS)),
     ),
-    toy=Picture((168, 84)),
+    toy=Picture(IMAGE_SIZE),
 )
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #b40edd22

@@ -16,12 +16,12 @@ import shapely
 from PIL import Image, ImageDraw
 
 from ..scene.cameras import NEAR, ego_pose_at, get_depth, get_image, to_camera
-from ..scene.core import Camera, Scene, to_frame, wrap_angle
+from ..scene.core import IMAGE_SIZE, Camera, Scene, to_frame, wrap_angle
 from ..scene.plot import EGO_FRONT, box_corners
 from ..town.roads import Path
 
 # %% ../../nbs/45_base/00_facts.ipynb #d063900f
-SIZE = (168, 84)  # pixels of every picture of the base
+SIZE = IMAGE_SIZE  # pixels of every picture of the base
 WHOLE = (0.0, 0.0, 1.0)
 
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) / 2

@@ -23,7 +23,7 @@ from ..scene.cameras import get_image, project
 from typing import Any
 from collections.abc import Callable, Sequence
 from ..policy.model import Policy
-from ..scene.core import Scene, remembered
+from ..scene.core import IMAGE_SIZE, Scene, remembered
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #cc5edfc6
 NOUNS = dict(
@@ -154,7 +154,7 @@ def _thing(scene, agent, image_size):
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #b9b92383
 @remembered  # readers, teachers and judges all ask
-def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evidence]:
+def evidence(scene: Scene, image_size: tuple[int, int] = IMAGE_SIZE) -> list[Evidence]:
     "What matters in a scene by the ground truth, what is nearest first, each finding once."
     lights = [e for x in scene.lights if (e := _light(scene, x, image_size))]
     relevant = sorted(
@@ -165,7 +165,7 @@ def evidence(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> list[Evid
     return list({e.finding: e for e in reversed(lights[:1] + things[:2])}.values())[::-1]
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #d9033199
-def needs_look(scene: Scene, image_size: tuple[int, int] = (168, 84)) -> bool:
+def needs_look(scene: Scene, image_size: tuple[int, int] = IMAGE_SIZE) -> bool:
     "Whether something matters that the front view does not show and a tool would."
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
 
@@ -197,7 +197,7 @@ def hash_of(text: str) -> int:
 class ScriptedReader:
     "In place of a model: right where it can see what matters, and wrong at a given rate (`noise`)."
 
-    def __init__(self, noise: float = 0.1, seed: int = 0, image_size: tuple[int, int] = (168, 84)) -> None:
+    def __init__(self, noise: float = 0.1, seed: int = 0, image_size: tuple[int, int] = IMAGE_SIZE) -> None:
         self.noise, self.seed, self.image_size = noise, seed, image_size
 
     def accuracy(self, scenes: list[Scene], mode: str) -> np.ndarray:

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from shapely.ops import substring
 
 from ..scene.cameras import NEAR, ego_pose_at, get_image, outline
-from ..scene.core import Scene
+from ..scene.core import IMAGE_SIZE, Scene
 from ..scene.plot import EGO_FRONT, box_corners
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #04f70557
@@ -103,7 +103,7 @@ def _candidates(scene, camera, size, time, ego):
 
 
 def things(
-    scene: Scene, view: str = "front", size: tuple[int, int] = (168, 84), time: float = 0.0, xray: bool = False
+    scene: Scene, view: str = "front", size: tuple[int, int] = IMAGE_SIZE, time: float = 0.0, xray: bool = False
 ) -> list[Thing]:
     """What is to be seen in a picture that was taken at a time (<= 0), the nearest first; `xray`: as if nothing hid it.
 
@@ -234,7 +234,7 @@ class Facts:
     """
 
     def __init__(
-        self, scene: Scene, views: Sequence[str], size: tuple[int, int] = (168, 84), xray: bool = False
+        self, scene: Scene, views: Sequence[str], size: tuple[int, int] = IMAGE_SIZE, xray: bool = False
     ) -> None:
         self.scene, self.views, self.size, self.xray = scene, tuple(views), size, xray
         # In a recording without boxes it is not known who is in the picture.
@@ -775,7 +775,7 @@ def recognise(question: str) -> tuple[Form, str, str] | None:
     return _all_questions().get(question)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #0e742531
-def vqa_lines(image_size: tuple[int, int] = (168, 84)) -> tuple[str, ...]:
+def vqa_lines(image_size: tuple[int, int] = IMAGE_SIZE) -> tuple[str, ...]:
     "Texts that the toy's tokenizer should know to read these questions and answers, each once."
     numbers = [str(n) for n in range(max(image_size) + 1)]
     # One box and one distance show the signs between the numbers, which are pieces of their own.
@@ -829,7 +829,7 @@ class Ask:
     number: int
     views: tuple[str, ...]
     origin: str = "template"
-    size: tuple[int, int] = (168, 84)
+    size: tuple[int, int] = IMAGE_SIZE
     asked: tuple[str, ...] = ()
 
     @property

@@ -25,7 +25,7 @@ from ..policy.text import ParseError, harmless
 from ..rollout.core import Episode, Step, Task, TurnState
 from ..rollout.navigator import target_text
 from ..scene.cameras import get_image
-from ..scene.core import Scene
+from ..scene.core import IMAGE_SIZE, Scene
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #514edc5e
 def answer_call(
@@ -160,7 +160,7 @@ class DriveAgentTask(Task):
         view: str = "front",
         pictures: str = "own",
         words: str = "paper",
-        image_size: tuple[int, int] = (168, 84),
+        image_size: tuple[int, int] = IMAGE_SIZE,
         border: float = EDIT_COST,
         spare_turn: bool = True,
     ) -> None:

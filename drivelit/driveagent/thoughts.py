@@ -27,7 +27,7 @@ from ..metrics.meta_actions import SPEEDS, encode
 from ..policy.engines import Completion, cut_behind
 from ..policy.text import ParseError, control_words, harmless, parse_json
 from ..rollout.core import TurnState
-from ..scene.core import Scene
+from ..scene.core import IMAGE_SIZE, Scene
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #de0d52f0
 FIRST = {
@@ -84,7 +84,7 @@ class ScriptedTeacher:
         self,
         fault_rate: float = 0.25,
         seed: int = 0,
-        image_size: tuple[int, int] = (168, 84),
+        image_size: tuple[int, int] = IMAGE_SIZE,
         words: str = "paper",
         tools: Sequence[str] | None = None,
     ) -> None:
@@ -241,7 +241,7 @@ class ScriptedJudge:
             guess in the text mode
     """
 
-    def __init__(self, image_size: tuple[int, int] = (168, 84)) -> None:
+    def __init__(self, image_size: tuple[int, int] = IMAGE_SIZE) -> None:
         self.image_size = image_size
 
     def score(self, scene: Scene, turns: Sequence[str], actions: Sequence[tuple[str, str]]) -> float:

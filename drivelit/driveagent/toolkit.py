@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ..scene.cameras import NEAR, get_depth, get_image, project, to_camera
-from ..scene.core import SceneError, wrap_angle
+from ..scene.core import IMAGE_SIZE, SceneError, wrap_angle
 from typing import Any
 from ..scene.core import Camera
 from ..scene.core import Scene
@@ -513,7 +513,7 @@ class Toolkit:
     tools: tuple = TOOLS
     depth: object = ExactDepth()
     detector: object = ExactDetector()
-    image_size: tuple = (168, 84)
+    image_size: tuple = IMAGE_SIZE
 
     def __post_init__(self):
         unknown = [t for t in self.tools if t not in TOOLS]

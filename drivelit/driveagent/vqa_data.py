@@ -39,7 +39,7 @@ from ..policy.engines import Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError, harmless, parse_json
 from ..scene.cameras import get_image
-from ..scene.core import Scene
+from ..scene.core import IMAGE_SIZE, Scene
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #0380be3f
 SCORES = ("relevance", "correctness", "grounding")
@@ -368,7 +368,7 @@ def vqa_rows(
     pairs: int = 4,
     templates: float = 0.7,
     six: float = 0.5,
-    image_size: tuple[int, int] = (168, 84),
+    image_size: tuple[int, int] = IMAGE_SIZE,
     rounds: int = 2,
     share: float = 0.6,
     seed: int = 0,

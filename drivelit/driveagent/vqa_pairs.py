@@ -33,7 +33,7 @@ from drivelit.driveagent.questions import (
 )
 from ..metrics.images import embed_images
 from ..policy.text import ParseError
-from ..scene.core import Scene, SceneError, to_rgb
+from ..scene.core import IMAGE_SIZE, Scene, SceneError, to_rgb
 
 # %% ../../nbs/51_driveagent/40_vqa_pairs.ipynb #694ca470
 def thumbnails(images: Sequence[Image.Image], size: tuple[int, int] = (14, 7)) -> np.ndarray:
@@ -318,7 +318,7 @@ def make_asks(
     scenes: Sequence[Scene],
     templates: float = 0.7,
     six: float = 0.5,
-    size: tuple[int, int] = (168, 84),
+    size: tuple[int, int] = IMAGE_SIZE,
     seed: int = 0,
     numbers: Sequence[int] | None = None,
 ) -> list[Ask]:

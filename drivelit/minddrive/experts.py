@@ -22,6 +22,7 @@ from tokenizers import AddedToken
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from ..scene.core import IMAGE_SIZE
 from drivelit.minddrive.words import (
     PATH_POINTS,
     PATH_STEP,
@@ -142,7 +143,7 @@ def add_words(policy: Policy) -> Policy:
     return policy
 
 
-def start_policy(model: str = "base", seed: int = 0, image_size: Sequence[int] = (168, 84), **how: Any) -> Policy:
+def start_policy(model: str = "base", seed: int = 0, image_size: Sequence[int] = IMAGE_SIZE, **how: Any) -> Policy:
     "The policy that the experts are put on, with the thirteen words as tokens."
     return add_words(load_policy(model, seed=seed, image_size=image_size, text=kit_text(), fixed=TOKENS, **how))
 
@@ -227,7 +228,7 @@ class Experts(_Adapters):
         single: bool = False,
         latent: int = LATENT,
         seed: int = 0,
-        image_size: Sequence[int] = (168, 84),
+        image_size: Sequence[int] = IMAGE_SIZE,
         layers: str = "all",
         dropout: float = 0.0,
         **how: Any,

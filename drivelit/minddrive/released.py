@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ..scene.core import IMAGE_SIZE
 from .experts import Experts, add_value, save_experts
 from ..policy.layouts import read_pickle
 from ..io.files import whole_folder
@@ -128,7 +129,7 @@ def fill(experts: Experts, state: Mapping[str, torch.Tensor], where: str | Path)
     return experts
 
 
-def experts_of(path: str | Path, base: str, alpha: float = 16.0, image_size: tuple[int, ...] = (168, 84)) -> Experts:
+def experts_of(path: str | Path, base: str, alpha: float = 16.0, image_size: tuple[int, ...] = IMAGE_SIZE) -> Experts:
     "The experts of a checkpoint (.pth) on the model `base`; with a value, if the file has one."
     state = open_checkpoint(path)
     ranks = {t.shape[0] for n, t in state.items() if ".lora_A." in n} or {16}

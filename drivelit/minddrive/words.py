@@ -23,7 +23,7 @@ from ..rollout.drivers import Driver, lateral_offset, true_idm
 from ..rollout.navigator import targets_of
 from ..rollout.world import World
 from ..scene.cameras import get_image
-from ..scene.core import Scene, to_frame
+from ..scene.core import IMAGE_SIZE, Scene, to_frame
 from ..town.roads import Path
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #d0882173
@@ -231,7 +231,7 @@ class Inputs:
     """
 
     views: str = "surround"
-    size: tuple[int, int] = (168, 84)
+    size: tuple[int, int] = IMAGE_SIZE
     pictures: str = "own"
     moments: int = 1
 

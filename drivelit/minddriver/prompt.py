@@ -17,7 +17,7 @@ from .decisions import DIRECTIONS, PLAN, SPEEDS, Horizon
 from .formats import SECTIONS, spans_of
 from ..rollout.navigator import target_text
 from ..scene.cameras import get_image
-from ..scene.core import Scene
+from ..scene.core import IMAGE_SIZE, Scene
 
 # %% ../../nbs/53_minddriver/10_prompt.ipynb #c05a0006
 VIEWS = dict(
@@ -46,7 +46,7 @@ class Inputs:
     views: str = "surround"
     history: int = 4
     ego_state: bool = True
-    size: tuple[int, int] = (168, 84)
+    size: tuple[int, int] = IMAGE_SIZE
     pictures: str = "own"
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from .formats import format_trajectory, parse_trajectory
 from .task import MTDriveTask
 from ..policy.text import ParseError
 from ..runs.plays import SEED_STEP
-from ..scene.core import Scene, SceneError
+from ..scene.core import IMAGE_SIZE, Scene, SceneError
 from ..town.scenes import scenes as toy_scenes
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #b1894e89
@@ -364,7 +364,7 @@ SAMPLE_COMMAND = (
 )
 
 # %% ../../nbs/50_mtdrive/20_data.ipynb #59090e34
-def sample_rows(count: int = 96, seed: int = 0, image_size: tuple[int, int] = (168, 84)) -> Iterator[dict]:
+def sample_rows(count: int = 96, seed: int = 0, image_size: tuple[int, int] = IMAGE_SIZE) -> Iterator[dict]:
     "A small set that needs no model: single-turn, 2-turn from constant velocity, understanding."
     town, task = toy_scenes(count, seed), MTDriveTask(image_size=image_size)
     yield from single_turn(town, task, text_only=1 / 8)

@@ -21,7 +21,7 @@ from ..policy.text import ParseError, harmless
 from ..rollout.core import Step, Task, TurnState
 from ..rollout.navigator import target_text
 from ..scene.cameras import check_image, get_image
-from ..scene.core import Recent, Scene, SceneError
+from ..scene.core import IMAGE_SIZE, Recent, Scene, SceneError
 
 # %% ../../nbs/50_mtdrive/10_task.ipynb #8eb260fb
 REQUIREMENTS = (
@@ -102,7 +102,7 @@ class FrontImages:
 
     def __init__(
         self,
-        size: tuple[int, int] = (168, 84),
+        size: tuple[int, int] = IMAGE_SIZE,
         when: bool | str = "auto",
         required: bool = False,
         memory: float = 2e8,
@@ -162,7 +162,7 @@ class MTDriveTask(Task):
         max_turns: int = 6,
         w_p: float = 0.8,
         w_f: float = 0.2,
-        image_size: tuple[int, int] = (168, 84),
+        image_size: tuple[int, int] = IMAGE_SIZE,
         images: bool | str = "auto",
         required: bool = False,
         keep: int = 512,

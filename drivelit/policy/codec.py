@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ..scene.core import to_rgb
+from ..scene.core import IMAGE_SIZE, to_rgb
 from ..io.extras import Extra
 from drivelit.io.weights import (
     WeightsError,
@@ -193,7 +193,7 @@ class Codec:
 
 # %% ../../nbs/20_policy/30_codec.ipynb #a8403b71
 def new_codec(
-    size: Sequence[int] = (168, 84),
+    size: Sequence[int] = IMAGE_SIZE,
     codes: int = 512,
     fold: int = 6,
     channels: Sequence[int] = (48, 64),

@@ -41,7 +41,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 from transformers.utils import logging
 
-from ..scene.core import to_rgb
+from ..scene.core import IMAGE_SIZE, to_rgb
 from ..io.weights import check_folder, check_tensors, load_pretrained, load_tensors, read_object
 from .limits import check_limits
 from .video import Video, behind_films, moments, read_video, video_batch
@@ -661,7 +661,7 @@ def _device(name):
 
 # %% ../../nbs/20_policy/10_model.ipynb #b06f08ec
 def new_policy(
-    tokenizer: PreTrainedTokenizerFast, size: str = "toy", seed: int = 0, image_size: Sequence[int] = (168, 84)
+    tokenizer: PreTrainedTokenizerFast, size: str = "toy", seed: int = 0, image_size: Sequence[int] = IMAGE_SIZE
 ) -> "Policy":
     """A policy with random weights.
 
@@ -888,7 +888,7 @@ def load_policy(
     *,
     seed: int = 0,
     size: str = "toy",
-    image_size: Sequence[int] = (168, 84),
+    image_size: Sequence[int] = IMAGE_SIZE,
     text: Sequence[str] | None = None,
     fixed: Sequence[str] | None = None,
     base: "Policy | str | Path | None" = None,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from ..scene.core import IMAGE_SIZE
 from ..data.episodes import read_play_part, write_play_part
 from ..data.shards import Shards, ids_of
 from ..scene.clock import tally, timed
@@ -152,7 +153,7 @@ def profile_engine(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
     engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype, by=profile.publish)
     engine.give(f"play-{fingerprint(policy)}")
     if profile.sampling_bound:
-        test_image = Image.linear_gradient("L").convert("RGB").resize((168, 84))
+        test_image = Image.linear_gradient("L").convert("RGB").resize(IMAGE_SIZE)
         probe = [dict(type="image", image=test_image), dict(type="text", text="Yes or No")]
         engine.check([Conversation([dict(role="user", content=probe)])], profile.sampling_bound)
     return engine

@@ -26,7 +26,7 @@ import pydantic
 
 from ..policy.text import nearest
 from ..rollout.navigator import NAVIGATORS, heard
-from ..scene.core import Scene
+from ..scene.core import IMAGE_SIZE, Scene
 from ..io.extras import import_large
 from ..training.settings import EpisodeSettings, Settings, TuningSettings, described, in_epochs
 
@@ -258,7 +258,7 @@ class Profile(Derived):
     model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
     tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
-    image_size: tuple[Size, ...] = key((168, 84), "width, height in pixels")
+    image_size: tuple[Size, ...] = key(IMAGE_SIZE, "width, height in pixels")
     images: Literal[*IMAGES] = key("auto", "of prompts: as a scene has them; required: a scene without is left out")
     max_length: int = same(EpisodeSettings, "max_length", ge=1)
     max_new_tokens: int = same(EpisodeSettings, "max_new_tokens", ge=1)
