@@ -28,7 +28,7 @@ BLOCK = 256  # scenes in a shard
 
 
 def own_rounds(
-    entry: Entry, out: str | Path, n: int = 2000, moments: int = 2000, first: int = FIRST, **options: Any
+    entry: Entry, out: str | Path, n: int = 600, moments: int = 2000, first: int = FIRST, **options: Any
 ) -> dict[str, int]:
     "The scenes of a run, and moments of its policy's own drives, as a source of runs; counts of both."
     profile, out = run_profile(entry.out), Path(out)
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("entry", help="system=folder:stage of a run")
     parser.add_argument("out", help="folder of scenes, a source of runs")
     for name, default, help_text in (
-        ("--routes", 2000, "that are driven"),
+        ("--routes", 600, "that are driven"),
         ("--moments", 2000, "that are kept, at most"),
         ("--first", FIRST, "route of the training part; another one in each round"),
     ):
