@@ -212,7 +212,7 @@ def test_a_key_that_is_no_longer_read_is_found():
     text = "\n".join(p.read_text() for p in sorted(folder.glob("*.py")) if p.stem not in told)
     for read, keys in {
         "profile.plays": {"eval_temperature", "eval_play"},
-        "profile.sft_warm_lr": {"sft_warm_lr"},
+        "profile.sft_warm_lr_scale": {"sft_warm_lr_scale"},
         "rl_options(profile)": {"beta", "rl_learning_rate", "num_generations", "std"},
     }.items():
         assert read in text and keys <= read_keys(cls, [text])

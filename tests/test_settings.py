@@ -55,9 +55,9 @@ def calls(system, name):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_supervised_tuning_is_told(system, tmp_path):
     for warmup, asked in ((0.25, 2), (3.0, 3)):  # a share of eight updates, and updates
-        key = "warm_warmup" if system == "minddrive" else "sft_warmup_steps"
+        key = "warm_warmup_steps" if system == "minddrive" else "sft_warmup_steps"
         profile = load_profile(system, "smoke", **CHOICES, **{key: warmup})
-        given = sft_options(profile) | (dict(warmup_steps=profile.warm_warmup) if system == "minddrive" else {})
+        given = sft_options(profile) | (dict(warmup_steps=profile.warm_warmup_steps) if system == "minddrive" else {})
         args = sft_config(tmp_path, **of_trl(given, train_sft) | dict(max_steps=8), use_cpu=True)
         assert (args.lr_scheduler_type, args.get_warmup_steps(8), args.report_to) == ("linear", asked, ["tensorboard"])
     assert all(any("sft_options(profile" in text for text in given) for given in calls(system, "train_sft"))

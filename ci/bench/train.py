@@ -43,7 +43,7 @@ def sft(policy, rows):
 
     def epoch(order):
         for b in order:
-            policy.model(**collate([dict(labels=i) for i in b])).loss.backward()
+            policy.model(**collate([dict(row=i) for i in b])).loss.backward()
         return sum(lengths[i] for b in order for i in b)
 
     steps = len(rows) // 16

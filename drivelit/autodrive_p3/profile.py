@@ -55,22 +55,24 @@ class P3Profile(Profile):
     system: ClassVar[str] = "autodrive_p3"
     FEW: ClassVar[dict[str, int]] = Profile.FEW | dict(data_scenes=4, timed=1)
     picture: Literal[*PICTURES] = key("toy", "what a frame is made of")
-    frames: int = key(4, "of the video, 0.5 s apart", ge=1)
+    frames: int = key(4, "frames that are shown, now and before, 0.5 s apart", ge=1)
     frames_as: Literal["video", "images"] = key("video", "how the frames are shown; a server is shown images")
     points: int = key(8, "way-points, 0.5 s apart", ge=1)
-    pdms: bool = key(True, "the scenes have what PDMS needs, and the plan is paid by it, too")
+    pdms: bool = key(True, "scenes have what PDMS needs: plans are evaluated by it, and rewarded too")
     teacher: str = key("scripted", "writes thoughts: 'scripted' or NAME@URL")
-    rounds: int = key(1, "how often a teacher is asked about a scene, at most", ge=1)
+    rounds: int = key(1, "requests to the teacher about a scene, at most", ge=1)
     data_scenes: int = key(0, "scenes of supervised tuning, a row for each mode; 0: all", ge=0)
-    mode: Literal[*MODES, "both"] = key("both", "with thoughts, without, or both by one policy")
+    mode: Literal[*MODES, "both"] = key("both", "answers with thoughts, without, or both by one policy")
     format: Literal[*FORMATS] = key("paper", "words of the question, form of the answers and rules of their parser")
     freeze_vision: bool = key(True, "the vision encoder is not trained")
-    rl_freeze_vision: bool = key(False, "nor in reinforcement, where supervised tuning trains it")
+    rl_freeze_vision: bool = key(False, "the vision encoder is not trained in reinforcement, even if tuning trains it")
     scheme: Literal[*SCHEMES] = key("paper", "weights of the four rewards")
-    plan: Literal[*PLANS] = key("mix", "what the plan is paid by")
-    run_epochs: float = key(0.0, "passes of a stage that is paid by 'run'; 0: as the other stages", ge=0)
-    walk_epochs: float = key(0.0, "passes of a stage that is paid by 'walk'; 0: as the other stages", ge=0)
-    group_small: int = key(4, "rollouts of a scene in the ablation of the group", ge=2)
+    plan: Literal[*PLANS] = key(
+        "mix", "reward of the plan: 'mix' of L2 and PDMS, 'run' PDMS, 'walk' NC + DAC + end point, none if unsafe"
+    )
+    run_epochs: float = key(0.0, "epochs of a stage whose plan reward is 'run'; 0: as the other stages", ge=0)
+    walk_epochs: float = key(0.0, "epochs of a stage whose plan reward is 'walk'; 0: as the other stages", ge=0)
+    group_small: int = key(4, "num_generations of the ablation of the group size", ge=2)
     timed: int = key(8, "held-out scenes that are answered one at a time, for the seconds of an answer", ge=1)
 
     @property

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SHARES', 'SIDE', 'TURNS', 'SLOWER', 'STANDS', 'KEEP', 'BEGINS', 'SIDEWAYS', 'PACES', 'SMOOTH', 'ROUGH', 'ROUNDS',
-           'MOST_ROUTES', 'way_on', 'lane_side', 'kind_of', 'balanced', 'Moments', 'disturbance', 'noisy',
-           'expert_drives', 'own_drives', 'some_driven', 'without_past']
+           'MOST_ROUTES', 'way_on', 'lane_side', 'kind_of', 'Moments', 'disturbance', 'noisy', 'expert_drives',
+           'own_drives', 'some_driven', 'without_past']
 
 # %% ../../nbs/35_data/45_moments.ipynb #54a037cd
 from collections import Counter
@@ -124,7 +124,7 @@ def kind_of(plan: np.ndarray, scene: Scene) -> str:
     return "brake" if end_speed < max(STANDS, speed - SLOWER) else "straight"
 
 
-def balanced(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tuple[list[int], int]:
+def _balanced(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tuple[list[int], int]:
     """An order in which every beginning has the shares of the kinds, and each kind is even over its families.
 
     Args:
@@ -146,7 +146,7 @@ def balanced(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tup
     order = sorted(keys, key=keys.get)
     return order, sum(keys[i] < ends for i in order)
 
-
+# %% ../../nbs/35_data/45_moments.ipynb #momcls01
 class Moments:
     """Moments of drives, of which balanced ones are taken.
 
@@ -173,7 +173,7 @@ class Moments:
             self.labels.append((kind_of(plan, world.scene), world.scene.family))
             self.snapshots.append(world.snapshot())
 
-    def take(self, n: int, whole: bool = True) -> list[Scene]:
+    def draw_moments(self, n: int, whole: bool = True) -> list[Scene]:
         """Moments in a balanced order, each with the expert's way on and `meta["kind"]`.
 
         One is left out if the way on has another kind than the plan: a light has changed, or a car has come.
@@ -182,7 +182,7 @@ class Moments:
             n: how many, at most
             whole: none after a kind has no more
         """
-        order, ends = balanced(self.labels, self.rng)
+        order, ends = _balanced(self.labels, self.rng)
         out, world, ways = [], World(), {}
         for i in order[: ends if whole else None]:
             if len(out) == n:
@@ -251,7 +251,7 @@ def expert_drives(n: int, part: str = "train", seed: int = 0, first: int = 0, dr
                     plan = driver(world)
                     collected.look(world, plan)
                     world.step(disturb(plan))
-            out += collected.take(n - len(out))
+            out += collected.draw_moments(n - len(out))
             bar.update(len(out) - bar.n)
     return [noisy(out[i], rng) for i in rng.permutation(len(out))]
 
@@ -279,7 +279,7 @@ def own_drives(
         return planner(worlds, decision)
 
     drive_routes(watched, scenes, points, title="own drives")
-    out = collected.take(n, whole=False)
+    out = collected.draw_moments(n, whole=False)
     return [noisy(out[i], rng) for i in rng.permutation(len(out))]
 
 # %% ../../nbs/35_data/45_moments.ipynb #83de61cf

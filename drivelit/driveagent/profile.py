@@ -70,12 +70,14 @@ class DriveAgentProfile(Profile):
         align_steps=2,
     )
     calls: int = key(3, "tool calls in an episode, at most", ge=0)
-    spare_turn: bool = key(True, "a call too many is told that none is left, and may be followed by an answer; no: end")
+    spare_turn: bool = key(True, "after a call too many one more turn, for the answer; no: the episode ends")
     turns_by: Literal["heading", "points"] = key("heading", "a turn is that of the heading, or of the points (A.7.1)")
     explore_from: Literal["all", "ambiguous"] = key(
         "all", "to explore are scenes of each kind, or what A.4's step 1 leaves"
     )
-    ratio: Literal["token", "answer"] = key("token", "of GRPO (2.3.2): for each token, or one for an answer")
+    ratio: Literal["token", "answer"] = key(
+        "token", "of GRPO (2.3.2): for each token, or one for an answer: the product, without GSPO's root"
+    )
     data_vqa: int = key(0, "question-answer pairs for domain alignment; 0: as many as the chosen scenes give", ge=0)
     data_thoughts: int = key(0, "thoughts to tune on, half of them with tools; 0: as many as the scenes give", ge=0)
     vqa_asks: int = key(1, "times that a chosen scene is asked about, four pairs each", ge=1)
@@ -83,21 +85,27 @@ class DriveAgentProfile(Profile):
     test_vqa: int = key(300, "questions in the test of domain alignment, a quarter of each category", ge=4)
     align_epochs: float = key(0.0, "passes of domain alignment over its pairs; 0: by align_steps", ge=0)
     align_steps: int = key(0, "updates of domain alignment; 0: by align_epochs; both 0: none", ge=0)
-    align_first: bool = key(True, "all variants start aligned, table 5's does not; no: the other way round")
+    align_first: bool = key(
+        True, "all variants start with domain alignment, but that of table 5; no: only that of table 5"
+    )
     clock_scenes: int = key(12, "scenes on the clock of table 8, one at a time", ge=1)
-    clock_runs: int = key(1, "times that they are played", ge=1)
+    clock_runs: int = key(1, "times that each of the clock_scenes is played", ge=1)
     motion_scenes: int = key(1000, "scenes of each split for the motion head, at most; 0: all", ge=0)
     look_share: float = key(
-        0, "share of the scenes that need a look, the others are left out; 0: all scenes, as they come", ge=0, le=1
+        0, "share of scenes that need a look: others are left out until it is reached; 0: as they come", ge=0, le=1
     )
     depth: str = key("exact", "of the depth tool: 'exact' (the toy town's), or Depth Anything V2 by name or folder")
     detector: str = key("exact", "of the detection tool: 'exact' (annotations), a URL, or OWLv2 by name or folder")
     teacher: str = key("scripted", "writes thoughts, questions, answers: 'scripted', or NAME@URL of a served model")
-    judge: str = key("scripted", "scores them, and puts questions into other words")
+    judge: str = key("scripted", "scores thoughts and pairs, and rewrites questions: 'scripted', or NAME@URL")
     reader_small: str = key("scripted", "the small model of the necessity assessment")
-    reader_large: str = key("scripted", "the large one")
-    reviewer: str = key("none", "corrects the labels of hard cases: 'none' (the rules' stay), or as the teacher")
-    cluster_by: str = key("thumbnails", "pictures are alike by these, or by a CLIP: 'base' (the toy's) or a folder")
+    reader_large: str = key("scripted", "the large model of the necessity assessment")
+    reviewer: str = key(
+        "none", "rewrites meta-action labels of hard cases before training: 'none', 'scripted', or NAME@URL"
+    )
+    cluster_by: str = key(
+        "thumbnails", "what scenes are clustered by for the pairs: 'thumbnails', a CLIP: 'base' (the toy's) or a folder"
+    )
     eval_draw: Literal["first", "middle"] = key(
         "first", "held-out scenes: the first ones, or drawn from the middles of clips"
     )

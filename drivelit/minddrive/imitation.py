@@ -320,7 +320,7 @@ def latest_point(out: str | Path, **how: Any) -> tuple[Experts, dict[str, Any]] 
     return load_experts(folder, **how), torch.load(folder / "state.pt", weights_only=True)
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #36549d53
-DECODERS = 4.0  # the decoders are new and small: their learning rate is so many times that of the adapters
+DECODERS = 4.0  # the decoders are new and small: the factor of their learning rate, beside `adapters`
 
 
 @dataclass(frozen=True)

@@ -473,12 +473,12 @@ def group_advantages(drives: Sequence[Played], std: str = "population") -> list[
     return out
 
 # %% ../../nbs/54_minddrive/40_online.ipynb #a3531bc1
-VALUE = 4.0  # the head of the value begins at nothing: its learning rate is so many times that of the adapters
+VALUE = 4.0  # the head of the value begins at nothing: the factor of its learning rate, beside adapter_lr_scale
 
 
 def optimizer_of(experts: Experts, profile: MindDriveProfile) -> torch.optim.Optimizer:
     "AdamW over the decision expert and, for PPO, the value; the action expert is not touched."
-    low = profile.adapter_rate * profile.rl_learning_rate
+    low = profile.adapter_lr_scale * profile.rl_learning_rate
     groups = [dict(params=experts.trained("decision"), lr=low)]
     if profile.algorithm == "ppo":
         head = list(experts.value_head.parameters())
@@ -555,7 +555,7 @@ def improve(
     orders = _orders(tells, profile, rng)
     for number, batch_ids in enumerate(tqdm(orders, "update", mininterval=5, disable=tell is None)):
         push = normalised(advantages[batch_ids], profile.std, profile.normalised_in) if ppo else advantages[batch_ids]
-        share = rate_at(number, len(orders), profile.rl_lr_scheduler_type, profile.rl_warmup_steps, profile.rate_floor)
+        share = rate_at(number, len(orders), profile.rl_lr_scheduler_type, profile.rl_warmup_steps, profile.min_lr_rate)
         for group in optimizer.param_groups:  # each round has the schedule anew
             group["lr"] = share * group.setdefault("most", group["lr"])
         optimizer.zero_grad()

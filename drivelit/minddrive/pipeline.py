@@ -292,7 +292,7 @@ def run_warm(out: str | Path, profile: MindDriveProfile, seed: int) -> dict[str,
     rng, n = np.random.default_rng([59, seed]), profile.warm_steps * profile.sft_batch
     sample_ids = rng.choice(len(words), size=n, p=chances(words, profile.balance))
     policy = start_policy(profile.model, seed, profile.image_size, **where(profile))
-    options = sft_options(profile, max_steps=profile.warm_steps) | dict(warmup_steps=profile.warm_warmup)
+    options = sft_options(profile, max_steps=profile.warm_steps) | dict(warmup_steps=profile.warm_warmup_steps)
     return train_sft(policy, Subset(rows, sample_ids.tolist()), STAGES.folder(out, "warm"), seed=seed, **options)
 
 
@@ -320,9 +320,9 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     ways, speaker = (profile.w_speed_way, profile.w_path_way), dict(both="decision").get(profile.imitation, "action")
     kinds = profile.w_latent, profile.w_bound, profile.w_collision, profile.ways_loss, speaker
     steps = profile.sft_max_steps or in_epochs(len(learnt.plans), profile.sft_num_train_epochs, profile.sft_batch)
-    rate = profile.sft_lr_scheduler_type, profile.sft_warmup_steps, profile.rate_floor
+    rate = profile.sft_lr_scheduler_type, profile.sft_warmup_steps, profile.min_lr_rate
     descent = Descent(
-        profile.sft_learning_rate, profile.adapter_rate, profile.weight_decay, profile.max_grad_norm, *rate
+        profile.sft_learning_rate, profile.adapter_lr_scale, profile.weight_decay, profile.max_grad_norm, *rate
     )
     settings = (
         steps,

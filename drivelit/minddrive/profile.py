@@ -152,7 +152,7 @@ def _wrong_about_grpo(p) -> list[str]:
     "What is wrong with groups of drives that start from one state."
     problems = []
     if p.algorithm == "grpo" and p.num_iterations > 1 and p.cliprange == 0:
-        problems.append("clip: 0 pays for no change at all, and passes after the first change nothing")
+        problems.append("cliprange: 0 pays for no change at all, and passes after the first change nothing")
     if p.num_generations > p.rl_scenes * p.rollouts and p.algorithm == "grpo":
         problems.append(
             f"num_generations: {p.num_generations} drives from one state are more than the "
@@ -304,17 +304,19 @@ class MindDriveProfile(_Counts, Profile):
         rl_warmup_steps=0,
     )
     max_length: int = key(400, "tokens in a question, at most", ge=1)
-    max_new_tokens: int = key(2, "two words")
+    max_new_tokens: int = key(2, "an answer is two tokens, the meta-actions")
     train_scenes: int = key(440, "routes that the expert drives, and of which rl_scenes are reinforced on", ge=1)
     eval_scenes: int = key(110, "routes that are not trained on", ge=1)
-    eval_rounds: int = key(33, "of them, driven after each round; the open loop is on them, too", ge=1)
+    eval_rounds: int = key(
+        33, "held-out routes that are driven after each round of reinforcement, and judged in open loop", ge=1
+    )
     views: Literal[*VIEWS] = key("surround", "the current images")
     moments: int = key(1, "of each view, half a second apart; the last is now", ge=1, le=4)
     lora_rank: int = key(16, "of both experts and the value", ge=1)
     lora_alpha: float = key(16.0, "scale of the adapters: alpha / rank", ge=0)
     lora_layers: Literal["all", "attention"] = key("all", "layers with adapters: attention's, or the MLP's, too")
     lora_dropout: float = key(0.0, "share of an adapter's inputs that are dropped in training", ge=0, le=0.99)
-    latent: int = key(32, "numbers of the decoders' z", ge=1)
+    latent: int = key(32, "size of the decoders' latent z", ge=1)
     single: bool = key(False, "one adapter decides and steers: the ablation")
     imitation: Literal["both", "action"] = key(
         "both", "adapters that imitation trains; 'action': the decision and the value begin as copies of that expert's"
@@ -322,15 +324,19 @@ class MindDriveProfile(_Counts, Profile):
     sft_order: Literal["together", "stages"] = key(
         "together", "'stages': questions, plans, both, each of as many updates"
     )
-    look: int = key(2, "every so many moments a row of what to look out for; 0: none", ge=0)
+    look: int = key(2, "one question about what to look out for at every so many moments; 0: none", ge=0)
     sft_lr_scheduler_type: Literal["cosine", "linear", "constant"] = key("cosine", "of the learning rate of imitation")
     sft_warmup_steps: float = key(30.0, "updates of imitation in which it rises; below 1: a share of them", ge=0)
-    adapter_rate: float = key(1.0, "share of the learning rates that the adapters have", ge=0)
+    adapter_lr_scale: float = key(
+        1.0, "factor of the learning rates for the adapters; decoders and value head have factors of their own", ge=0
+    )
     weight_decay: float = key(0.0, "of AdamW, in imitation and reinforcement", ge=0)
-    rate_floor: float = key(0.0, "share of the highest learning rate that a schedule ends at", ge=0, le=1)
-    warm_warmup: float = key(0.05, "the same for the updates of all weights", ge=0)
-    warm_steps: int = key(0, "updates of all weights on the rows, before the experts are put on; 0: none", ge=0)
-    warm_seed: int = key(0, "of these updates: another one is another warm-up", ge=0)
+    min_lr_rate: float = key(0.0, "share of the highest learning rate at which a schedule ends", ge=0, le=1)
+    warm_warmup_steps: float = key(
+        0.05, "updates of the warm-up stage in which its learning rate rises; below 1: a share of them", ge=0
+    )
+    warm_steps: int = key(0, "updates of the warm-up stage: all weights, before the experts are added; 0: none", ge=0)
+    warm_seed: int = key(0, "seed of the warm-up stage", ge=0)
     balance: float = key(0.0, "0: moments are drawn as they come, 1: each speed word as often", ge=0, le=1)
     ways_loss: Literal["positions", "increments"] = key("positions", "what the error of a way is taken of")
     w_speed_way: float = key(1.0, "weight of the speed way's error in imitation", ge=0)
@@ -340,10 +346,12 @@ class MindDriveProfile(_Counts, Profile):
     w_collision: float = key(0.0, "weight of what a plan lacks of the distance to others", ge=0)
     expert: Literal[*EXPERTS] = key("future", "what the driver to learn from knows of the others")
     twice: str = key(NONE, "families of routes to learn from twice as often, with commas: lead_braking,red_light")
-    wrong: float = key(0.25, "share of wrong decisions in every second drive of the expert", ge=0, le=1)
+    wrong: float = key(
+        0.25, "share of wrong decisions, in runs of up to six, in every second drive of the expert", ge=0, le=1
+    )
     rl_scenes: int = key(44, "routes to reinforce on, the families in turn", ge=1)
-    rl_steps: int = key(1, "rounds of collecting and updating", ge=0)
-    rollouts: int = key(2, "drives of a route in a round", ge=1)
+    rl_steps: int = key(1, "rounds of collecting drives and updating", ge=0)
+    rollouts: int = key(2, "drives of a route in a round (episodes of a prompt)", ge=1)
     collectors: int = key(24, "processes that drive side by side; 0: this one", ge=0)
     collector_gpus: int = key(0, "GPUs of one machine that they are spread over; 0: that of the update", ge=0)
     tries: int = key(3, "how often a collector that died is started, at most", ge=1)
@@ -352,20 +360,26 @@ class MindDriveProfile(_Counts, Profile):
     actions: Literal["speed", "both"] = key("speed", "words that are drawn and reinforced")
     num_generations: int = key(8, "drives from one state, for grpo", ge=2)
     num_iterations: int = key(10, "passes over a round's decisions", ge=1)
-    decisions: int = key(128, "in an update", ge=2)
-    normalised_in: int = key(0, "of them whose advantages are normalised together; 0: all of an update", ge=0)
+    decisions: int = key(128, "decisions in an update (mini-batch)", ge=2)
+    normalised_in: int = key(0, "decisions whose advantages are normalised together; 0: all of an update", ge=0)
     std: Literal["population", "sample"] = key("population", "standard deviation of advantages")
-    rl_lr_scheduler_type: Literal["constant", "cosine", "linear"] = key("constant", "of its learning rate, in a round")
-    rl_warmup_steps: float = key(0.0, "updates of a round in which it rises; below 1: a share of them", ge=0)
-    value_learns: Literal["all", "line"] = key("all", "of the value: its adapter and its line, or the line alone")
+    rl_lr_scheduler_type: Literal["constant", "cosine", "linear"] = key(
+        "constant", "schedule of the learning rate, anew in each round"
+    )
+    rl_warmup_steps: float = key(
+        0.0, "updates of each round in which the learning rate rises; below 1: a share of them", ge=0
+    )
+    value_learns: Literal["all", "line"] = key(
+        "all", "what learns of the value: its adapter and its head, or the head alone ('line')"
+    )
     per_device_train_batch_size: int = key(8, "samples or decisions in one forward pass on one device", ge=1)
     decision_seconds: float = key(HELD, "that a decision holds; 0.05: one a tick of CARLA", ge=TICK, le=3)
     gamma: float = key(0.99, "discount of a decision", ge=0, le=1)
-    lam: float = key(1.0, "how far a surprise is handed back", ge=0, le=1)
-    cliprange: float = key(0.2, "largest change of a word's probability that is paid, as a share", ge=0)
-    vf_coef: float = key(0.5, "of the value's squared error", ge=0)
-    beta: float = key(0.5, "weight of KL(reference || new)", ge=0)
-    max_grad_norm: float = key(1.0, "length at which gradients are cut, in imitation and reinforcement", ge=0)
+    lam: float = key(1.0, "lambda of GAE", ge=0, le=1)
+    cliprange: float = key(0.2, "the ratio of new to old probability is clipped at 1 -+ cliprange", ge=0)
+    vf_coef: float = key(0.5, "weight of the value's squared error, without TRL's factor of 0.5", ge=0)
+    beta: float = key(0.5, "weight of the exact KL(reference || policy) of the meta-actions", ge=0)
+    max_grad_norm: float = key(1.0, "norm at which gradients are clipped, in imitation and reinforcement", ge=0)
     simulators: str = key(NONE, "CARLA: HOST:PORT with commas, or a file of them; 'none': the kit's world")
     chat: str = key(NONE, "folder of Chat-B2D's questions, for recorded moments; 'none': what to look out for is asked")
     routes: str = key(NONE, "folder with Bench2Drive's train.xml and heldout.xml, for simulators")

@@ -390,7 +390,7 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
         STAGES.folder(out, stage, seed),
         seed=seed,
         last_turn_only=True,  # the flawed plans are read and not learnt
-        **sft_options(profile, UPDATES[stage], profile.sft_warm_lr if previous else 1.0),
+        **sft_options(profile, UPDATES[stage], profile.sft_warm_lr_scale if previous else 1.0),
     )
     policy = only_plays(policy, profile)
     if profile.sft_candidates > 1:

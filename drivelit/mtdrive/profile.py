@@ -87,15 +87,15 @@ class MTDriveProfile(Profile):
     data_two_turn: int = key(0, "2-turn samples; 0: as many as the scenes give", ge=0)
     data_multi_turn: int = key(0, "3-turn and mock multi-turn samples; 0: as many as the scenes give", ge=0)
     multi_repeats: int = key(1, "how often the 3-turn and mock multi-turn samples stand in sft_multi's data", ge=1)
-    data_understanding: int = key(0, "samples of PDM understanding; 0: as many as the scenes give", ge=0)
+    data_understanding: int = key(0, "question-answer rows about PDM metrics; 0: as many as the scenes give", ge=0)
     sft_warm: bool = key(True, "table 2: rows 3 and 4 go on from row 1, row 5 from row 4; no: from the base model")
-    sft_warm_lr: float = key(
-        0.5, "times sft_learning_rate in a stage that goes on from another (row 2 always does)", ge=0
+    sft_warm_lr_scale: float = key(
+        0.5, "factor of sft_learning_rate in a stage that goes on from another (row 2 always does)", ge=0
     )
     sft_candidates: int = key(1, "policies of a tuning, evenly over it, of which the best is taken; 1: the last", ge=1)
     choice_scenes: int = key(200, "scenes, neither learnt from nor judged on, by which it is chosen", ge=1)
-    w_p: float = key(0.8, "weight of PDMS, MTDrive eq. 2", ge=0)
-    w_f: float = key(0.2, "weight of the format, MTDrive eq. 2", ge=0)
+    w_p: float = key(0.8, "weight of the PDMS reward, MTDrive eq. 2", ge=0)
+    w_f: float = key(0.2, "weight of the format reward, MTDrive eq. 2", ge=0)
 
     def shows(self) -> list[tuple[str, float]]:
         "The front view, where a prompt without a picture is none."

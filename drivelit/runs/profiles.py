@@ -257,7 +257,7 @@ class Profile(Derived):
     name: str
     model: str = key("toy", "'toy', 'base', 'base:FOLDER', a name on the hub or a folder")
     source: str = key("toy", "'toy' or a folder of scenes; $VARIABLES are read")
-    tuning: bool = key(False, "the toy town's scenes on which settings are chosen; no table has them")
+    tuning: bool = key(False, "use the scenes on which settings are chosen; no table has them")
     image_size: tuple[Size, ...] = key(IMAGE_SIZE, "width, height in pixels")
     images: Literal[*IMAGES] = key("auto", "of prompts: as a scene has them; required: a scene without is left out")
     max_length: int = same(EpisodeSettings, "max_length", ge=1)
@@ -273,7 +273,7 @@ class Profile(Derived):
     navigator_noise: float = key(0.0, "metres: deviation of the position that points are told from", ge=0)
     eval_scenes: int = key(96, "held-out scenes", ge=1)
     sft_num_train_epochs: float = key(0.0, "passes over the samples; 0: by sft_max_steps", ge=0)
-    sft_max_steps: int = key(400, "updates; 0: by sft_num_train_epochs", ge=0)
+    sft_max_steps: int = key(400, "updates; some stages have a part of it; 0: by sft_num_train_epochs", ge=0)
     sft_batch: int = key(32, "samples in an update, over all GPUs", ge=1)
     sft_learning_rate: float = same(TuningSettings, "learning_rate", ge=0)
     sft_lr_scheduler_type: Literal[*SCHEDULES] = same(TuningSettings, "lr_scheduler_type")
@@ -283,15 +283,15 @@ class Profile(Derived):
     sft_gpus: int = key(0, "GPUs of supervised tuning; 0: the CPU", ge=0)
     rl_scenes: int = key(400, "scenes to reinforce on", ge=1)
     rl_num_train_epochs: float = key(0.0, "passes over the scenes that there are to reinforce on; 0: by rl_steps", ge=0)
-    rl_steps: int = key(30, "rollout batches; 0: by rl_num_train_epochs", ge=0)
+    rl_steps: int = key(30, "rollout batches, each of rl_batch scenes; 0: by rl_num_train_epochs", ge=0)
     rl_batch: int = key(8, "scenes in a rollout batch, each played `num_generations` times", ge=1)
-    rl_mini_batch: int = key(8, "scenes in an update", ge=1)
+    rl_mini_batch: int = key(8, "scenes in an update, over all GPUs and accumulation", ge=1)
     num_generations: int = same(EpisodeSettings, "num_generations", ge=2)
     rl_learning_rate: float = same(EpisodeSettings, "learning_rate", ge=0)
     rl_lr_scheduler_type: Literal[*SCHEDULES] = same(EpisodeSettings, "lr_scheduler_type")
     rl_warmup_steps: float = same(EpisodeSettings, "warmup_steps", ge=0)
     epsilon: float = same(EpisodeSettings, "epsilon", ge=0)
-    epsilon_high: float = key(0.0, "and at 1 + epsilon_high; 0: 1 + epsilon", ge=0)
+    epsilon_high: float = key(0.0, "the ratio is clipped above at 1 + epsilon_high; 0: at 1 + epsilon", ge=0)
     beta: float = same(EpisodeSettings, "beta", ge=0)
     reference_every: int = same(EpisodeSettings, "reference_every", ge=0)
     std: Literal["population", "sample"] = same(EpisodeSettings, "std")
@@ -301,7 +301,7 @@ class Profile(Derived):
     eval_temperature: float = key(-1.0, "of sampling in evaluation; -1: as in training", ge=-1)
     rl_gpus: int = key(0, "GPUs of reinforcement; 0: the CPU", ge=0)
     per_device_train_batch_size: int = key(
-        0, "samples in one forward pass on one device; 0: a device's part of an update", ge=0
+        0, "samples in one forward pass on one device, at most; 0: a device's part of an update", ge=0
     )
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     max_num_seqs: int = same(EpisodeSettings, "max_num_seqs", ge=1)
@@ -319,7 +319,7 @@ class Profile(Derived):
     )
     attn_implementation: Literal[*ATTENTION] = key("sdpa", "attention kernel of the policy")
     report_to: Literal[*REPORTS] = key("none", "who is sent the metrics of training, beside metrics.jsonl")
-    gpu_memory: float = key(0.0, "GB that one GPU must have; 0: any", ge=0)
+    gpu_memory: float = key(0.0, "GB that one GPU must have, else the run does not start; 0: any", ge=0)
     seeds: tuple[Seed, ...] = key((0,), "one run each")
     workers: int = key(2, "stages side by side, a process each; 0: all in one process", ge=0)
     row_workers: int = key(0, "processes that make rows of scenes; 0: that of the stage, -1: one for each core", ge=-1)
@@ -327,7 +327,7 @@ class Profile(Derived):
         TuningSettings, "save_minutes", "minutes between checkpoints, in place of save_steps; 0: by save_steps", ge=0
     )
     save_steps: int = same(
-        TuningSettings, "save_steps", "updates between checkpoints (rollout batches: a fifth of it)", ge=1
+        TuningSettings, "save_steps", "updates between checkpoints; in reinforcement a fifth of it, in rollouts", ge=1
     )
     origin: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     settings: str = field(default="", repr=False, compare=False)

@@ -67,8 +67,8 @@ class TuningSettings(Settings):
     """What supervised tuning takes beside TRL's settings, or by another default."""
 
     learning_rate: float = setting(1e-3, "learning rate of supervised tuning, at its highest")
-    lr_scheduler_type: str = setting("cosine", "of that rate, as transformers names it")
-    warmup_steps: float = setting(0.05, "updates in which it rises; below 1: a share of them")
+    lr_scheduler_type: str = setting("cosine", "schedule of the learning rate, as transformers names it")
+    warmup_steps: float = setting(0.05, "updates in which the learning rate rises; below 1: a share of them")
     save_steps: float = setting(50, "updates between checkpoints")
     max_length: int = setting(
         11_500, "tokens of a row; a longer one is an error, nearly always before the first update"
@@ -84,29 +84,36 @@ class EpisodeSettings(Settings):
     """What reinforcement over episodes takes beside TRL's settings, or by another default."""
 
     learning_rate: float = setting(1e-6, "learning rate of reinforcement")
-    lr_scheduler_type: str = setting("constant", "of that rate; 'constant' alone has no warm-up")
-    warmup_steps: float = setting(0.0, "updates in which it rises; below 1: a share of them")
+    lr_scheduler_type: str = setting("constant", "schedule of the learning rate; 'constant' alone has no warm-up")
+    warmup_steps: float = setting(0.0, "updates in which the learning rate rises; below 1: a share of them")
     num_generations: int = setting(8, "episodes of a scene")
-    num_iterations: int = setting(1, "passes over a rollout batch")
+    num_iterations: int = setting(1, "passes over a rollout batch (PPO epochs)")
     epsilon: float = setting(0.2, "the ratio of new to old probability is clipped at 1 - epsilon")
-    beta: float = setting(0.01, "weight of the KL penalty (k3, for each token)")
-    reference_every: int = setting(0, "rollout batches between refreshes of the KL reference; 0: never")
+    beta: float = setting(
+        0.01, "weight of KL(policy || reference): k3 for each token, its sum where a ratio is one for an answer"
+    )
+    reference_every: int = setting(
+        0, "rollout batches between refreshes of the KL reference (TRL: sync_ref_model); 0: never"
+    )
     temperature: float = setting(1.0, "of sampling in training, and of the probabilities in the loss")
     std: str = setting("population", "standard deviation of a group: 'population' or 'sample'")
     max_turns: int = setting(6, "turns of an episode, at most")
-    max_new_tokens: int = setting(128, "tokens in an answer, at most")
-    max_length: int = setting(11_500, "tokens in an episode, at most")
-    max_num_seqs: int = setting(256, "conversations that a process continues at a time")
+    max_new_tokens: int = setting(128, "tokens in one answer of an episode, at most")
+    max_length: int = setting(11_500, "tokens in an episode with prompt and feedback, at most; a longer one ends")
+    max_num_seqs: int = setting(256, "conversations that the engine of a process continues at a time (vLLM's word)")
     kv_memory: float = setting(0.0, "GB of keys and values that a process keeps between turns; 0: by free memory")
     picture_cache: float = setting(4.0, "GB of prepared pictures that a process keeps in a rollout batch")
     rollout_servers: str = setting(
-        "none", "addresses of vLLM servers that sample, with commas; none: the policy in this process"
+        "none",
+        "addresses of vLLM servers that sample (TRL: vllm_mode server), with commas; none: the policy in this process",
     )
     publish: str = setting("files", "how servers get new weights: 'files' in the run's folder, or 'nccl' between GPUs")
     rollout_workers: int = setting(
-        0, "processes that sample beside each process of reinforcement (IPSS); 0: it plays itself"
+        0, "processes that sample beside each process of reinforcement (IPSS: streaming); 0: it plays itself"
     )
-    importance_cap: float = setting(0.0, "of truncated importance sampling, where servers play; 0: none")
+    importance_cap: float = setting(
+        0.0, "largest weight of truncated importance sampling (TRL: vllm_importance_sampling_clip_max); 0: no weights"
+    )
     sampling_bound: float = setting(1e-3, "mean |log p of servers - of trainer| above which a run stops; 0: none")
 
 # %% ../../nbs/40_training/08_settings.ipynb #d55125f0

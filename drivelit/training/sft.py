@@ -289,7 +289,7 @@ def collator(
 def _collate(policy, rows, encoded, spans, chosen):
     "A batch; in this process or in a worker of the data loader."
     ids, labels, images = [], [], []
-    for n in (c["labels"] for c in chosen):
+    for n in (c["row"] for c in chosen):
         row_ids, row_labels = encoded[n]
         ids.append(row_ids)
         labels.append(row_labels)
@@ -669,7 +669,7 @@ def train_sft(
     trainer = OrderedSFTTrainer(
         model=policy.model,
         args=args,
-        train_dataset=Dataset.from_dict(dict(labels=order)),
+        train_dataset=Dataset.from_dict(dict(row=order)),
         data_collator=collator(policy, rows, encoded, parts),
         processing_class=policy.tokenizer,
         peft_config=peft_config,

@@ -37,7 +37,7 @@ from ..policy.text import nearest
 from .sft import SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..scene.clock import tally, timed
 from .batches import as_tensors, by_rule, chosen, in_pieces, micro_batches
-from .played import KeepsPlayed, played_row, turn_log
+from .played import KeepsPlayed, group_log, played_row, turn_log
 from .reference import OwnReference, Reference
 from .settings import EpisodeSettings, described, in_epochs, setting
 from .sharding import full_weights, gathered, is_sharded
@@ -242,6 +242,8 @@ class PlaysEpisodes:
         local_rewards = slice(offset, offset + valid_rows[local_rows].sum())
         self._log_played([e for e in episodes if not e.failed], rewards[local_rewards])
         self._metrics["train"]["failed"].append(float(1 - valid_rows.mean()))
+        for key, value in group_log(rewards, groups[valid_rows]).items():
+            self._metrics["train"][key].append(value)
         advantages = np.full((len(valid_rows), rewards.shape[1]), np.nan)
         advantages[valid_rows] = self.advantage_fn(rewards, groups[valid_rows])
         return advantages[local_rows]
@@ -393,7 +395,7 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         policy: Policy; its model is trained in place
         task: Task: its steps' rewards have a "reward"
         scenes: list of what the task understands
-        args: TurnGRPOConfig, of `rl_config` or any other; `std` and the keys of a rollout are for `train_rl`
+        args: TurnGRPOConfig, of `rl_config` or any other; `std` is for `train_rl`, here it stands in `advantage_fn`
         advantage_fn: (rewards (B, J) with NaN, groups (B,)) -> (B, J)
         engine: plays; default: the policy in this process. One with `publish` is given the weights before each rollout
         reference: of the KL, a policy of its own; default: the policy as it comes in
@@ -401,7 +403,8 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
 
     Raises:
         TypeError: `args` is no TurnGRPOConfig
-        ValueError: what `check_policy`, `check_task`, `check_reference` and `settle` refuse
+        ValueError: what `check_policy`, `check_task`, `check_reference` and `settle` refuse; servers or workers that
+            `train_rl` would start
     """
 
     def __init__(
@@ -418,6 +421,10 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         callbacks: Sequence[TrainerCallback] = (),
     ):
         check_args(args)
+        self._check_loss(args)
+        for name, elsewhere in (("rollout_servers", engine), ("rollout_workers", getattr(self, "rollout_workers", 0))):
+            if getattr(args, name) != getattr(EpisodeSettings, name) and not elsewhere:
+                raise ValueError(f"{name}: `train_rl` makes what samples elsewhere; call it instead of the trainer")
         check_policy(policy, args.bf16, adapters=peft_config is not None)
         check_task(task, scenes)
         check_reference(policy, reference, args.reference_every, args.beta)
@@ -444,6 +451,10 @@ class TurnGRPOTrainer(PlaysEpisodes, KeepsPlayed, PlaysElsewhere, LearnsWords, S
         self.reference = OwnReference(reference, self.accelerator.device) if reference and beta else None
         if beta and not reference and not self.is_fsdp_enabled:
             self.reference = Reference(self.model, args.bf16)
+
+    @staticmethod
+    def _check_loss(args):
+        "ValueError for a setting of TRL's loss that this trainer's objective does not follow; all are followed here."
 
     def _refer(self):
         # A sharded reference is made of the shards, which come when training begins, and before a checkpoint is read.
@@ -662,8 +673,20 @@ def train_rl(
 class SequenceRatioTrainer(TurnGRPOTrainer):
     """GRPO as DriveAgent-R1 prints it: one ratio and one advantage for an episode, no division by its length.
 
+    The ratio is the product of the tokens' ratios, not GSPO's root of it, and the KL is summed over the tokens. The log
+    has both `kl`, TRL's mean over tokens, and `kl/episode`, which beta weighs.
+
     For `train_rl(advantage="sequence", trainer=SequenceRatioTrainer)`; its parameters are those of TurnGRPOTrainer.
+
+    Raises:
+        ValueError: a setting of TRL's loss that the printed objective has not
     """
+
+    @staticmethod
+    def _check_loss(args):
+        for name in ("loss_type", "importance_sampling_level", "entropy_coef", "use_adaptive_entropy", "delta"):
+            if getattr(args, name) != getattr(TurnGRPOConfig, name):
+                raise ValueError(f"{name}: the objective of one ratio for an episode has none; leave it as it is")
 
     def objective(self, batch: dict) -> torch.Tensor:
         """Minus the printed objective; the KL is the sum of k3 over the episode's tokens.
@@ -681,9 +704,13 @@ class SequenceRatioTrainer(TurnGRPOTrainer):
         old_logp = batch.get("old_per_token_logps", logp.detach())
         ratio = ((logp - old_logp) * mask).sum(1).exp()
         advantage = (batch["advantages"] * mask).sum(1) / mask.sum(1).clamp(min=1)  # equal at all tokens of an episode
+        low, high = ratio < 1 - self.epsilon_low, ratio > 1 + self.epsilon_high
         gain = torch.min(ratio * advantage, ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high) * advantage)
+        clipped = (low & (advantage < 0)) | (high & (advantage > 0))
+        self._metrics["train"]["clip_ratio/region_mean"].append(clipped.float().mean().item())
         if self.beta:
             kl = k3(logp, batch["ref_per_token_logps"]) * mask
             self._metrics["train"]["kl"].append((kl.sum() / mask.sum().clamp(min=1)).item())
+            self._metrics["train"]["kl/episode"].append(kl.sum(1).mean().item())
             gain = gain - self.beta * kl.sum(1)
         return -gain.mean() / self.current_gradient_accumulation_steps
