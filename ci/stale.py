@@ -2,6 +2,7 @@
 
 Each is executed in a kernel, as a reader does it, and the text of its cells is compared with what is stored. Seconds,
 sizes, dates and temporary folders are not compared; pictures, and cells that are slow, neither. Nothing is written.
+Where a page reads DRIVELIT_SAMPLES, some outputs are stored with it and some without: try both.
 """
 
 import re
@@ -15,6 +16,7 @@ from nbclient.exceptions import CellExecutionError
 from notebooks import ROOT, all_notebooks
 
 LEFT_OUT = ("#| slow", "#| eval: false")
+PICTURES = {"image/png", "application/vnd.jupyter.widget-view+json"}  # bars are widgets, too
 VARIES = {
     r"/tmp/[\w./-]+": "FOLDER",
     r"0x[0-9a-f]+": "ADDRESS",
@@ -30,7 +32,7 @@ def text_of(cell):
     for o in cell.outputs:
         if o.output_type == "stream" and o.name == "stdout":
             out.append(o.text)
-        elif o.output_type in ("execute_result", "display_data") and "image/png" not in o.data:
+        elif o.output_type in ("execute_result", "display_data") and not PICTURES & set(o.data):
             out.append(o.data.get("text/plain", ""))
     text = "".join(out)
     for pattern, name in VARIES.items():
