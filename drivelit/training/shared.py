@@ -56,7 +56,17 @@ def beside(keys: Sequence) -> list[int]:
 
 # %% ../../nbs/40_training/15_shared.ipynb #c008
 def rows_in_one(prompt: int, answers: Sequence[int], weights: float, width: float) -> int:
-    "Into how many rows at a time (1 to their number) answers of so many tokens are put behind a prompt of so many."
+    """Into how many rows at a time answers are put behind one prompt, so that reading costs least.
+
+    Args:
+        prompt: its tokens
+        answers: the tokens of each
+        weights: parameters of one layer
+        width: its hidden size
+
+    Returns:
+        from 1 to the number of answers
+    """
     n, mean = len(answers), sum(answers) / len(answers)
 
     def cost(m):
