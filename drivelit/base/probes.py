@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMAGES', 'ALWAYS', 'NOBODY', 'ABSENT', 'RANGES', 'probe_questions', 'constant_answers', 'answers', 'box_error',
-           'mean_box_error', 'read_path', 'path_scores', 'nearest_boxes', 'named_boxes', 'found_boxes', 'find',
+           'mean_box_error', 'read_path', 'path_scores', 'nearest_boxes', 'named_boxes', 'found_boxes', 'find', 'lamps',
            'split_shares', 'range_errors', 'probe', 'probe_table', 'there_table']
 
 # %% ../../nbs/45_base/30_probes.ipynb #3aee1765
@@ -17,13 +17,14 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from .facts import CLEAR, SIZE
+from .facts import CLEAR, SIZE, crop, part_around, seen
 from .questions import ASKED, FIRM, KINDS, ask, is_right, numbers
-from .rows import Shelf
+from .rows import Shelf, lit
 from ..metrics.p3 import match, perception
 from ..metrics.pdm import score_scenes
 from ..policy.engines import Conversation, TransformersEngine
 from ..policy.model import Policy
+from ..scene.cameras import get_image
 from ..scene.core import Scene
 
 # %% ../../nbs/45_base/30_probes.ipynb #b0bf1fbf
@@ -210,6 +211,27 @@ def find(policy: Policy, shelf: Shelf, images: Sequence[str] = IMAGES) -> dict[s
     if always:
         out[ALWAYS] = max(always, key=lambda v: v["perception"])
     return out | {NOBODY: found_boxes([{}] * len(truth), truth)}
+
+# %% ../../nbs/45_base/30_probes.ipynb #lamp0002
+def lamps(policy: Policy, made: Sequence[Scene], magnified: bool = False) -> dict[str, float]:
+    """Is a light's colour read? Each scene is shown with a red and with a green light, all else equal.
+
+    Args:
+        made: scenes with a light in the front view
+        magnified: the light alone is shown, as a crop
+
+    Returns:
+        dict: n (scenes), right (share of the answers, a guess has 0.5), follows (share of scenes with both right)
+    """
+    colours, asked = ("red", "green"), []
+    for scene in (lit(s, c) for s in made for c in colours):
+        box = next(t.box for t in seen(scene) if t.kind == "light")
+        image = crop(scene, part_around(box)) if magnified else get_image(scene, "CAM_FRONT", SIZE)
+        parts = [dict(type="image", image=image), dict(type="text", text="What colour is the light?")]
+        asked.append(Conversation([dict(role="user", content=parts)]))
+    said = [c.text.strip() for c in TransformersEngine(policy, 128).generate(asked, 8, temperature=0)]
+    right = np.array([a == c for a, c in zip(said, list(colours) * len(made), strict=True)]).reshape(-1, len(colours))
+    return dict(n=len(made), right=float(right.mean()), follows=float(right.all(1).mean()))
 
 # %% ../../nbs/45_base/30_probes.ipynb #b413b2ee
 ABSENT = ("No", "no light", "nothing", "0", f"{CLEAR:.0f} m")

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['TAUGHT', 'IN_FILE', 'MOST', 'FIRST_ROUTE', 'MANY_ROUTES', 'FRONT', 'BEFORE', 'CONVERSATIONS', 'pretraining_scenes',
-           'save_seen', 'save_questions', 'Shelf', 'questions', 'PretrainingData', 'EncodedData']
+           'save_seen', 'save_questions', 'lit', 'Shelf', 'questions', 'PretrainingData', 'EncodedData']
 
 # %% ../../nbs/45_base/20_rows.ipynb #0b35e616
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ def save_questions(
             save_seen(make(min(in_file, n - k), seed=seed + k), path, seed + k)
         out.append(path)
     return out
+
+# %% ../../nbs/45_base/20_rows.ipynb #lit00002
+def lit(scene: Scene, colour: str) -> Scene:
+    "The same scene with its light in one colour, a key of LAMPS; the expert is not asked again."
+    light = replace(scene.lights[0], times=np.zeros(1), states=(colour,))
+    return replace(scene, lights=[light, *scene.lights[1:]])
 
 # %% ../../nbs/45_base/20_rows.ipynb #66a36e2c
 class Shelf(Sequence):
