@@ -223,14 +223,14 @@ def lamps(policy: Policy, made: Sequence[Scene], magnified: bool = False) -> dic
     Returns:
         dict: n (scenes), right (share of the answers, a guess has 0.5), follows (share of scenes with both right)
     """
-    colours, asked = ("red", "green"), []
+    colours, conversations = ("red", "green"), []
     for scene in (lit(s, c) for s in made for c in colours):
         box = next(t.box for t in seen(scene) if t.kind == "light")
         image = crop(scene, part_around(box)) if magnified else get_image(scene, "CAM_FRONT", SIZE)
         parts = [dict(type="image", image=image), dict(type="text", text="What colour is the light?")]
-        asked.append(Conversation([dict(role="user", content=parts)]))
-    said = [c.text.strip() for c in TransformersEngine(policy, 128).generate(asked, 8, temperature=0)]
-    right = np.array([a == c for a, c in zip(said, list(colours) * len(made), strict=True)]).reshape(-1, len(colours))
+        conversations.append(Conversation([dict(role="user", content=parts)]))
+    answered = [c.text.strip() for c in TransformersEngine(policy, 128).generate(conversations, 8, temperature=0)]
+    right = np.array([a == c for a, c in zip(answered, list(colours) * len(made), strict=True)]).reshape(-1, len(colours))
     return dict(n=len(made), right=float(right.mean()), follows=float(right.all(1).mean()))
 
 # %% ../../nbs/45_base/30_probes.ipynb #b413b2ee

@@ -89,7 +89,15 @@ def save_questions(
 
 # %% ../../nbs/45_base/20_rows.ipynb #lit00002
 def lit(scene: Scene, colour: str) -> Scene:
-    "The same scene with its light in one colour, a key of LAMPS; the expert is not asked again."
+    """The same scene with its light in one colour; the expert is not asked again.
+
+    Args:
+        scene: with a light
+        colour: a key of LAMPS
+
+    Returns:
+        a copy
+    """
     light = replace(scene.lights[0], times=np.zeros(1), states=(colour,))
     return replace(scene, lights=[light, *scene.lights[1:]])
 
