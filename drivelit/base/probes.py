@@ -230,8 +230,10 @@ def lamps(policy: Policy, made: Sequence[Scene], magnified: bool = False) -> dic
         parts = [dict(type="image", image=image), dict(type="text", text="What colour is the light?")]
         conversations.append(Conversation([dict(role="user", content=parts)]))
     answered = [c.text.strip() for c in TransformersEngine(policy, 128).generate(conversations, 8, temperature=0)]
-    right = np.array([a == c for a, c in zip(answered, list(colours) * len(made), strict=True)]).reshape(-1, len(colours))
-    return dict(n=len(made), right=float(right.mean()), follows=float(right.all(1).mean()))
+    hits = np.array([a == c for a, c in zip(answered, list(colours) * len(made), strict=True)]).reshape(
+        -1, len(colours)
+    )
+    return dict(n=len(made), right=float(hits.mean()), follows=float(hits.all(1).mean()))
 
 # %% ../../nbs/45_base/30_probes.ipynb #b413b2ee
 ABSENT = ("No", "no light", "nothing", "0", f"{CLEAR:.0f} m")
