@@ -279,16 +279,18 @@ def table(results: Record) -> pd.DataFrame:
     return table_of(results, study(results), [*rows, (first(SEES, "all"), driver(SEES))], columns)
 
 # %% ../../nbs/60_road/10_table.ipynb #split11
-def families(results: Record) -> pd.DataFrame:
+def families(results: Record, rivals: Sequence[str] = ()) -> pd.DataFrame:
     """The mean driving score by family of routes.
 
     Args:
         results: of `drive_all`
+        rivals: further drivers without eyes
 
     Returns:
         DataFrame: a row for each family, a column for each entry, the best driver without eyes and who sees everything
     """
-    conditions = [driver(best(results)), *(Condition(n) for n in results.ran), driver(SEES)]
+    blind = dict.fromkeys([best(results), *rivals])
+    conditions = [*map(driver, blind), *map(Condition, results.ran), driver(SEES)]
     per = {c.arm: results.values(c, "score").mean(axis=0) for c in conditions}
     labels = np.array(results.about["families"])
     return pd.DataFrame({n: v.groupby(labels, sort=False).mean() for n, v in per.items()}).round(0)
