@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
-from drivelit.data.episodes import read_play_part, write_play_part
+from drivelit.data.episodes import read_episodes, read_play_part, write_episodes, write_play_part
 from drivelit.data.served import Journal
 from drivelit.driveagent.motion import MotionHead, load_head, save_head
 from drivelit.io.weights import MARK, WeightsError, damage, load_pretrained, seal
@@ -284,6 +284,37 @@ def test_any_bit_of_what_a_run_has_kept(kind, tmp_path):
     seen = [outcome(read, expected) for _ in flipped(path, 5 * FLIPS)]
     assert seen.count("refused") > len(seen) / 2
     assert outcome(read, expected) == "equal"
+
+
+def louder(arrays):
+    text = arrays["text"].tobytes()
+    assert b"0.30000000000000004" in text
+    return dict(text=np.frombuffer(text.replace(b"0.30000000000000004", b"0.90000000000000004"), np.uint8))
+
+
+def negative(arrays):
+    return {"picture-0": 255 - arrays["picture-0"]}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (louder, "its text has another SHA-256"),
+        (negative, "has other pixels"),
+        (lambda _: dict(text=np.array([{}], object)), "damaged and not used"),
+    ],
+    ids=["a reward", "a picture", "an object"],
+)
+def test_a_whole_archive_by_another_hand(tmp_path, change, words):
+    "numpy writes its checksums anew: only the digests show that the content is another one."
+    episode = an_episode()
+    episode.rewards = [dict(reward=0.1 + 0.2, ttc=float("nan"))]
+    write_episodes(tmp_path / "3.npz", "as asked", {3: episode})
+    with np.load(tmp_path / "3.npz") as kept:
+        arrays = dict(kept)
+    np.savez(tmp_path / "4.npz", **arrays | change(arrays))
+    episodes, message = read_episodes(tmp_path / "4.npz", "as asked")
+    assert episodes is None and words in message and "4.npz" in message, message
 
 
 def calls(source):
