@@ -7,7 +7,9 @@ import warnings
 from unittest.mock import patch
 
 import pytest
+import torch
 from pages import names_of
+from safetensors.torch import load_file, save_file
 
 from drivelit.io.files import owner_of
 from drivelit.policy import vllm
@@ -17,7 +19,7 @@ from drivelit.policy.model import load_policy
 from drivelit.policy.vllm import TAKE, VLLMEngine, known_words, other_shape, release
 from drivelit.testing.vllm import StubVLLM
 
-conversations, move = names_of("20_policy/25_vllm", vllm, "conversations", "move")
+conversations, move, local, same = names_of("20_policy/25_vllm", vllm, "conversations", "move", "local", "same")
 
 
 def refused(words, call, *args, **options):
@@ -164,3 +166,41 @@ def test_a_folder_that_can_be_seen(policy, longer, tmp_path):
     with StubVLLM(longer, name=str(folder)) as server:
         start = (VLLMEngine, longer, [server.root], tmp_path / "weights")
         refused("text_config.vocab_size = 1071", *start, retries=0)
+
+
+def fewer(file):
+    save_file({k: v for k, v in load_file(file).items() if "norm" not in k}, file)
+
+
+def larger(file):
+    save_file({k: torch.cat([v, v]) for k, v in load_file(file).items()}, file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda file: file.unlink(), id="gone"),
+        pytest.param(lambda file: file.write_bytes(file.read_bytes()[:10_000]), id="cut off"),
+        pytest.param(fewer, id="fewer"),
+        pytest.param(larger, id="larger"),
+    ],
+)
+def test_weights_that_cannot_be_read(policy, tmp_path, change):
+    "The server stays paused, and the next weights make it work again."
+    with StubVLLM(policy) as server:
+        engine = VLLMEngine(policy, [server.root], tmp_path / "weights", dtype="float32", retries=0)
+        write_all = engine._write
+
+        def damaged(folder, weights):
+            write_all(folder, weights)
+            change(next(folder.glob("*.safetensors")))
+
+        engine._write = damaged
+        refused("HTTP 500", engine.publish, "bad")
+        assert server.paused
+        refused("the last publish failed", engine.generate, conversations(1), 4)
+        engine._write = write_all
+        engine.publish("good")
+        answers = engine.generate(conversations(), 4, temperature=0)
+        same(answers, local(policy).generate(conversations(), 4, temperature=0))
+        assert [path for path, _ in server.heard].count("/resume") == 1
