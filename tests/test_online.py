@@ -20,8 +20,20 @@ import torch
 
 from drivelit.io.files import RunError
 from drivelit.minddrive import controls, online
+from drivelit.minddrive.controls import Drive, by_experts
 from drivelit.minddrive.experts import Experts, save_experts, value
-from drivelit.minddrive.online import collect, collect_round, play, reinforce, routes_of, simulator
+from drivelit.minddrive.online import (
+    ARRAYS,
+    collect,
+    collect_round,
+    play,
+    played,
+    read_played,
+    reinforce,
+    routes_of,
+    simulator,
+    write_played,
+)
 from drivelit.minddrive.profile import MindDriveProfile
 from drivelit.rollout.carla import NoSimulator, carla
 from drivelit.testing.carla import VALUES, StubCarla, road
@@ -64,6 +76,50 @@ def whole(start, tmp_path_factory):
     "Two rounds in one go: the folder, the experts, the log."
     out = tmp_path_factory.mktemp("whole") / "run"
     return out, *reinforce(start, out, TWO, ROUNDS)
+
+
+TOLD = dict(round=0, seed=3)  # what a file of drives belongs to
+
+
+@pytest.fixture(scope="module")
+def pair():
+    "Two short drives."
+    policy = by_experts(Experts("toy", image_size=TINY.image_size), torch.Generator().manual_seed(0))
+    return [played(d) for d in play(policy, [Drive(s) for s in TWO], TINY.inputs)]
+
+
+def test_a_file_of_drives_that_is_missing_or_cut_short(pair, tmp_path):
+    file = write_played(tmp_path / "a.npz", pair, TOLD)
+    (tmp_path / "b.npz").write_bytes(file.read_bytes()[:-200])
+    assert read_played(tmp_path / "b.npz", TOLD)[1].startswith("damaged")
+    assert read_played(tmp_path / "c.npz", TOLD) == (None, "not there")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda d: dict(speed=d.speed + 99), id="words"),
+        pytest.param(lambda d: dict(speed_logp=np.nan * d.speed_logp), id="numbers"),
+        pytest.param(lambda d: dict(rewards=d.rewards[:-1]), id="rewards"),
+    ],
+)
+def test_a_file_of_drives_that_holds_nonsense(pair, tmp_path, change):
+    file = write_played(tmp_path / "a.npz", [replace(pair[0], **change(pair[0]))], TOLD)
+    assert read_played(file, TOLD)[1].startswith("damaged (ValueError")
+
+
+@pytest.mark.parametrize("head", ["[]", "{}", json.dumps(dict(told=TOLD)), json.dumps(dict(told=TOLD, drives=[]))])
+def test_a_file_of_drives_whose_head_is_wrong(tmp_path, head):
+    np.savez(tmp_path / "head.npz", told=head, **{k: np.zeros(0) for k in ARRAYS})
+    assert read_played(tmp_path / "head.npz", TOLD)[1].startswith("damaged")
+
+
+def test_a_full_disk_leaves_the_file_of_drives_that_was_there(pair, tmp_path):
+    file = write_played(tmp_path / "a.npz", pair, TOLD)
+    with patch.object(np, "savez_compressed", side_effect=OSError("no space left")):
+        with pytest.raises(OSError, match="no space"):
+            write_played(file, pair[:1], TOLD)
+    assert len(read_played(file, TOLD)[0]) == 2
 
 
 def trained(experts):
