@@ -222,10 +222,15 @@ def lamps(policy: Policy, made: Sequence[Scene], magnified: bool = False) -> dic
 
     Returns:
         dict: n (scenes), right (share of the answers, a guess has 0.5), follows (share of scenes with both right)
+
+    Raises:
+        ValueError: a scene without one, which is named
     """
     colours, conversations = ("red", "green"), []
     for scene in (lit(s, c) for s in made for c in colours):
-        box = next(t.box for t in seen(scene) if t.kind == "light")
+        box = next((t.box for t in seen(scene) if t.kind == "light"), None)
+        if box is None:
+            raise ValueError(f"{scene.id}: no light in the front view")
         image = crop(scene, part_around(box)) if magnified else get_image(scene, "CAM_FRONT", SIZE)
         parts = [dict(type="image", image=image), dict(type="text", text="What colour is the light?")]
         conversations.append(Conversation([dict(role="user", content=parts)]))

@@ -97,7 +97,12 @@ def lit(scene: Scene, colour: str) -> Scene:
 
     Returns:
         a copy
+
+    Raises:
+        ValueError: a scene without a light
     """
+    if not scene.lights:
+        raise ValueError(f"{scene.id}: no light whose colour could be another")
     light = replace(scene.lights[0], times=np.zeros(1), states=(colour,))
     return replace(scene, lights=[light, *scene.lights[1:]])
 
