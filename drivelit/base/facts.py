@@ -325,28 +325,31 @@ def _another(scene, rng):
     return candidates[int(rng.integers(len(candidates)))]
 
 
-def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[Image.Image]]:
+def look(
+    scene: Scene, rng: np.random.Generator, size: tuple[int, int] = SIZE
+) -> tuple[dict[str, Any], list[Image.Image]]:
     """The facts of a scene and its pictures.
 
     Args:
         scene: of the toy town
         rng: chooses another camera and what is magnified
+        size: (width, height) of the pictures: larger ones show more
 
     Returns:
         facts, plain data; six pictures: front, front a second ago, another camera, a crop, depth, drawn boxes
     """
-    front, early = seen(scene), seen(scene, time=EARLIER)
+    front, early = (seen(scene, time=t, size=size) for t in (0.0, EARLIER))
     second_camera = _another(scene, rng)
-    view = seen(scene, second_camera)
+    view = seen(scene, second_camera, size=size)
     lights = [t for t in front if t.kind == "light"]
     targets = lights if lights and rng.random() < 0.7 else [t for t in front if t.pixels >= 4]
     aim = (
         targets[int(rng.integers(len(targets)))].box if targets else tuple(rng.integers(20, 60, 2).tolist() + [70, 70])
     )
     part = part_around(aim)
-    depth, nearest = depth_image(scene)
-    image = get_image(scene, "CAM_FRONT", SIZE)
-    boxed, framed = boxes_image(scene, image=image, things=front)
+    depth, nearest = depth_image(scene, size=size)
+    image = get_image(scene, "CAM_FRONT", size)
+    boxed, framed = boxes_image(scene, size=size, image=image, things=front)
     facts = dict(
         id=scene.id,
         night=bool(scene.night),
@@ -358,7 +361,7 @@ def look(scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Any], list[I
         **motion(scene),
         **_road(scene),
     )
-    shown = dict(front=front, early=early, other=view, crop=seen(scene, part=part), boxes=framed)
+    shown = dict(front=front, early=early, other=view, crop=seen(scene, part=part, size=size), boxes=framed)
     facts |= {k: [asdict(t) for t in things] for k, things in shown.items()}
-    pictures = [image, get_image(scene, "CAM_FRONT", SIZE, EARLIER)]
-    return facts, [*pictures, get_image(scene, second_camera, SIZE), crop(scene, part), depth, boxed]
+    pictures = [image, get_image(scene, "CAM_FRONT", size, EARLIER), get_image(scene, second_camera, size)]
+    return facts, [*pictures, crop(scene, part, size=size), depth, boxed]

@@ -230,12 +230,13 @@ def probe_ladder(
     policy: Policy, made: Sequence[Scene], learn: int = 4000, seed: int = PROBE_LADDER_SEED
 ) -> dict[str, Any]:
     "All rungs on the same N scenes: scores (rung -> N of PDMS), unreadable shares, family (N)."
-    ready, pictures = [prepare(s) for s in made], [get_image(s, "CAM_FRONT", SIZE) for s in made]
+    size = tuple(policy.processor.image_size or SIZE)
+    ready, pictures = [prepare(s) for s in made], [get_image(s, "CAM_FRONT", size) for s in made]
     # without eyes, and without feedback: one plan a scene
     blind = blind_scores(made, turns=1)
     scores, unreadable = {f"no eyes: {(best := best_blind(blind))}": blind[best]}, {}
     for name, (temperature, median, grey) in TEXT.items():
-        shown = [Image.new("RGB", SIZE, (128, 128, 128))] * len(made) if grey else pictures
+        shown = [Image.new("RGB", size, (128, 128, 128))] * len(made) if grey else pictures
         plans = text_plans(policy, made, shown, temperature, median)
         scores[name], unreadable[name] = earned(ready, plans), float(np.mean([p is None for p in plans]))
     # the networks learn from other scenes; each sees one thing more than the one before it
@@ -252,7 +253,7 @@ def probe_ladder(
     inputs = {
         "network, no eyes": [np.stack([told(s) for s in some]) for some in (train_scenes, made)],
         "network, the base's picture tokens": [
-            seen(some, [get_image(s, "CAM_FRONT", SIZE) for s in some]) for some in (train_scenes, made)
+            seen(some, [get_image(s, "CAM_FRONT", size) for s in some]) for some in (train_scenes, made)
         ],
         "network, true state": [np.stack([state(s) for s in some]) for some in (train_scenes, made)],
     }

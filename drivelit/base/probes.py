@@ -226,12 +226,12 @@ def lamps(policy: Policy, made: Sequence[Scene], magnified: bool = False) -> dic
     Raises:
         ValueError: a scene without one, which is named
     """
-    colours, conversations = ("red", "green"), []
+    colours, conversations, size = ("red", "green"), [], tuple(policy.processor.image_size or SIZE)
     for scene in (lit(s, c) for s in made for c in colours):
-        box = next((t.box for t in seen(scene) if t.kind == "light"), None)
+        box = next((t.box for t in seen(scene, size=size) if t.kind == "light"), None)
         if box is None:
             raise ValueError(f"{scene.id}: no light in the front view")
-        image = crop(scene, part_around(box)) if magnified else get_image(scene, "CAM_FRONT", SIZE)
+        image = crop(scene, part_around(box), size=size) if magnified else get_image(scene, "CAM_FRONT", size)
         parts = [dict(type="image", image=image), dict(type="text", text="What colour is the light?")]
         conversations.append(Conversation([dict(role="user", content=parts)]))
     answered = [c.text.strip() for c in TransformersEngine(policy, 128).generate(conversations, 8, temperature=0)]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRAIN_SEED', 'LAMP_SEED', 'PROBE_SEED', 'SMOKE', 'Recipe', 'Part', 'parts', 'read_recipe', 'run_command', 'summary',
-           'Looks', 'probe_scenes', 'teach', 'beginner', 'teach_part', 'start', 'make', 'finished', 'base_card',
-           'curve', 'pack']
+           'Looks', 'pictures_of', 'probe_scenes', 'teach', 'beginner', 'teach_part', 'start', 'make', 'finished',
+           'base_card', 'curve', 'pack']
 
 # %% ../../nbs/45_base/40_recipe.ipynb #3c73d3fc
 import argparse
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from .facts import SIZE
 from .probe_ladder import probe_ladder
 from .probes import lamps, probe
 from .questions import word_list
@@ -41,6 +42,8 @@ class Recipe:
 
     Attributes:
         size: a key of SIZES
+        width: of the pictures, in pixels; a multiple of 28
+        height: likewise
         model: a base to go on from, as `load_policy` names it, instead of random weights; it has its own size and words
         scenes: to learn from
         probes: scenes of the probes
@@ -63,6 +66,8 @@ class Recipe:
     """
 
     size: str = "base"
+    width: int = SIZE[0]
+    height: int = SIZE[1]
     model: str = ""
     scenes: int = 30_000
     probes: int = 600
@@ -222,9 +227,14 @@ class Looks(TrainerCallback):
         write_json(path, dict(step=step, tokens=read) | summary(probes) | probes)
 
 # %% ../../nbs/45_base/40_recipe.ipynb #76b0962a
+def pictures_of(recipe: Recipe) -> tuple[int, int]:
+    "Width and height of a recipe's pictures."
+    return recipe.width, recipe.height
+
+
 def probe_scenes(out: str | Path, recipe: Recipe) -> tuple[Shelf, list]:
     "The scenes of the probes: the shelf of their facts and pictures, and the scenes."
-    files = save_questions(recipe.probes, out, PROBE_SEED, in_file=recipe.probes)
+    files = save_questions(recipe.probes, out, PROBE_SEED, in_file=recipe.probes, size=pictures_of(recipe))
     return Shelf(files), scenes(recipe.probes, seed=PROBE_SEED)
 
 
@@ -254,8 +264,8 @@ def teach(out: str | Path, recipe: Recipe, data: str | Path | None = None) -> Po
 def beginner(recipe: Recipe) -> Policy:
     "What a recipe begins with: a base that is there, or random weights and the tokenizer of the questions."
     if recipe.model:
-        return load_policy(recipe.model, dtype="float32")
-    policy = new_policy(word_tokenizer(word_list(), recipe.words), recipe.size, recipe.seed)
+        return load_policy(recipe.model, dtype="float32", image_size=pictures_of(recipe))
+    policy = new_policy(word_tokenizer(word_list(), recipe.words), recipe.size, recipe.seed, pictures_of(recipe))
     policy.model.config.drivelit_base = "base"
     return policy
 
@@ -264,8 +274,11 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, data: Path,
     "One part of the training in out/train/name, or go on with it; `before`: updates and tokens so far."
     part, number = parts(recipe)[name], list(parts(recipe)).index(name)
     scenes_of = partial(pretraining_scenes, drives=recipe.drives)
-    shelf = Shelf(save_questions(recipe.scenes, data / "train", TRAIN_SEED, scenes_of))
-    lit = Shelf(save_questions(recipe.lit, data / "lit", LAMP_SEED, lamp_scenes)) if part.lamp else None
+    size = pictures_of(recipe)
+    shelf, lit = Shelf(save_questions(recipe.scenes, data / "train", TRAIN_SEED, scenes_of, size=size)), None
+    if part.lamp:
+        with_lamps = partial(lamp_scenes, size=size)
+        lit = Shelf(save_questions(recipe.lit, data / "lit", LAMP_SEED, with_lamps, size=size))
     rows = PretrainingData(
         shelf, part.steps * part.batch, 10 * recipe.seed + number, policy, recipe.lane, part.lamp, lit
     )
@@ -322,10 +335,13 @@ def make(out: str | Path, recipe: Recipe, data: str | Path | None = None) -> dic
         the probes, also in out/measured.json
 
     Raises:
-        RunError: an unknown size, the folder belongs to another recipe, or another process holds it
+        RunError: an unknown size, pictures in no whole patches, the folder belongs to another recipe, or another
+            process holds it
     """
     if recipe.size not in SIZES:
         raise RunError(f"size: {recipe.size!r} is not one of {', '.join(SIZES)}")
+    if wrong := [n for n in ("width", "height") if getattr(recipe, n) % 28 or getattr(recipe, n) < 28]:
+        raise RunError(f"{wrong[0]}: {getattr(recipe, wrong[0])} is no multiple of 28")
     with hold(out, f"{out}: the base"):
         out = start(out, recipe)
         if (out / "measured.json").exists():
@@ -334,7 +350,7 @@ def make(out: str | Path, recipe: Recipe, data: str | Path | None = None) -> dic
         shelf, made = probe_scenes(Path(data or out / "data") / "probes", recipe)
         probes = probe(policy, shelf, made, recipe.most)
         probes["probe_ladder"] = probe_ladder(policy, made, min(4000, recipe.scenes))
-        probes["lamps"] = lamps(policy, lamp_scenes(recipe.most, PROBE_SEED))
+        probes["lamps"] = lamps(policy, lamp_scenes(recipe.most, PROBE_SEED, pictures_of(recipe)))
         write_json(out / "measured.json", probes)
     return probes
 
