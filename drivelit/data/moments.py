@@ -205,7 +205,14 @@ SMOOTH, ROUGH = 0.04, 0.015  # metres (deviations): after four seconds, and at e
 
 
 def disturbance(seed: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
-    "Plan (8, 3) -> what is carried out of it, decision after decision of one route."
+    """What is carried out instead of plans, decision after decision of one route.
+
+    Args:
+        seed: of when it begins, how far aside and how fast
+
+    Returns:
+        plan (8, 3) -> poses (8, 3)
+    """
     rng, left, by = np.random.default_rng(seed), 0, (0.0, 1.0)
 
     def carried_out(plan: np.ndarray) -> np.ndarray:

@@ -1334,6 +1334,9 @@ def scenes(
         seed: of the first scene; the next ones count up
         families: of FAMILIES, taken in turn; MIX: each as often as its share
         difficulty: drawn evenly from this range
+
+    Returns:
+        list of Scene
     """
     low, high = (difficulty, difficulty) if np.isscalar(difficulty) else difficulty
     return [
