@@ -567,9 +567,6 @@ def routes(n: int, part: str = "train", families: tuple[str, ...] = ROUTE_FAMILI
         families: of ROUTE_FAMILIES
         first: how many of the part come before
 
-    Returns:
-        list of Scene
-
     Raises:
         ValueError: another part, or more routes than a part has
     """
