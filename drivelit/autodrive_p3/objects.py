@@ -66,7 +66,6 @@ PICTURES = dict(  # what each source's videos are made of
         ((_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS), (0.0, 0.0, 1.0, 1 - _HOOD), (_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS)),
     ),
     toy=Picture(IMAGE_SIZE),
-    toy_large=Picture((224, 112)),  # a lamp further away than 25 m is a pixel wide or less in the other
 )
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #b40edd22
