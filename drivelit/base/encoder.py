@@ -502,14 +502,14 @@ def make_encoder(out: str | Path, recipe: EncoderRecipe, data: str | Path | None
             probed, recipe.probes, recipe.size, codec, data / f"squeezed-{recipe.size}-probes.npy"
         )
         fitted = min(2000, recipe.scenes - recipe.held)
-        made = scenes(recipe.probes, seed=PROBE_SEED)
+        probe_set = scenes(recipe.probes, seed=PROBE_SEED)
         probes = dict(
             kinds=probe_facts(
                 model, probe_pictures, facts(probed, recipe.probes), pictures[:fitted], facts(shelf, fitted)
             ),
-            order=probe_order(model, made, codec),
-            untrained=probe_order(new_encoder(recipe).eval(), made, codec)["encoder"],
-            ahead=probe_ahead(model, made, codec),
+            order=probe_order(model, probe_set, codec),
+            untrained=probe_order(new_encoder(recipe).eval(), probe_set, codec)["encoder"],
+            ahead=probe_ahead(model, probe_set, codec),
         )
         write_json(out / "measured.json", probes, None)
     return probes

@@ -289,23 +289,23 @@ def probe(
             distances and places, by kind), boxes (pixels) and path, by images
     """
     kinds, boxes, path, ranges = {}, {}, {}, {}
-    for kind, asked in probe_questions(shelf, most).items():
-        answered = {s: answers(policy, shelf, asked, kind, s) for s in (images if KINDS[kind][1] else images[:1])}
+    for kind, questions in probe_questions(shelf, most).items():
+        answered = {s: answers(policy, shelf, questions, kind, s) for s in (images if KINDS[kind][1] else images[:1])}
         if kind == "path":
-            path = {s: path_scores(a, asked, made) for s, a in answered.items()}
+            path = {s: path_scores(a, questions, made) for s, a in answered.items()}
             continue
         if kind == "box":
-            boxes = {s: mean_box_error(a, asked) for s, a in answered.items()}
+            boxes = {s: mean_box_error(a, questions) for s, a in answered.items()}
         if kind in ("distance", "place"):
-            ranges[kind] = range_errors(answered[images[0]], asked)
+            ranges[kind] = range_errors(answered[images[0]], questions)
 
         # the constant answer is marked like any other, so that each share stands beside it
-        def marks(a, asked=asked, kind=kind):
-            return [is_right(kind, x, t) for x, (*_, t) in zip(a, asked, strict=True)]
+        def marks(a, questions=questions, kind=kind):
+            return [is_right(kind, x, t) for x, (*_, t) in zip(a, questions, strict=True)]
 
-        correct = {s: marks(a) for s, a in dict(constant=constant_answers(asked, kind), **answered).items()}
-        kinds[kind] = dict(n=len(asked)) | {s: float(np.mean(r)) for s, r in correct.items()}
-        kinds[kind] |= split_shares(correct, asked)
+        correct = {s: marks(a) for s, a in dict(constant=constant_answers(questions, kind), **answered).items()}
+        kinds[kind] = dict(n=len(questions)) | {s: float(np.mean(r)) for s, r in correct.items()}
+        kinds[kind] |= split_shares(correct, questions)
     return dict(kinds=kinds, ranges=ranges, boxes=boxes, path=path)
 
 

@@ -490,13 +490,13 @@ def overlap(a: list[float], b: list[float]) -> float:
     return wide * high / union if union > 0 else 0.0
 
 
-def is_right(kind: str, said: str, truth: str) -> bool:
+def is_right(kind: str, answer: str, truth: str) -> bool:
     "Whether an answer, any text, agrees with the truth."
-    said, truth = said.strip(), truth.strip()
-    want, have = numbers(truth), numbers(said)
-    if not want or said == truth:
-        return said == truth
-    if len(have) != len(want) or re.sub(r"[0-9.+-]", "", said) != re.sub(r"[0-9.+-]", "", truth):
+    answer, truth = answer.strip(), truth.strip()
+    want, have = numbers(truth), numbers(answer)
+    if not want or answer == truth:
+        return answer == truth
+    if len(have) != len(want) or re.sub(r"[0-9.+-]", "", answer) != re.sub(r"[0-9.+-]", "", truth):
         return False
     if kind.endswith("box"):
         return overlap(have, want) >= 0.4

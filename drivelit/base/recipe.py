@@ -233,19 +233,10 @@ def pictures_of(recipe: Recipe) -> tuple[int, int]:
     return recipe.width, recipe.height
 
 
-def _opened(files: Sequence[Path], size: tuple[int, int]) -> Shelf:
-    "A shelf; RunError: its pictures have another size, since another recipe has made the folder."
-    shelf = Shelf(files)
-    if (found := shelf.picture(0, 0).size) != size:
-        names = ["{} x {}".format(*s) for s in (found, size)]
-        raise RunError(f"{files[0].parent}: pictures of {names[0]}, not {names[1]}; choose another folder of data")
-    return shelf
-
-
 def probe_scenes(out: str | Path, recipe: Recipe) -> tuple[Shelf, list]:
     "The scenes of the probes: the shelf of their facts and pictures, and the scenes."
     files = save_questions(recipe.probes, out, PROBE_SEED, in_file=recipe.probes, size=pictures_of(recipe))
-    return _opened(files, pictures_of(recipe)), scenes(recipe.probes, seed=PROBE_SEED)
+    return Shelf(files), scenes(recipe.probes, seed=PROBE_SEED)
 
 
 def teach(out: str | Path, recipe: Recipe, data: str | Path | None = None) -> Policy:
@@ -285,10 +276,10 @@ def teach_part(policy: Policy, out: Path, recipe: Recipe, name: str, data: Path,
     part, number = parts(recipe)[name], list(parts(recipe)).index(name)
     scenes_of = partial(pretraining_scenes, drives=recipe.drives)
     size = pictures_of(recipe)
-    shelf, lit = _opened(save_questions(recipe.scenes, data / "train", TRAIN_SEED, scenes_of, size=size), size), None
+    shelf, lit = Shelf(save_questions(recipe.scenes, data / "train", TRAIN_SEED, scenes_of, size=size)), None
     if part.lamp:
         with_lamps = partial(lamp_scenes, size=size)
-        lit = _opened(save_questions(recipe.lit, data / "lit", LAMP_SEED, with_lamps, size=size), size)
+        lit = Shelf(save_questions(recipe.lit, data / "lit", LAMP_SEED, with_lamps, size=size))
     rows = PretrainingData(
         shelf, part.steps * part.batch, 10 * recipe.seed + number, policy, recipe.lane, part.lamp, lit
     )
@@ -357,9 +348,9 @@ def make(out: str | Path, recipe: Recipe, data: str | Path | None = None) -> dic
         if (out / "measured.json").exists():
             return json.loads((out / "measured.json").read_text())
         policy = teach(out, recipe, data)
-        shelf, made = probe_scenes(Path(data or out / "data") / "probes", recipe)
-        probes = probe(policy, shelf, made, recipe.most)
-        probes["probe_ladder"] = probe_ladder(policy, made, min(4000, recipe.scenes))
+        shelf, probe_set = probe_scenes(Path(data or out / "data") / "probes", recipe)
+        probes = probe(policy, shelf, probe_set, recipe.most)
+        probes["probe_ladder"] = probe_ladder(policy, probe_set, min(4000, recipe.scenes))
         probes["lamps"] = lamps(policy, lamp_scenes(recipe.most, PROBE_SEED, pictures_of(recipe)))
         write_json(out / "measured.json", probes)
     return probes

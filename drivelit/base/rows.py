@@ -82,12 +82,19 @@ def save_seen(made: Sequence[Scene], path: str | Path, seed: int = 0, size: tupl
 def save_questions(
     n: int, folder: str | Path, seed: int, make: Callable = scenes, in_file: int = IN_FILE, size: tuple[int, int] = SIZE
 ) -> list[Path]:
-    "Facts and pictures of many scenes, for questions, in files; what is there already stays."
+    """Facts and pictures of many scenes, for questions, in files; what is there already stays.
+
+    Raises:
+        RunError: a file that is there cannot be read, or has pictures of another size
+    """
     out = []
     for k in tqdm(range(0, n, in_file), desc="data", mininterval=5):
         path = Path(folder) / f"{seed + k:07d}.npz"
         if not path.exists():
             save_seen(make(min(in_file, n - k), seed=seed + k), path, seed + k, size)
+        elif (stored := Shelf([path]).picture(0, 0).size) != tuple(size):
+            sizes = "pictures of {} x {}, not {} x {}".format(*stored, *size)
+            raise RunError(f"{path}: {sizes}; choose another folder of data")
         out.append(path)
     return out
 

@@ -96,8 +96,8 @@ def plans_of(scene: Scene, points: int) -> dict[str, np.ndarray]:
         SceneError: the expert is shorter
     """
     if scene.expert is None or len(scene.expert.poses) < points:
-        known = 0 if scene.expert is None else len(scene.expert.poses)
-        raise SceneError(f"scene {scene.id}: {known} half seconds of its future are known, not {points}")
+        count = 0 if scene.expert is None else len(scene.expert.poses)
+        raise SceneError(f"scene {scene.id}: {count} half seconds of its future are known, not {points}")
     straight = constant_velocity(scene, points)
     return {"human": scene.expert.poses[:points], "constant velocity": straight, "standing": np.zeros((points, 3))}
 

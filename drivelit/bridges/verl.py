@@ -144,13 +144,13 @@ class Turns:
         ids = await self.ct_build_initial_tokens(list(session.messages), images=_pictures(session))
         mask, logs = [], []
         while True:
-            said = await self.server_manager.generate(
+            output = await self.server_manager.generate(
                 request_id=name, prompt_ids=ids, sampling_params=sampling_params, image_data=_pictures(session)
             )
-            kept, drawn = logs if logs or said.log_probs else None, said.log_probs or None
-            merged, mask, logs = await self.ct_merge_assistant_token(ids, said.token_ids, mask, kept, drawn)
+            kept, drawn = logs if logs or output.log_probs else None, output.log_probs or None
+            merged, mask, logs = await self.ct_merge_assistant_token(ids, output.token_ids, mask, kept, drawn)
             ids, heard = merged.token_ids, list(session.messages)
-            text = self.tokenizer.decode(said.token_ids, skip_special_tokens=True)
+            text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             turn = await asyncio.to_thread(_judge, session, lock, text)
             if turn.done:
                 break

@@ -944,23 +944,23 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> float:
     return intersection / max((au - ax) * (av - ay) + (bu - bx) * (bv - b_y) - intersection, 1e-9)
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #4b268d60
-def same_answer(said: str | None, truth: str, slack: float = 1.0) -> bool:
+def same_answer(answer: str | None, truth: str, slack: float = 1.0) -> bool:
     "Whether an answer counts as right; slack 1: box overlap 0.5, distance within 2 m or a fifth."
-    if not isinstance(said, str):
+    if not isinstance(answer, str):
         return False
-    said, truth = said.strip(), truth.strip()
+    answer, truth = answer.strip(), truth.strip()
     if box := _BOX.fullmatch(truth):
-        answered = _BOX.fullmatch(said)
+        answered = _BOX.fullmatch(answer)
         if not answered:
             return False
         a, b = ([int(v) for v in m.groups()] for m in (answered, box))
         # corners in the wrong order are no box, whatever their numbers
         return a[0] < a[2] and a[1] < a[3] and overlap(a, b) >= 0.5 / slack
     if metres := _METRES.fullmatch(truth):
-        answered = _METRES.fullmatch(said)
+        answered = _METRES.fullmatch(answer)
         return bool(answered) and abs(int(answered[1]) - int(metres[1])) <= slack * max(2, 0.2 * int(metres[1]))
 
     def plain(t):
         return re.sub(r"\s+", " ", t).rstrip(".").casefold()
 
-    return plain(said) == plain(truth)
+    return plain(answer) == plain(truth)

@@ -224,8 +224,8 @@ def table9(results: Record) -> pd.DataFrame | str:
     def of(when, k):
         return number_cell(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
 
-    asked = (BEFORE, AFTER, AFTER_GREY, USUAL)
-    return framed([dict(category=k) | {w: of(w, k) for w in asked} for k in dict.fromkeys(rows.name)])
+    columns = (BEFORE, AFTER, AFTER_GREY, USUAL)
+    return framed([dict(category=k) | {w: of(w, k) for w in columns} for k in dict.fromkeys(rows.name)])
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #fc0d5261
 SETTINGS = dict(text="text mode", told="text mode, told where to look", roi="looking by RoI Inspection")

@@ -209,11 +209,11 @@ FED = (  # which plan, how it is played, what a driver without eyes may hear
 def _beats(where, play):
     "Every policy that sees, and the best driver without eyes that hears as much."
     words = "{}, %s > the best of them"  # %s: the plan, here; {}: the arm's name, in `claims_of_arms`
-    asked = (
+    comparisons = (
         (words % plan, arms, driver(swap=feedback_kind), dict(play=play, **changes))
         for plan, changes, feedback_kind, arms in FED
     )
-    return [claim for group in asked for claim in claims_of_arms(ROWS, where, POINTS, *group)]
+    return [claim for group in comparisons for claim in claims_of_arms(ROWS, where, POINTS, *group)]
 
 
 def _pairs(where, end, metric=POINTS, **changes):
