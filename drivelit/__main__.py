@@ -329,7 +329,7 @@ def _prepare(source, root, folder, workers, in_shard, limit, require, references
         raise RunError(f"{too_low[0]} = {options[too_low[0]]} is below the {needs[too_low[0]]:g} that {section} needs")
     options = needs | options
     settings = dict(workers=workers, in_shard=in_shard, limit=limit, references=references)
-    settings |= dict(navigator=profile.navigator, noise=profile.navigator_noise) if profile else {}
+    settings |= dict(navigator=profile.navigator_in_scenes, noise=profile.navigator_noise) if profile else {}
     shards = prepare(source, root, folder, require=tuple(filter(None, require.split(","))), **settings, **options)
     counts = dict(
         scenes=len(shards), shards=len(shards.shards), left_out=sum(len(s["left_out"]) for s in shards.shards)

@@ -29,6 +29,7 @@ from drivelit.minddrive.words import (
     parse_decision,
     shown,
     speed_way,
+    LANE,
     state_of,
     state_text,
 )
@@ -113,12 +114,16 @@ def by_experts(
         batch_size: moments in a forward pass
 
     Returns:
-        Player; `told` has what `decide` gives
+        Player; `told` has what `decide` gives. ValueError: a question with the lane's points for experts that learnt
+            without, or the other way round
     """
+    navigator = experts.how["navigator"]
 
     def play(worlds, images, texts):
+        if unlike := [t for t in texts if (LANE in t) != (navigator == "points")]:
+            raise ValueError(f"navigator: the experts learnt with {navigator!r}, and a question is {unlike[0]!r}")
         prompts = [experts.encode(i, t) for i, t in zip(images, texts, strict=True)]
-        states, out = np.stack([state_of(w.scene) for w in worlds]), []
+        states, out = np.stack([state_of(w.scene, navigator) for w in worlds]), []
         for k in range(0, len(worlds), batch_size):
             batch = slice(k, k + batch_size)
             outputs = decide(experts, prompts[batch], states[batch], generator, both)
@@ -229,7 +234,7 @@ def _to_the_end(player, drives, worlds, inputs, keep, seen):
         for k in alive if seen else ():
             seen(k, worlds[k])
         images = [shown(worlds[k].scene, inputs) for k in alive]
-        texts = [state_text(worlds[k].scene) for k in alive]
+        texts = [state_text(worlds[k].scene, inputs.navigator) for k in alive]
         choices = player([worlds[k] for k in alive], images, texts)
         for k, image, text, choice in zip(alive, images, texts, choices, strict=True):
             _, reward, _, _, info = worlds[k].step(choice.plan)

@@ -231,12 +231,13 @@ class Experts(_Adapters):
         image_size: Sequence[int] = IMAGE_SIZE,
         layers: str = "all",
         dropout: float = 0.0,
+        navigator: str = "points",
         **how: Any,
     ) -> None:
         super().__init__()
         policy = start_policy(str(model), seed, image_size, **how)
         self.how = dict(rank=rank, alpha=alpha, single=single, latent=latent, seed=seed, layers=layers, dropout=dropout)
-        self.how |= dict(model=str(model), image_size=list(image_size))
+        self.how |= dict(model=str(model), image_size=list(image_size), navigator=navigator)
         self.roles = dict(decision="expert", action="expert") if single else dict(decision="decision", action="action")
         self.tokens = policy.tokenizer.convert_tokens_to_ids(list(TOKENS))
         with torch.random.fork_rng(devices=[]):
@@ -419,8 +420,8 @@ def load_experts(folder: str | Path, **how: Any) -> Experts:
     try:
         config = json.loads((folder / "experts.json").read_text())
         roles = dict(config.pop("roles"))
-        config = dict(layers="all", dropout=0.0) | config  # experts of an older version do not say
-        keys = ("model", "rank", "alpha", "single", "latent", "seed", "image_size", "layers", "dropout")
+        config = dict(layers="all", dropout=0.0, navigator="points") | config  # experts of an older version do not say
+        keys = ("model", "rank", "alpha", "single", "latent", "seed", "image_size", "layers", "dropout", "navigator")
         config = {k: config[k] for k in keys}
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: no experts.json, so no experts here") from None

@@ -313,7 +313,7 @@ def run_il(stage: str, out: str | Path, profile: MindDriveProfile, seed: int) ->
     "Stages `il` and `il_single`: learn from the expert's rows, on one GPU or several, then drive."
     profile, stage_dir = replace(profile, **IMITATED[stage]), STAGES.folder(out, stage, seed)
     numbers = profile.lora_rank, profile.lora_alpha, profile.single, profile.latent, seed, profile.image_size
-    numbers += profile.lora_layers, profile.lora_dropout
+    numbers += profile.lora_layers, profile.lora_dropout, profile.navigator
     experts = Experts(model_of(out, profile), *numbers, **where(profile))
     learnt = lessons(experts, read_rows(STAGES.folder(out, "data") / "train.parquet"), profile.max_length)
     try_some(learnt, profile)

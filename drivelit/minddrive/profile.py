@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from .words import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
 from ..rollout.drivers import present_idm, true_idm
+from ..rollout.navigator import NAVIGATORS
 from ..runs.profiles import Amount, Profile, ProfileError, described, gpus_per_node, key, steps
 from ..town.routes import ROUTE_FAMILIES
 
@@ -203,6 +204,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
     *("rollout_servers", "rollout_workers", "server_gpus", "publish"),
     *("sharding", "epsilon", "epsilon_high"),  # PPO has `cliprange`
     *("train_offset", "train_late", "train_drives", "train_past_dropout"),  # beside the drive: `wrong`
+    "navigator_noise",
 )
 EXPERTS = dict(future=true_idm, present=present_idm)
 SAMPLES = 234_769  # of the paper's imitation: MindDrive, method summary
@@ -311,6 +313,9 @@ class MindDriveProfile(_Counts, Profile):
         33, "held-out routes that are driven after each round of reinforcement, and judged in open loop", ge=1
     )
     views: Literal[*VIEWS] = key("surround", "the current images")
+    navigator: Literal[*NAVIGATORS] = key(
+        "points", "the question has the lane's points beside the command; 'command': without"
+    )
     moments: int = key(1, "of each view, half a second apart; the last is now", ge=1, le=4)
     lora_rank: int = key(16, "of both experts and the value", ge=1)
     lora_alpha: float = key(16.0, "scale of the adapters: alpha / rank", ge=0)
@@ -387,8 +392,13 @@ class MindDriveProfile(_Counts, Profile):
 
     @property
     def inputs(self) -> Inputs:
-        "What the policy is shown."
-        return Inputs(self.views, tuple(self.image_size), moments=self.moments)
+        "What the policy is shown and hears."
+        return Inputs(self.views, tuple(self.image_size), moments=self.moments, navigator=self.navigator)
+
+    @property
+    def navigator_in_scenes(self) -> str:
+        "Nothing: the question reads the lane's points from the map."
+        return "command"
 
     def shows(self) -> list[tuple[str, float]]:
         "Each view at each moment that is shown."

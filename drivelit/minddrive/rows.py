@@ -165,18 +165,21 @@ def _plan_row(m, inputs):
     def mm(a):
         return np.round(a, 3).tolist()
 
-    ways = dict(state=mm(state_of(m.scene)), speed_points=mm(m.speed_points), path_points=mm(m.path_points))
+    ways = dict(
+        state=mm(state_of(m.scene, inputs.navigator)), speed_points=mm(m.speed_points), path_points=mm(m.path_points)
+    )
     waypoints = np.concatenate([m.speed_points, m.path_points])
     keep_from = dict(edges=mm(edges(m.scene, waypoints)), others=mm(others(m.scene, m.speed_points)))
     answer = says("assistant", Decision(m.speed, m.path).text)
-    messages = [*question(shown(m.scene, inputs), state_text(m.scene)), answer]
+    messages = [*question(shown(m.scene, inputs), state_text(m.scene, inputs.navigator)), answer]
     return make_row("plan", m.scene, messages, speed=m.speed, path=m.path, done=m.done, **ways, **keep_from)
 
 
 def _look_row(m, inputs):
     "The row of what to look out for."
     answer = look_out(m.scene)
-    messages = [*question(shown(m.scene, inputs), state_text(m.scene), LOOK), says("assistant", answer)]
+    text = state_text(m.scene, inputs.navigator)
+    messages = [*question(shown(m.scene, inputs), text, LOOK), says("assistant", answer)]
     return make_row("look", m.scene, messages, clear=answer == CLEAR)
 
 
@@ -233,7 +236,8 @@ def chat_file(folder: str | Path, scene: Scene) -> Path:
 
 def _chat_row(m, inputs, rounds):
     "One conversation of all rounds; the pictures and the state stand in the first question."
-    messages = [*question(shown(m.scene, inputs), state_text(m.scene), rounds[0][0]), says("assistant", rounds[0][1])]
+    text = state_text(m.scene, inputs.navigator)
+    messages = [*question(shown(m.scene, inputs), text, rounds[0][0]), says("assistant", rounds[0][1])]
     for prompt, reply in rounds[1:]:
         messages += [says("user", prompt), says("assistant", reply)]
     return make_row("chat", m.scene, messages, loss="all", rounds=len(rounds))

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPEEDS', 'PATHS', 'TOKENS', 'SPEED_POINTS', 'SPEED_DT', 'PATH_POINTS', 'PATH_STEP', 'BANDS', 'STILL', 'GENTLE',
-           'HARD', 'TURN', 'SHIFT', 'ROAD_OPTIONS', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'asked', 'speed_way',
-           'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown', 'state_of',
-           'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
+           'HARD', 'TURN', 'SHIFT', 'ROAD_OPTIONS', 'HELD', 'VIEWS', 'COMMANDS', 'QUESTION', 'LANE', 'asked',
+           'speed_way', 'speed_word', 'path_word', 'Moment', 'lane_ahead', 'named', 'moments', 'Inputs', 'shown',
+           'state_of', 'state_text', 'question', 'kit_text', 'Decision', 'parse_decision']
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #2fa290c2
 import re
@@ -20,7 +20,7 @@ from PIL import Image
 from ..metrics.kinematics import VX
 from ..policy.text import ParseError, harmless
 from ..rollout.drivers import Driver, lateral_offset, true_idm
-from ..rollout.navigator import targets_of
+from ..rollout.navigator import NAVIGATORS, TARGETS, targets_of
 from ..rollout.world import World
 from ..scene.cameras import get_image
 from ..scene.core import IMAGE_SIZE, Scene, to_frame
@@ -218,13 +218,14 @@ QUESTION = "What actions should the car be taking?"
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a policy is shown.
+    """What a policy is shown and hears.
 
     Attributes:
         views: key of VIEWS
         size: (width, height) of each picture, pixels
         pictures: "own", or "grey" ones
         moments: of each view, half a second apart; the last one is now
+        navigator: of NAVIGATORS: the command alone, or the lane's points, too
 
     Raises:
         ValueError: an unknown name
@@ -234,9 +235,10 @@ class Inputs:
     size: tuple[int, int] = IMAGE_SIZE
     pictures: str = "own"
     moments: int = 1
+    navigator: str = "points"
 
     def __post_init__(self) -> None:
-        for name, choices in (("views", tuple(VIEWS)), ("pictures", ("own", "grey"))):
+        for name, choices in (("views", tuple(VIEWS)), ("pictures", ("own", "grey")), ("navigator", NAVIGATORS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
 
@@ -265,34 +267,41 @@ def shown(scene: Scene, inputs: Inputs) -> list[Image.Image]:
     return [get_image(scene, camera, inputs.size, time) for camera, time in inputs.seen]
 
 # %% ../../nbs/54_minddrive/02_words.ipynb #6c43b298
-def state_of(scene: Scene) -> np.ndarray:
+LANE = "Lane: "  # before the lane's points, in a question that has them
+
+
+def state_of(scene: Scene, navigator: str = "points") -> np.ndarray:
     """What a car knows of itself and its navigator.
 
     Args:
-        scene: with a centre line
+        scene: for "points" with a centre line
+        navigator: of NAVIGATORS; "command": the points are those of a straight lane, for nobody knows it
 
     Returns:
         (9,) speed in m/s; x, y of the lane 5, 10, 15 and 20 m ahead, metres
 
     Raises:
-        SceneError: no centre line, or a recorded scene without a route, whose centre line is the way that the car took
+        SceneError: points are wanted, and there is no centre line, or a recorded scene has no route, so that its
+            centre line is the way that the car took
     """
-    return np.r_[float(scene.ego.velocity[0]), targets_of(scene).ravel()]
+    lane = targets_of(scene) if navigator == "points" else np.stack([TARGETS, np.zeros(len(TARGETS))], 1)
+    return np.r_[float(scene.ego.velocity[0]), lane.ravel()]
 
 
-def state_text(scene: Scene) -> str:
+def state_text(scene: Scene, navigator: str = "points") -> str:
     """The ego's state in words: the numbers of `state_of`, rounded to 0.1.
 
     Args:
-        scene: with a centre line
+        scene: for "points" with a centre line
+        navigator: of NAVIGATORS
 
     Returns:
-        three lines: speed in m/s, the command, the lane's points in metres in the ego's frame
+        lines: speed in m/s, the command; for "points" a third, the lane's points in metres in the ego's frame
     """
-    v, *ahead = state_of(scene)
+    v, *ahead = state_of(scene, navigator)
     points = np.round(np.reshape(ahead, (-1, 2)), 1) + 0.0
-    lane = ", ".join(f"({x:+.1f}, {y:+.1f})" for x, y in points)
-    return f"Speed: {v:.1f} m/s\nCommand: {COMMANDS[scene.command]}\nLane: {lane}\n"
+    lane = LANE + ", ".join(f"({x:+.1f}, {y:+.1f})" for x, y in points) + "\n" if navigator == "points" else ""
+    return f"Speed: {v:.1f} m/s\nCommand: {COMMANDS[scene.command]}\n{lane}"
 
 
 def question(images: Sequence[Image.Image], text: str, asked: str = QUESTION) -> list[dict]:

@@ -78,7 +78,7 @@ def _minddrive(out, stage, seed, pictures, temperature, engine):
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
         looks = [shown(w.scene, inputs) for w in worlds]
-        choices = player(worlds, looks, [state_text(w.scene) for w in worlds])
+        choices = player(worlds, looks, [state_text(w.scene, inputs.navigator) for w in worlds])
         nothing = ParseError("way-points are no numbers")
         return [c.plan if np.isfinite(c.plan).all() else nothing for c in choices]
 

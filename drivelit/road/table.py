@@ -173,8 +173,8 @@ def _drivers(scenes):
 
 
 def hears_of(entry: Entry) -> str:
-    "What an entry's policies are told of their route, of NAVIGATORS; MindDrive's question has the points."
-    return POINTS if entry.system == "minddrive" else run_profile(entry.out).navigator
+    "What an entry's policies are told of their route, of NAVIGATORS."
+    return run_profile(entry.out).navigator
 
 
 def drive_all(

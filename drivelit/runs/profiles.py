@@ -365,7 +365,12 @@ class Profile(Derived):
 
     def hears(self, scene: Scene) -> Scene:
         "A scene as the navigator lets a policy hear it."
-        return heard(scene, self.navigator, self.navigator_noise)
+        return heard(scene, self.navigator_in_scenes, self.navigator_noise)
+
+    @property
+    def navigator_in_scenes(self) -> str:
+        "What the navigator writes into a scene; a system whose question reads the lane itself needs nothing there."
+        return self.navigator
 
     @property
     def plays(self) -> dict[str, float]:

@@ -266,10 +266,10 @@ def _heard(scenes, profile):
     if not isinstance(scenes, Shards):
         return [profile.hears(s) for s in scenes]
     stored = read_index(scenes.folder).get("about", {}).get("navigator", "command")
-    if stored != profile.navigator:
+    if stored != profile.navigator_in_scenes:
         raise RunError(
-            f"source: {scenes.folder}: prepared with navigator = {stored}, and {profile.navigator} is wanted; "
-            f"prepare it --for {profile.system}.{profile.name}"
+            f"source: {scenes.folder}: prepared with navigator = {stored}, and {profile.navigator_in_scenes} is "
+            f"wanted; prepare it --for {profile.system}.{profile.name}"
         )
     return scenes
 
