@@ -610,6 +610,12 @@ def reinforce(
     )
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #76c99357
+def _as_given(profile, seed):
+    "The profile's model, to play."
+    words = words_of(profile, set())
+    return load_given(profile, seed, tuple(words["text"]), tuple(words["fixed"]))
+
+
 @one_sentence
 def run_given(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     """Stage `given`: the profile's model as it is, without training, on the held-out scenes.
@@ -625,9 +631,7 @@ def run_given(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         RunError: the model cannot be opened
     """
     labels = [label_scene(s) for s in labelled(chosen_scenes(out, "train"))]  # as stage `data` weighs them
-    words = words_of(profile, set())
-    policy = load_given(profile, seed, tuple(words["text"]), tuple(words["fixed"]))
-    return dict(measured=evaluate(policy, out, profile, seed, weights=reward_weights(encode(labels))))
+    return dict(measured=evaluate(_as_given(profile, seed), out, profile, seed, weights=reward_weights(encode(labels))))
 
 
 def run_sft(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
@@ -703,20 +707,39 @@ HEADS = (  # name, whose actions, what the head looks at
 )
 
 
-def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
-    "Stage `motion`: heads on the frozen policy's actions, visual tokens and ego state, or parts (3.3)."
-    policy, size = load_to_play(trained(out, "ams", seed), profile, seed), tuple(profile.image_size)
+def _heldout_actions(out, profile, seed, count):
+    "What `ams` has done in the held-out scenes, which it has played already."
+    path = STAGES.folder(out, "ams", seed) / ACTIONS
+    if not path.exists():
+        raise RunError(f"{path}: is missing: an older version ran ams; choose another folder for the run")
+    return json.loads(path.read_text())[:count]
+
+
+def run_motion(stage: str, out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
+    """Heads on a frozen policy's actions, visual tokens and ego state, or parts (3.3).
+
+    Args:
+        stage: `motion`: the policy of `ams`; `motion_given`: the profile's model as it is
+
+    Returns:
+        dict: measured, the displacement and collisions of each head
+
+    Raises:
+        RunError: an older version ran `ams`, or the model cannot be opened
+    """
+    given, size = stage == "motion_given", tuple(profile.image_size)
+    policy = _as_given(profile, seed) if given else load_to_play(trained(out, "ams", seed), profile, seed)
     all_scenes = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
     splits = {k: v[: profile.motion_scenes or None] for k, v in all_scenes.items()}
     heat = next(iter(profile.plays.values()))
     task = task_for(profile, "full", "adaptive")
-    episodes = play(policy, splits["train"], task, profile, seed, temperature=heat)
-    # the stage `ams` has played the held-out scenes already
-    path = STAGES.folder(out, "ams", seed) / ACTIONS
-    if not path.exists():
-        raise RunError(f"{path}: is missing: an older version ran ams; choose another folder for the run")
-    heldout_actions = json.loads(path.read_text())[: profile.motion_scenes or None]
-    actions = dict(train=[e.infos[-1].get("actions") for e in episodes], heldout=heldout_actions)
+    actions = {}
+    for split in splits:
+        if split == "heldout" and not given:
+            actions[split] = _heldout_actions(out, profile, seed, profile.motion_scenes or None)
+            continue
+        episodes = play(policy, splits[split], task, profile, seed, temperature=heat)
+        actions[split] = [e.infos[-1].get("actions") for e in episodes]
     x = {k: motion.features(policy, v, actions[k], size) for k, v in splits.items()}
     true = {k: motion.one_hot([label_scene(s) for s in v]) for k, v in splits.items()}
     target, tables = motion.way_points(splits["train"]), {}
@@ -726,7 +749,7 @@ def run_motion(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         head, _ = motion.train_head(head_inputs["train"], target, inputs, seed=seed)
         tables[name] = motion.evaluate_head(head, head_inputs["heldout"], splits["heldout"])
         if name == "the policy's actions":
-            motion.save_head(head, STAGES.folder(out, "motion", seed) / "head")
+            motion.save_head(head, STAGES.folder(out, stage, seed) / "head")
     counts = {f"scenes_{k}": len(v) for k, v in splits.items()}
     results = Results().add(Measures(counts | {f"of_scenes_{k}": len(v) for k, v in all_scenes.items()}))
     for name, table in tables.items():
@@ -746,8 +769,9 @@ def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any
     return dict(measured=results)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #587cd3ef
-FUNCTIONS = dict(scenes=run_scenes, align=run_align, sft=run_sft, motion=run_motion, attention=run_attention)
-FUNCTIONS |= dict(given=run_given)
+FUNCTIONS = dict(scenes=run_scenes, align=run_align, sft=run_sft, attention=run_attention)
+FUNCTIONS |= dict(given=run_given) | dict(motion=partial(run_motion, "motion"))
+FUNCTIONS |= dict(motion_given=one_sentence(partial(run_motion, "motion_given")))
 FUNCTIONS |= {s: partial(run_rl, s) for s in ("fcm", "ams", "ams_only", "fcm_twice", "ams_twice")}
 FUNCTIONS |= {s: partial(run_variant, s) for s in ("alignment_swapped", "retrieve", "front", "surround")}
 FUNCTIONS |= dict(data=run_data, vqa=run_vqa, served=run_served)

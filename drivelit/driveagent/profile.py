@@ -41,11 +41,13 @@ NEEDS = dict(
 SHARED = ("scenes", "data", "vqa", "served")  # the same for all seeds
 TRAINED = tuple(s for s in NEEDS if s not in SHARED)  # what has results for each seed
 KINDS = {s: "" if s in (*SHARED, "motion", "attention") else "sft" if s in ("align", "sft") else "rl" for s in NEEDS}
-GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
-    needs=NEEDS | dict(given=("scenes",)),
-    shared=SHARED,
-    kinds=KINDS | dict(given="play"),
-    optional=("alignment_swapped", "served", "given"),
+GRAPH = (
+    dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`), and a motion head
+        needs=NEEDS | dict(given=("scenes",), motion_given=("scenes",)),
+        shared=SHARED,
+        kinds=KINDS | dict(given="play", motion_given=""),
+        optional=("alignment_swapped", "served", "given", "motion_given"),
+    )
 )
 
 # %% ../../nbs/51_driveagent/55_profile.ipynb #43093c7b

@@ -49,8 +49,9 @@ def _mtdrive(out, stage, seed, pictures, temperature, engine, turns=0):
 
 def _driveagent(out, stage, seed, pictures, temperature, engine, mode="adaptive"):
     profile = run_profile(out)
-    policy = load_to_play(AGENT_STAGES.trained(out, stage, seed), profile, seed)
-    head = motion.load_head(AGENT_STAGES.folder(out, "motion", seed) / "head")
+    given = stage == "motion_given"  # the profile's model, and a head that was trained on it
+    policy = load_to_play(profile.model if given else AGENT_STAGES.trained(out, stage, seed), profile, seed)
+    head = motion.load_head(AGENT_STAGES.folder(out, stage if given else "motion", seed) / "head")
     return motion.planner(policy, head, profile, mode, temperature, seed, engine, pictures)
 
 

@@ -336,16 +336,16 @@ def read_scenes(path: str | Path) -> list[Scene]:
         ) from None
 
 # %% ../../nbs/42_runs/30_stages.ipynb #a757bf8d
+def _maker_files():
+    "The code that scenes and references come from: whole packages, since each imports others of them."
+    package = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1]
+    return sorted(f for n in ("scene", "town", "metrics", "rollout", "data") for f in (package / n).glob("*.py"))
+
+
 @cache
 def _makers():
-    "A hash of the code that makes scenes and references."
-    room = Path(importlib.util.find_spec("drivelit.scene").origin).parents[1]
-    files = [
-        *(room / "scene").glob("*.py"),
-        *(room / "metrics" / f"{n}.py" for n in ("kinematics", "pdm", "pdm_closed", "pdm_parts")),
-        *(room / n for n in ("rollout/world.py", "rollout/drivers.py", "data/moments.py")),
-    ]
-    return sha256(*sorted(files))
+    "A hash of that code."
+    return sha256(*_maker_files())
 
 
 def write_scenes(out: str | Path, profile: Profile, references: bool = False) -> dict[str, Sequence[Scene]]:
