@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -116,14 +117,20 @@ def small(cpus=1, **more):
     return dict(num_cpus=cpus, object_store_memory=100_000_000, include_log_monitor=False, **ports, **more)
 
 
-def patiently(begin, tries=6):
-    "What Ray begins: it gives a machine thirty seconds to come, which one that is busy with other things may not keep."
-    for left in reversed(range(tries)):
-        try:
-            return begin()
-        except Exception as e:
-            if "timed out during startup" not in str(e) or not left:
-                raise
+def patient_node(usual):
+    "Ray gives a machine thirty seconds to come. One that is busy needs more, and each that is given up goes on running."
+
+    def get_node(*how):
+        end = time.monotonic() + HANG
+        while True:
+            try:
+                return usual(*how)
+            except RuntimeError:  # it has not come yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    return get_node
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +160,9 @@ def nodes(tmp_path_factory):
     os.environ |= dict(RAY_health_check_timeout_ms="60000", RAY_health_check_period_ms="1000")  # one that is gone shows
     sys.path.insert(0, str(package))
     head = small(0, include_dashboard=False, no_monitor=True)
-    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
-    yield cluster
+    with patch.object(ray._private.services, "get_node", patient_node(ray._private.services.get_node)):
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        yield cluster
     cluster.shutdown()
     sys.path.remove(str(package))
     os.environ.clear()
@@ -166,7 +174,7 @@ def machines(cluster, n):
     for node in list(cluster.worker_nodes)[n:]:
         cluster.remove_node(node, allow_graceful=False)
     while len(cluster.worker_nodes) < n:
-        patiently(lambda: cluster.add_node(**small()))
+        cluster.add_node(**small())
 
 
 def home(cluster, folder):
