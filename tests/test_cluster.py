@@ -157,7 +157,7 @@ def nodes(tmp_path_factory):
     # as few processes as go; and a machine that is busy with other things may take its time
     os.environ |= dict(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0", RAY_DISABLE_METRICS="1")
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # of a cloud that takes machines away
-    os.environ |= dict(RAY_health_check_timeout_ms="60000", RAY_health_check_period_ms="1000")  # one that is gone shows
+    os.environ |= dict(RAY_health_check_timeout_ms="20000", RAY_health_check_period_ms="1000")  # five missed: gone
     sys.path.insert(0, str(package))
     head = small(0, include_dashboard=False, no_monitor=True)
     with patch.object(ray._private.services, "get_node", patient_node(ray._private.services.get_node)):
