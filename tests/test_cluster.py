@@ -118,7 +118,7 @@ def small(cpus=1, **more):
 
 
 def patient_node(usual):
-    "Ray gives a machine thirty seconds to come. One that is busy needs more, and each that is given up goes on running."
+    "Ray gives a machine thirty seconds to come. A busy one needs more, and each that is given up goes on running."
 
     def get_node(*how):
         end = time.monotonic() + HANG

@@ -4,20 +4,21 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'OBJECTS', 'WHERE', 'LAMP', 'BEAM', 'NEAR_WAY', 'AHEAD', 'SET_OFF', 'TOWN_SPEED', 'OVER_THE_LINE', 'Evidence',
-           'evidence', 'needs_look', 'partition', 'hash_of', 'ScriptedReader', 'PolicyReader', 'DriveMoment', 'along',
-           'switches', 'plot_along']
+           'evidence', 'needs_look', 'within_view', 'look_decides', 'partition', 'hash_of', 'ScriptedReader',
+           'PolicyReader', 'DriveMoment', 'along', 'switches', 'plot_along']
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #1cd14480
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
 from .formats import ToolCall
-from .labels import label_scene
+from .labels import CENTERS, label_scene, name_actions, window
 from .toolkit import VIEWS, ExactDetector
 from ..metrics.meta_actions import SPEEDS, credit, encode
+from ..metrics.pdm_closed import references
 from ..rollout.core import rollout
 from ..scene.cameras import get_image, project
 from typing import Any
@@ -168,6 +169,42 @@ def evidence(scene: Scene, image_size: tuple[int, int] = IMAGE_SIZE) -> list[Evi
 def needs_look(scene: Scene, image_size: tuple[int, int] = IMAGE_SIZE) -> bool:
     "Whether something matters that the front view does not show and a tool would."
     return any(not e.seen and e.calls for e in evidence(scene, image_size))
+
+# %% ../../nbs/51_driveagent/43_evidence.ipynb #decide02
+def within_view(scene: Scene, image_size: tuple[int, int], with_tools: bool) -> Scene:
+    "A scene with the lights and road users that the front view shows, and `with_tools` those that a look would find."
+
+    def is_shown(e):
+        return e is not None and (e.seen or with_tools)
+
+    agents = [a for a in scene.agents if is_shown(_thing(scene, a, image_size))]
+    return replace(scene, agents=agents, lights=[x for x in scene.lights if is_shown(_light(scene, x, image_size))])
+
+
+def _planned(scene, plan):
+    "The actions at 0 and 2 s of a plan (41, 3), with the ego's past before it."
+    times, poses = np.r_[scene.ego.times, 0.1 * np.arange(1, len(plan))], np.concatenate([scene.ego.poses, plan[1:]])
+    return name_actions(np.array([window(times, poses, c) for c in CENTERS[:2]]))
+
+
+def look_decides(scenes: Sequence[Scene], image_size: tuple[int, int] = IMAGE_SIZE) -> np.ndarray:
+    """Whether PDM-Closed does something else where it knows what tools would show.
+
+    Args:
+        scenes: N, each with at least 1 s of history
+        image_size: (width, height) of the front view, pixels
+
+    Returns:
+        (N,) bool
+    """
+    views = [[within_view(s, image_size, with_tools) for s in scenes] for with_tools in (False, True)]
+    sizes = [[(len(v.agents), len(v.lights)) for v in some] for some in views]
+    open_ids = [i for i, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b]  # the others are planned once
+    plans = [references([some[i] for i in open_ids]) for some in views]
+    decided = np.zeros(len(scenes), bool)
+    for i, without, with_tools in zip(open_ids, *plans, strict=True):
+        decided[i] = _planned(scenes[i], without) != _planned(scenes[i], with_tools)
+    return decided
 
 # %% ../../nbs/51_driveagent/43_evidence.ipynb #41905472
 def partition(
