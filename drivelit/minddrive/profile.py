@@ -238,6 +238,11 @@ def _of_a_round(p) -> str:
 class _Counts:
     "What the keys of MindDrive lead to, in numbers; a profile comes behind it."
 
+    @property
+    def navigator_in_scenes(self) -> str:
+        "Nothing: the question reads the lane's points from the map."
+        return "command"
+
     def saved(self, kind: str) -> tuple[int, float, int]:
         "As of all systems; of the rounds of reinforcement every one leaves a checkpoint, and all stay."
         return (self.rl_steps + 1, 0.0, self.batch()[2]) if kind == "rl" else super().saved(kind)
@@ -394,11 +399,6 @@ class MindDriveProfile(_Counts, Profile):
     def inputs(self) -> Inputs:
         "What the policy is shown and hears."
         return Inputs(self.views, tuple(self.image_size), moments=self.moments, navigator=self.navigator)
-
-    @property
-    def navigator_in_scenes(self) -> str:
-        "Nothing: the question reads the lane's points from the map."
-        return "command"
 
     def shows(self) -> list[tuple[str, float]]:
         "Each view at each moment that is shown."

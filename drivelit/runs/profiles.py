@@ -144,6 +144,11 @@ class Devices:
 class Derived(Devices):
     "What a profile's keys lead to; a system says where it is otherwise."
 
+    @property
+    def navigator_in_scenes(self) -> str:
+        "What the navigator writes into a scene; a system whose question reads the lane itself needs nothing there."
+        return self.navigator
+
     def answers(self) -> int:
         "Answers in an episode, at most; a system says its own."
         return 1
@@ -366,11 +371,6 @@ class Profile(Derived):
     def hears(self, scene: Scene) -> Scene:
         "A scene as the navigator lets a policy hear it."
         return heard(scene, self.navigator_in_scenes, self.navigator_noise)
-
-    @property
-    def navigator_in_scenes(self) -> str:
-        "What the navigator writes into a scene; a system whose question reads the lane itself needs nothing there."
-        return self.navigator
 
     @property
     def plays(self) -> dict[str, float]:

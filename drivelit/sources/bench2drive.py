@@ -84,7 +84,14 @@ REAR = 1.64855  # metres from the rear axle to the middle of the ego's box
 
 
 def rear_axle(anno: dict) -> np.ndarray:
-    "The ego's rear axle (3,): x, y, heading, right-handed; metres, radians."
+    """Where the ego's rear axle is in the town.
+
+    Args:
+        anno: a frame of `load`
+
+    Returns:
+        (3,) x, y, heading, right-handed; metres, radians
+    """
     x, y, h = pose_of(ego_box(anno))
     return np.array([x - REAR * np.cos(h), y - REAR * np.sin(h), h])
 
