@@ -243,6 +243,10 @@ class _Counts:
         "Nothing: the question reads the lane's points from the map."
         return "command"
 
+    def shows(self) -> list[tuple[str, float]]:
+        "Each view at each moment that is shown."
+        return self.inputs.seen
+
     def saved(self, kind: str) -> tuple[int, float, int]:
         "As of all systems; of the rounds of reinforcement every one leaves a checkpoint, and all stay."
         return (self.rl_steps + 1, 0.0, self.batch()[2]) if kind == "rl" else super().saved(kind)
@@ -399,10 +403,6 @@ class MindDriveProfile(_Counts, Profile):
     def inputs(self) -> Inputs:
         "What the policy is shown and hears."
         return Inputs(self.views, tuple(self.image_size), moments=self.moments, navigator=self.navigator)
-
-    def shows(self) -> list[tuple[str, float]]:
-        "Each view at each moment that is shown."
-        return self.inputs.seen
 
     def window(self) -> tuple[int, int]:
         "The moments that are shown, and the points of the speed way."
