@@ -66,6 +66,7 @@ PICTURES = dict(  # what each source's videos are made of
         ((_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS), (0.0, 0.0, 1.0, 1 - _HOOD), (_SIDE, _ROWS, 1 - _SIDE, 1 - _ROWS)),
     ),
     toy=Picture(IMAGE_SIZE),
+    toy_wide=Picture((2 * IMAGE_SIZE[0], 2 * IMAGE_SIZE[1])),
 )
 
 # %% ../../nbs/52_autodrive_p3/02_objects.ipynb #b40edd22
