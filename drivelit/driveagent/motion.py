@@ -84,8 +84,16 @@ def ego_state(scene: Scene) -> np.ndarray:
 
 # %% ../../nbs/51_driveagent/65_motion.ipynb #b663d01f
 @torch.no_grad()
-def visual_tokens(policy: Policy, images: Sequence[Image.Image], batch: int = 32) -> np.ndarray:
-    "The mean (N, D) of each image's tokens after the vision tower's merger; the policy is only read."
+def visual_tokens(
+    policy: Policy, images: Sequence[Image.Image], batch: int = 32, grid: Sequence[int] = (1, 1)
+) -> np.ndarray:
+    "(N, cells · D): each image's tokens after the merger, averaged in columns x rows of `grid`; row by row."
+    columns, rows_of_cells = grid
+    merge = policy.processor.image_processor.merge_size
+
+    def in_cells(tokens, size):
+        as_map = tokens.float().T.reshape(-1, *size)  # (D, rows, columns) of tokens
+        return nn.functional.adaptive_avg_pool2d(as_map, (rows_of_cells, columns)).flatten(1).T.flatten()
 
     def encoded(i):
         return policy.encode([{"role": "user", "content": [{"type": "image", "image": i}]}]).images[
@@ -99,7 +107,8 @@ def visual_tokens(policy: Policy, images: Sequence[Image.Image], batch: int = 32
             pixels = policy.pixels([encoded(i) for i in images[k : k + batch]])
             with policy.autocast():
                 out = policy.model.get_image_features(**{name: v.to(policy.device) for name, v in pixels.items()})
-            rows += [tokens.float().mean(0).cpu().numpy() for tokens in out.pooler_output]
+            sizes = (pixels["image_grid_thw"][:, 1:] // merge).tolist()
+            rows += [in_cells(*pair).cpu().numpy() for pair in zip(out.pooler_output, sizes, strict=True)]
     finally:
         policy.model.train(was_training)
     return np.array(rows)
@@ -112,6 +121,7 @@ def features(
     image_size: tuple[int, int] | None = None,
     camera: str = "CAM_FRONT",
     batch: int = 32,
+    grid: Sequence[int] = (1, 1),
 ) -> dict[str, np.ndarray]:
     """The head's inputs: meta-actions, visual tokens and ego state (3.3). The policy stays as it is.
 
@@ -121,10 +131,12 @@ def features(
         sequences: N of 4 (speed, trajectory), None where the policy's answer cannot be read
         image_size: (width, height) in pixels of the camera's image; None: the full image
         batch: images that are held and encoded at once
+        grid: (columns, rows) of the cells in which tokens are averaged
 
     Returns:
-        arrays by name: actions (N, 29) of `one_hot`, visual (N, D) of `visual_tokens`, ego (N, 11) of `ego_state`, and
-        straight (N, 6, 2), the lidar's way at constant velocity: metres, x right, y forward, 0.5 s to 3 s from now
+        arrays by name: actions (N, 29) of `one_hot`, visual (N, cells · D) of `visual_tokens`, ego (N, 11) of
+        `ego_state`, and straight (N, 6, 2), the lidar's way at constant velocity: metres, x right, y forward, 0.5 s to
+        3 s from now
 
     Raises:
         ValueError: for more or fewer sequences than scenes, a word that is not in the vocabulary, or less than 1 s of
@@ -137,7 +149,7 @@ def features(
         [np.zeros((len(scenes), 0))]
         if policy is None
         else [
-            visual_tokens(policy, [get_image(s, camera, image_size) for s in scenes[k : k + batch]], batch)
+            visual_tokens(policy, [get_image(s, camera, image_size) for s in scenes[k : k + batch]], batch, grid)
             for k in range(0, len(scenes), batch)
         ]
     )
@@ -176,26 +188,32 @@ class MotionHead(nn.Module):
     A head that was never trained predicts constant velocity, since its last layer begins at zero.
 
     Args:
-        visual: D, the width of the visual tokens; 0: there are none
+        visual: width of what `visual_tokens` gives; 0: there are none
         inputs: names out of INPUTS that it looks at, at least one; the others are not read
         hidden: units in each of its two hidden layers
         dropout: share of hidden units that are dropped in training, 0 to 1
+        grid: (columns, rows) of the cells that the visual tokens were averaged in
 
     Attributes:
-        config: the four arguments, as `save_head` writes them
+        config: the arguments, as `save_head` writes them
 
     Raises:
         ValueError: for no input, and for one that is not in INPUTS
     """
 
     def __init__(
-        self, visual: int = 0, inputs: Sequence[str] = INPUTS, hidden: int = 128, dropout: float = 0.1
+        self,
+        visual: int = 0,
+        inputs: Sequence[str] = INPUTS,
+        hidden: int = 128,
+        dropout: float = 0.1,
+        grid: Sequence[int] = (1, 1),
     ) -> None:
         super().__init__()
         bad = [i for i in inputs if i not in INPUTS] or (["nothing"] if not inputs else [])
         if bad:
             raise ValueError(f"inputs: {bad[0]!r} is not one of {', '.join(INPUTS)}")
-        self.config = dict(visual=visual, inputs=list(inputs), hidden=hidden, dropout=dropout)
+        self.config = dict(visual=visual, inputs=list(inputs), hidden=hidden, dropout=dropout, grid=list(grid))
         widths = dict(actions=STEPS * (len(SPEEDS) + len(TRAJECTORIES)) + 1, visual=visual, ego=len(SCALES))
 
         def block(n):
@@ -263,6 +281,7 @@ def train_head(
     weight_decay: float = 0.01,
     loss: str = "l1",
     seed: int = 0,
+    grid: Sequence[int] = (1, 1),
 ) -> tuple[MotionHead, list[float]]:
     "A head from scratch and each epoch's mean loss; reproducible, and the global random state stays."
     losses = dict(l1=nn.functional.l1_loss, l2=nn.functional.mse_loss)
@@ -273,7 +292,7 @@ def train_head(
         raise ValueError(f"target: shape {tuple(y.shape)} for features of {len(x['straight'])} scenes")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = MotionHead(x["visual"].shape[1], inputs, hidden, dropout)
+        head = MotionHead(x["visual"].shape[1], inputs, hidden, dropout, grid)
         head.mean.copy_(x["visual"].mean(0))
         head.deviation.copy_(x["visual"].std(0, correction=0).clamp(min=1e-4))
         optimizer = torch.optim.AdamW(head.parameters(), lr=lr, weight_decay=weight_decay)
@@ -415,7 +434,8 @@ def planner(
             subset = [moments[i] for i in readable]
             grey = Image.new("RGB", size, (128, 128, 128))
             images = [get_image(s, "CAM_FRONT", size) if pictures == "own" else grey for s in subset]
-            inputs = features(None, subset, [answers[i] for i in readable]) | dict(visual=visual_tokens(policy, images))
+            inputs = features(None, subset, [answers[i] for i in readable])
+            inputs |= dict(visual=visual_tokens(policy, images, grid=head.config["grid"]))
             for i, way in zip(readable, predict(head, inputs), strict=True):
                 answers[i] = from_lidar(way)
         return answers

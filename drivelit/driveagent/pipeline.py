@@ -740,13 +740,13 @@ def run_motion(stage: str, out: str | Path, profile: Profile, seed: int) -> dict
             continue
         episodes = play(policy, splits[split], task, profile, seed, temperature=heat)
         actions[split] = [e.infos[-1].get("actions") for e in episodes]
-    x = {k: motion.features(policy, v, actions[k], size) for k, v in splits.items()}
+    x = {k: motion.features(policy, v, actions[k], size, grid=profile.motion_grid) for k, v in splits.items()}
     true = {k: motion.one_hot([label_scene(s) for s in v]) for k, v in splits.items()}
     target, tables = motion.way_points(splits["train"]), {}
     tables["constant velocity"] = motion.score(x["heldout"]["straight"], splits["heldout"])
     for name, words, inputs in HEADS:
         head_inputs = {k: v | dict(actions=true[k]) if words == "true" else v for k, v in x.items()}
-        head, _ = motion.train_head(head_inputs["train"], target, inputs, seed=seed)
+        head, _ = motion.train_head(head_inputs["train"], target, inputs, seed=seed, grid=profile.motion_grid)
         tables[name] = motion.evaluate_head(head, head_inputs["heldout"], splits["heldout"])
         if name == "the policy's actions":
             motion.save_head(head, STAGES.folder(out, stage, seed) / "head")
