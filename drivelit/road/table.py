@@ -140,7 +140,7 @@ def driven(entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: 
         of `measured`
 
     Raises:
-        RunError: the file that is there has other routes, or is of another policy
+        RunError: the file that is there has other routes, or is of another policy or of other options
     """
 
     def drive() -> dict[str, Measures]:
@@ -149,7 +149,8 @@ def driven(entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: 
         return {play: measured(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))}
 
     path = Path(folder) / f"{entry.system}-{entry.label or entry.stage}-{seed}-{play}.json"
-    return _kept(path, scenes, drive, _run(entry, seed))[play]
+    run = _run(entry, seed) | {k: str(v) for k, v in options.items()}
+    return _kept(path, scenes, drive, run)[play]
 
 # %% ../../nbs/60_road/10_table.ipynb #d3aa933f
 POINTS = "points"  # what a driver is told beside the command
