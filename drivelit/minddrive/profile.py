@@ -203,7 +203,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
     # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back
     *("rollout_servers", "rollout_workers", "server_gpus", "publish"),
     *("sharding", "epsilon", "epsilon_high"),  # PPO has `cliprange`
-    *("train_offset", "train_late", "train_drives", "train_past_dropout"),  # beside the drive: `wrong`
+    *("train_offset", "train_late", "train_drives", "train_green", "train_past_dropout"),  # beside the drive: `wrong`
     "navigator_noise",
 )
 EXPERTS = dict(future=true_idm, present=present_idm)

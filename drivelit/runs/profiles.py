@@ -273,6 +273,9 @@ class Profile(Derived):
         0.0, "share of the toy town's that begin later and beside the middle of the lane", ge=0, le=1
     )
     train_drives: float = key(0.0, "share of the toy town's that are moments of an expert's drives", ge=0, le=1)
+    train_green: float = key(
+        0.0, "share of drives' moments before a red light that come with a green one, too", ge=0, le=1
+    )
     train_past_dropout: float = key(0.0, "share of the toy town's whose question leaves the past out", ge=0, le=1)
     navigator: Literal[*NAVIGATORS] = key("command", "what a policy hears of its route: the command, or points too")
     navigator_noise: float = key(0.0, "metres: deviation of the position that points are told from", ge=0)

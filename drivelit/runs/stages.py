@@ -242,7 +242,7 @@ def make_scenes(profile: Profile) -> dict[str, Sequence[Scene]]:
         seeds = TUNING_SEEDS if profile.tuning else dict(train=0, heldout=HELDOUT_SEED)
         by_split = {k: toy_scenes(n, seed=seeds[k]) for k, n in sizes.items()}
         train = some_offset(by_split["train"], profile.train_offset, seeds["train"], late=profile.train_late)
-        train = some_driven(train, profile.train_drives, seeds["train"])
+        train = some_driven(train, profile.train_drives, seeds["train"], green=profile.train_green)
         by_split |= dict(train=without_past(train, profile.train_past_dropout, seeds["train"]))
         return {k: [profile.hears(s) for s in scenes] for k, scenes in by_split.items()}
     source = Path(os.path.expandvars(profile.source))
@@ -359,8 +359,8 @@ def write_scenes(out: str | Path, profile: Profile, references: bool = False) ->
         dict of lists of Scene, or of Shards: train, heldout
     """
     target, shared = Path(out) / "scenes", os.environ.get("DRIVELIT_CACHE")
-    keys = ["tuning", "train_scenes", "train_offset", "train_late", "train_drives", "train_past_dropout"]
-    keys += ["eval_scenes", "navigator", "navigator_noise"]
+    keys = ["tuning", "train_scenes", "train_offset", "train_late", "train_drives", "train_green"]
+    keys += ["train_past_dropout", "eval_scenes", "navigator", "navigator_noise"]
     name = sha256(f"{_makers()} {[getattr(profile, k) for k in keys]} {references}")
     cache = Path(shared) / name[:16] if shared and profile.source == "toy" else None
     if cache and cache.exists():
