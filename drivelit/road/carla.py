@@ -16,7 +16,7 @@ from typing import Any
 
 from ..metrics.closed_loop import composed, success
 from ..minddrive.profile import addresses_in
-from .planner import hold_of, load_planner
+from .planner import claim, hold_of, load_planner, trained_run
 from ..rollout.carla import MOUNTS, CarlaWorld, NoSimulator, carla
 from ..rollout.routes import Planner, drive_routes
 from ..scene.core import file_name
@@ -112,15 +112,6 @@ def summed(records: Sequence[dict]) -> dict[str, Any]:
     )
 
 
-def _claim(out, who):
-    "The folder is this driver's: records of two policies in one folder would be one table."
-    path = Path(out) / "driver.json"
-    if path.exists() and (was := json.loads(path.read_text())) != who:
-        raise RunError(f"{path}: drives of another driver ({was}, not {who}); choose another folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, who)
-
-
 def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, Any]:
     """A trained policy drives Bench2Drive's routes in a CARLA simulator.
 
@@ -145,8 +136,8 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
     parser.add_argument("--share", type=_share, default=(1, 1), help="K/N: every Nth route, from the Kth")
     parsed = parser.parse_args(arguments)
     k, n = parsed.share
-    run_info = dict(system=parsed.system, run=str(Path(parsed.run).resolve()), stage=parsed.stage)
-    run_info |= dict(seed=parsed.seed, temperature=parsed.temperature, scenario=parsed.scenario)
+    run_info = dict(system=parsed.system, stage=parsed.stage, seed=parsed.seed)
+    run_info |= dict(temperature=parsed.temperature, scenario=parsed.scenario)
     try:
         ((host, port),) = addresses_in(parsed.simulator)
         scenario = parsed.scenario and resolve_name(parsed.scenario)
@@ -154,7 +145,8 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
         policy_options = dict(temperature=parsed.temperature) | clock
         planner, points = load_planner(parsed.system, parsed.run, parsed.stage, parsed.seed, **policy_options)
         routes = read_routes(parsed.routes)[k - 1 :: n]
-        _claim(parsed.out, run_info)
+        run_info |= trained_run(parsed.system, parsed.run, parsed.stage, parsed.seed)
+        claim(Path(parsed.out) / "driver.json", run_info)
         driven = drive_in_carla(planner, points, routes, parsed.out, host, port, scenario=scenario, **clock | options)
         message = summed(driven)
     except (ValueError, ImportError, AttributeError, RunError, NoSimulator) as e:  # what was told is wrong

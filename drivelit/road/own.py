@@ -16,7 +16,7 @@ import numpy as np
 from ..data.moments import own_drives
 from ..data.shards import write_shards
 from .table import Entry, read_entries
-from .planner import load_planner
+from .planner import claim, load_planner, trained_run
 from ..runs.profiles import ProfileError
 from ..runs.stages import load_scenes, read_scenes, run_profile, save_scenes
 from ..io.files import RunError
@@ -35,16 +35,17 @@ def own_rounds(
     original = {split: list(load_scenes(entry.out, split)) for split in ("train", "heldout")}
     if strange := next((s for s in original["train"] if s.source != "toy"), None):
         raise RunError(f"{entry.out}: scene {strange.id} is of {strange.source}, and nobody can drive on in it")
+    made_of = trained_run(entry.system, entry.out, entry.stage, entry.seeds[0]) | {
+        k: str(v) for k, v in options.items()
+    }
+    made_of |= dict(stage=entry.stage, seed=entry.seeds[0], routes=n, moments=moments, first=first)
+    claim(out / "own.json", made_of)
     if not (out / "own.npz").exists():
         planner, points = load_planner(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
         own_scenes = own_drives(planner, routes(n, "train", first=first), moments, points, seed=first)
-        out.mkdir(parents=True, exist_ok=True)
         save_scenes([profile.hears(s) for s in own_scenes], out / "own.npz")
-    own_scenes, metadata = (
-        read_scenes(out / "own.npz"),
-        dict(source=entry.name, run=str(entry.out), first=first, routes=n),
-    )
-    metadata |= dict(navigator=profile.navigator)
+    own_scenes = read_scenes(out / "own.npz")
+    metadata = dict(source=entry.name, run=str(entry.out), first=first, routes=n, navigator=profile.navigator)
     train = original["train"] + own_scenes
     mixed = [train[i] for i in np.random.default_rng([first, 51]).permutation(len(train))]
     for split, scenes in dict(train=mixed, heldout=original["heldout"]).items():

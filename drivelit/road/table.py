@@ -22,11 +22,11 @@ import pandas as pd
 
 from ..metrics.closed_loop import composed, success
 from ..minddrive.evaluation import always
-from .planner import load_planner
+from .planner import load_planner, trained_run
 from ..rollout.drivers import Driver, rate, same_speed, slow_down, steady, straight_on, true_idm
 from ..rollout.routes import drive_routes
 from ..scene.core import Scene
-from ..io.files import RunError, sha256
+from ..io.files import RunError
 from ..runs.profiles import find_system
 from ..runs.stages import run_profile
 from ..runs.record import DRIVER, NO_SEED, Claim, Column, Condition, Measures, Metric, Record, Results, Study
@@ -119,14 +119,6 @@ def _kept(path, scenes, make, run=None) -> dict[str, Measures]:
     return {name: Measures(**measures) for name, measures in content["drives"].items()}
 
 
-def _run(entry: Entry, seed: int) -> dict[str, Any]:
-    "Which policy drives: the folder of its run, and when its stage was done (it is done anew after a new training)."
-    folder = Path(entry.out).resolve()
-    done_file = find_system(entry.system).stages.folder(folder, entry.stage, seed) / "done.json"
-    digest = sha256(done_file)[:16] if done_file.exists() else ""
-    return dict(folder=str(folder), done=digest)
-
-
 def driven(entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: str | Path, **options: Any) -> Measures:
     """Let one policy drive, once.
 
@@ -149,7 +141,7 @@ def driven(entry: Entry, seed: int, play: str, scenes: Sequence[Scene], folder: 
         return {play: measured(drive_routes(planner, scenes, points, title=f"{entry.name}, seed {seed}, {play}"))}
 
     path = Path(folder) / f"{entry.system}-{entry.label or entry.stage}-{seed}-{play}.json"
-    run = _run(entry, seed) | {k: str(v) for k, v in options.items()}
+    run = trained_run(entry.system, entry.out, entry.stage, seed) | {k: str(v) for k, v in options.items()}
     return _kept(path, scenes, drive, run)[play]
 
 # %% ../../nbs/60_road/10_table.ipynb #d3aa933f
