@@ -29,7 +29,7 @@ from .rows import EncodedData, PretrainingData, Shelf, lamp_scenes, pretraining_
 from ..policy.model import BASE, SIZES, Policy, load_policy, model_card, new_policy, word_tokenizer
 from ..town.scenes import MIX, scenes
 from ..training.checkpoints import pack_weights
-from ..io.files import RunError, hold, write_json
+from ..io.files import RunError, check_note, hold, write_json
 from ..training.sft import train_sft
 
 # %% ../../nbs/45_base/40_recipe.ipynb #664c4bf5
@@ -313,16 +313,7 @@ def start(out: str | Path, recipe: Recipe) -> Path:
     Raises:
         RunError: the folder belongs to another recipe; names the first number that differs
     """
-    path, current = Path(out) / "recipe.json", asdict(recipe)
-    if not path.exists():
-        write_json(path, current)
-        return Path(out)
-    was = json.loads(path.read_text())
-    if changed := [k for k in current if current[k] != was.get(k)]:
-        raise RunError(
-            f"{path}: this run was started with {changed[0]} = {was.get(changed[0])!r}, not {current[changed[0]]!r}; "
-            "choose another folder"
-        )
+    check_note(Path(out) / "recipe.json", asdict(recipe))
     return Path(out)
 
 

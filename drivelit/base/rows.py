@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..rollout.world import World
 from ..scene.core import Scene, Trajectory
 from ..town.routes import ROUTE_FAMILIES, routes
 from ..town.scenes import FAMILIES, LIGHTS, SHARES, scenes, spread
-from ..io.files import RunError, whole_file
+from ..io.files import RunError, check_note, whole_file
 from ..training.sft import IGNORE, Size
 
 # %% ../../nbs/45_base/20_rows.ipynb #4c57eb59
@@ -85,14 +85,19 @@ def save_questions(
     """Facts and pictures of many scenes, for questions, in files; what is there already stays.
 
     Raises:
-        RunError: a file that is there cannot be read, or has pictures of another size
+        RunError: the folder holds other scenes, or a file in it cannot be read, or has pictures of another size
     """
-    out = []
+    out, maker = [], make if isinstance(make, partial) else partial(make)
+    keywords = {
+        k: v for k, v in maker.keywords.items() if k != "size"
+    }  # old folders may lack this note, not their sizes
+    check_note(Path(folder) / "scenes.json", dict(of=maker.func.__name__, keywords=keywords, in_file=in_file))
     for k in tqdm(range(0, n, in_file), desc="data", mininterval=5):
-        path = Path(folder) / f"{seed + k:07d}.npz"
-        if not path.exists():
-            save_seen(make(min(in_file, n - k), seed=seed + k), path, seed + k, size)
-        elif (stored := Shelf([path]).picture(0, 0).size) != tuple(size):
+        path, many = Path(folder) / f"{seed + k:07d}.npz", min(in_file, n - k)
+        shelf = Shelf([path] if path.exists() else [])
+        if len(shelf) < many:  # none, or the last file of fewer scenes
+            save_seen(make(many, seed=seed + k), path, seed + k, size)
+        elif (stored := shelf.picture(0, 0).size) != tuple(size):
             sizes = "pictures of {} x {}, not {} x {}".format(*stored, *size)
             raise RunError(f"{path}: {sizes}; choose another folder of data")
         out.append(path)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ..policy.text import nearest
 from ..runs.prepare import IN_SHARD, parts_of, read_parts
 from ..scene.core import Scene, SceneError
-from ..io.files import RunError, locked, make_folder, write_json
+from ..io.files import RunError, check_note, locked, make_folder, write_json
 from ..io.processes import Workers
 from ..sources.open import SOURCES, module, read_tokens
 
@@ -43,27 +43,12 @@ def claim(folder: str | Path, about: dict[str, Any], fresh: bool = False) -> Pat
     Raises:
         RunError: the folder holds other work, or nothing can be written there
     """
-    folder, about = make_folder(folder), json.loads(json.dumps(about))
+    folder = make_folder(folder)
     path = folder / "about.json"
     if fresh and path.exists():
         shutil.rmtree(folder / "blocks", ignore_errors=True)
         path.unlink()
-    try:
-        was = json.loads(path.read_text())
-    except FileNotFoundError:
-        write_json(path, about)
-        return folder
-    except (OSError, ValueError) as e:
-        raise RunError(f"{path}: cannot be read ({str(e)[:80]}); choose another folder") from None
-    was = was if isinstance(was, dict) else {}
-    if changed := [k for k in (*about, *was) if was.get(k) != about.get(k)]:
-        k, previous, current = changed[0], was.get(changed[0]), about.get(changed[0])
-        if isinstance(previous, dict) and isinstance(current, dict):
-            inner = next(i for i in (*current, *previous) if previous.get(i) != current.get(i))
-            k, previous, current = f"{k} {inner}", previous.get(inner), current.get(inner)
-        raise RunError(
-            f"{folder}: holds other work: {k} was {previous!r} and is {current!r}; choose another folder, or --fresh"
-        )
+    check_note(path, about, "choose another folder, or --fresh")
     return folder
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OWNER', 'RunError', 'on_disk', 'whole_file', 'whole_folder', 'write_text', 'write_json', 'json_line', 'make_folder',
-           'in_archive', 'sha256', 'locked', 'owner_of', 'holder', 'hold']
+           'in_archive', 'check_note', 'sha256', 'locked', 'owner_of', 'holder', 'hold']
 
 # %% ../../nbs/06_io/06_files.ipynb #ab8dbb70
 import hashlib
@@ -160,6 +160,35 @@ def in_archive(path: str | Path) -> str:
             if p.exists():
                 break
     return ""
+
+# %% ../../nbs/06_io/06_files.ipynb #notes002
+def check_note(path: str | Path, about: dict[str, Any], advice: str = "choose another folder") -> None:
+    """Note what a folder holds, or hold it against what was noted.
+
+    Args:
+        path: JSON file in the folder, which is made if it is not there
+        about: plain JSON values; the same values are the same work
+        advice: what to do if it is other work
+
+    Raises:
+        RunError: it is other work; names the first value that differs. Or the note cannot be read or written
+    """
+    path, about = Path(path), json.loads(json.dumps(about))
+    try:
+        was = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        make_folder(path.parent)
+        write_json(path, about)
+        return
+    except (OSError, ValueError) as e:
+        raise RunError(f"{path}: cannot be read ({str(e)[:80]}); choose another folder") from None
+    was = was if isinstance(was, dict) else {}
+    if changed := [k for k in (*about, *was) if was.get(k) != about.get(k)]:
+        k, previous, current = changed[0], was.get(changed[0]), about.get(changed[0])
+        if isinstance(previous, dict) and isinstance(current, dict):
+            inner = next(i for i in (*current, *previous) if previous.get(i) != current.get(i))
+            k, previous, current = f"{k} {inner}", previous.get(inner), current.get(inner)
+        raise RunError(f"{path}: holds other work: {k} was {previous!r} and is {current!r}; {advice}")
 
 # %% ../../nbs/06_io/06_files.ipynb #2cbd495b
 def sha256(*parts: bytes | str | Path) -> str:

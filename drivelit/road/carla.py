@@ -16,12 +16,12 @@ from typing import Any
 
 from ..metrics.closed_loop import composed, success
 from ..minddrive.profile import addresses_in
-from .planner import claim, hold_of, load_planner, trained_run
+from .planner import hold_of, load_planner, trained_run
 from ..rollout.carla import MOUNTS, CarlaWorld, NoSimulator, carla
 from ..rollout.routes import Planner, drive_routes
 from ..scene.core import file_name
 from ..sources.routes import Route, read_routes
-from ..io.files import RunError, write_json
+from ..io.files import RunError, check_note, write_json
 
 # %% ../../nbs/60_road/05_carla.ipynb #db48947c
 SIZE = (1600, 900)  # pixels of a camera, as Bench2Drive mounts them
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
         planner, points = load_planner(parsed.system, parsed.run, parsed.stage, parsed.seed, **policy_options)
         routes = read_routes(parsed.routes)[k - 1 :: n]
         run_info |= trained_run(parsed.system, parsed.run, parsed.stage, parsed.seed)
-        claim(Path(parsed.out) / "driver.json", run_info)
+        check_note(Path(parsed.out) / "driver.json", run_info)
         driven = drive_in_carla(planner, points, routes, parsed.out, host, port, scenario=scenario, **clock | options)
         message = summed(driven)
     except (ValueError, ImportError, AttributeError, RunError, NoSimulator) as e:  # what was told is wrong

@@ -16,10 +16,10 @@ import numpy as np
 from ..data.moments import own_drives
 from ..data.shards import write_shards
 from .table import Entry, read_entries
-from .planner import claim, load_planner, trained_run
+from .planner import load_planner, trained_run
 from ..runs.profiles import ProfileError
 from ..runs.stages import load_scenes, read_scenes, run_profile, save_scenes
-from ..io.files import RunError
+from ..io.files import RunError, check_note
 from ..town.routes import PART, routes
 
 # %% ../../nbs/60_road/17_own_drives.ipynb #ac311974
@@ -39,7 +39,7 @@ def own_rounds(
         k: str(v) for k, v in options.items()
     }
     made_of |= dict(stage=entry.stage, seed=entry.seeds[0], routes=n, moments=moments, first=first)
-    claim(out / "own.json", made_of)
+    check_note(out / "own.json", made_of)
     if not (out / "own.npz").exists():
         planner, points = load_planner(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
         own_scenes = own_drives(planner, routes(n, "train", first=first), moments, points, seed=first)

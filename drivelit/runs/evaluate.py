@@ -7,7 +7,6 @@ __all__ = ['NOTE', 'WORDS', 'load_given', 'one_sentence', 'policy_of', 'rows_wit
 
 # %% ../../nbs/42_runs/62_evaluate.ipynb #14a24840
 import importlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..io.files import RunError, make_folder, write_json
+from ..io.files import RunError, check_note, write_json
 from .profiles import Profile, find_system
 
 # %% ../../nbs/42_runs/62_evaluate.ipynb #0f259521
@@ -148,11 +147,7 @@ def _pipeline(system):
 
 def _note(out, found, base):
     "Whose policy is written into the run's folder; refuse another one."
-    path, entry = make_folder(out) / NOTE, dict(policy=str(found.path.absolute()), base=str(base))
-    if path.exists() and (was := json.loads(path.read_text())) != entry:
-        key = next(k for k in entry if was.get(k) != entry[k])
-        raise RunError(f"{path}: {key} was {was.get(key)!r}, not {entry[key]!r}; choose another folder")
-    write_json(path, entry)
+    check_note(Path(out) / NOTE, dict(policy=str(found.path.absolute()), base=str(base)))
 
 # %% ../../nbs/42_runs/62_evaluate.ipynb #a9d8a862
 _NUMBER = re.compile(r"-?\d[\d.,]*( ± [\d.]+)?|none")
