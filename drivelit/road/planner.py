@@ -189,8 +189,8 @@ def trained_run(system: str, out: str | Path, stage: str, seed: int) -> dict[str
 
     Args:
         system: its section of the settings
-        out: folder of the run
         stage: that has trained it
+        seed: of the training
 
     Returns:
         dict: folder; done, a digest of `done.json`, which is written anew after a new training
