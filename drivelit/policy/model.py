@@ -520,10 +520,20 @@ class _OwnPositions(Qwen2_5_VLModel):
         return position_ids, (position_ids.amax((0, 2)) + 1 - mask.sum(-1))[:, None]
 
 
+class _PatchProjection(torch.nn.Conv3d):
+    "The embedding of patches: the kernel is as large as a patch, so the convolution is one product of matrices."
+
+    def forward(self, patches):
+        out = torch.nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
+        return out[..., None, None, None]
+
+
 def _by_own_rule(model):
-    "The model, whatever it was loaded by, with these positions; adapters stand on one that has them."
-    if type(getattr(model, "model", None)) is Qwen2_5_VLModel:
-        model.model.__class__ = _OwnPositions
+    "The model, whatever it was loaded by, with these positions and patches; adapters stand on one that has them."
+    inner = getattr(model, "model", None)
+    if type(inner) is Qwen2_5_VLModel:
+        inner.__class__ = _OwnPositions
+        inner.visual.patch_embed.proj.__class__ = _PatchProjection
     return model
 
 # %% ../../nbs/20_policy/10_model.ipynb #a8d7d7ac
