@@ -20,6 +20,7 @@ PICTURES = {"image/png", "application/vnd.jupyter.widget-view+json"}  # bars are
 VARIES = {
     r"/tmp/[\w./-]+": "FOLDER",
     r"0x[0-9a-f]+": "ADDRESS",
+    r"127\.0\.0\.1:\d+": "SERVER",
     r"20\d\d-\d\d-\d\d( \d\d:\d\d:\d\d)?": "DATE",
     r"\d[\d.,]* ?(s|ms|µs|seconds|minutes|[kMGT]?B)\b": "AMOUNT",
     r"\s+": " ",
