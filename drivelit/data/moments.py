@@ -311,7 +311,13 @@ def expert_drives(
 
 
 def own_drives(
-    planner: Planner, scenes: Sequence[Scene], n: int, points: int = 8, seed: int = 0, driver: Driver = true_idm
+    planner: Planner,
+    scenes: Sequence[Scene],
+    n: int,
+    points: int = 8,
+    seed: int = 0,
+    driver: Driver = true_idm,
+    green: float = 0.0,
 ) -> list[Scene]:
     """Moments of a policy's own drives, and what the expert would have done (DAgger; Ross, Gordon and Bagnell, 2011).
 
@@ -321,6 +327,7 @@ def own_drives(
         n: how many, at most; balanced as far as the drives have all kinds
         points: poses of its plans
         seed: of which moments are taken, and of the noise
+        green: share of the moments before a red light whose twin with a green one is among them
 
     Returns:
         list of Scene, in a drawn order
@@ -333,7 +340,7 @@ def own_drives(
         return planner(worlds, decision)
 
     drive_routes(watched, scenes, points, title="own drives")
-    out = collected.draw_moments(n, whole=False)
+    out = collected.draw_moments(n, whole=False, green=green)
     return [noisy(out[i], rng) for i in rng.permutation(len(out))]
 
 # %% ../../nbs/35_data/45_moments.ipynb #83de61cf

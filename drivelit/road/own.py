@@ -38,11 +38,14 @@ def own_rounds(
     made_of = trained_run(entry.system, entry.out, entry.stage, entry.seeds[0]) | {
         k: str(v) for k, v in options.items()
     }
-    made_of |= dict(stage=entry.stage, seed=entry.seeds[0], routes=n, moments=moments, first=first)
+    made_of |= dict(
+        stage=entry.stage, seed=entry.seeds[0], routes=n, moments=moments, first=first, green=profile.train_green
+    )
     check_note(out / "own.json", made_of)
     if not (out / "own.npz").exists():
         planner, points = load_planner(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
-        own_scenes = own_drives(planner, routes(n, "train", first=first), moments, points, seed=first)
+        on = routes(n, "train", first=first)
+        own_scenes = own_drives(planner, on, moments, points, seed=first, green=profile.train_green)
         save_scenes([profile.hears(s) for s in own_scenes], out / "own.npz")
     own_scenes = read_scenes(out / "own.npz")
     metadata = dict(source=entry.name, run=str(entry.out), first=first, routes=n, navigator=profile.navigator)
