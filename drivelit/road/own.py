@@ -41,6 +41,8 @@ def own_rounds(
     made_of |= dict(
         stage=entry.stage, seed=entry.seeds[0], routes=n, moments=moments, first=first, green=profile.train_green
     )
+    if not (out / "own.json").exists() and (out / "own.npz").exists():
+        raise RunError(f"{out}: own drives of an older version, which did not say of what; choose another folder")
     check_note(out / "own.json", made_of)
     if not (out / "own.npz").exists():
         planner, points = load_planner(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
