@@ -88,9 +88,7 @@ def save_questions(
         RunError: the folder holds other scenes, or a file in it cannot be read, or has pictures of another size
     """
     out, maker = [], make if isinstance(make, partial) else partial(make)
-    keywords = {
-        k: v for k, v in maker.keywords.items() if k != "size"
-    }  # old folders may lack this note, not their sizes
+    keywords = {k: v for k, v in maker.keywords.items() if k != "size"}  # the files tell their size
     check_note(Path(folder) / "scenes.json", dict(of=maker.func.__name__, keywords=keywords, in_file=in_file))
     for k in tqdm(range(0, n, in_file), desc="data", mininterval=5):
         path, many = Path(folder) / f"{seed + k:07d}.npz", min(in_file, n - k)

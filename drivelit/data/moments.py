@@ -219,16 +219,13 @@ class Moments:
             out += [(-1, s) for s in twins if s]
         return [out[i][1] for i in self.rng.permutation(len(out))[:n]]
 
-    def _way(self, start):
-        "The expert's way on from a moment of a route."
-        if start.id not in self.ways:
-            self.ways = dict([*self.ways.items()][-63:]) | {start.id: way_on(start, self.driver)}
-        return self.ways[start.id](self.world)
-
     def _with_way(self, i):
         "Moment i as a scene; None if the expert does not get on, or has to do something of another kind."
         self.world.restore(self.snapshots[i])
-        scene, kind = self._way(self.world.state.start), self.labels[i][0]
+        start, kind = self.world.state.start, self.labels[i][0]
+        if start.id not in self.ways:
+            self.ways = dict([*self.ways.items()][-63:]) | {start.id: way_on(start, self.driver)}
+        scene = self.ways[start.id](self.world)
         if scene is None or kind_of(scene.expert.poses, scene) != kind:
             return None
         return replace(scene, meta=scene.meta | dict(kind=kind))

@@ -181,7 +181,7 @@ def check_note(path: str | Path, about: dict[str, Any], advice: str = "choose an
         write_json(path, about)
         return
     except (OSError, ValueError) as e:
-        raise RunError(f"{path}: cannot be read ({str(e)[:80]}); choose another folder") from None
+        raise RunError(f"{path}: cannot be read ({str(e)[:80]}); {advice}") from None
     was = was if isinstance(was, dict) else {}
     if changed := [k for k in (*about, *was) if was.get(k) != about.get(k)]:
         k, previous, current = changed[0], was.get(changed[0]), about.get(changed[0])

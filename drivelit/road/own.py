@@ -35,19 +35,16 @@ def own_rounds(
     original = {split: list(load_scenes(entry.out, split)) for split in ("train", "heldout")}
     if strange := next((s for s in original["train"] if s.source != "toy"), None):
         raise RunError(f"{entry.out}: scene {strange.id} is of {strange.source}, and nobody can drive on in it")
-    made_of = trained_run(entry.system, entry.out, entry.stage, entry.seeds[0]) | {
-        k: str(v) for k, v in options.items()
-    }
-    made_of |= dict(
-        stage=entry.stage, seed=entry.seeds[0], routes=n, moments=moments, first=first, green=profile.train_green
-    )
+    seed, green = entry.seeds[0], profile.train_green
+    made_of = trained_run(entry.system, entry.out, entry.stage, seed) | {k: str(v) for k, v in options.items()}
+    made_of |= dict(stage=entry.stage, seed=seed, routes=n, moments=moments, first=first, green=green)
     if not (out / "own.json").exists() and (out / "own.npz").exists():
         raise RunError(f"{out}: own drives of an older version, which did not say of what; choose another folder")
     check_note(out / "own.json", made_of)
     if not (out / "own.npz").exists():
-        planner, points = load_planner(entry.system, entry.out, entry.stage, entry.seeds[0], **options)
+        planner, points = load_planner(entry.system, entry.out, entry.stage, seed, **options)
         on = routes(n, "train", first=first)
-        own_scenes = own_drives(planner, on, moments, points, seed=first, green=profile.train_green)
+        own_scenes = own_drives(planner, on, moments, points, seed=first, green=green)
         save_scenes([profile.hears(s) for s in own_scenes], out / "own.npz")
     own_scenes = read_scenes(out / "own.npz")
     metadata = dict(source=entry.name, run=str(entry.out), first=first, routes=n, navigator=profile.navigator)
