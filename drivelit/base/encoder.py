@@ -33,7 +33,7 @@ from ..scene.cameras import get_image, next_image
 from ..scene.core import Scene
 from ..town.scenes import scenes
 from ..io.weights import seal
-from ..io.files import RunError, hold, whole_file, whole_folder, write_json
+from ..io.files import check_note, hold, sha256, whole_file, whole_folder, write_json
 
 # %% ../../nbs/45_base/70_encoder.ipynb #dc1b3ab4
 @dataclass(frozen=True)
@@ -175,6 +175,8 @@ def new_encoder(recipe: EncoderRecipe) -> CLIPModel:
 def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Path) -> np.ndarray:
     "Square bytes (n, 4, size, size, 3) of scenes: now, a second ago, both through the codec; kept in a file."
     path = Path(path)
+    weights = sha256(*(w.numpy(force=True).tobytes() for w in codec.model.state_dict().values()))
+    check_note(path.with_suffix(".json"), dict(scenes=n, size=size, codec=weights[:16]), made=path.exists())
     if not path.exists():
         with whole_file(path) as temp_path:
             out = np.lib.format.open_memmap(temp_path, "w+", np.uint8, (n, 4, size, size, 3))
@@ -187,12 +189,7 @@ def four_pictures(shelf: Shelf, n: int, size: int, codec: Codec, path: str | Pat
                     np.stack(squeezed).reshape(2, -1, 2, size, size, 3).swapaxes(0, 1).reshape(-1, 4, size, size, 3)
                 )
             out.flush()
-    pictures = np.load(path, mmap_mode="r")
-    if pictures.shape != (n, 4, size, size, 3):
-        raise RunError(
-            f"{path}: shape {pictures.shape}, expected {(n, 4, size, size, 3)}; remove it, and it is made anew"
-        )
-    return pictures
+    return np.load(path, mmap_mode="r")
 
 
 def as_read(pictures: np.ndarray) -> torch.Tensor:

@@ -89,7 +89,8 @@ def save_questions(
     """
     out, maker = [], make if isinstance(make, partial) else partial(make)
     keywords = {k: v for k, v in maker.keywords.items() if k != "size"}  # the files tell their size
-    check_note(Path(folder) / "scenes.json", dict(of=maker.func.__name__, keywords=keywords, in_file=in_file))
+    made_of = dict(of=maker.func.__name__, keywords=keywords, in_file=in_file)
+    check_note(Path(folder) / "scenes.json", made_of, made=any(Path(folder).glob("*.npz")))
     for k in tqdm(range(0, n, in_file), desc="data", mininterval=5):
         path, many = Path(folder) / f"{seed + k:07d}.npz", min(in_file, n - k)
         shelf = Shelf([path] if path.exists() else [])

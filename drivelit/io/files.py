@@ -162,21 +162,27 @@ def in_archive(path: str | Path) -> str:
     return ""
 
 # %% ../../nbs/06_io/06_files.ipynb #notes002
-def check_note(path: str | Path, about: dict[str, Any], advice: str = "choose another folder") -> None:
+def check_note(
+    path: str | Path, about: dict[str, Any], advice: str = "choose another folder", made: bool = False
+) -> None:
     """Note what a folder holds, or hold it against what was noted.
 
     Args:
         path: JSON file in the folder, which is made if it is not there
         about: plain JSON values; the same values are the same work
         advice: what to do if it is other work
+        made: some of the work is there; without a note it is of an older version, which did not say of what
 
     Raises:
-        RunError: it is other work; names the first value that differs. Or the note cannot be read or written
+        RunError: it is other work; names the first value that differs. Or the note is missing beside work, or cannot be
+            read or written
     """
     path, about = Path(path), json.loads(json.dumps(about))
     try:
         was = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if made:
+            raise RunError(f"{path}: is missing: an older version did not say what it made here; {advice}") from None
         make_folder(path.parent)
         write_json(path, about)
         return

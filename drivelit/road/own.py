@@ -38,9 +38,7 @@ def own_rounds(
     seed, green = entry.seeds[0], profile.train_green
     made_of = trained_run(entry.system, entry.out, entry.stage, seed) | {k: str(v) for k, v in options.items()}
     made_of |= dict(stage=entry.stage, seed=seed, routes=n, moments=moments, first=first, green=green)
-    if not (out / "own.json").exists() and (out / "own.npz").exists():
-        raise RunError(f"{out}: own drives of an older version, which did not say of what; choose another folder")
-    check_note(out / "own.json", made_of)
+    check_note(out / "own.json", made_of, made=(out / "own.npz").exists())
     if not (out / "own.npz").exists():
         planner, points = load_planner(entry.system, entry.out, entry.stage, seed, **options)
         on = routes(n, "train", first=first)

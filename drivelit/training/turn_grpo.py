@@ -616,7 +616,7 @@ def train_rl(
         reference: of the KL penalty, a policy of its own with the same tokens; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
         callbacks: further callbacks of the trainer
-        **settings: of rl_config (steps or epochs, batch, group, ...) and of TurnGRPOConfig: ours (max_turns,
+        **settings: of rl_config (steps or num_train_epochs, batch, ...) and of TurnGRPOConfig: ours (max_turns,
             rollout_servers, ...) and TRL's own
 
     Returns:
