@@ -43,9 +43,9 @@ TUNED = (*DATA, "rows_of", "train_sft", "read_rows", "recorded")
 LEARNT = (*DATA, "train_rl", "json", "Subset", "draw", "subset", "tell_if_few", "read_weights")
 TRAINERS = dict(train_sft=sft, train_rl=turn_grpo)
 STAGES = [
-    *(("mtdrive", s, "play", DATA) for s in ("data_two", "data_multi", "data_rl")),
+    *(("mtdrive", s, "play", DATA) for s in ("data_two", "data_multi", "data_rl", "data_rl_single")),
     ("mtdrive", "sft_multi", "evaluate", TUNED),
-    *(("mtdrive", s, "evaluate", LEARNT) for s in ("mtgrpo_cross", "size_double")),
+    *(("mtdrive", s, "evaluate", LEARNT) for s in ("mtgrpo_cross", "size_double", "grpo_single")),
     ("autodrive_p3", "sft", "evaluate", (*TUNED, "ImageRows")),
     ("autodrive_p3", "rl", "evaluate", LEARNT),
     ("minddriver", "sft", "examine", (*TUNED, "begin", "spans_by_tag")),
@@ -79,7 +79,7 @@ def begun(pipeline, stage, plays, without, profile, out):
         (out / stage).mkdir(parents=True)
         for name in ("sft", "fcm", "rl"):  # steps of a variant
             (out / "seed-0" / stage / name).mkdir(parents=True)
-        for name in ("data_rl/sizes.json", "data_rl/chosen.json", "data/explore.json"):
+        for name in ("data_rl/sizes.json", "data_rl/chosen.json", "data_rl_single/chosen.json", "data/explore.json"):
             for path in (out / name, out / "seed-0" / name):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()

@@ -213,10 +213,10 @@ def run_data_multi(out: Path, profile: MTDriveProfile, seed: int) -> dict:
         return dict(multi=save_data(rows, out, "data_multi", seed, "multi", profile.data_multi_turn))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #66b57c3e
-def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
-    "Stage `data_rl`: which scenes are worth reinforcing (section 3.2)."
-    train = load_scenes(out, "train")
-    policy = load_to_play(trained(out, "sft_multi", seed), profile)
+def run_data_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
+    "Stages `data_rl`, `data_rl_single`: which scenes are worth reinforcing (section 3.2)."
+    train, (start,) = load_scenes(out, "train"), STAGES.needs[stage]
+    policy = load_to_play(trained(out, start, seed), profile)
 
     def told(e):
         return (not e.infos[0]["feedback"], e.rewards[0]["pdms"])
@@ -225,7 +225,7 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
     empty, first_scores = zip(*outcomes, strict=True)
     chosen, category = mtdata.select_rl(empty, first_scores, profile.rl_scenes, seed=seed)
     if first_process():
-        stage_folder = STAGES.folder(out, "data_rl", seed)
+        stage_folder = STAGES.folder(out, stage, seed)
         write_json(stage_folder / "chosen.json", [int(i) for i in chosen])
         sizes = {s: n * profile.rl_scenes or int((category != "other").sum()) for s, n in SIZES.items()}
         by_size = {s: mtdata.select_rl(empty, first_scores, n, seed=seed)[0].tolist() for s, n in sizes.items()}
@@ -234,8 +234,8 @@ def run_data_rl(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #5baaa459
 def start_of(stage: str, warm: bool) -> str | None:
-    "The stage whose model a supervised stage goes on from; None: the profile's model."
-    previous = dict(sft_two_stage="sft_single")
+    "The stage whose model a supervised stage, or `grpo_single`, goes on from; None: the profile's model."
+    previous = dict(sft_two_stage="sft_single", grpo_single="sft_single")
     if warm:
         previous |= dict(sft_one_stage="sft_single", sft_pdm="sft_single", sft_multi="sft_pdm")
     return previous.get(stage)
@@ -280,8 +280,9 @@ def run_served(out: Path, profile: MTDriveProfile, seed: int) -> dict:
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #06089f8a
 def turns_of(stage: str, profile: MTDriveProfile) -> int:
-    "How many turns a trained policy is played with: 1 after single-turn tuning, 2 after 2-turn, else all."
-    return min(dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2).get(stage, profile.turns), profile.turns)
+    "How many turns a trained policy is played with: 1 after single-turn training, 2 after 2-turn, else all."
+    fewer = dict(sft_single=1, sft_two_stage=2, sft_one_stage=2, sft_pdm=2, grpo_single=1)
+    return min(fewer.get(stage, profile.turns), profile.turns)
 
 
 def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed: int) -> Results:
@@ -302,7 +303,7 @@ def examine(policy: Policy, stage: str, out: Path, profile: MTDriveProfile, seed
         seed,
         turns=turns_of(stage, profile),
         perceptions=("oracle", "kinematic") if full_exam else ("oracle",),
-        grey=full_exam or stage == "sft_single",
+        grey=full_exam or stage in ("sft_single", "grpo_single"),
     )
 
 
@@ -399,11 +400,13 @@ def run_sft(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     return result | dict(measured=examine(policy, stage, out, profile, seed))
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #780f35f2
-ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn")
+ADVANTAGE = dict(grpo="sequence", mtgrpo_turn="turn", mtgrpo_cross="cross_turn", grpo_single="sequence")
 
 # %% ../../nbs/50_mtdrive/25_pipeline.ipynb #f798588e
 def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     """Stages `grpo`, `mtgrpo_turn`, `mtgrpo_cross`: one start, one set of scenes; only the advantage differs.
+
+    `grpo_single` begins with the single-turn model, whose scenes are its own.
 
     Args:
         stage: a key of ADVANTAGE
@@ -411,7 +414,8 @@ def run_rl(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     Returns:
         dict: what `train_rl` returns; measured: of `examine`
     """
-    chosen = json.loads((STAGES.folder(out, "data_rl", seed) / "chosen.json").read_text())
+    (data_stage,) = STAGES.needs[stage]
+    chosen = json.loads((STAGES.folder(out, data_stage, seed) / "chosen.json").read_text())
     policy, result = reinforced(stage, out, profile, seed, chosen, ADVANTAGE[stage])
     return result | dict(measured=examine(policy, stage, out, profile, seed))
 
@@ -422,21 +426,22 @@ def make(
     """What plays when a stage of reinforcement begins: here, and in each process of `rollout_workers`.
 
     Args:
-        stage: one of RL_ARMS or SIZES, which all begin with the same
+        stage: a key of ADVANTAGE or SIZES; all but `grpo_single` begin with the same
         beside: in a rollout worker's process, beside the trainer
 
     Returns:
         engine, policy, task
     """
-    start = trained(out, "sft_multi", seed), profile, seed
+    start = trained(out, start_of(stage, profile.sft_warm) or "sft_multi", seed), profile, seed
     policy = load_to_play(*start, asks=profile.rollout_servers != "none") if beside else load(*start)
-    return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes), policy, task_for(profile)
+    task = task_for(profile, turns=turns_of(stage, profile))
+    return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes), policy, task
 
 
 def reinforced(
     stage: str, out: Path, profile: MTDriveProfile, seed: int, chosen: Sequence[int], advantage: str
 ) -> tuple[Policy, dict]:
-    """Reinforce the multi-turn model.
+    """Reinforce the multi-turn model, or in `grpo_single` the single-turn one.
 
     Args:
         stage: whose folder it is
@@ -460,7 +465,7 @@ def reinforced(
         seed=seed,
         engine=engine,
         make=partial(make, stage, out, profile, seed, beside=True),
-        max_turns=profile.turns,
+        max_turns=turns_of(stage, profile),
         **rl_options(profile),
     )
     return only_plays(policy, profile), result
@@ -485,7 +490,7 @@ FUNCTIONS = dict(
     data_single=run_data_single,
     data_two=run_data_two,
     data_multi=run_data_multi,
-    data_rl=run_data_rl,
+    **{s: partial(run_data_rl, s) for s in ("data_rl", "data_rl_single")},
     served=run_served,
     given=run_given,
     **{s: partial(run_sft, s) for s in MIX},

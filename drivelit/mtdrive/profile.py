@@ -31,20 +31,22 @@ NEEDS = dict(  # stage: the stages whose results it reads
     size_hard=("data_rl",),  # appendix C, on other scenes than `mtgrpo_cross`: those that went wrong alone
     size_double=("data_rl",),  # twice as many
     size_triple=("data_rl",),  # three times as many
+    data_rl_single=("sft_single",),
+    grpo_single=("data_rl_single",),  # reinforcement without a second turn; all three advantages are the same there
     served=(),  # the folder that servers begin with
 )
 RL_ARMS = ("grpo", "mtgrpo_turn", "mtgrpo_cross")
 SIZES = dict(size_hard=0, size_double=2, size_triple=3)  # times `rl_scenes`; 0: the hard scenes alone
 TRAINED = tuple(s for s in NEEDS if s.startswith("sft")) + RL_ARMS
 KINDS = {  # what a stage does on several GPUs
-    s: "rl" if s in (*RL_ARMS, *SIZES) else "sft" if s in TRAINED else "" for s in NEEDS
-} | dict.fromkeys(("data_two", "data_multi", "data_rl"), "play")
+    s: "rl" if s in (*RL_ARMS, *SIZES, "grpo_single") else "sft" if s in TRAINED else "" for s in NEEDS
+} | dict.fromkeys(("data_two", "data_multi", "data_rl", "data_rl_single"), "play")
 # Scenes and single-turn data come before any training, so they are the same for all seeds.
 GRAPH = dict(  # given: the profile's model as it is, without training (`python -m drivelit evaluate`)
     needs=NEEDS | dict(given=("scenes",)),
     shared=("scenes", "data_single", "served"),
     kinds=KINDS | dict(given="play"),
-    optional=("served", "given", *SIZES),
+    optional=("served", "given", *SIZES, "data_rl_single", "grpo_single"),
 )
 
 # %% ../../nbs/50_mtdrive/15_profile.ipynb #c41d7c89

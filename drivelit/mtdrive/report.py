@@ -37,11 +37,12 @@ ROWS = dict(  # stage: how the tables call it
     size_hard="mtGRPO, the hard scenes alone",
     size_double="mtGRPO, twice the scenes",
     size_triple="mtGRPO, three times the scenes",
+    grpo_single="GRPO, single-turn",
     given="the given policy",
 )
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #163394f5
-collect = Gather(STAGES, (*TRAINED, *SIZES, "given"), lambda scenes: dict(heldout=scenes["heldout"]))
+collect = Gather(STAGES, (*TRAINED, *SIZES, "grpo_single", "given"), lambda scenes: dict(heldout=scenes["heldout"]))
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 WHOLE = ("sft_multi", *RL_ARMS)  # they are played with all turns
@@ -78,7 +79,7 @@ def hears(results: Record, c: Condition) -> str:
 
 STUDY = Study(
     arms=ROWS,
-    optional=(*SIZES, "given"),
+    optional=(*SIZES, "grpo_single", "given"),
     signs=dict(pdms=1),
     claims=ORDERS,
     shared="the training scenes and the single-turn rows",
