@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from drivelit.minddrive.evaluation import PLAYS
+from drivelit.minddrive.evaluation import CONDITIONS
 from drivelit.minddrive.experts import Experts, save_experts
 from drivelit.minddrive.pipeline import STAGES
 from drivelit.minddrive.rows import make_rows, save_rows
@@ -319,7 +319,8 @@ def test_a_stage_on_two_simulators_of_which_one_dies_is_that_on_one(tmp_path):
     assert (one["log"][0]["drives"], two["log"][0]["drives"]) == (4, 4)
     of_two = read_results(tmp_path / "two", ["rl-0"])
     pd.testing.assert_frame_equal(of_two.scenes, of_one.scenes)
-    measured = [r.sets[~r.sets.play.isin(["", "log"])] for r in (of_one, of_two)]  # neither of training nor of its log
+    # neither of training nor of its log
+    measured = [r.sets[~r.sets.decoding.isin(["", "log"])] for r in (of_one, of_two)]
     pd.testing.assert_frame_equal(*measured)
-    ends = measured[1][measured[1].name.astype(str).str.startswith("ends_") & (measured[1].play != "rounds")]
-    assert ends.groupby(["play", "swap"], observed=True).value.sum().tolist() == [2] * len(PLAYS)
+    ends = measured[1][measured[1].name.astype(str).str.startswith("ends_") & (measured[1].decoding != "rounds")]
+    assert ends.groupby(["decoding", "ablation"], observed=True).value.sum().tolist() == [2] * len(CONDITIONS)

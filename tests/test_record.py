@@ -33,7 +33,7 @@ def values(record):
 @pytest.fixture
 def run(tmp_path):
     "A run folder of two stages that have ended."
-    write_json(tmp_path / "run.json", dict(eval_play="both"))
+    write_json(tmp_path / "run.json", dict(eval_decoding="both"))
     for seed in (0, 1):
         part = Results().add(Measures(dict(seconds=10), dict(ade=[1.0 + seed, None])), "greedy")
         write_results(tmp_path, f"sft-{seed}", {("sft", seed): part})
@@ -50,7 +50,7 @@ def flipped(path, rng):
 def test_a_folder_without_a_run_or_a_stage(tmp_path):
     with pytest.raises(RunError, match="holds no run"):
         read_results(tmp_path, ["sft-0"])
-    write_json(tmp_path / "run.json", dict(eval_play="both"))
+    write_json(tmp_path / "run.json", dict(eval_decoding="both"))
     with pytest.raises(RunError, match="no stage has ended"):
         read_results(tmp_path, ["sft-0"])
 
@@ -94,8 +94,8 @@ def test_runs_that_cannot_be_joined(run):
     one, two = (read_results(run, [f"sft-{s}"]) for s in (0, 1))
     with pytest.raises(RunError, match="both have stage sft of seed 0"):
         joined(one, read_results(run, ["sft-0", "sft-1"]))
-    other = replace(two, about=dict(profile=dict(eval_play="greedy")))
-    with pytest.raises(RunError, match="eval_play is 'both' in one and 'greedy' in another"):
+    other = replace(two, about=dict(profile=dict(eval_decoding="greedy")))
+    with pytest.raises(RunError, match="eval_decoding is 'both' in one and 'greedy' in another"):
         joined(one, other)
     with pytest.raises(RunError, match="other scores"):
         joined(one, toy_record())

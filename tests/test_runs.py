@@ -211,7 +211,7 @@ def test_a_key_that_is_no_longer_read_is_found():
     told = ("profile", "report", "pictures")
     text = "\n".join(p.read_text() for p in sorted(folder.glob("*.py")) if p.stem not in told)
     for read, keys in {
-        "profile.plays": {"eval_temperature", "eval_play"},
+        "profile.decodings": {"eval_temperature", "eval_decoding"},
         "profile.sft_warm_lr_scale": {"sft_warm_lr_scale"},
         "rl_options(profile)": {"beta", "rl_learning_rate", "num_generations", "std"},
     }.items():

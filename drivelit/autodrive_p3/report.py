@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .evaluation import EMPTY, FAST, GREY, SWAPS
+from .evaluation import EMPTY, FAST, GREY, ABLATIONS
 from .pipeline import STAGES
 from .profile import OPTIONAL, TRAINED
 from ..runs.record import Claim, Column, Condition, Metric, Record, Study, driver, framed
@@ -86,14 +86,14 @@ STUDY = Study(
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #406a91a6
 def ways(results: Record) -> dict[tuple[str, str], str]:
-    """The plays of all modes.
+    """The decodings of all modes.
 
     Returns:
-        dict: mode and play -> the play's name in the record
+        dict: mode and decoding -> the decoding's name in the record
     """
     main_mode = "fast" if results.about["profile"].get("mode") == "fast" else "detailed"
-    plays = {(main_mode, p): p for p in ("greedy", "sampled")}
-    return plays if main_mode == "fast" else plays | {("fast", results.first): FAST}
+    decodings = {(main_mode, p): p for p in ("greedy", "sampled")}
+    return decodings if main_mode == "fast" else decodings | {("fast", results.first): FAST}
 
 
 every = partial(Column, digits=2, lost="")  # what cannot be read has a value, too
@@ -118,8 +118,8 @@ REWARDS = {
     "PDMS": share("pdms"),
     "empty lists %": share("empty", digits=0),
     "unreadable %": share("unreadable", lost=""),
-    "sampled: R": every("reward", play="sampled"),
-    "sampled: perception": every("perception", play="sampled"),
+    "sampled: R": every("reward", decoding="sampled"),
+    "sampled: perception": every("perception", decoding="sampled"),
     "failed": share("failed", lost="", sparse=True),
 }
 FAR, HIT_AT = open_loop_columns("L2 m"), open_loop_columns("hits %")
@@ -158,8 +158,8 @@ def _behind(results: Record) -> Iterator[tuple[dict, Condition]]:
     "The plans of each arm behind its own boxes and behind others, where that was tried."
     for s in STUDY.rows(results):
         # an arm that no run has tried has no turn
-        if results.turns(Condition(s, "chain", SWAPS[0])):
-            yield from ((dict(arm=ROWS[s], boxes=boxes), Condition(s, "chain", boxes)) for boxes in SWAPS)
+        if results.turns(Condition(s, "chain", ABLATIONS[0])):
+            yield from ((dict(arm=ROWS[s], boxes=boxes), Condition(s, "chain", boxes)) for boxes in ABLATIONS)
 
 
 table_modes = TableSpec("With thoughts and without", STUDY, _modes, MODES)
@@ -167,13 +167,13 @@ table_chain = TableSpec("The plans behind other boxes, greedy", STUDY, _behind, 
 
 # %% ../../nbs/52_autodrive_p3/64_report.ipynb #7e0326fc
 def table_faults(results: Record) -> pd.DataFrame:
-    "What is wrong with answers, in % by arm, mode and play; the most frequent kind first."
-    faults = results.sets[results.sets.name.str.startswith("reasons_") & (results.sets.swap == "")]
+    "What is wrong with answers, in % by arm, mode and decoding; the most frequent kind first."
+    faults = results.sets[results.sets.name.str.startswith("reasons_") & (results.sets.ablation == "")]
     faults = faults.assign(name=faults.name.str.removeprefix("reasons_").astype(object))
     rows, total = [], Counter()
     for s in STUDY.rows(results):
-        for (mode, play), name in ways(results).items():
-            subset = faults[(faults.arm == s) & (faults.play == name)].pivot(
+        for (mode, decoding), name in ways(results).items():
+            subset = faults[(faults.arm == s) & (faults.decoding == name)].pivot(
                 index="seed", columns="name", values="value"
             )
             evaluated = ~np.isnan(results.numbers(Condition(s, name), "n"))
@@ -181,8 +181,8 @@ def table_faults(results: Record) -> pd.DataFrame:
             shares = subset.reindex(np.array(results.ran.get(s, []))[evaluated]).fillna(0.0)
             total.update({k: sum(shares[k]) for k in shares})
             if len(subset):
-                rows.append(dict(arm=ROWS[s], mode=mode, play=play) | {k: cell(shares[k]) for k in shares})
-    return framed(rows, ["arm", "mode", "play", *(k for k, _ in total.most_common())])
+                rows.append(dict(arm=ROWS[s], mode=mode, decoding=decoding) | {k: cell(shares[k]) for k in shares})
+    return framed(rows, ["arm", "mode", "decoding", *(k for k, _ in total.most_common())])
 
 
 GIVEN = {sheet.title: sheet for sheet in (table_rewards, table_plans, table_modes, table_chain)}
@@ -192,7 +192,11 @@ GIVEN["Faults, % of the answers"] = table_faults  # what `python -m drivelit eva
 def _eyes(s: str) -> list[Claim]:
     "What is asked of every arm."
     arm, name = Condition(s), ROWS[s]
-    grey, greedy, sampled = replace(arm, swap=GREY), replace(arm, play="greedy"), replace(arm, play="sampled")
+    grey, greedy, sampled = (
+        replace(arm, ablation=GREY),
+        replace(arm, decoding="greedy"),
+        replace(arm, decoding="sampled"),
+    )
     return claims_of(
         ("beats drivers without eyes?", (FAR_OFF, SCORE), arm, driver(), f"{name} > the best"),
         ("sees more than nothing?", SEES, arm, driver(EMPTY), f"{name} > an empty list"),
@@ -215,7 +219,7 @@ def _thoughts(s: str) -> list[Claim]:
     return claims_of(
         ("what do thoughts bring?", (SEES, FORESEES, *DRIVES), thinks, fast, benefit),
         ("what do thoughts cost?", TOKENS, fast, thinks, second),
-        ("what do thoughts cost?", TIME, replace(timed, swap=FAST), timed, second),
+        ("what do thoughts cost?", TIME, replace(timed, ablation=FAST), timed, second),
     )
 
 
@@ -224,7 +228,7 @@ THOUGHTS = [claim for s in ("sft", "rl") for claim in _thoughts(s)]
 
 def _chain(s: str) -> list[Claim]:
     "Whether the plan, and the prediction, depend on what was seen."
-    own_boxes, true, other_boxes, nothing = (Condition(s, "chain", boxes) for boxes in SWAPS)
+    own_boxes, true, other_boxes, nothing = (Condition(s, "chain", boxes) for boxes in ABLATIONS)
     uses, label = "uses what it sees?", f"{ROWS[s]}: own boxes > another scene's"
     # (better, other, words): if the plan hangs on the boxes, it is worse behind wrong ones
     pairs = ((own_boxes, other_boxes, label), (own_boxes, nothing, f"{ROWS[s]}: own boxes > nothing"))
@@ -236,7 +240,7 @@ def _chain(s: str) -> list[Claim]:
     )
 
 
-_other = partial(Condition, play="chain", swap="another scene's")
+_other = partial(Condition, decoding="chain", ablation="another scene's")
 
 
 def _tied(s):

@@ -31,8 +31,8 @@ from drivelit.driveagent.evaluation import (
     AFTER_GREY,
     ATTENTION_PLAY,
     BEFORE,
-    POINTS_PLAY,
-    QUESTIONS_PLAY,
+    BY_POINTS,
+    BY_QUESTIONS,
     USUAL,
     Chosen,
     chosen_scenes,
@@ -523,8 +523,8 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
         save_final(policy, folder)
         return dict(steps=0)
     base_accuracy, results = vqa_data.vqa_accuracy(policy, test, engine=profile_engine(policy, profile)), Results()
-    results.add(Measures(base_accuracy), QUESTIONS_PLAY, BEFORE)
-    results.add(Measures(vqa_data.vqa_usual(rows, test)), QUESTIONS_PLAY, USUAL)
+    results.add(Measures(base_accuracy), BY_QUESTIONS, BEFORE)
+    results.add(Measures(vqa_data.vqa_usual(rows, test)), BY_QUESTIONS, USUAL)
     result = train_sft(
         policy,
         rows,
@@ -534,7 +534,7 @@ def run_align(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     )
     engine = profile_engine(only_plays(policy, profile), profile)
     for pictures, when in dict(own=AFTER, grey=AFTER_GREY).items():
-        results.add(Measures(vqa_data.vqa_accuracy(policy, test, pictures, engine)), QUESTIONS_PLAY, when)
+        results.add(Measures(vqa_data.vqa_accuracy(policy, test, pictures, engine)), BY_QUESTIONS, when)
     return result | dict(measured=results)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #0fa0d127
@@ -731,7 +731,7 @@ def run_motion(stage: str, out: str | Path, profile: Profile, seed: int) -> dict
     policy = _as_given(profile, seed) if given else load_to_play(trained(out, "ams", seed), profile, seed)
     all_scenes = {k: labelled(chosen_scenes(out, k)) for k in ("train", "heldout")}
     splits = {k: v[: profile.motion_scenes or None] for k, v in all_scenes.items()}
-    heat = next(iter(profile.plays.values()))
+    heat = next(iter(profile.decodings.values()))
     task = task_for(profile, "full", "adaptive")
     actions = {}
     for split in splits:
@@ -754,13 +754,13 @@ def run_motion(stage: str, out: str | Path, profile: Profile, seed: int) -> dict
     results = Results().add(Measures(counts | {f"of_scenes_{k}": len(v) for k, v in all_scenes.items()}))
     for name, table in tables.items():
         points = {f"{m}_{c}": v for m, row in table.to_dict("index").items() for c, v in row.items()}
-        results.add(Measures(points), POINTS_PLAY, name)
+        results.add(Measures(points), BY_POINTS, name)
     return dict(measured=results)
 
 # %% ../../nbs/51_driveagent/60_pipeline.ipynb #3f6a1507
 def run_attention(out: str | Path, profile: Profile, seed: int) -> dict[str, Any]:
     "Stage `attention`: DriveAgent-R1 in text, told where to look, and with RoI Inspection alone (A.13.1)."
-    policy, (_, heat) = load_to_play(trained(out, "ams", seed), profile, seed), next(iter(profile.plays.items()))
+    policy, (_, heat) = load_to_play(trained(out, "ams", seed), profile, seed), next(iter(profile.decodings.items()))
     heldout = [s for s in chosen_scenes(out, "heldout") if label_scene(s)]
     need, weights, results = read_need(out), read_weights(out), Results()
     for name, task in attention_tasks(profile).items():

@@ -6,8 +6,8 @@
 __all__ = ['ROWS', 'collect', 'points', 'ACCURACY', 'REWARD', 'MSA', 'LOOKS', 'TOKENS', 'RIGHT_THERE', 'RIGHT_ELSEWHERE',
            'LOOKS_THERE', 'LOOKS_ELSEWHERE', 'ORDERS', 'SAVED', 'STUDY', 'share', 'bare', 'LOST', 'FAILED', 'SIX',
            'table6', 'WHERE', 'looks', 'BLANKED', 'table7', 'GIVEN', 'COSTS', 'SPENT', 'table8', 'SETTINGS', 'MEASURES',
-           'ROUNDED', 'SEEING', 'KEPT', 'HELPS', 'RULE', 'QUESTIONS', 'needy', 'plays', 'table9', 'table11', 'table3',
-           'claims', 'in_both_plays', 'plot_stages', 'real_rows']
+           'ROUNDED', 'SEEING', 'KEPT', 'HELPS', 'RULE', 'QUESTIONS', 'needy', 'decodings', 'table9', 'table11',
+           'table3', 'claims', 'in_both_decodings', 'plot_stages', 'real_rows']
 
 # %% ../../nbs/51_driveagent/64_report.ipynb #855b773e
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from .evaluation import AFTER, AFTER_GREY, ATTENTION_PLAY, BEFORE, ELSEWHERE, GREY, NEEDED, NEVER
-from .evaluation import POINTS_PLAY, QUESTIONS_PLAY, RANDOM, TEXT, TOOLS, USUAL, WITHOUT
+from .evaluation import BY_POINTS, BY_QUESTIONS, RANDOM, TEXT, TOOLS, USUAL, WITHOUT
 from .pipeline import EXPERT, STAGES
 from .profile import TRAINED
 from ..runs.record import SAME, Claim, Column, Condition, Metric, Record, Study
@@ -67,9 +67,9 @@ LOOKS_THERE = replace(LOOKS, name="looks where needed, points", only=needy)
 LOOKS_ELSEWHERE = replace(LOOKS, name="looks elsewhere, points", only=_not_needy)
 
 
-def _ams(swap: str) -> Condition:
+def _ams(ablation: str) -> Condition:
     "The whole training, with something in place of its own mode or pictures."
-    return Condition("ams", swap=swap)
+    return Condition("ams", ablation=ablation)
 
 
 ORDERS = claims_of(  # where, metric, the paper's better one, the other, perhaps words
@@ -108,14 +108,14 @@ STUDY = Study(
 share, bare = partial(Column, percent=True), partial(Column, percent=True, lost="")
 
 
-def plays(results: Record) -> list[str]:
+def decodings(results: Record) -> list[str]:
     """How held-out scenes were played in a run.
 
     Returns:
         "greedy", "sampled" or both; the first is the one that tables compare
     """
-    plays_both = results.about["profile"].get("eval_play", "both") == "both"
-    return ["greedy", "sampled"] if plays_both else [results.first]
+    both_decodings = results.about["profile"].get("eval_decoding", "both") == "both"
+    return ["greedy", "sampled"] if both_decodings else [results.first]
 
 
 def _drivers(results: Record, first: str) -> list[tuple]:
@@ -123,16 +123,16 @@ def _drivers(results: Record, first: str) -> list[tuple]:
     return driver_rows(results, STUDY, first, bests(results, STUDY, dict(sequence=", the best")))
 
 
-LOST = {"unreadable": bare("unreadable", swap=SAME)}
-FAILED = {"failed": bare("failed", swap=SAME, sparse=True)}
+LOST = {"unreadable": bare("unreadable", ablation=SAME)}
+FAILED = {"failed": bare("failed", ablation=SAME, sparse=True)}
 SIX = {
-    "tool": share("sequence", swap=TOOLS),
-    "text": share("sequence", swap=TEXT),
+    "tool": share("sequence", ablation=TOOLS),
+    "text": share("sequence", ablation=TEXT),
     "adaptive": share("sequence"),
     "skill": Column("sequence", skill=True),
     "R_acc x 100, adaptive": share("reward"),
     "MSA": share("msa", lost="msa_unreadable"),
-    "MSA, never looking": share("right", swap=NEVER),
+    "MSA, never looking": share("right", ablation=NEVER),
     "MSA without ties": share("without_ties", lost="msa_unreadable"),
 }
 
@@ -143,8 +143,8 @@ def _stages(results: Record) -> list[str]:
 
 
 def _in_plays(results: Record) -> list[tuple]:
-    "Each stage in each play, then drivers."
-    rows = [(dict(training=ROWS[s], play=p), Condition(s, p)) for s in _stages(results) for p in plays(results)]
+    "Each stage in each decoding, then drivers."
+    rows = [(dict(training=ROWS[s], decoding=p), Condition(s, p)) for s in _stages(results) for p in decodings(results)]
     return rows + _drivers(results, "training")
 
 
@@ -175,13 +175,13 @@ BLANKED = {"grey pictures": ("grey", GREY), "without pictures": ("without", WITH
 
 def _seen_columns(results: Record) -> dict[str, Column]:
     "Accuracy, and what is left of it without the pictures."
-    main, *second = plays(results)
+    main, *second = decodings(results)
     columns = {"first frame": share("first"), f"sequence, {main}": share("sequence")}
-    columns |= {f"sequence, {p}": share("sequence", play=p) for p in second}
+    columns |= {f"sequence, {p}": share("sequence", decoding=p) for p in second}
     columns["skill"] = Column("sequence", skill=True)
-    for name, (word, swap) in BLANKED.items():
-        columns |= {name: share("sequence", swap=swap), f"drop, {word}": share("drop", swap=swap)}
-    lost = {f"unreadable, {word}": bare("unreadable", swap=swap) for word, swap in BLANKED.values()}
+    for name, (word, ablation) in BLANKED.items():
+        columns |= {name: share("sequence", ablation=ablation), f"drop, {word}": share("drop", ablation=ablation)}
+    lost = {f"unreadable, {word}": bare("unreadable", ablation=ablation) for word, ablation in BLANKED.values()}
     return columns | LOST | lost | FAILED
 
 
@@ -217,12 +217,12 @@ table8 = TableSpec(
 # %% ../../nbs/51_driveagent/64_report.ipynb #c4e2f9a4
 def table9(results: Record) -> pd.DataFrame | str:
     "Share of right VQA answers before and after alignment, with grey pictures and the most frequent answer."
-    rows = results.sets[(results.sets.play == QUESTIONS_PLAY) & (results.sets.swap == AFTER)]
+    rows = results.sets[(results.sets.decoding == BY_QUESTIONS) & (results.sets.ablation == AFTER)]
     if not len(rows):
         return "not run"
 
     def of(when, k):
-        return number_cell(results, STUDY, Condition("align", QUESTIONS_PLAY, when), bare(k))
+        return number_cell(results, STUDY, Condition("align", BY_QUESTIONS, when), bare(k))
 
     columns = (BEFORE, AFTER, AFTER_GREY, USUAL)
     return framed([dict(category=k) | {w: of(w, k) for w in columns} for k in dict.fromkeys(rows.name)])
@@ -254,12 +254,12 @@ def table3(results: Record) -> pd.DataFrame | str:
         DataFrame: head, measure, 1s, 2s, 3s, avg, samples, unreadable answers (all but samples: mean over the seeds);
         or a sentence
     """
-    heads = dict.fromkeys(results.sets.swap[results.sets.play == POINTS_PLAY])
+    heads = dict.fromkeys(results.sets.ablation[results.sets.decoding == BY_POINTS])
     if not heads:
         return "not run"
 
     def of(head, name):
-        return results.numbers(Condition("motion", POINTS_PLAY, head), name).mean()
+        return results.numbers(Condition("motion", BY_POINTS, head), name).mean()
 
     rows = []
     for h in heads:
@@ -281,12 +281,12 @@ def claims(results: Record) -> list[Claim]:
     return [*remaining, aligned]
 
 
-def in_both_plays(results: Record, some: Iterable[Claim], family: bool = False) -> pd.DataFrame:
-    "Comparisons in the play that tables compare, and in the other one where there is a second play."
-    some, (_, *second) = list(some), plays(results)
+def in_both_decodings(results: Record, some: Iterable[Claim], family: bool = False) -> pd.DataFrame:
+    "Comparisons in the decoding that tables compare, and in the other one where there is a second."
+    some, (_, *second) = list(some), decodings(results)
     frame = compared(results, STUDY, some, family)
     for p in second:
-        second_frame = compared(results, STUDY, [c.played(p) for c in some])
+        second_frame = compared(results, STUDY, [c.with_decoding(p) for c in some])
         frame[p] = [
             f"{d}, {v}" if d else "" for d, v in zip(second_frame.difference, second_frame.verdict, strict=True)
         ]
@@ -297,8 +297,8 @@ SEEING, KEPT = "is it seeing?", "are looks kept where needed?"
 HELPS, RULE = "does a look help where it is needed?", "better than a rule?"
 
 
-def _own(stage, swap=""):
-    return Condition(stage, swap=swap)
+def _own(stage, ablation=""):
+    return Condition(stage, ablation=ablation)
 
 
 def _helps(stage, name):
@@ -314,7 +314,7 @@ def _placed(stage):
 
 
 QUESTIONS = claims_of_arms(ROWS, SEEING, ACCURACY, "{} > the best without eyes", ("sft", "ams", "front"), driver())
-QUESTIONS += claims_of_arms(ROWS, SEEING, ACCURACY, "{} > with grey pictures", ("ams", "front"), dict(swap=GREY))
+QUESTIONS += claims_of_arms(ROWS, SEEING, ACCURACY, "{} > with grey pictures", ("ams", "front"), dict(ablation=GREY))
 QUESTIONS += claims_of(
     (HELPS, (RIGHT_THERE, RIGHT_ELSEWHERE), *_helps("fcm", "FCM")),
     (HELPS, (RIGHT_THERE, RIGHT_ELSEWHERE), *_helps("ams", "AMS")),
@@ -335,7 +335,7 @@ def plot_stages(results: Record) -> plt.Axes:
     _, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
     titles = dict(sequence="adaptive accuracy", msa="mode selection accuracy")
     for ax, (measure, title) in zip(axes, titles.items(), strict=True):
-        for p, color, style in zip(plays(results), ("#4263eb", "#2b8a3e"), ("-", "--"), strict=False):
+        for p, color, style in zip(decodings(results), ("#4263eb", "#2b8a3e"), ("-", "--"), strict=False):
             v = 100 * np.array([results.numbers(Condition(s, p), measure) for s in stages])
             if np.isnan(v).all():
                 continue  # the forced modes are played once

@@ -25,8 +25,8 @@ from ..data.rows import read_rows
 from ..metrics.closed_loop import composed, efficiency, success
 from drivelit.minddrive.evaluation import (
     KNOWS,
-    PLAYS,
-    SWAPS,
+    CONDITIONS,
+    ABLATIONS,
     blind_on_simulators,
     evaluate,
     on_simulators,
@@ -216,7 +216,7 @@ def driven(
     scenes: Sequence[Scene | Route],
     profile: MindDriveProfile,
     seed: int,
-    play: str,
+    condition: str,
     path: Path,
     weights: str | Path = "",
 ) -> dict:
@@ -224,7 +224,7 @@ def driven(
 
     Args:
         seed: of sampled words
-        play: of PLAYS
+        condition: of CONDITIONS
         path: file of the records and of what else `evaluate` tells; if it is there, it is read. With simulators a
             folder beside it has a file for each route that is done
         weights: folder of the experts; collectors that drive in simulators read it
@@ -237,12 +237,12 @@ def driven(
     """
 
     def make() -> dict:
-        play_args = (play,), profile.actions == "both", profile.max_num_seqs
+        play_args = (condition,), profile.actions == "both", profile.max_num_seqs
         with timed("plays", scenes=len(scenes)):
             if profile.simulators == NONE:
-                result = evaluate(experts, scenes, profile.inputs, seed, *play_args)[play]
+                result = evaluate(experts, scenes, profile.inputs, seed, *play_args)[condition]
             else:
-                result = on_simulators(scenes, profile, play, path.with_suffix(""), weights, experts, seed)
+                result = on_simulators(scenes, profile, condition, path.with_suffix(""), weights, experts, seed)
         return dict(_checkpoint=dict(records=result.pop("records"))) | result
 
     result = _kept(path, make)
@@ -261,19 +261,19 @@ def judged(
         weights: folder of the experts, for collectors; "": that of the stage
 
     Returns:
-        Results: each of PLAYS at its place in SWAPS: `scored`, ends, said, unreadable (share of decisions), reasons,
-            decisions; and "open_loop". What the decoder is worth (ruled) is asked of `il` and `rl`
+        Results: each of CONDITIONS at its place in ABLATIONS: `scored`, ends, said, unreadable (share of decisions),
+            reasons, decisions; and "open_loop". What the decoder is worth (ruled) is asked of `il` and `rl`
     """
     eval_dir, scenes, results = STAGES.folder(out, stage, seed) / "heldout", roads(out, profile, "heldout"), Results()
-    for play in (p for p in PLAYS if p != "ruled" or stage not in OPTIONAL):
+    for condition in (p for p in CONDITIONS if p != "ruled" or stage not in OPTIONAL):
         weights_path = weights or STAGES.trained(out, stage, seed)
-        result = driven(experts, scenes, profile, seed, play, eval_dir / f"{play}.json", weights_path)
+        result = driven(experts, scenes, profile, seed, condition, eval_dir / f"{condition}.json", weights_path)
         records, reasons = result["_checkpoint"]["records"], result["unreadable"]
         n = sum(r["decisions"] for r in records)
         measures = scored(records) | Measures(dict(unreadable=sum(reasons.values()) / max(n, 1), decisions=n))
         for name, counts in dict(ends=result["ends"], said=result["said"], reasons=reasons).items():
             measures |= Measures(counts).named(name)
-        results.add(measures, *SWAPS[play])
+        results.add(measures, *ABLATIONS[condition])
 
     def asked() -> dict:
         rows = read_rows(STAGES.folder(out, "data") / "heldout.parquet")

@@ -197,7 +197,7 @@ LACKS = (  # keys of systems that write answers token by token, share out a whol
         "rl_mini_batch",
         "reference_every",
         "temperature",
-        "eval_play",
+        "eval_decoding",
     ),
     *("eval_temperature", "gradient_checkpointing", "picture_cache", "importance_cap", "sampling_bound", "kv_memory"),
     # servers do not play: the path comes from the hidden states of the prompt, which vLLM does not give back

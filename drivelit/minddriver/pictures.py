@@ -123,7 +123,7 @@ def plot_policy(
     Returns:
         Figure as `plot_dreams`
     """
-    codec, (mode, temperature) = codec_of(profile), next(iter(profile.plays.items()))
+    codec, (mode, temperature) = codec_of(profile), next(iter(profile.decodings.items()))
     task = task_for(profile, codec, **{k: v for k, v in arm_of(stage).items() if k != "strategy"})
     episodes = play(policy, scenes, task, profile, temperature, 0)
     ends = [dict(points=None, dream=None) if e.failed else e.infos[0] for e in episodes]

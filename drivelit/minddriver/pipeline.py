@@ -403,7 +403,7 @@ def examine(policy: Policy, stage: str, out: str | Path, profile: MindDriverProf
         codec_of(profile),
         seed,
         features(profile)[1],
-        swaps=stage in SWAPPED,
+        ablations=stage in SWAPPED,
         grey=with_grey,
         inception=inception_of(profile),
         cuts=cuts_of(() if profile.source == "toy" else load_scenes(out, "train"), profile),

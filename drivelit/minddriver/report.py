@@ -114,16 +114,16 @@ def score_columns(results: Record, times: Sequence[int] = (3,)) -> dict[str, Col
     columns |= {"ADE m": ADE_M, "skill, ADE": Column("ade", skill=True)}
     if "pdms" in metrics_of(results):
         columns |= {"PDMS": PDMS_PERCENT, "skill, PDMS": Column("pdms", skill=True)}
-    columns["unreadable"] = Column("unreadable", percent=True, lost="", play=FIRST)  # of policies alone
-    return columns | {"failed": Column("failed", percent=True, lost="", play=FIRST, sparse=True)}
+    columns["unreadable"] = Column("unreadable", percent=True, lost="", decoding=FIRST)  # of policies alone
+    return columns | {"failed": Column("failed", percent=True, lost="", decoding=FIRST, sparse=True)}
 
 
 def played(results: Record, name: str, **changes: str) -> dict[str, Column]:
-    """ADE and PDMS of another play, beside those that tables compare.
+    """ADE and PDMS of another decoding, beside those that tables compare.
 
     Args:
-        name: of the play in the table
-        **changes: play or swap
+        name: of the decoding in the table
+        **changes: decoding or ablation
 
     Returns:
         dict: name -> Column
@@ -175,7 +175,7 @@ def _line_rows(results):
 
 def _line_columns(results):
     "Whole horizons, and the sampled plans beside greedy ones."
-    extra = played(results, "sampled", play="sampled") if results.first == "greedy" else {}
+    extra = played(results, "sampled", decoding="sampled") if results.first == "greedy" else {}
     return score_columns(results, range(4)) | extra
 
 
@@ -235,12 +235,12 @@ THOUGHT_COLUMNS = {
 
 
 def table_thoughts(results: Record) -> pd.DataFrame:
-    "What the thoughts state of their scenes, of the play that the tables compare."
+    "What the thoughts state of their scenes, of the decoding that the tables compare."
     rows = []
     for s in (*THOUGHTS, *_given(results)):
         # one value for each seed
-        def number(key, swap="", s=s):
-            return results.numbers(Condition(s, swap=swap), f"thoughts_{key}")
+        def number(key, ablation="", s=s):
+            return results.numbers(Condition(s, ablation=ablation), f"thoughts_{key}")
 
         row = {"arm": ROWS[s]} | {c: cell(number(key)) for c, key in THOUGHT_COLUMNS.items()}
         row["grey pictures: decision right %"] = cell(number("right", "grey"))
@@ -271,7 +271,7 @@ def ablation(title: str, first: str, rows: dict[str, str]) -> TableSpec:
     arms = [({first: words}, Condition(s)) for words, s in rows.items()]
 
     def columns(results: Record) -> dict[str, Column]:
-        grey = played(results, "grey", swap="grey")
+        grey = played(results, "grey", ablation="grey")
 
         def measured(column):
             return any(number_cell(results, STUDY, c, column) for _, c in arms)
@@ -316,9 +316,9 @@ def _behind(results):
 
 def _behind_columns(results):
     "ADE and PDMS."
-    columns = {"scenes": Column("n", digits=0, lost="", swap=SAME), "ADE m": ADE_M}
+    columns = {"scenes": Column("n", digits=0, lost="", ablation=SAME), "ADE m": ADE_M}
     columns |= {"PDMS": PDMS_PERCENT} if "pdms" in metrics_of(results) else {}
-    return columns | {"unreadable": Column("unreadable", percent=True, lost="", swap=SAME)}
+    return columns | {"unreadable": Column("unreadable", percent=True, lost="", ablation=SAME)}
 
 
 table_swaps = TableSpec("Plans behind other dreams, greedy", STUDY, _behind, _behind_columns)
@@ -326,18 +326,20 @@ GIVEN = {sheet.title: sheet for sheet in (table1, table2, table_swaps)}
 GIVEN["What the thoughts say"] = table_thoughts  # what `python -m drivelit evaluate` shows
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00030
-def orderings(results: Record, play: str = FIRST) -> pd.DataFrame:
+def orderings(results: Record, decoding: str = FIRST) -> pd.DataFrame:
     """The paper's comparisons, one family.
 
     Args:
-        play: "greedy" or "sampled"; default: the play that tables compare. Fréchet distances are of that alone
+        decoding: "greedy" or "sampled"; default: the one that tables compare. Fréchet distances are of that alone
 
     Returns:
         DataFrame as `compared` of the record makes it
     """
     # without Inception's weights there is no FID to compare
     left_out = () if "FID" in distances(results) else (FID,)
-    return compared(results, STUDY, [c.played(play) for c in ORDERS if c.metric not in left_out], family=True)
+    return compared(
+        results, STUDY, [c.with_decoding(decoding) for c in ORDERS if c.metric not in left_out], family=True
+    )
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00035
 LINE = [s for stages in LINES.values() for s in stages]
@@ -359,7 +361,7 @@ DECIDED = [
         for s in THINK
         for claim in claims_of(
             (KNOWS, DECISIONS, s, driver(USUAL), f"{ROWS[s]} > {USUAL}"),
-            (KNOWS, DECISIONS, s, Condition(s, swap="grey"), f"{ROWS[s]} > with grey pictures"),
+            (KNOWS, DECISIONS, s, Condition(s, ablation="grey"), f"{ROWS[s]} > with grey pictures"),
         )
     ),
     *claims_of(("does feedback make thoughts right?", DECISIONS, "sft_text", "sft_raw")),
@@ -386,11 +388,11 @@ def asked(results: Record) -> list[Claim]:
             return claims_of_arms(ROWS, where, metric, words, arms, *sides)
 
         rows += ask("beats drivers without eyes?", "{} > the best", (*LINE, "sft_none"), driver())
-        rows += ask("looks at its pictures?", "{} > with grey pictures", EYES, dict(swap="grey"))
+        rows += ask("looks at its pictures?", "{} > with grey pictures", EYES, dict(ablation="grey"))
         rows += [claim for s in SWAPPED for claim in _dreams(metric, s)]
         rows += claims_of(*((question, metric, a, b) for question, a, b in PAIRS))
         if results.first == "greedy":
-            sampled = dict(play="sampled")
+            sampled = dict(decoding="sampled")
             rows += ask("what does sampling cost?", "{}: greedy > sampled", LINE, sampled)
             plan, sft = (Condition(s, **sampled) for s in ("rft_plan", "sft"))
             words = f"{ROWS['rft_plan']} > {ROWS['sft']}, sampled"

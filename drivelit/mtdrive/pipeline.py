@@ -338,7 +338,7 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
     from drivelit.training.sft import candidate  # with TRL, which what only plays or reads a record does not pay for
 
     stage_folder, count = STAGES.folder(out, stage, seed), profile.sft_candidates
-    note, play_name = stage_folder / "chosen.json", next(iter(profile.plays))
+    note, decoding = stage_folder / "chosen.json", next(iter(profile.decodings))
     chosen_before = note.exists()
     wait_for_all()  # all processes have looked before the first one writes
     if not chosen_before:
@@ -347,7 +347,7 @@ def choose(stage: str, out: Path, profile: MTDriveProfile, seed: int) -> dict:
             policy = load_to_play(candidate(stage_folder, k, count), profile, seed)
             turns = turns_of(stage, profile)
             results = evaluate(policy, scenes, profile, seed, turns=turns, perceptions=("oracle",))
-            pdms, lost = (results.number(k, play_name, turn=turns - 1) for k in ("pdms", "unreadable"))
+            pdms, lost = (results.number(k, decoding, turn=turns - 1) for k in ("pdms", "unreadable"))
             candidates.append(dict(pdms=None if np.isnan(pdms) else pdms, unreadable=lost))
         best = 1 + int(np.argmax([(c["pdms"] or 0.0) * (1 - c["unreadable"]) for c in candidates]))
         if first_process():

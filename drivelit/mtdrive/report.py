@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .evaluation import OWN, SWAPS
+from .evaluation import OWN, ABLATIONS
 from .pipeline import STAGES
 from .profile import RL_ARMS, SIZES, TRAINED
 from ..runs import tables
@@ -46,7 +46,7 @@ collect = Gather(STAGES, (*TRAINED, *SIZES, "grpo_single", "given"), lambda scen
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #9b6feaa6
 WHOLE = ("sft_multi", *RL_ARMS)  # they are played with all turns
-KINEMATIC, GREY = SWAPS["kinematic"], SWAPS["grey"]
+KINEMATIC, GREY = ABLATIONS["kinematic"], ABLATIONS["grey"]
 POINTS, DISTANCE = Metric("PDMS, points", "pdms"), Metric("distance, m", "distance", 1.0, 0.0)
 FIRST_TURN = f"{ROWS['sft_multi']} > {ROWS['sft_multi']} (first turn)"
 ORDERS = claims_of(  # where, metric, the paper's better one, the other
@@ -71,10 +71,10 @@ def hears(results: Record, c: Condition) -> str:
     Returns:
         what the condition itself hears: "oracle", "kinematic", or "": nothing, as before a first plan
     """
-    _, play, swap, turn = results.key(c)
-    if play == DRIVER:
-        return swap
-    return "" if turn == 0 else KINEMATIC if swap == KINEMATIC else "oracle"
+    _, decoding, ablation, turn = results.key(c)
+    if decoding == DRIVER:
+        return ablation
+    return "" if turn == 0 else KINEMATIC if ablation == KINEMATIC else "oracle"
 
 
 STUDY = Study(
@@ -95,7 +95,7 @@ PLAYED = {
     "skill": Column("pdms", skill=True),
     "unreadable": Column("unreadable", True, lost=""),
 }
-GREYED = {f"grey: {n}": replace(PLAYED[n], swap=GREY) for n in ("PDMS", "unreadable")}
+GREYED = {f"grey: {n}": replace(PLAYED[n], ablation=GREY) for n in ("PDMS", "unreadable")}
 FAILED = {"failed": Column("failed", True, lost="", sparse=True)}
 
 
@@ -121,7 +121,7 @@ def driver_rows(results: Record, first: str = "model") -> list[tuple[dict, Condi
 
 def _sampled(results):
     "The sampled columns beside the greedy ones."
-    return {f"sampled: {n}": replace(c, play="sampled") for n, c in PLAYED.items() if results.first == "greedy"}
+    return {f"sampled: {n}": replace(c, decoding="sampled") for n, c in PLAYED.items() if results.first == "greedy"}
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #80effaa0
 def table1(results: Record) -> pd.DataFrame:
@@ -132,7 +132,9 @@ def table1(results: Record) -> pd.DataFrame:
     """
     rows = [*driver_rows(results), (dict(model=ROWS["sft_single"], feedback="–"), Condition("sft_single"))]
     for s in (*WHOLE, *(a for a in ("given",) if a in results.ran)):
-        rows += [(dict(model=ROWS[s], feedback=p), Condition(s, swap=SWAPS[p])) for p in ("oracle", "kinematic")]
+        rows += [
+            (dict(model=ROWS[s], feedback=p), Condition(s, ablation=ABLATIONS[p])) for p in ("oracle", "kinematic")
+        ]
     frame = table(results, STUDY, rows, SCORES | PLAYED | _sampled(results) | GREYED | FAILED)
     frame.loc[frame.feedback == "kinematic", list(GREYED)] = ""  # grey pictures are played with oracle feedback
     return frame
@@ -170,11 +172,11 @@ def table3(results: Record) -> pd.DataFrame:
         DataFrame, a row for each way, greedy and sampled, and for drivers that learn nothing
     """
     rows = [
-        (dict(model=ROWS[s], play=play, feedback="oracle, from turn 2"), Condition(s, play))
-        for play in dict.fromkeys((results.first, "sampled"))
+        (dict(model=ROWS[s], decoding=decoding, feedback="oracle, from turn 2"), Condition(s, decoding))
+        for decoding in dict.fromkeys((results.first, "sampled"))
         for s in WHOLE
     ]
-    rows += [(dict(play="–") | words, c) for words, c in driver_rows(results) if words["feedback"] != "kinematic"]
+    rows += [(dict(decoding="–") | words, c) for words, c in driver_rows(results) if words["feedback"] != "kinematic"]
     turns = {f"turn {j + 1}": Column("pdms", True, turn=j) for j in range(results.about["profile"]["turns"])}
     lost = {f"answers lost, {n} %": Column("answers_lost", True, turn=c.turn, sparse=True) for n, c in turns.items()}
     frame = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
@@ -191,8 +193,8 @@ def table_sizes(results: Record) -> pd.DataFrame:
         # `mtgrpo_cross` does not note its number: it is the profile's. The seeds of `size_hard` may differ.
         scenes = sorted(usual if np.isnan(n) else int(n) for n in results.numbers(Condition(s, ""), "scenes"))
         size_range = " to ".join(dict.fromkeys(map(str, (scenes[0], scenes[-1]))))
-        rows.append((dict(model=ROWS[s], scenes=size_range, play=results.first), Condition(s)))
-    plans = {"first plan": dict(turn=0), "last plan": dict(), "last plan, own scenes": dict(swap=OWN)}
+        rows.append((dict(model=ROWS[s], scenes=size_range, decoding=results.first), Condition(s)))
+    plans = {"first plan": dict(turn=0), "last plan": dict(), "last plan, own scenes": dict(ablation=OWN)}
     columns = {name: Column("pdms", True, **plan) for name, plan in plans.items()}  # PDMS of each of the plans
     return table(results, STUDY, rows, columns | dict(unreadable=PLAYED["unreadable"]))
 
@@ -203,15 +205,15 @@ PAIRS = (("mtgrpo_turn", "grpo"), ("mtgrpo_cross", "grpo"), *((a, "sft_multi") f
 FED = (  # which plan, how it is played, what a driver without eyes may hear
     ("first plan", dict(turn=0), "", ("sft_single", *WHOLE)),
     ("oracle feedback", dict(), "oracle", WHOLE),
-    ("kinematic feedback", dict(swap=KINEMATIC), KINEMATIC, WHOLE),
+    ("kinematic feedback", dict(ablation=KINEMATIC), KINEMATIC, WHOLE),
 )
 
 
-def _beats(where, play):
+def _beats(where, decoding):
     "Every policy that sees, and the best driver without eyes that hears as much."
     words = "{}, %s > the best of them"  # %s: the plan, here; {}: the arm's name, in `claims_of_arms`
     comparisons = (
-        (words % plan, arms, driver(swap=feedback_kind), dict(play=play, **changes))
+        (words % plan, arms, driver(ablation=feedback_kind), dict(decoding=decoding, **changes))
         for plan, changes, feedback_kind, arms in FED
     )
     return [claim for group in comparisons for claim in claims_of_arms(ROWS, where, POINTS, *group)]
@@ -226,19 +228,19 @@ def _pairs(where, end, metric=POINTS, **changes):
     return claims_of(*((where, metric, *both(a, b), f"{ROWS[a]} > {ROWS[b]}{end}") for a, b in PAIRS))
 
 
-GUESSED = dict(swap=KINEMATIC)
+GUESSED = dict(ablation=KINEMATIC)
 LATER = ("later turns, kinematic feedback", POINTS, "{}, last plan > first, kinematic")
 EYES = ("looks at its picture", POINTS, "{}, own picture > grey, oracle")
 COSTS = ("what sampling costs", POINTS, "{}: greedy > sampled")
 QUESTIONS = (
     *_beats("beats drivers without eyes", FIRST),
-    *claims_of_arms(ROWS, *EYES, ("sft_single", *WHOLE), dict(swap=GREY)),
+    *claims_of_arms(ROWS, *EYES, ("sft_single", *WHOLE), dict(ablation=GREY)),
     *claims_of_arms(ROWS, *LATER, WHOLE, GUESSED | dict(turn=0), GUESSED),
     *_pairs("first plan", ", first plan", turn=0),
-    *_pairs("kinematic feedback", ", kinematic", swap=KINEMATIC),
-    *_pairs("sampled", ", sampled", play="sampled"),
+    *_pairs("kinematic feedback", ", kinematic", ablation=KINEMATIC),
+    *_pairs("sampled", ", sampled", decoding="sampled"),
     *_beats("beats them sampled, too", "sampled"),
-    *claims_of_arms(ROWS, *COSTS, WHOLE, dict(play="sampled"), dict(play="greedy")),
+    *claims_of_arms(ROWS, *COSTS, WHOLE, dict(decoding="sampled"), dict(decoding="greedy")),
     *_pairs("distance", "", DISTANCE),
 )
 
@@ -249,7 +251,7 @@ def asked(results: Record) -> list[Claim]:
     Returns:
         QUESTIONS; of a run that was sampled alone, those that do not compare greedy plans with sampled ones
     """
-    return [c for c in QUESTIONS if c.better.play == FIRST or results.first == "greedy"]
+    return [c for c in QUESTIONS if c.better.decoding == FIRST or results.first == "greedy"]
 
 # %% ../../nbs/50_mtdrive/28_report.ipynb #3ce3cb2b
 def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
@@ -283,7 +285,7 @@ def real_record(real: dict[str, Any]) -> Record:
     for row in real["sets"]:
         key = row["arm"], 0 if row["arm"] == "policy" else NO_SEED
         parts.setdefault(key, Results()).sets.append({k: v for k, v in row.items() if k != "arm"})
-    return record_of(parts, profile=dict(eval_play=real["play"]))
+    return record_of(parts, profile=dict(eval_decoding=real["decoding"]))
 
 
 def real_rows(real: dict[str, Any]) -> list[dict]:
@@ -297,8 +299,8 @@ def real_rows(real: dict[str, Any]) -> list[dict]:
     """
     results, fed = real_record(real), real["feedback"]
     rows = driver_rows(results, "planner")
-    for j in results.turns(Condition("policy", real["play"], SWAPS[fed])):
-        words = dict(planner=f"policy, {real['play']}, turn {j + 1}", feedback=fed if j else "–")
-        rows.append((words, Condition("policy", real["play"], SWAPS[fed], j)))
+    for j in results.turns(Condition("policy", real["decoding"], ABLATIONS[fed])):
+        words = dict(planner=f"policy, {real['decoding']}, turn {j + 1}", feedback=fed if j else "–")
+        rows.append((words, Condition("policy", real["decoding"], ABLATIONS[fed], j)))
     frame = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))
     return frame.to_dict("records")

@@ -36,8 +36,8 @@ class PaperClaim:
         metric: the name of the study's metric, or how it begins
         better: arm
         other: arm
-        play: "" or the play, where a study compares several
-        swap: what the other is given, where it is the same arm
+        decoding: "" or the decoding, where a study compares several
+        ablation: what the other is given, where it is the same arm
         needed: what it would take where this size cannot show it
     """
 
@@ -46,8 +46,8 @@ class PaperClaim:
     metric: str
     better: str
     other: str
-    play: str = ""
-    swap: str = ""
+    decoding: str = ""
+    ablation: str = ""
     needed: str = ""
 
 
@@ -66,10 +66,10 @@ def place_of(claim: PaperClaim, study: Study) -> int:
 
     def fits(c):
         return (
-            (c.better.arm, c.better.swap) == (claim.better, "")
-            and (c.other.arm, c.other.swap) == (claim.other, claim.swap)
+            (c.better.arm, c.better.ablation) == (claim.better, "")
+            and (c.other.arm, c.other.ablation) == (claim.other, claim.ablation)
             and c.metric.name.startswith(claim.metric)
-            and claim.play in ("", c.better.play)
+            and claim.decoding in ("", c.better.decoding)
         )
 
     matches = [k for k, c in enumerate(study.claims) if fits(c)]
@@ -152,8 +152,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     driveagent=[
-        PaperClaim(words, f"table {paper}", metric, better, other, swap=swap, needed=needed)
-        for words, paper, metric, better, other, swap, needed in (
+        PaperClaim(words, f"table {paper}", metric, better, other, ablation=ablation, needed=needed)
+        for words, paper, metric, better, other, ablation, needed in (
             ("FCM after SFT", "6: 44.64, 40.88", "accuracy", "fcm", "sft", "", MORE_UPDATES),
             ("AMS after FCM", "6: 45.42, 44.64", "accuracy", "ams", "fcm", "", MORE_UPDATES),
             ("FCM and AMS, not FCM twice", "6: 45.42, 44.91", "accuracy", "ams", "fcm_twice", "", "more seeds"),
@@ -194,8 +194,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     minddrive=[
-        PaperClaim(words, paper, metric, better, other, play, needed=needed)
-        for words, paper, metric, better, other, play, needed in (
+        PaperClaim(words, paper, metric, better, other, decoding, needed=needed)
+        for words, paper, metric, better, other, decoding, needed in (
             ("online PPO, driving score", "78.04, 72.89", "driving score", "rl", "il", "sampled", ROUNDS),
             ("online PPO, success", "55.09 %, 45.83 %", "success", "rl", "il", "sampled", ROUNDS),
             ("the same with the likeliest word", "55.09 %, 45.83 %", "success", "rl", "il", "greedy", ROUNDS),
@@ -354,7 +354,7 @@ def above_the_blind(system: str, folder: str | Path, profile: str = "laptop") ->
     for arm, metric in LAST[system]:
 
         def fits(c, a=arm, u=metric):
-            return (c.better.arm, c.better.swap) == (a, "") and c.metric.name.startswith(u)
+            return (c.better.arm, c.better.ablation) == (a, "") and c.metric.name.startswith(u)
 
         claim = next(c for c in (*study.claims, *asks) if fits(c))
         hearing = study.hears(record, claim.better) if study.hears else ""

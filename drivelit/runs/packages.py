@@ -36,7 +36,7 @@ def trained_policy(out: str | Path, stage: str, seed: int = 0) -> tuple["Policy"
 
 
 def _means(out, stage, seed):
-    "Rows of the record without single scenes: arm or driver, play, swap, turn, name, value."
+    "Rows of the record without single scenes: arm or driver, decoding, ablation, turn, name, value."
     from drivelit.runs.record import read_results  # with matplotlib, which only who packs pays for
 
     sets = read_results(out, ["drivers", f"{stage}-{seed}"]).sets

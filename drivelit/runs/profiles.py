@@ -305,7 +305,7 @@ class Profile(Derived):
     std: Literal["population", "sample"] = same(EpisodeSettings, "std")
     num_iterations: int = same(EpisodeSettings, "num_iterations", ge=1)
     temperature: float = same(EpisodeSettings, "temperature", ge=0)
-    eval_play: Literal["greedy", "sampled", "both"] = key("both", "how held-out scenes are played")
+    eval_decoding: Literal["greedy", "sampled", "both"] = key("both", "how held-out scenes are played")
     eval_temperature: float = key(-1.0, "of sampling in evaluation; -1: as in training", ge=-1)
     rl_gpus: int = key(0, "GPUs of reinforcement; 0: the CPU", ge=0)
     per_device_train_batch_size: int = key(
@@ -376,10 +376,10 @@ class Profile(Derived):
         return heard(scene, self.navigator_in_scenes, self.navigator_noise)
 
     @property
-    def plays(self) -> dict[str, float]:
+    def decodings(self) -> dict[str, float]:
         "How held-out scenes are played -> temperature; the first is the one that tables compare."
         temperatures = dict(greedy=0.0, sampled=self.play_temperature)
-        return temperatures if self.eval_play == "both" else {self.eval_play: temperatures[self.eval_play]}
+        return temperatures if self.eval_decoding == "both" else {self.eval_decoding: temperatures[self.eval_decoding]}
 
 
 described(Profile);

@@ -210,7 +210,7 @@ def claims_of_arms(
         metrics: one or several
         words: of the comparison; {} stands for the arm's name
         arms: that are asked
-        other: how the arm itself is played on the other side (play, swap, turn), or a driver
+        other: how the arm itself is played on the other side (decoding, ablation, turn), or a driver
         better: how it is played on the side that is said to be better; default: as tables compare
 
     Returns:
