@@ -734,7 +734,7 @@ def commands(
 @click.option("--gpus", default="0", help="numbers with commas, taken in turn")
 @click.option("--stage", default="", show_default="the last one that has left a policy", help="of the run")
 @click.option("--seed", type=click.IntRange(0), default=0, help="of the run")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampled words; 0: the likeliest")
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampling; 0: greedy")
 @click.option(
     "--camera", "cameras", multiple=True, show_default="what the run's policy is shown", help="CAM_FRONT, ..."
 )

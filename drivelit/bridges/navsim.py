@@ -280,7 +280,7 @@ def write_agent(folder: str | Path) -> Path:
 @click.option("--fresh", is_flag=True, help="make all anew, also what is there")
 @click.option("--stage", default="", show_default="the last one that has left one", help="that trained the policy")
 @click.option("--seed", type=click.IntRange(0), default=0, help="of the run")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampled words; 0: the likeliest")
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="of sampling; 0: greedy")
 @click.option("--workers", type=click.IntRange(1), default=1, help="processes")
 @click.option("--limit", type=click.IntRange(1), help="only so many logs, drives or files")
 @click.option("--split", help="of the reader; of NAVSIM also navtest, navtrain, navmini")

@@ -116,7 +116,7 @@ def driver_rows(results: Record, first: str = "model") -> list[tuple[dict, Condi
 
     names = sorted(results.drivers, key=order)
     rows = tables.driver_rows(results, STUDY, first, dict.fromkeys(best, ", the best"), names)
-    return [(words | {"feedback": results.hears[c.arm] or "–"}, c) for words, c in rows]
+    return [(labels | {"feedback": results.hears[c.arm] or "–"}, c) for labels, c in rows]
 
 
 def _sampled(results):
@@ -176,7 +176,9 @@ def table3(results: Record) -> pd.DataFrame:
         for decoding in dict.fromkeys((results.first, "sampled"))
         for s in WHOLE
     ]
-    rows += [(dict(decoding="–") | words, c) for words, c in driver_rows(results) if words["feedback"] != "kinematic"]
+    rows += [
+        (dict(decoding="–") | labels, c) for labels, c in driver_rows(results) if labels["feedback"] != "kinematic"
+    ]
     turns = {f"turn {j + 1}": Column("pdms", True, turn=j) for j in range(results.about["profile"]["turns"])}
     lost = {f"answers lost, {n} %": Column("answers_lost", True, turn=c.turn, sparse=True) for n, c in turns.items()}
     frame = table(results, STUDY, rows, turns | {n: PLAYED[n] for n in ("skill", "unreadable")} | lost)
@@ -211,9 +213,9 @@ FED = (  # which plan, how it is played, what a driver without eyes may hear
 
 def _beats(where, decoding):
     "Every policy that sees, and the best driver without eyes that hears as much."
-    words = "{}, %s > the best of them"  # %s: the plan, here; {}: the arm's name, in `claims_of_arms`
+    comparison = "{}, %s > the best of them"  # %s: the plan, here; {}: the arm's name, in `claims_of_arms`
     comparisons = (
-        (words % plan, arms, driver(ablation=feedback_kind), dict(decoding=decoding, **changes))
+        (comparison % plan, arms, driver(ablation=feedback_kind), dict(decoding=decoding, **changes))
         for plan, changes, feedback_kind, arms in FED
     )
     return [claim for group in comparisons for claim in claims_of_arms(ROWS, where, POINTS, *group)]
@@ -270,7 +272,7 @@ def plot_turns(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
         ax.axhline(np.nanmean(single), color="#adb5bd", ls="--", lw=1, label=f"{ROWS['sft_single']}, first plan")
     # the best driver without eyes that hears oracle feedback, and the best that hears nothing
     fed, unaided = (best_without_eyes(results, STUDY, "pdms", feedback_kind) for feedback_kind in ("oracle", ""))
-    names = {c.arm: words["model"] for words, c in driver_rows(results)}
+    names = {c.arm: labels["model"] for labels, c in driver_rows(results)}
     for name, color in {"expert": "#212529", fed: "#868e96", unaided: "#ced4da"}.items():
         ax.axhline(100 * results.numbers(driver(name), "pdms")[0], color=color, ls=":", lw=1.5, label=names[name])
     title = f"PDMS after each turn, oracle feedback, {results.first} (mean and range of the seeds)"
@@ -300,7 +302,7 @@ def real_rows(real: dict[str, Any]) -> list[dict]:
     results, fed = real_record(real), real["feedback"]
     rows = driver_rows(results, "planner")
     for j in results.turns(Condition("policy", real["decoding"], ABLATIONS[fed])):
-        words = dict(planner=f"policy, {real['decoding']}, turn {j + 1}", feedback=fed if j else "–")
-        rows.append((words, Condition("policy", real["decoding"], ABLATIONS[fed], j)))
+        labels = dict(planner=f"policy, {real['decoding']}, turn {j + 1}", feedback=fed if j else "–")
+        rows.append((labels, Condition("policy", real["decoding"], ABLATIONS[fed], j)))
     frame = table(results, STUDY, rows, SCORES | PLAYED).replace(dict(planner={"expert": "human log"}))
     return frame.to_dict("records")

@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None, **options: Any) -> dict[str, An
     parser.add_argument("--simulator", default="127.0.0.1:2000", help="HOST:PORT")
     parser.add_argument("--out", required=True, help="folder of the records")
     parser.add_argument("--seed", type=int, default=0, help="of the run")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of sampled words; 0: the likeliest")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of sampling; 0: greedy")
     parser.add_argument("--scenario", help="package.module:function that puts others on a route")
     parser.add_argument("--share", type=_share, default=(1, 1), help="K/N: every Nth route, from the Kth")
     parsed = parser.parse_args(arguments)

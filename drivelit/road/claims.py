@@ -23,7 +23,7 @@ from matplotlib.transforms import blended_transform_factory
 from ..runs.profiles import find_system
 from ..runs.record import NO_SEED, Claim, Record, Study, best_without_eyes
 from ..runs.record import compared, driver, framed, joined, pairs_of, read_record
-from ..runs.report import WORD_COLORS, WORD_MARKS
+from ..runs.report import VERDICT_COLORS, VERDICT_MARKS
 
 # %% ../../nbs/60_road/90_claims.ipynb #f6cbbe48
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PaperClaim:
     """One sentence of a paper that a run can answer.
 
     Attributes:
-        words: the claim
+        claim: as the paper has it
         paper: its numbers, the better one first, and where they stand
         metric: the name of the study's metric, or how it begins
         better: arm
@@ -41,7 +41,7 @@ class PaperClaim:
         needed: what it would take where this size cannot show it
     """
 
-    words: str
+    claim: str
     paper: str
     metric: str
     better: str
@@ -74,7 +74,7 @@ def place_of(claim: PaperClaim, study: Study) -> int:
 
     matches = [k for k, c in enumerate(study.claims) if fits(c)]
     if len(matches) != 1:
-        raise KeyError(f"{claim.words!r}: {len(matches)} comparisons of the study are {claim.better} > {claim.other}")
+        raise KeyError(f"{claim.claim!r}: {len(matches)} comparisons of the study are {claim.better} > {claim.other}")
     return matches[0]
 
 # %% ../../nbs/60_road/90_claims.ipynb #7040e6fe
@@ -118,7 +118,7 @@ def claims_table(record: Record, study: Study, claims: Sequence[PaperClaim], pro
         row = table.iloc[k]
         rows.append(
             {
-                "claim": c.words,
+                "claim": c.claim,
                 "paper": c.paper,
                 "ours": f"{better} against {other}, {compared_claim.metric.name}",
                 "no eyes": rival,
@@ -139,8 +139,8 @@ EYES = "scenes whose decision hangs on another view, see 91_experiments"
 DREAM = "a plan that depends on its dream, see 91_experiments"
 CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
     mtdrive=[
-        PaperClaim(words, f"table {paper}", "PDMS", better, other, needed=needed)
-        for words, paper, better, other, needed in (
+        PaperClaim(claim, f"table {paper}", "PDMS", better, other, needed=needed)
+        for claim, paper, better, other, needed in (
             ("a second turn, trained in a second stage", "2: 84.9, 83.7", "sft_two_stage", "sft_single", "more seeds"),
             ("one stage is better than two", "2: 87.3, 84.9", "sft_one_stage", "sft_two_stage", "more seeds"),
             ("PDM understanding helps", "2: 87.7, 87.3", "sft_pdm", "sft_one_stage", HALF_A_POINT),
@@ -152,8 +152,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     driveagent=[
-        PaperClaim(words, f"table {paper}", metric, better, other, ablation=ablation, needed=needed)
-        for words, paper, metric, better, other, ablation, needed in (
+        PaperClaim(claim, f"table {paper}", metric, better, other, ablation=ablation, needed=needed)
+        for claim, paper, metric, better, other, ablation, needed in (
             ("FCM after SFT", "6: 44.64, 40.88", "accuracy", "fcm", "sft", "", MORE_UPDATES),
             ("AMS after FCM", "6: 45.42, 44.64", "accuracy", "ams", "fcm", "", MORE_UPDATES),
             ("FCM and AMS, not FCM twice", "6: 45.42, 44.91", "accuracy", "ams", "fcm_twice", "", "more seeds"),
@@ -168,8 +168,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     autodrive_p3=[
-        PaperClaim(words, f"ablation: {paper}", metric, better, other, needed=MORE_UPDATES)
-        for words, paper, metric, better, other in (
+        PaperClaim(claim, f"ablation: {paper}", metric, better, other, needed=MORE_UPDATES)
+        for claim, paper, metric, better, other in (
             ("P3-GRPO lifts perception", "0.64, 0.33", "perception, points", "rl", "sft"),
             ("P3-GRPO lifts prediction", "0.54, 0.23", "prediction, points", "rl", "sft"),
             ("P3-GRPO drives better", "collisions 0.06 %, 0.17 %", "PDMS", "rl", "sft"),
@@ -179,8 +179,8 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     minddriver=[
-        PaperClaim(words, f"table {paper}", metric, better, other, needed=needed)
-        for words, paper, metric, better, other, needed in (
+        PaperClaim(claim, f"table {paper}", metric, better, other, needed=needed)
+        for claim, paper, metric, better, other, needed in (
             ("thought and picture, not points alone", "4: L2 0.95 m, 0.99 m", "ADE", "sft", "sft_none", DREAM),
             ("and not the thought alone", "4: L2 0.95 m, 0.96 m", "ADE", "sft", "sft_text", DREAM),
             ("and not the picture alone", "4: L2 0.95 m, 1.06 m", "ADE", "sft", "sft_image", DREAM),
@@ -194,11 +194,11 @@ CLAIMS: Mapping[str, Sequence[PaperClaim]] = dict(
         )
     ],
     minddrive=[
-        PaperClaim(words, paper, metric, better, other, decoding, needed=needed)
-        for words, paper, metric, better, other, decoding, needed in (
+        PaperClaim(claim, paper, metric, better, other, decoding, needed=needed)
+        for claim, paper, metric, better, other, decoding, needed in (
             ("online PPO, driving score", "78.04, 72.89", "driving score", "rl", "il", "sampled", ROUNDS),
             ("online PPO, success", "55.09 %, 45.83 %", "success", "rl", "il", "sampled", ROUNDS),
-            ("the same with the likeliest word", "55.09 %, 45.83 %", "success", "rl", "il", "greedy", ROUNDS),
+            ("the same, greedy", "55.09 %, 45.83 %", "success", "rl", "il", "greedy", ROUNDS),
             ("two drives of a route, not one", "one is not stable", "success", "rl", "rl_rollouts1", "sampled", ROUNDS),
             ("a KL of 0.5, not none", "none forgets", "success", "rl", "rl_kl0", "sampled", ROUNDS),
             ("two experts, not one", "two LoRA experts", "success", "il", "il_single", "sampled", "more seeds"),
@@ -257,17 +257,17 @@ def paper_gain(paper: str, unit: str) -> float:
 
 
 def forest_rows(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    "What the figure of all claims draws, a row each: the paper's gain, ours with low and high, Holm's word."
+    "What the figure of all claims draws, a row each: the paper's gain, ours with low and high, Holm's verdict."
     rows = []
     for title, table in tables.items():
         for row in table.itertuples():
             unit, gap = _OURS.fullmatch(row.ours)[1], _GAP.fullmatch(row.difference or "")
-            word = "not run" if gap is None else "one seed" if gap[4] else row.Holm
+            verdict = "not run" if gap is None else "one seed" if gap[4] else row.Holm
             interval = [float(x) if x else np.nan for x in (gap.groups()[:3] if gap else (None,) * 3)]
             interval = dict(zip(("mean", "low", "high"), interval, strict=True))
             numbers = row.paper.rpartition(": ")[2]  # without the place
             labels = dict(title=title, unit=unit.rpartition(", ")[2], claim=row.claim, paper=numbers)
-            rows.append(labels | dict(gain=paper_gain(row.paper, unit)) | interval | dict(word=word))
+            rows.append(labels | dict(gain=paper_gain(row.paper, unit)) | interval | dict(verdict=verdict))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/60_road/90_claims.ipynb #forest06
@@ -275,12 +275,12 @@ _ROW, _GAP_HIGH, _WIDTH = 0.21, 0.62, 8.4  # inches: of a claim, between two axe
 _LEFT, _RIGHT, _COLUMNS = 0.335, 0.585, (0.6, 0.775, 0.925)  # of the width: the axes, and what is written beside them
 
 
-def _forest_look(word):
+def _forest_look(verdict):
     "Marker and line of a verdict, which differ without colour, too."
-    verdict = word if word in WORD_COLORS else "not"
-    color = WORD_COLORS[verdict]
-    look = dict(color=color, marker=WORD_MARKS[verdict], mfc="white" if verdict == "not" else color, ms=6)
-    return look, "--" if word == "one seed" else "-"
+    kind = verdict if verdict in VERDICT_COLORS else "not"
+    color = VERDICT_COLORS[kind]
+    look = dict(color=color, marker=VERDICT_MARKS[kind], mfc="white" if kind == "not" else color, ms=6)
+    return look, "--" if verdict == "one seed" else "-"
 
 
 def _forest_marks():
@@ -288,9 +288,9 @@ def _forest_marks():
     paper = dict(ls="", color="black")
     marks = [plt.Line2D([], [], marker="|", ms=10, mew=2, label="the paper's difference", **paper)]
     marks.append(plt.Line2D([], [], marker=">", ms=6, label="further out", **paper))
-    for word in ("shown", "reversed", "not shown", "one seed"):
-        look, style = _forest_look(word)
-        marks.append(plt.Line2D([], [], ls=style, lw=1.8, label=word, **look))
+    for verdict in ("shown", "reversed", "not shown", "one seed"):
+        look, style = _forest_look(verdict)
+        marks.append(plt.Line2D([], [], ls=style, lw=1.8, label=verdict, **look))
     return marks
 
 
@@ -302,7 +302,7 @@ def _draw_claims(ax, rows):
     across = blended_transform_factory(ax.figure.transFigure, ax.transData)
     ax.axvline(0, color="black", lw=0.8, zorder=1)
     for y, row in enumerate(rows.itertuples()):
-        look, style = _forest_look(row.word)
+        look, style = _forest_look(row.verdict)
         ax.plot([row.low, row.high], [y, y], style, color=look["color"], lw=1.8, zorder=2)
         ax.plot(row.mean, y, ls="", zorder=3, **look)
         if np.isfinite(row.gain):
@@ -311,7 +311,7 @@ def _draw_claims(ax, rows):
             ax.plot(np.clip(row.gain, low, high), y, mark, color="black", zorder=4, clip_on=False, **size)
         interval = f" ({row.low:+.1f} to {row.high:+.1f})" if np.isfinite(row.low) else ""
         estimate = f"{row.mean:+.1f}{interval}" if np.isfinite(row.mean) else "–"
-        for x, text in zip(_COLUMNS, (row.paper, estimate, row.word), strict=True):
+        for x, text in zip(_COLUMNS, (row.paper, estimate, row.verdict), strict=True):
             weight = "bold" if text in ("shown", "reversed") else "normal"
             ax.text(x, y, text, transform=across, va="center", fontsize=7.5, weight=weight)
     ax.set(yticks=range(len(rows)), yticklabels=rows.claim, ylim=(len(rows) - 0.4, -0.6), xlim=(low, high))
@@ -320,7 +320,7 @@ def _draw_claims(ax, rows):
 
 
 def plot_claims(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    "All claims in one figure: the paper's difference, ours with its interval, and Holm's word."
+    "All claims in one figure: the paper's difference, ours with its interval, and Holm's verdict."
     groups = forest_rows(tables).groupby(["title", "unit"], sort=False)
     high = sum(_ROW * len(g) + _GAP_HIGH for _, g in groups) + 0.6
     figure, top = plt.figure(figsize=(_WIDTH, high)), high - 0.4
@@ -396,8 +396,8 @@ def from_bases(records: Mapping[str, Record], study: Study, claims: Sequence[Pap
         k = place_of(c, study)
         if all(table.seeds[k] for table in by_base.values()):
             every = together.iloc[k]
-            row = dict(claim=c.words, unit=every.unit) | {base: of(table.iloc[k]) for base, table in by_base.items()}
-            rows.append(row | dict(both=of(every), seeds=every.seeds, word=every.verdict, Holm=every.Holm))
+            row = dict(claim=c.claim, unit=every.unit) | {base: of(table.iloc[k]) for base, table in by_base.items()}
+            rows.append(row | dict(both=of(every), seeds=every.seeds, unadjusted=every.verdict, Holm=every.Holm))
     return framed(rows)
 
 

@@ -72,7 +72,7 @@ def _minddrive(out, stage, seed, pictures, temperature, engine):
     profile = replace(run_profile(out), **REINFORCED.get(stage, {}))  # an arm may draw path words, too
     experts = load_experts(EXPERT_STAGES.trained(out, stage, seed), **where(profile)).eval()
     if temperature not in (0, 1):
-        raise ValueError(f"temperature: {temperature}, and MindDrive draws its words at 1 or takes the likeliest, 0")
+        raise ValueError(f"temperature: {temperature}, and MindDrive samples at 1 or decodes greedily, 0")
     generator = torch.Generator().manual_seed(seed) if temperature else None
     player = by_experts(experts, generator, profile.actions == "both", profile.max_num_seqs)
     inputs = replace(profile.inputs, pictures=pictures)

@@ -64,21 +64,21 @@ class Gather:
 
 # %% ../../nbs/42_runs/57_tables.ipynb #d3140be6
 def bests(
-    record: Record, study: Study, words: Mapping[str, str], hearing: str = "", among: Iterable[str] | None = None
+    record: Record, study: Study, labels: Mapping[str, str], hearing: str = "", among: Iterable[str] | None = None
 ) -> dict[str, list[str]]:
     """Whom a policy has to beat by each measure; one driver may be the best by several.
 
     Args:
         study: signs, knows
-        words: measure -> what is said of the best by it
+        labels: measure -> what is said of the best by it
         hearing, among: as `best_without_eyes` takes it
 
     Returns:
-        dict: driver -> its words, in the order of the measures
+        dict: driver -> its labels, in the order of the measures
     """
     best = {}
-    for measure, word in words.items():
-        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(word)
+    for measure, label in labels.items():
+        best.setdefault(best_without_eyes(record, study, measure, hearing, among), []).append(label)
     return best
 
 
@@ -100,7 +100,7 @@ def driver_rows(
     Returns:
         rows for `table`
     """
-    marks = {n: "".join(words) for n, words in (best or {}).items()}
+    marks = {n: "".join(labels) for n, labels in (best or {}).items()}
 
     def label(n):
         return n if n in study.knows else study.blind.format(name=n, best=marks.get(n, ""))
@@ -131,7 +131,7 @@ class TableSpec:
     Attributes:
         title: what the table says
         study: whose arms and drivers
-        rows: function of the record: words that stand first by column, and whose numbers the row shows
+        rows: function of the record: labels that stand first by column, and whose numbers the row shows
         columns: name -> Column, or a function of the record that gives them
     """
 
@@ -177,7 +177,7 @@ def claims_of(*rows: tuple) -> list[Claim]:
 
     Args:
         *rows: where; a Metric or several; the better one; the other one (both a Condition or the name of an arm); and
-            perhaps words in place of the arms' names
+            perhaps a comparison in place of the arms' names
     """
 
     def condition(side):
@@ -187,8 +187,8 @@ def claims_of(*rows: tuple) -> list[Claim]:
         return (metrics,) if isinstance(metrics, Metric) else metrics
 
     return [
-        Claim(place, metric, condition(better), condition(baseline), *words)
-        for place, metrics, better, baseline, *words in rows
+        Claim(place, metric, condition(better), condition(baseline), *comparison)
+        for place, metrics, better, baseline, *comparison in rows
         for metric in several(metrics)
     ]
 
@@ -197,7 +197,7 @@ def claims_of_arms(
     names: Mapping[str, str],
     where: str,
     metrics: Metric | Sequence[Metric],
-    words: str,
+    comparison: str,
     arms: Iterable[str],
     other: Condition | Mapping[str, Any],
     better: Mapping[str, Any] | None = None,
@@ -208,7 +208,7 @@ def claims_of_arms(
         names: arm -> its name in tables
         where: the question
         metrics: one or several
-        words: of the comparison; {} stands for the arm's name
+        comparison: what the table says; {} stands for the arm's name
         arms: that are asked
         other: how the arm itself is played on the other side (decoding, ablation, turn), or a driver
         better: how it is played on the side that is said to be better; default: as tables compare
@@ -221,7 +221,7 @@ def claims_of_arms(
         return other if isinstance(other, Condition) else Condition(s, **other)
 
     return claims_of(
-        *((where, metrics, Condition(s, **(better or {})), against(s), words.format(names[s])) for s in arms)
+        *((where, metrics, Condition(s, **(better or {})), against(s), comparison.format(names[s])) for s in arms)
     )
 
 # %% ../../nbs/42_runs/57_tables.ipynb #29ee726f
