@@ -7,8 +7,8 @@ __all__ = ['ROWS', 'collect', 'EXPERT', 'SIGN', 'FAR', 'FAR_OFF', 'SCORE', 'CODE
            'ORDERS', 'STUDY', 'ADE_M', 'PDMS_PERCENT', 'LINES', 'table1', 'DREAMS', 'WHOSE', 'RIGHTS', 'table2',
            'THOUGHTS', 'THOUGHT_COLUMNS', 'FORM_ROWS', 'AHEAD_ROWS', 'THOUGHT_ROWS', 'RL_ROWS', 'table4', 'table5',
            'table6', 'reinforced', 'DREAMED', 'table_swaps', 'GIVEN', 'LINE', 'PAIRS', 'EYES', 'THINK', 'KNOWS',
-           'DECIDED', 'metrics_of', 'score_columns', 'played', 'driver_rows', 'distances', 'table_thoughts', 'ablation',
-           'table7', 'orderings', 'asked', 'questions', 'plot_ade', 'real_rows']
+           'DECIDED', 'metrics_of', 'score_columns', 'played', 'driver_rows', 'distances', 'table_thoughts', 'table7',
+           'orderings', 'asked', 'questions', 'plot_ade', 'real_rows']
 
 # %% ../../nbs/53_minddriver/64_report.ipynb #rpt00002
 from collections.abc import Iterator, Sequence
@@ -266,7 +266,7 @@ THOUGHT_ROWS = {
 RL_ROWS = {"no reinforcement": "sft", "one stage": "rft_once", "two stages": "rft_plan"}
 
 
-def ablation(title: str, first: str, rows: dict[str, str]) -> TableSpec:
+def _table_of(title: str, first: str, rows: dict[str, str]) -> TableSpec:
     "One of the tables 4 to 7: the arms, the expert and the best blind baselines."
     arms = [({first: words}, Condition(s)) for words, s in rows.items()]
 
@@ -281,10 +281,10 @@ def ablation(title: str, first: str, rows: dict[str, str]) -> TableSpec:
     return TableSpec(title, STUDY, lambda results: [*arms, *driver_rows(results, first)], columns)
 
 
-table4 = ablation("Table 4: the forms of an answer", "form", FORM_ROWS)
-table5 = ablation("Table 5: how far ahead the dreamed picture lies", "ahead", AHEAD_ROWS)
-table6 = ablation("Table 6: which thoughts are learnt, in answers without pictures", "thoughts", THOUGHT_ROWS)
-reinforced = ablation("Table 7: reinforcement in one stage or in two", "reinforcement", RL_ROWS)
+table4 = _table_of("Table 4: the forms of an answer", "form", FORM_ROWS)
+table5 = _table_of("Table 5: how far ahead the dreamed picture lies", "ahead", AHEAD_ROWS)
+table6 = _table_of("Table 6: which thoughts are learnt, in answers without pictures", "thoughts", THOUGHT_ROWS)
+reinforced = _table_of("Table 7: reinforcement in one stage or in two", "reinforcement", RL_ROWS)
 
 
 def table7(results: Record) -> pd.DataFrame:
