@@ -25,8 +25,8 @@ from drivelit.driveagent.questions import Ask, template_pairs
 from drivelit.driveagent.task import DriveAgentTask
 from drivelit.driveagent.toolkit import Toolkit
 from drivelit.metrics.kinematics import constant_velocity
-from drivelit.minddrive.words import Inputs as DriveInputs
-from drivelit.minddrive.words import question, shown, state_text
+from drivelit.minddrive.meta_actions import Inputs as DriveInputs
+from drivelit.minddrive.meta_actions import question, shown, state_text
 from drivelit.minddriver.prompt import Inputs as DriverInputs
 from drivelit.minddriver.prompt import policy_prompt
 from drivelit.mtdrive.agent import PDMAgent

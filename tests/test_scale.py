@@ -202,7 +202,7 @@ from transformers import TrainerCallback
 from drivelit.minddrive import imitation
 from drivelit.minddrive.experts import Experts
 from drivelit.minddrive.rows import make_rows
-from drivelit.minddrive.words import Inputs
+from drivelit.minddrive.meta_actions import Inputs
 from drivelit.policy.engines import Completion
 from drivelit.policy.model import load_policy
 from drivelit.rollout.core import Step, Task
@@ -472,7 +472,7 @@ def test_a_run_goes_on_with_another_number_of_processes(groups):
                 for ours, theirs in zip(found[how][kind], whole, strict=True):
                     ours, theirs = ({k: v for k, v in r.items() if k != "step_time"} for r in (ours, theirs))
                     assert ours == pytest.approx(theirs, rel=2e-5, abs=2e-5), (how, ours, theirs)
-                    assert {"words", "speed_way", "bound", "collision", "questions", "norm"} < set(ours)
+                    assert {"meta_actions", "speed_way", "bound", "collision", "questions", "norm"} < set(ours)
             continue
         for how in found:
             rows, others = ([r for r in run if key in r] for run in (found[how][kind], whole))

@@ -1,9 +1,10 @@
 """What one look at each picture saves.   python ci/bench/looks.py [--routes 2] [--passes 2] [--repeats 3]
 
 Moments of routes as the base's experts read them, one core; times are of the processor, so a busy machine does not
-count. Two jobs: decide (both experts, no gradients), and an update of `passes` over the moments (value and words,
-forward and backward). Each with the vision encoder asked once, as the kit does it, and asked again by whoever reads.
-Both ways must give the same words, way-points and gradients.
+count. Two jobs: decide (both experts, no gradients), and an update of `passes` over the moments (value and
+log-probabilities, forward and backward). Each with the vision encoder asked once, as the kit does it, and asked again
+by whoever reads.
+Both ways must give the same meta-actions, way-points and gradients.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from drivelit.minddrive.experts import Experts, add_value, decide, value  # noqa: E402
-from drivelit.minddrive.words import Inputs, moments, shown, state_of, state_text  # noqa: E402
+from drivelit.minddrive.meta_actions import Inputs, moments, shown, state_of, state_text  # noqa: E402
 from drivelit.town.routes import routes  # noqa: E402
 
 
@@ -28,7 +29,7 @@ def decided(experts, prompts, states, once):
     if once:
         return decide(experts, prompts, states)
     with torch.no_grad():
-        speed, path = (x.argmax(1) for x in experts.words(prompts))
+        speed, path = (x.argmax(1) for x in experts.logps(prompts))
         fast, where, _ = experts.ways(prompts, speed, path, torch.as_tensor(states, dtype=torch.float32))
     n = torch.arange(len(prompts))
     return dict(speed=speed.numpy(), speed_points=fast[n, speed].numpy(), path_points=where[n, path].numpy())
@@ -41,7 +42,7 @@ def updated(experts, prompts, passes, once):
     for _ in range(passes):
         for i in range(0, len(prompts), 64):
             some, seen = prompts[i : i + 64], looks[i : i + 64] if once else None
-            loss = value(experts, some, seen).square().sum() - experts.words(some, looks=seen)[0][:, 0].sum()
+            loss = value(experts, some, seen).square().sum() - experts.logps(some, looks=seen)[0][:, 0].sum()
             for p in experts.trained("decision", "value"):
                 p.requires_grad_(True)
             loss.backward()

@@ -484,7 +484,7 @@ def cameras_of(run: str | Path) -> tuple[str, ...]:
         return PICTURES[profile.picture].cameras
     if profile.system == "driveagent":
         return tuple(MOUNTS)  # its tools look around
-    from drivelit.minddrive.words import VIEWS
+    from drivelit.minddrive.meta_actions import VIEWS
 
     return VIEWS[profile.views]
 

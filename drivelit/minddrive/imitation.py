@@ -27,7 +27,7 @@ from .experts import Experts, copy_action, load_experts, save_experts, way_loss
 from ..data.rows import Rows
 from ..metrics.kinematics import VEHICLE
 from .rows import NOWHERE, Plan, read_plan
-from .words import SPEEDS
+from .meta_actions import SPEEDS
 from ..policy.engines import positions
 from ..policy.model import Encoded
 from ..io.weights import seal
@@ -91,7 +91,7 @@ class Lessons:
         prompts: of the plans
         plans: in the same order
         asked: (ids, labels, images) of the question-answer rows
-        speeds: (N,) number of the speed word of each plan
+        speeds: (N,) number of the speed meta-action of each plan
     """
 
     prompts: Sequence[Encoded]
@@ -103,7 +103,7 @@ class Lessons:
         """A field of some plans.
 
         Args:
-            name: a field of Plan: arrays become float32, words int64
+            name: a field of Plan: arrays become float32, meta-actions int64
             which: numbers of plans
             device: where to
 
@@ -146,10 +146,10 @@ def lessons(experts: Experts, rows: Iterable[dict], tokens: int | None = None) -
     def of(name):
         return rows.stream(name) if isinstance(rows, Rows) else (row[name] for row in rows)
 
-    def word(kind, meta):
+    def meta_action(kind, meta):
         return SPEEDS.index(meta["speed"]) if kind == "plan" else -1
 
-    kinds = [(k == "plan", word(k, m)) for k, m in zip(of("kind"), of("meta"), strict=True)]
+    kinds = [(k == "plan", meta_action(k, m)) for k, m in zip(of("kind"), of("meta"), strict=True)]
     plan, speeds = np.array(kinds, dtype=int).reshape(-1, 2).T
     if not plan.any():
         raise ValueError("rows: none of them is a plan, so the experts learn nothing")
@@ -236,7 +236,7 @@ class Weights:
         bound: of `bound_loss`, of both ways
         collision: of `collision_loss`, of the speed way
         ways: of `way_loss`: what the error of a way is taken of
-        speaker: whose adapter learns the words and the answers, "decision" or "action"
+        speaker: whose adapter learns the meta-actions and the answers, "decision" or "action"
     """
 
     speed_way: float = 1.0
@@ -272,12 +272,12 @@ def parts(
     speed, path, executed, looks = of("speed"), of("path"), of("done"), experts.look(prompts)
 
     def decision():
-        a, b = experts.words(prompts, weights.speaker, looks)
+        a, b = experts.logps(prompts, weights.speaker, looks)
         loss = F.nll_loss(a, speed) + F.nll_loss(b, path)
         accuracy = dict(
             speed_right=(a.argmax(1) == speed).float().mean(), path_right=(b.argmax(1) == path).float().mean()
         )
-        return loss, dict(words=loss) | accuracy
+        return loss, dict(meta_actions=loss) | accuracy
 
     def action():
         truth, every = (of("speed_points"), of("path_points")), torch.arange(len(which), device=device)
@@ -420,10 +420,10 @@ def _step(experts, known, optimizer, which, asked, weights=Weights(), max_grad_n
     return log | dict(norm=descend(optimizer, max_grad_norm, log))
 
 # %% ../../nbs/54_minddrive/35_imitation.ipynb #c7b35525
-def chances(words: Sequence[int], balance: float) -> np.ndarray:
-    "How likely a moment is drawn (N,), by its speed word; `balance` 0: all moments alike, 1: all words alike."
-    counts = Counter(words)
-    p = np.array([counts[w] ** -balance for w in words])
+def chances(meta_actions: Sequence[int], balance: float) -> np.ndarray:
+    "How likely a moment is drawn (N,); `balance` 0: all moments alike, 1: all speed meta-actions alike."
+    counts = Counter(meta_actions)
+    p = np.array([counts[w] ** -balance for w in meta_actions])
     return p / p.sum()
 
 
@@ -524,7 +524,7 @@ def imitate(
                 saved = clock()
     if writes:
         content = [k for k in ("bound", "collision") if log and k in log[-1]]
-        plot_metrics(out, ("words", "questions", "speed_way", "path_way", *content, "norm"))
+        plot_metrics(out, ("meta_actions", "questions", "speed_way", "path_way", *content, "norm"))
     wait_for_all()  # no process goes on, or ends, before the first has saved
     if weights.speaker == "action" and not experts.how["single"]:
         copy_action(experts)

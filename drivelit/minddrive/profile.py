@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 
-from .words import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
+from .meta_actions import SPEED_DT, SPEED_POINTS, VIEWS, Inputs
 from ..rollout.drivers import present_idm, true_idm
 from ..rollout.navigator import NAVIGATORS
 from ..runs.profiles import Amount, Profile, ProfileError, described, gpus_per_node, key, steps
@@ -27,7 +27,7 @@ IMITATED = dict(il={}, il_single=dict(single=True))  # stage -> what it changes
 REINFORCED = dict(  # stage -> what it changes; the rest is the profile's
     rl={},
     rl_grpo=dict(algorithm="grpo"),  # ours: groups of drives from one state
-    rl_both=dict(actions="both"),  # the paper's two sets of words; the released code draws from the first
+    rl_both=dict(actions="both"),  # the paper's two sets of meta-actions; the released code draws from the first
     rl_kl0=dict(beta=0.0),  # the ablations
     rl_kl5=dict(beta=5.0),
     rl_rollouts1=dict(rollouts=1),
@@ -245,7 +245,7 @@ class _Counts:
 
     def shows(self) -> list[tuple[str, float]]:
         "Each view at each moment that is shown."
-        return self.inputs.seen
+        return self.inputs.frames
 
     def saved(self, kind: str) -> tuple[int, float, int]:
         "As of all systems; of the rounds of reinforcement every one leaves a checkpoint, and all stay."
@@ -253,7 +253,7 @@ class _Counts:
 
     def pictures(self) -> int:
         "Pictures in a question."
-        return len(self.inputs.seen)
+        return len(self.inputs.frames)
 
     def samples(self) -> int:
         "Plans to imitate: of recorded moments one each; 0: as many as the expert's drives give."
@@ -351,7 +351,7 @@ class MindDriveProfile(_Counts, Profile):
     )
     warm_steps: int = key(0, "updates of the warm-up stage: all weights, before the experts are added; 0: none", ge=0)
     warm_seed: int = key(0, "seed of the warm-up stage", ge=0)
-    balance: float = key(0.0, "0: moments are drawn as they come, 1: each speed word as often", ge=0, le=1)
+    balance: float = key(0.0, "0: moments are drawn as they come, 1: each speed meta-action as often", ge=0, le=1)
     ways_loss: Literal["positions", "increments"] = key("positions", "what the error of a way is taken of")
     w_speed_way: float = key(1.0, "weight of the speed way's error in imitation", ge=0)
     w_path_way: float = key(1.0, "weight of the path way's error", ge=0)
@@ -371,7 +371,7 @@ class MindDriveProfile(_Counts, Profile):
     tries: int = key(3, "how often a collector that died is started, at most", ge=1)
     silence: int = key(900, "seconds without a decision after which a collector is ended; 0: never", ge=0)
     algorithm: Literal["ppo", "grpo"] = key("ppo", "'grpo' starts its groups from one state")
-    actions: Literal["speed", "both"] = key("speed", "words that are drawn and reinforced")
+    actions: Literal["speed", "both"] = key("speed", "meta-actions that are drawn and reinforced")
     num_generations: int = key(8, "drives from one state, for grpo", ge=2)
     num_iterations: int = key(10, "passes over a round's decisions", ge=1)
     decisions: int = key(128, "decisions in an update (mini-batch)", ge=2)

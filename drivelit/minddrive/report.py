@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'collect', 'DRIVE', 'WON', 'BOTH', 'DECODINGS', 'ORDERS', 'STUDY', 'NUMBERS', 'DRIVING', 'UPDATE', 'OPEN',
-           'table_open', 'GIVEN', 'GAINS', 'BETWEEN', 'usual_word', 'beside', 'table_driving', 'family_means',
+           'table_open', 'GIVEN', 'GAINS', 'BETWEEN', 'usual_meta_action', 'beside', 'table_driving', 'family_means',
            'table_families', 'table_rounds', 'plot_rounds', 'asked', 'compared', 'orderings', 'questions']
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #402080dd
@@ -19,7 +19,7 @@ from .controls import LOST
 from .evaluation import DRIVERS, EXPERT, KNOWS, ABLATIONS
 from .pipeline import STAGES
 from .profile import BEFORE, OPTIONAL, PAPER, REINFORCED, TRAINED
-from .words import SPEEDS
+from .meta_actions import SPEEDS
 from ..runs import record, tables
 from ..runs.record import Claim, Column, Condition, Metric, Record, Study
 from ..runs.record import best_without_eyes, driver, framed, number_cell, table
@@ -32,7 +32,7 @@ ROWS = dict(  # stage -> its name in the tables
     il_single="imitation, one expert",
     rl="imitation and online PPO",
     rl_grpo="online GRPO, as many steps",
-    rl_both="online PPO, both sets of words",
+    rl_both="online PPO, both sets of meta-actions",
     rl_kl0="online PPO, KL 0",
     rl_kl5="online PPO, KL 5",
     rl_rollouts1="online PPO, one drive of a route",
@@ -55,8 +55,8 @@ BOTH, DECODINGS = (DRIVE, WON), ("greedy", "sampled")
 
 def _pair(where: str, better: str, other: str, decoding: str, name: str = "", than: str = "") -> tuple:
     "Two arms in one decoding, in both units."
-    words = f"{name or ROWS[better]} > {than or ROWS[other]}, {decoding}"
-    return where, BOTH, Condition(better, decoding), Condition(other, decoding), words
+    comparison = f"{name or ROWS[better]} > {than or ROWS[other]}, {decoding}"
+    return where, BOTH, Condition(better, decoding), Condition(other, decoding), comparison
 
 
 ORDERS = (  # where, the paper's better one, the other
@@ -78,22 +78,22 @@ STUDY = Study(
 )
 
 
-def usual_word(results: Record) -> str:
-    "The name of the baseline that always gives the expert's most frequent word."
-    words = results.about["data"]["words"]
-    return f"always {max(words, key=words.get)}"
+def usual_meta_action(results: Record) -> str:
+    "The name of the baseline that always gives the expert's most frequent meta-action."
+    meta_actions = results.about["data"]["meta_actions"]
+    return f"always {max(meta_actions, key=meta_actions.get)}"
 
 
 def beside(results: Record) -> list[tuple[dict, Condition]]:
-    """The rows of those that drive without a policy: without a look, by one word, and who sees everything.
+    """The rows of those that drive without a policy: without a look, by one meta-action, and who sees everything.
 
     Returns:
         rows for `table`; nobody who sees everything on simulators, which tell no one what others will do
     """
-    words = dict(score="the best score of a word here", success="the best success")
-    by_name = {usual_word(results): ["the most frequent word"]}
-    for name, best in bests(results, STUDY, words, among=[f"always {w}" for w in SPEEDS]).items():
-        # one driver may be all of them: the most frequent word, the best by score and by success
+    titles = dict(score="the best score of a meta-action here", success="the best success")
+    by_name = {usual_meta_action(results): ["the most frequent meta-action"]}
+    for name, best in bests(results, STUDY, titles, among=[f"always {w}" for w in SPEEDS]).items():
+        # one driver may be all of them: the most frequent meta-action, the best by score and by success
         by_name[name] = by_name.get(name, []) + best
     labels = {name: f" ({', '.join(titles)})" for name, titles in by_name.items()}
     names = [*(n for n in DRIVERS if n not in KNOWS), *labels, *(n for n in KNOWS if n in results.drivers)]
@@ -204,11 +204,11 @@ def plot_rounds(results: Record, ax: plt.Axes | None = None) -> plt.Axes:
 
 # %% ../../nbs/54_minddrive/64_report.ipynb #42dc2cdc
 def _open(kind: str) -> dict[str, Column]:
-    "The columns of the speed words, or of the path words."
+    "The columns of the speed meta-actions, or of the path meta-actions."
     measured = dict(lost="", decoding="open_loop")
     return {
-        f"{kind} word right %": Column(f"{kind}_right", percent=True, **measured),
-        f"most frequent {kind} word %": Column(f"{kind}_most", percent=True, **measured),
+        f"{kind} meta-action right %": Column(f"{kind}_right", percent=True, **measured),
+        f"most frequent {kind} meta-action %": Column(f"{kind}_most", percent=True, **measured),
         f"{kind} way, m": Column(f"{kind}_error", digits=2, **measured),
     }
 
@@ -228,20 +228,20 @@ def asked(results: Record) -> list[Claim]:
     "What we ask beyond the paper's orders."
     # driver -> what it is the best at
     blind = bests(results, STUDY, dict(score="best score", success="best success"))
-    usual, rows = usual_word(results), []
+    usual, rows = usual_meta_action(results), []
     for s in ("il", "rl"):
         greedy, sampled, name = Condition(s, "greedy"), Condition(s, "sampled"), ROWS[s]
         for c in (greedy, sampled):
             for n, titles in blind.items():
-                words = f"{name}, {c.decoding} > {n} ({', '.join(titles)})"
-                rows.append(("beats drivers without eyes?", BOTH, c, driver(n), words))
-        ruled, grey = replace(greedy, ablation="words by rule"), replace(greedy, ablation="grey")
-        rows.append(("beats the most frequent word?", BOTH, greedy, driver(usual), f"{name} > {usual}"))
+                comparison = f"{name}, {c.decoding} > {n} ({', '.join(titles)})"
+                rows.append(("beats drivers without eyes?", BOTH, c, driver(n), comparison))
+        ruled, grey = replace(greedy, ablation="meta-actions by rule"), replace(greedy, ablation="grey")
+        rows.append(("beats the most frequent meta-action?", BOTH, greedy, driver(usual), f"{name} > {usual}"))
         rows.append(("looks at its pictures?", BOTH, greedy, grey, f"{name} > with grey pictures"))
         if EXPERT in results.drivers:
             rows.append(("what is there to gain?", BOTH, driver(EXPERT), greedy, f"{EXPERT} > {name}"))
         rows.append(("what does sampling cost?", BOTH, greedy, sampled, f"{name}: greedy > sampled"))
-        rows.append(("what does the decoder cost?", BOTH, ruled, greedy, f"{name}: words by rule > by decoder"))
+        rows.append(("what does the decoder cost?", BOTH, ruled, greedy, f"{name}: meta-actions by rule > by decoder"))
     return claims_of(*rows, *BETWEEN)
 
 
@@ -251,7 +251,7 @@ BETWEEN = [
     for decoding in DECODINGS
     for pair in (
         _pair("groups from one state?", "rl_grpo", "rl", decoding, than="PPO"),
-        _pair("path words, too?", "rl_both", "rl", decoding, than="speed words"),
+        _pair("path meta-actions, too?", "rl_both", "rl", decoding, than="speed meta-actions"),
     )
 ]
 BETWEEN += [_pair(where, s, b, decoding) for decoding, where in GAINS.items() for s, b in BEFORE.items() if s != "rl"]
@@ -271,7 +271,7 @@ def compared(results: Record, claims: Sequence[Claim], family: bool = False) -> 
 
 
 def orderings(results: Record) -> pd.DataFrame:
-    """The paper's comparisons: greedy, and with words drawn as in training.
+    """The paper's comparisons: greedy, and with meta-actions drawn as in training.
 
     Returns:
         DataFrame as `compared`

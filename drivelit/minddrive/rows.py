@@ -19,7 +19,7 @@ from PIL import Image
 
 from ..data.rows import card, chat, make_row, says, write_rows
 from ..metrics.kinematics import VEHICLE
-from drivelit.minddrive.words import (
+from drivelit.minddrive.meta_actions import (
     PATH_POINTS,
     PATH_STEP,
     PATHS,
@@ -32,10 +32,10 @@ from drivelit.minddrive.words import (
     Moment,
     moments,
     parse_decision,
-    path_word,
+    path_meta_action,
     question,
     shown,
-    speed_word,
+    speed_meta_action,
     state_of,
     state_text,
 )
@@ -142,7 +142,7 @@ def recorded(scene: Scene) -> Moment:
         scene: with pictures, a centre line, and the next three seconds of its driver
 
     Returns:
-        Moment: the path word is the recorded navigator's, if the log has one
+        Moment: the path meta-action is the recorded navigator's, if the log has one
 
     Raises:
         SceneError: the three seconds are not known, or no route is
@@ -154,8 +154,8 @@ def recorded(scene: Scene) -> Moment:
         raise SceneError(f"scene {scene.id}: expert: not known for {times[-1]:g} s")
     expert_times, poses = np.r_[0, scene.expert.times], np.concatenate([np.zeros((1, 3)), scene.expert.poses])
     points, way = np.stack([np.interp(times, expert_times, p) for p in poses.T[:2]], 1), driven(scene)
-    speed = speed_word(float(scene.ego.velocity[0]), float(np.hypot(*(points[-1] - points[-2]))) / SPEED_DT)
-    path = ROAD_OPTIONS.get(scene.meta.get("command")) or path_word(way, scene)
+    speed = speed_meta_action(float(scene.ego.velocity[0]), float(np.hypot(*(points[-1] - points[-2]))) / SPEED_DT)
+    path = ROAD_OPTIONS.get(scene.meta.get("command")) or path_meta_action(way, scene)
     return Moment(scene, points, way, speed, path, speed)
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #dfd36866
@@ -188,7 +188,7 @@ def _imitated(scene, inputs, driver, share, seed, count):
     if any(c.files for c in scene.cameras.values()):
         count["recorded moments"] += 1
         try:
-            for camera, time in inputs.seen:  # a clip's first moment has no past
+            for camera, time in inputs.frames:  # a clip's first moment has no past
                 check_image(scene, camera, time)
             return [recorded(scene)]
         except ValueError as e:  # SceneError is one
@@ -215,14 +215,14 @@ def chat_rounds(path: str | Path) -> tuple[list[tuple[str, str]], Decision | Non
         fits = isinstance(turn, list) and all(isinstance(m, dict) for m in turn)
         if not fits or [m.get("from") for m in turn] != ["human", "gpt"]:
             raise ValueError(f"{path}, round {k}: expected a message from 'human' and one from 'gpt'")
-        words = [m.get("value") for m in turn]
-        if not all(isinstance(w, str) and w.strip() for w in words):
+        texts = [m.get("value") for m in turn]
+        if not all(isinstance(t, str) and t.strip() for t in texts):
             raise ValueError(f"{path}, round {k}: value: expected a text")
-        rounds.append(tuple(w.strip() for w in words))
-    last_words = rounds[-1][1].split()[-2:]
-    if not all(w.startswith("<") and w.endswith(">") for w in last_words):
+        rounds.append(tuple(t.strip() for t in texts))
+    last_tokens = rounds[-1][1].split()[-2:]
+    if not all(w.startswith("<") and w.endswith(">") for w in last_tokens):
         return rounds, None
-    decision = parse_decision("".join(last_words))
+    decision = parse_decision("".join(last_tokens))
     if isinstance(decision, ParseError):
         raise ValueError(f"{path}, round {len(rounds) - 1}: {decision.reason}")
     return rounds[:-1], decision
@@ -244,13 +244,13 @@ def _chat_row(m, inputs, rounds):
 
 # %% ../../nbs/54_minddrive/30_rows.ipynb #86157277
 def _annotated(m, scene, folder, count):
-    "The moment with the words that are annotated for it, and its questions."
+    "The moment with the meta-actions that are annotated for it, and its questions."
     path = chat_file(folder, scene)  # the world has another name for its moments
     if not path.exists():
         count["recorded moments without a file of Chat-B2D"] += 1
         return m, []
-    rounds, words = chat_rounds(path)
-    return (replace(m, speed=words.speed, path=words.path, done=words.speed) if words else m), rounds
+    rounds, decision = chat_rounds(path)
+    return (replace(m, speed=decision.speed, path=decision.path, done=decision.speed) if decision else m), rounds
 
 
 def make_rows(
@@ -334,9 +334,9 @@ class Plan:
         state: (9,) of `state_of`
         speed_points: (6, 2) metres
         path_points: (20, 2) metres
-        speed: number of the speed word that is right
-        path: number of the path word
-        done: number of the speed word whose way `speed_points` is
+        speed: number of the speed meta-action that is right
+        path: number of the path meta-action
+        done: number of the speed meta-action whose way `speed_points` is
         edges: (S, 4) of `edges`, or None: the row does not know
         others: (A, 6, 2) of `others`, or None
     """
@@ -381,5 +381,5 @@ def read_plan(row: dict) -> Plan:
     parts = user_message["content"]
     text = parts[-1]["text"].rpartition("\n")
     images = [p["image"] for p in parts if p["type"] == "image"]
-    words = dict(speed=SPEEDS.index(decision.speed), path=PATHS.index(decision.path), done=SPEEDS.index(executed))
-    return Plan(images, text[0] + "\n", **arrays, **words)
+    numbers = dict(speed=SPEEDS.index(decision.speed), path=PATHS.index(decision.path), done=SPEEDS.index(executed))
+    return Plan(images, text[0] + "\n", **arrays, **numbers)

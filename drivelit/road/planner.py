@@ -23,7 +23,7 @@ from ..minddrive.experts import load_experts
 from ..minddrive.online import where
 from ..minddrive.pipeline import STAGES as EXPERT_STAGES
 from ..minddrive.profile import REINFORCED
-from ..minddrive.words import shown, state_text
+from ..minddrive.meta_actions import shown, state_text
 from ..minddriver import evaluation as minddriver
 from ..minddriver.pipeline import STAGES as DREAM_STAGES, arm_of, codec_of
 from ..mtdrive import evaluation as mtdrive
@@ -69,17 +69,17 @@ def _minddriver(out, stage, seed, pictures, temperature, engine):
 
 
 def _minddrive(out, stage, seed, pictures, temperature, engine):
-    profile = replace(run_profile(out), **REINFORCED.get(stage, {}))  # an arm may draw path words, too
+    profile = replace(run_profile(out), **REINFORCED.get(stage, {}))  # an arm may draw path meta-actions, too
     experts = load_experts(EXPERT_STAGES.trained(out, stage, seed), **where(profile)).eval()
     if temperature not in (0, 1):
         raise ValueError(f"temperature: {temperature}, and MindDrive samples at 1 or decodes greedily, 0")
     generator = torch.Generator().manual_seed(seed) if temperature else None
-    player = by_experts(experts, generator, profile.actions == "both", profile.max_num_seqs)
+    controller = by_experts(experts, generator, profile.actions == "both", profile.max_num_seqs)
     inputs = replace(profile.inputs, pictures=pictures)
 
     def plan(worlds: Sequence[World], decision: int) -> list[np.ndarray | ParseError]:
         looks = [shown(w.scene, inputs) for w in worlds]
-        choices = player(worlds, looks, [state_text(w.scene, inputs.navigator) for w in worlds])
+        choices = controller(worlds, looks, [state_text(w.scene, inputs.navigator) for w in worlds])
         nothing = ParseError("way-points are no numbers")
         return [c.plan if np.isfinite(c.plan).all() else nothing for c in choices]
 

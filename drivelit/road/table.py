@@ -150,7 +150,7 @@ def driven(
 
 # %% ../../nbs/60_road/10_table.ipynb #d3aa933f
 POINTS = "points"  # what a driver is told beside the command
-BLIND: dict[str, Driver] = {  # along the lane, and each of MindDrive's speed words for ever
+BLIND: dict[str, Driver] = {  # along the lane, and each of MindDrive's speed meta-actions for ever
     "slow_down": slow_down,
     "the first speed": same_speed,
     **{f"{v} m/s": steady(float(v)) for v in range(2, 11)},
