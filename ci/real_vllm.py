@@ -28,7 +28,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from drivelit.io.files import OWNER, make_folder, owner_of, write_text
 from drivelit.policy.engines import Conversation, EngineError, TransformersEngine
-from drivelit.policy.image_tokens import DreamRule, add_image_tokens
+from drivelit.policy.image_tokens import DreamConstraint, add_image_tokens
 from drivelit.policy.model import Policy, load_policy, new_policy, toy_config, train_tokenizer
 from drivelit.policy.vllm import VLLMEngine, one_pad_each, picture_url, release, scored
 from drivelit.testing.vllm import GlooGroup, given_weights, meeting, plain_answer, transfer_asks
@@ -210,16 +210,16 @@ def check_publish(policy, engine, what):
 
 def check_rule(folder, url, work):
     policy = load_policy(folder, dtype="float32")
-    rule = DreamRule(policy, 6, 8)
+    constraint = DreamConstraint(policy, 6, 8)
     with torch.no_grad():
-        policy.model.get_input_embeddings().weight[rule.start] *= 6  # the tag becomes likely
-    engine = VLLMEngine(policy, [url], work / "rule", rule=rule, dtype="float32")
+        policy.model.get_input_embeddings().weight[constraint.start] *= 6  # the tag becomes likely
+    engine = VLLMEngine(policy, [url], work / "rule", constraint=constraint, dtype="float32")
     engine.publish("rule")
     for opening in ("<dream>", "", "no <dream><|3|>", "<dream><|1|><|1|><|1|><|1|><|1|><|1|></dream>"):
         said = engine.generate(few(6, opening), 24, seed=1, on_error="return")
         wrong = [s for s in said if isinstance(s, EngineError)]
-        report(not wrong, f"under the rule, after {opening!r}", f"{len(wrong)} of 6 refused")
-        close(engine, f"log-probabilities under the rule, after {opening!r}", few(6, opening), 24)
+        report(not wrong, f"under the constraint, after {opening!r}", f"{len(wrong)} of 6 refused")
+        close(engine, f"log-probabilities under the constraint, after {opening!r}", few(6, opening), 24)
 
 
 def check_long(policy, engine):
@@ -411,7 +411,7 @@ def asks_of(policy):
     def with_(**more):
         return plain | dict(sampling_params=how | more)
 
-    rule = DreamRule(policy, 6, 8).told(policy.tokenizer("<dream>", add_special_tokens=False)["input_ids"])
+    constraint = DreamConstraint(policy, 6, 8).told(policy.tokenizer("<dream>", add_special_tokens=False)["input_ids"])
     word = policy.tokenizer("assistant\n", add_special_tokens=False)["input_ids"]  # this policy goes on saying it
     behind = dict(stop=["tant\nassis"], include_stop_str_in_output=True, max_tokens=8)  # it ends inside a token
     generate = {
@@ -436,8 +436,8 @@ def asks_of(policy):
         "a bias outside the vocabulary": with_(logit_bias={str(rows): -100.0}),
         "an unknown setting": with_(nonsense=1),
         "a negative temperature": with_(temperature=-1.0),
-        "no rule": with_(extra_args=dict(dream_rule="?")),
-        "a rule": with_(extra_args=dict(dream_rule=rule), max_tokens=9),
+        "no constraint": with_(extra_args=dict(dream_rule="?")),
+        "a constraint": with_(extra_args=dict(dream_rule=constraint), max_tokens=9),
     }
 
     def post(name, path, body=None):

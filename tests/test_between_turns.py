@@ -25,9 +25,9 @@ def spied(monkeypatch):
     "The limits of all engines that are made."
     limits, init = [], TransformersEngine.__init__
 
-    def spy(self, policy, batch_size=256, memory=None, rule=None):
+    def spy(self, policy, batch_size=256, memory=None, constraint=None):
         limits.append(memory)
-        init(self, policy, batch_size, memory, rule)
+        init(self, policy, batch_size, memory, constraint)
 
     monkeypatch.setattr(TransformersEngine, "__init__", spy)
     return limits

@@ -1,7 +1,7 @@
-"""The rule of dreamed codes inside vLLM, token by token. `ci/serve_vllm.sh` puts this folder on the server's path.
+"""The constraint of dreamed codes inside vLLM, token by token. `ci/serve_vllm.sh` puts it on the server's path.
 
-It needs vLLM and torch alone: the server's environment has no drivelit. `DreamRule.told` (drivelit.policy.image_tokens)
-writes what is read here, and a notebook's test holds the two against each other.
+It needs vLLM and torch alone: the server's environment has no drivelit. `DreamConstraint.told` of
+drivelit.policy.image_tokens writes what is read here, and a notebook's test holds the two against each other.
 """
 
 import json
@@ -21,7 +21,7 @@ FREE, DONE, CODE, END = range(4)  # kinds of places
 
 
 def check(told):
-    "ValueError, which the server answers as HTTP 400, if this is no rule."
+    "ValueError, which the server answers as HTTP 400, if this is no constraint."
     if not isinstance(told, dict) or set(told) != {*NUMBERS, *RANGES}:
         raise ValueError(f"{NAME}: expected an object with {', '.join([*NUMBERS, *RANGES])}")
     if wrong := [k for k in NUMBERS if type(told[k]) is not int or told[k] < 0]:
@@ -75,7 +75,7 @@ class Rule:
 
 
 class DreamRuleProcessor(AdapterLogitsProcessor):
-    "What vLLM loads; requests without a rule are left as they are."
+    "What vLLM loads; requests without a constraint are left as they are."
 
     @classmethod
     def validate_params(cls, params):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .objects import ACTIONS
-from ..policy.text import ParseError, control_words, harmless, parse_json, span_between
+from ..policy.text import ParseError, control_tokens, harmless, parse_json, span_between
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #b53e32a7
 STAGES = ("perception", "prediction", "planning")
@@ -106,7 +106,7 @@ def _wrong_box(box: Any, size: tuple[int, int]) -> str:
 
 def _wrong_word(stage: str, word: Any) -> str:
     "Why it is no label or action, or ''."
-    if not isinstance(word, str) or not word.strip() or len(word) > MOST_CHARACTERS or control_words(word):
+    if not isinstance(word, str) or not word.strip() or len(word) > MOST_CHARACTERS or control_tokens(word):
         return f"no {KEYS[stage]}: {harmless(word, 60)!r}"
     if stage == "prediction" and word not in ACTIONS:
         return f"unknown action: {harmless(word)!r} is not one of {', '.join(ACTIONS)}"
@@ -267,7 +267,7 @@ def wrong_thought(text: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         return "empty"
     tags = [f"<{slash}{t}>" for t in (*STAGES, "think", "answer") for slash in ("", "/")]
-    return "a tag in it" if any(t in text for t in tags) else "a control word in it" if control_words(text) else ""
+    return "a tag in it" if any(t in text for t in tags) else "a control token in it" if control_tokens(text) else ""
 
 # %% ../../nbs/52_autodrive_p3/05_formats.ipynb #e8ed4d70
 def _order(text: str, mode: str) -> str | ParseError:

@@ -205,7 +205,7 @@ def text_plans(
         question = ask("path", motion(scene), np.random.default_rng(0))[0]
         content = [dict(type="image", image=picture), dict(type="text", text=question)]
         conversations.append(Conversation([dict(role="user", content=content)]))
-    engine = TransformersEngine(policy, 128, memory=0, rule=Median(policy.tokenizer) if median else None)
+    engine = TransformersEngine(policy, 128, memory=0, constraint=Median(policy.tokenizer) if median else None)
     return [read_path(c.text) for c in engine.generate(conversations, 72, temperature=temperature, seed=seed)]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .facts import CLEAR, WORDS
+from .facts import CLEAR, KIND_OF
 
 # %% ../../nbs/45_base/10_questions.ipynb #84f3a9dc
 def place(values: Any, decimals: int = 1) -> str:
@@ -542,5 +542,5 @@ def word_list() -> tuple[str, ...]:
     "The texts that the tokenizer learns its tokens from."
     words = COMMON.split()
     spread = [f" {w}" for w in words] + [f" {w.capitalize()}" for w in words] + [w.capitalize() for w in words] + words
-    kind_words = [w for kind in WORDS.values() for w in (f" {kind}", f" {PLURAL.get(kind, kind + 's')}")]
+    kind_words = [w for kind in KIND_OF.values() for w in (f" {kind}", f" {PLURAL.get(kind, kind + 's')}")]
     return (*spread, *kind_words, " m", " m/s", " s", " km/h", "; ", "(", ")", ", ", " (", "?", ". ", ": ")

@@ -306,20 +306,20 @@ def _packed(row: dict, pictures: _Pictures) -> dict:
     )
 
 
-REFUSED = b"refused"  # in the file's metadata: rows whose answers hold a control word
+REFUSED = b"refused"  # in the file's metadata: rows whose answers hold a control token
 
 
 def _learnable(rows: Iterable[dict], refused: list[str]) -> Iterator[tuple[int, dict]]:
-    "The rows with their numbers, without those whose answer holds a control word; these are noted."
+    "The rows with their numbers, without those whose answer holds a control token; these are noted."
     for n, row in enumerate(rows):
         try:
-            word = spoken_control(row["messages"])
+            token = spoken_control(row["messages"])
         except (KeyError, TypeError):
-            word = None  # no row at all: `_table` says so
-        if word is None:
+            token = None  # no row at all: `_table` says so
+        if token is None:
             yield n, row
         else:
-            refused.append(f"scene {row['scene_id']}: {word}")
+            refused.append(f"scene {row['scene_id']}: {token}")
 
 
 def _table(rows: Iterable[tuple[int, dict]], pictures: _Pictures, path: Path) -> pa.Table:
@@ -349,7 +349,7 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
 
     A recorded picture that is shown as it is, or resized, is not written again: the row names its file.
 
-    A row with a control word of the tokenizer in an answer is left out: it would teach to end a turn, or to show a
+    A row with a control token of the tokenizer in an answer is left out: it would teach to end a turn, or to show a
     picture, by words. How many there were is kept in the file, told in a warning and on the card.
 
     Args:
@@ -374,7 +374,7 @@ def write_rows(rows: Iterable[dict], path: str | Path, in_group: int = 256, refe
         _write(learnable, path, in_group, pictures, note)
     if refused:
         warnings.warn(
-            f"{path}: {len(refused)} rows left out, a control word in an answer, as in {refused[0]}", stacklevel=2
+            f"{path}: {len(refused)} rows left out, a control token in an answer, as in {refused[0]}", stacklevel=2
         )
     return path
 
@@ -658,7 +658,7 @@ def card(path: str | Path, title: str, how: str = "", tables: Sequence[str] | No
         f"{len(rows)} rows from {len(set(rows.stream('scene_id')))} scenes; {blank} rows without image.",
         f"{different} different pictures{referred}; shown at: {sizes}.",
         f"Hash of the words: `{words}`, of the pictures: `{pictures}`.",
-        *([f"{refused} rows left out: a control word in an answer."] if (refused := refused_rows(path)) else []),
+        *([f"{refused} rows left out: a control token in an answer."] if (refused := refused_rows(path)) else []),
         *([f"Made by `{how}`."] if how else []),
     ]
     counted = "\n\n".join(_histogram(t, counts[t]) for t in tables)

@@ -24,7 +24,7 @@ from PIL import Image
 from .rows import picture_name
 from ..policy.engines import Completion, Conversation, EngineError, OpenAIEngine
 from ..policy.model import Policy
-from ..policy.text import ParseError, control_words, harmless
+from ..policy.text import ParseError, control_tokens, harmless
 from ..io.files import sha256
 
 # %% ../../nbs/35_data/10_served.ipynb #37ad9ad3
@@ -255,8 +255,8 @@ def ask_all(
 # %% ../../nbs/35_data/10_served.ipynb #04fc7dea
 def unclean(text: str) -> str:
     "The reason that makes a model's text unfit for a data set; empty for a clean text."
-    if words := control_words(text):
-        return f"control word {words[0]}"
+    if tokens := control_tokens(text):
+        return f"control token {tokens[0]}"
     for c in text:
         if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\r\t":
             return "half a surrogate pair" if unicodedata.category(c) == "Cs" else f"control character U+{ord(c):04X}"

@@ -428,7 +428,7 @@ def planner(
     policy.model.eval()
 
     def read(moments: Sequence[Scene], episodes: Sequence[Episode]) -> list[np.ndarray | ParseError]:
-        answers = [read_answer(e.texts, task.words).actions for e in episodes]
+        answers = [read_answer(e.texts, task.tags).actions for e in episodes]
         readable = [i for i, a in enumerate(answers) if not isinstance(a, ParseError)]
         if readable:
             subset = [moments[i] for i in readable]

@@ -473,7 +473,7 @@ class Form:
         name: short name, unique among FORMS
         category: one of CATEGORIES (section 2.2)
         answer: the rule: (facts, view, kind) -> the true answer, or None where the question cannot be asked
-        words: wordings: the template's, the scripted teacher's, the rewriter's; {k} and {ks} stand for the kind, one
+        wordings: the template's, the scripted teacher's, the rewriter's; {k} and {ks} stand for the kind, one
             and many of it
         kinds: keys of KINDS that it can be asked about; ("",) if it is about no kind
         options: all possible answers, if they are few words; empty otherwise
@@ -485,7 +485,7 @@ class Form:
     name: str
     category: str
     answer: Callable[[Facts, str, str], str | None]
-    words: tuple[str, ...]
+    wordings: tuple[str, ...]
     kinds: tuple[str, ...] = ("",)
     options: tuple[str, ...] = ()
     front: bool = True
@@ -748,13 +748,13 @@ def question_text(form: Form, kind: str = "", view: str | None = None, wording: 
         form: what is asked
         kind: one of form.kinds
         view: a key of VIEWS if six pictures are shown, which is named first; None if there is one picture
-        wording: which of form.words: 0 the template's, 1 the scripted teacher's, 2 and 3 the rewriter's
+        wording: which of form.wordings: 0 the template's, 1 the scripted teacher's, 2 and 3 the rewriter's
 
     Returns:
         such as "Back left view. How many people are there?
     """
     k, ks = KINDS.get(kind, ("", ""))
-    text = form.words[wording].format(k=k, ks=ks)
+    text = form.wordings[wording].format(k=k, ks=ks)
     return text if view is None or form.six else f"{view.capitalize()} view. {text}"
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #e1f8ee83
@@ -765,7 +765,7 @@ def _all_questions():
     for form in FORMS:
         for kind in form.kinds:
             for view in (None, *(["front"] if form.front else VIEWS)):
-                for w in range(len(form.words)):
+                for w in range(len(form.wordings)):
                     out[question_text(form, kind, view, w)] = (form, kind, view or "front")
     return out
 
@@ -785,7 +785,7 @@ def vqa_lines(image_size: tuple[int, int] = IMAGE_SIZE) -> tuple[str, ...]:
     words = [w for k in _USERS for w in KINDS[k]]
     users = [f"1 {w}.{end}" for w in words for end in ("", " ")]
     about = [(f, k) for f in FORMS for k in f.kinds]
-    bare = [question_text(f, k, None, w) for f, k in about for w in range(len(f.words))]
+    bare = [question_text(f, k, None, w) for f, k in about for w in range(len(f.wordings))]
     return tuple(dict.fromkeys([*bare, *answers, *line, *users, *numbers]))
 
 # %% ../../nbs/51_driveagent/35_questions.ipynb #eaf86141

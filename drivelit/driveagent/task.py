@@ -35,22 +35,22 @@ def answer_call(
     mode: str | None,
     used: int,
     most: int = 3,
-    words: str = "paper",
+    tags: str = "paper",
 ) -> tuple[str, Any, str]:
     "The answer to any call: text, image or None, and error; `used` counts earlier calls, readable or not."
     if used >= most:
         return f"No call is left, you have made {most}. Finish with your meta-actions.", None, "too many calls"
     if mode != "tool":
-        return f"Tools can be called under <{formats.WORDS[words]['tool']}> only. Finish without.", None, "wrong mode"
+        return f"Tools can be called under <{formats.TAGS[tags]['tool']}> only. Finish without.", None, "wrong mode"
     if isinstance(call, ParseError):
         return f"Your call could not be read: {harmless(call.reason)}.", None, "malformed"
     result = toolkit(scene, call.name, call.params)
     return harmless(result.text), result.image, result.error
 
 # %% ../../nbs/51_driveagent/30_task.ipynb #37386f02
-def outcome_of(episode: Episode, words: str = "paper") -> dict[str, Any]:
+def outcome_of(episode: Episode, tags: str = "paper") -> dict[str, Any]:
     "What the reward needs of an episode, readable or not, finished or cut off; unreadable actions are None."
-    answer = read(episode.texts, words)
+    answer = read(episode.texts, tags)
     unreadable = isinstance(answer.actions, ParseError)
     return dict(
         turns=episode.turns,
@@ -106,8 +106,8 @@ def _step(task, state, text):
     answered = not isinstance(parse_actions(text), ParseError)
     if call is None or answered or state.turn + 1 >= task.max_turns or not task.toolkit:
         return _last_step(task, state, texts)
-    mode = formats.mode_of(texts[0], task.words)
-    reply, image, error = answer_call(task.toolkit, state.scene, call, mode, used, task.max_calls, task.words)
+    mode = formats.mode_of(texts[0], task.tags)
+    reply, image, error = answer_call(task.toolkit, state.scene, call, mode, used, task.max_calls, task.tags)
     image_content = image_parts([] if image is None else [image], task.pictures)
     info = dict(unreadable=0, call=call.name if isinstance(call, ToolCall) else "", error=error, reply=reply)
     message = {"role": "user", "content": [*image_content, {"type": "text", "text": reply}]}
@@ -116,7 +116,7 @@ def _step(task, state, text):
 
 def _last_step(task, state, texts):
     "The end of an episode: what was said and what is true."
-    answer, truth = read(texts, task.words), label_scene(state.scene)
+    answer, truth = read(texts, task.tags), label_scene(state.scene)
     unreadable = isinstance(answer.actions, ParseError)
     info = dict(
         unreadable=int(unreadable),
@@ -159,12 +159,12 @@ class DriveAgentTask(Task):
         max_calls: int = 3,
         view: str = "front",
         pictures: str = "own",
-        words: str = "paper",
+        tags: str = "paper",
         image_size: tuple[int, int] = IMAGE_SIZE,
         border: float = EDIT_COST,
         spare_turn: bool = True,
     ) -> None:
-        formats.opening("text", words)  # or an error
+        formats.opening("text", tags)  # or an error
         for name, value, choices in (("mode", mode, MODES), ("view", view, SHOWN), ("pictures", pictures, PICTURES)):
             if value not in choices:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
@@ -174,7 +174,7 @@ class DriveAgentTask(Task):
         if self.toolkit and tuple(self.toolkit.image_size) != tuple(image_size):
             raise ValueError(f"image_size {tuple(image_size)}, and the tools show {tuple(self.toolkit.image_size)}")
         self.mode, self.with_tool_reward, self.max_calls = mode, with_tool_reward, max_calls
-        self.view, self.pictures, self.words, self.image_size = view, pictures, words, tuple(image_size)
+        self.view, self.pictures, self.tags, self.image_size = view, pictures, tags, tuple(image_size)
         self.weights = weights or (np.ones((len(SPEEDS), STEPS)), np.ones((len(TRAJECTORIES), STEPS)))
         self.border, self.spare_turn, self.hint, self._kept = border, spare_turn, "", OrderedDict()  # hint: of prompts
 
@@ -195,13 +195,13 @@ class DriveAgentTask(Task):
 
     def fixed_parts(self) -> tuple[str, str, str]:
         "What is the same in every prompt (for a toy's tokenizer)."
-        return formats.fixed_parts(self.tool_lines(), self.words, self.max_calls, SHOWN[self.view])
+        return formats.fixed_parts(self.tool_lines(), self.tags, self.max_calls, SHOWN[self.view])
 
     def prompt(self, scene: Scene) -> list[dict]:
         "The first message: one picture or six, the command, the speed in km/h, the rules."
         speed = None if scene.meta.get("ego_state") == "unknown" else float(np.hypot(*scene.ego.velocity))
         instruction = scene.command + target_text(scene)
-        text = prompt_text(instruction, speed, self.tool_lines(), self.words, self.max_calls, SHOWN[self.view])
+        text = prompt_text(instruction, speed, self.tool_lines(), self.tags, self.max_calls, SHOWN[self.view])
         parts = [*image_parts(self._shown(scene), self.pictures), {"type": "text", "text": text + self.hint}]
         return [{"role": "user", "content": parts}]
 
@@ -210,18 +210,18 @@ class DriveAgentTask(Task):
         if self.mode == "adaptive":
             return ""
         if self.mode != "partition":
-            return formats.opening(self.mode, self.words)
+            return formats.opening(self.mode, self.tags)
         if group % 2:
             raise ValueError(f"group {group}: mode-partitioned GRPO needs an even group")
-        return formats.opening("text" if place < group // 2 else "tool", self.words)
+        return formats.opening("text" if place < group // 2 else "tool", self.tags)
 
     def step(self, state: TurnState, completion: Completion) -> Step:
         "Answer a call, or end the episode."
         return _step(self, state, completion.text)
 
     def outcome(self, episode: Episode) -> dict[str, Any]:
-        "`outcome_of`, in this task's words."
-        return outcome_of(episode, self.words)
+        "`outcome_of`, with this task's tags."
+        return outcome_of(episode, self.tags)
 
     def rewards(self, outcomes: Sequence[dict], groups: Sequence[int]) -> dict[str, np.ndarray]:
         "`group_rewards`, with this task's weights."

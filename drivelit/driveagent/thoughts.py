@@ -25,7 +25,7 @@ from .labels import label_scene
 from .task import DriveAgentTask
 from ..metrics.meta_actions import SPEEDS, encode
 from ..policy.engines import Completion, cut_behind
-from ..policy.text import ParseError, control_words, harmless, parse_json
+from ..policy.text import ParseError, control_tokens, harmless, parse_json
 from ..rollout.core import TurnState
 from ..scene.core import IMAGE_SIZE, Scene
 
@@ -73,7 +73,7 @@ class ScriptedTeacher:
             becomes another, or is left out
         seed: of the faults; a thought depends on this, the attempt, the mode and the scene
         image_size: (width, height) in pixels of the front view that the policy will get: it decides what can be seen
-        words: key of formats.WORDS: how the tags are spelt
+        tags: key of formats.TAGS: how the tags are spelt
         tools: names of the tools that may be called; None or empty: all
 
     Attributes:
@@ -85,10 +85,10 @@ class ScriptedTeacher:
         fault_rate: float = 0.25,
         seed: int = 0,
         image_size: tuple[int, int] = IMAGE_SIZE,
-        words: str = "paper",
+        tags: str = "paper",
         tools: Sequence[str] | None = None,
     ) -> None:
-        self.fault_rate, self.seed, self.image_size, self.words, self.tools = fault_rate, seed, image_size, words, tools
+        self.fault_rate, self.seed, self.image_size, self.tags, self.tools = fault_rate, seed, image_size, tags, tools
         self.made = Counter()
 
     def think(
@@ -160,7 +160,7 @@ class ScriptedTeacher:
             else actions
         )
         turns = write(
-            mode, dict(description=description, reasoning=because(findings), prediction=forecast), ended, self.words
+            mode, dict(description=description, reasoning=because(findings), prediction=forecast), ended, self.tags
         )
         return [t.replace("</reasoning>\n", "") for t in turns] if fault == "broken form" else turns
 
@@ -341,17 +341,17 @@ def clean(
 ) -> tuple[list[str] | ParseError, list[str]]:
     """Rule-based cleaning (A.4, step 3) of the form, the actions, the calls: the turns, or why not; and the repairs.
 
-    Repeated calls and actions other than the true 4 of (speed, trajectory) are repaired. Control words, a broken form,
+    Repeated calls and actions other than the true 4 of (speed, trajectory) are repaired. Control tokens, a broken form,
     calls that do not fit the mode, too many calls and calls that fail are reasons to throw the thought out.
     """
     repairs = []
-    if words := control_words("".join(turns)):
+    if tokens := control_tokens("".join(turns)):
         # learnt as plain words they would be written in the middle of an answer, and end it
-        return ParseError(f"control words: {harmless(words[0], 40)}"), repairs
+        return ParseError(f"control tokens: {harmless(tokens[0], 40)}"), repairs
     turns, twice = _one_call_each(turns)
     if twice:
         repairs.append("call twice")
-    answer = read(turns, task.words)
+    answer = read(turns, task.tags)
     broken = [n for n, ok in zip(("sections", "actions", "tags", "calls"), answer.parts, strict=True) if not ok]
     if broken:
         return ParseError("form: " + ", ".join(broken)), repairs
@@ -456,7 +456,7 @@ def row_of(task: DriveAgentTask, scene: Scene, turns: list[str], **meta: object)
     for state.turn, turn in enumerate(turns):
         messages.append(says("assistant", turn))
         messages += task.step(state, Completion(turn)).messages or []
-    return make_row("thought", scene, messages, loss="all", mode=mode_of(turns[0], task.words), **meta)
+    return make_row("thought", scene, messages, loss="all", mode=mode_of(turns[0], task.tags), **meta)
 
 # %% ../../nbs/51_driveagent/45_thoughts.ipynb #cf04860a
 def equal_halves(

@@ -221,7 +221,7 @@ class ScriptedRewriter:
         for q in questions:
             form, kind, view = recognise(q) or (None, "", "")
             view_prefix = view if q.startswith(f"{view.capitalize()} view. ") else None
-            out.append(question_text(form, kind, view_prefix, int(rng.integers(len(form.words)))) if form else q)
+            out.append(question_text(form, kind, view_prefix, int(rng.integers(len(form.wordings)))) if form else q)
         return out
 
 # %% ../../nbs/51_driveagent/42_vqa_data.ipynb #bca0318b

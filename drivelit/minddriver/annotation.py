@@ -20,14 +20,14 @@ from .decisions import TOWN, Cuts, decision_of
 from .formats import TAGS, read_thought
 from .prompt import PAPER, Inputs, teacher_prompt
 from .teacher import ScriptedJudge, ScriptedTeacher, Try, Verdict, parse_verdict
-from ..policy.text import ParseError, control_words, harmless
+from ..policy.text import ParseError, control_tokens, harmless
 from ..scene.core import Scene
 
 # %% ../../nbs/53_minddriver/25_annotation.ipynb #a22a0006
 def format_feedback(text: str) -> str:
     "Table 9: a format error of a thought; empty for a whole one."
     tags = [f"<{slash}{t}>" for t in TAGS for slash in ("", "/") if f"<{slash}{t}>" in text]
-    if bad := [*tags, *control_words(text)]:
+    if bad := [*tags, *control_tokens(text)]:
         return f"{harmless(bad[0], 40)} must not stand in it."
     missing = read_thought(text).missing
     return f"Missing {' / '.join(missing)} part." if missing else ""

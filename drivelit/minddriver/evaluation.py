@@ -31,7 +31,7 @@ from .rows import next_codes
 from .task import MindDriverTask, truth_of
 from .teacher import logic_errors
 from ..policy.engines import Conversation, TransformersEngine
-from ..policy.image_tokens import DreamRule, image_text
+from ..policy.image_tokens import DreamConstraint, image_text
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
@@ -200,13 +200,13 @@ def drivers(
 
 # %% ../../nbs/53_minddriver/55_evaluation.ipynb #727e000e
 def engine_for(policy: Policy, codec: Any, batch_size: int = 256, memory: float | None = None) -> TransformersEngine:
-    "Who answers: the policy under the rule of the dream, `batch_size` conversations at a time."
-    return TransformersEngine(policy, batch_size, memory, DreamRule(policy, codec.n, codec.codes))
+    "Who answers: the policy under the constraint of the dream, `batch_size` conversations at a time."
+    return TransformersEngine(policy, batch_size, memory, DreamConstraint(policy, codec.n, codec.codes))
 
 
 def engine_of(policy: Policy, profile: MindDriverProfile, codec: Any) -> Any:
-    "Who answers in a run: the profile's rollout worker under the rule of the dream."
-    return profile_engine(policy, profile, DreamRule(policy, codec.n, codec.codes))
+    "Who answers in a run: the profile's rollout worker under the constraint of the dream."
+    return profile_engine(policy, profile, DreamConstraint(policy, codec.n, codec.codes))
 
 
 def task_for(
@@ -266,7 +266,7 @@ def play(
         task: what is asked
         profile: its tokens
         temperature: 0: the most likely tokens
-        engine: who answers; default: the policy under the rule of the dream
+        engine: who answers; default: the policy under the constraint of the dream
 
     Returns:
         one Episode for each scene
@@ -512,7 +512,7 @@ def planner(
         profile: its tokens
         pictures: "own", "grey" or "none"
         temperature: 0: the most likely tokens
-        engine: who answers; default: the policy under the rule of the dream
+        engine: who answers; default: the policy under the constraint of the dream
         **asked: form, seconds, ego_state of `task_for`, where they are not the profile's
 
     Returns:

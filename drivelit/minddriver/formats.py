@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .decisions import DIRECTIONS, DT, PLAN, SPEEDS, Horizon
-from ..policy.text import ParseError, control_words, harmless, span_between
+from ..policy.text import ParseError, control_tokens, harmless, span_between
 
 # %% ../../nbs/53_minddriver/05_formats.ipynb #f53a0006
 _NUMBER = r"[+-]?[0-9]{1,3}(?:\.[0-9]{1,4})?"
@@ -159,8 +159,8 @@ def write_answer(
     parts = dict(answer=format_points(points, horizon))
     if "think" in spans_of(form):
         bad = [*(f"<{t}>" for t in TAGS), *(f"</{t}>" for t in TAGS)]
-        if not thought.strip() or any(b in thought for b in bad) or control_words(thought):
-            raise ValueError(f"thought: {harmless(thought, 60)!r} is empty or holds a tag or a control word")
+        if not thought.strip() or any(b in thought for b in bad) or control_tokens(thought):
+            raise ValueError(f"thought: {harmless(thought, 60)!r} is empty or holds a tag or a control token")
         parts["think"] = thought
     if "dream" in FORMS[form]:
         if codes is None or len(codes) == 0:
@@ -201,8 +201,8 @@ def _order(text, form):
     remaining = text
     for tag in FORMS[form]:
         prefix, separator, remaining = remaining.partition(f"<{tag}>")
-        if control_words(prefix):
-            return ParseError("a code or control word outside the spans")
+        if control_tokens(prefix):
+            return ParseError("a code or control token outside the spans")
         if not separator or prefix.strip():
             return ParseError(f"<{tag}> is not in its place" if f"<{tag}>" in text else f"<{tag}> is missing")
         remaining = remaining.partition(f"</{tag}>")[2]
@@ -218,7 +218,7 @@ def parse_answer(text: object, form: str, n: int, codes: int, horizon: Horizon =
     contents = {t: span_between(text, t) if t in spans else None for t in TAGS}
     if isinstance(contents["think"], str):
         thought = contents["think"]
-        problem = "empty" if not thought.strip() else "a code or control word in it" if control_words(thought) else ""
+        problem = "empty" if not thought.strip() else "a code or control token in it" if control_tokens(thought) else ""
         contents["think"] = ParseError(problem) if problem else thought
     if isinstance(contents["dream"], str):
         from drivelit.policy.image_tokens import parse_image  # with torch

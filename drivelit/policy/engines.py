@@ -31,7 +31,7 @@ from transformers.cache_utils import Cache
 
 from .model import SPECIAL, Policy
 from .step import GrowingLayer, Prompt, step_of
-from .text import ParseError, control_words, harmless, parse_json
+from .text import ParseError, control_tokens, harmless, parse_json
 from ..scene.core import to_rgb
 from ..io.extras import Extra
 
@@ -531,7 +531,7 @@ class TransformersEngine:
         batch_size: conversations at a time
         memory: bytes for the keys and values of the conversations of a call; the next call reads on from there. None:
             half of what is free on the device beside them
-        rule: what may be said where (`drivelit.policy.image_tokens.DreamRule`); None: every token. Log-probabilities
+        constraint: of decoding (`drivelit.policy.image_tokens.DreamConstraint`); None: every token. Log-probabilities
             are those among the tokens that it allows
 
     Attributes:
@@ -542,8 +542,10 @@ class TransformersEngine:
 
     own_seeds, sharing, stepping = False, 1, True
 
-    def __init__(self, policy: Policy, batch_size: int = 256, memory: float | None = None, rule: Any = None) -> None:
-        self.policy, self.batch_size, self.memory, self.rule = policy, batch_size, memory, rule
+    def __init__(
+        self, policy: Policy, batch_size: int = 256, memory: float | None = None, constraint: Any = None
+    ) -> None:
+        self.policy, self.batch_size, self.memory, self.constraint = policy, batch_size, memory, constraint
         self._read, self._weights, self._texts = {}, None, {}
         self.eos = policy.tokenizer.eos_token_id
         ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
@@ -575,8 +577,8 @@ class TransformersEngine:
             ValueError: a setting out of bounds, or a conversation that cannot be read
         """
         check_sampling(on_error, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-        if temperature and getattr(self.rule, "greedy_only", False):
-            raise ValueError(f"{type(self.rule).__name__} is for temperature 0, not {temperature}")
+        if temperature and getattr(self.constraint, "greedy_only", False):
+            raise ValueError(f"{type(self.constraint).__name__} is for temperature 0, not {temperature}")
         generator = torch.Generator(self.policy.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         out = [fill_ids(self.policy, n, c, on_error) for n, c in enumerate(conversations)]
@@ -617,15 +619,15 @@ class TransformersEngine:
 
     def _batch(self, rows, max_new_tokens, room, sampling):
         conversations = rows.conversations
-        states = [self.rule.begin(c.ids) for c in conversations] if self.rule else []
+        states = [self.constraint.begin(c.ids) for c in conversations] if self.constraint else []
         numbers = _own_numbers(conversations, max_new_tokens) if self.own_seeds else None
         for k in range(max_new_tokens):
             logits = rows.logits
-            if self.rule:
-                logits = self.rule.restrict(logits, [self.rule.kind(states[n]) for n in rows.who])
+            if self.constraint:
+                logits = self.constraint.restrict(logits, [self.constraint.kind(states[n]) for n in rows.who])
             token, logp = draw(logits, *sampling, self.never, None if numbers is None else numbers[rows.who, k])
-            for n, t in zip(rows.who, token.tolist(), strict=True) if self.rule else ():
-                states[n] = self.rule.step(states[n], t)
+            for n, t in zip(rows.who, token.tolist(), strict=True) if self.constraint else ():
+                states[n] = self.constraint.step(states[n], t)
             goes_on = rows.say(token, logp, self.eos, lambda n: _over(self, rows.ids[n], conversations[n].stops))
             if not goes_on or k + 1 == max_new_tokens:
                 break
@@ -911,28 +913,28 @@ def ask_as_they_come(
         pool.shutdown(wait=False, cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 # %% ../../nbs/20_policy/20_engines.ipynb #37c32b7b
-def _ask(client, policy, rule, conversation, options, seconds):
-    "The completion of one conversation; its answer keeps the rule and holds no control words."
+def _ask(client, policy, constraint, conversation, options, seconds):
+    "The completion of one conversation; its answer keeps the constraint and holds no control tokens."
     begun = [dict(role="assistant", content=conversation.opening)] if conversation.opening else []
     extra = dict(continue_final_message=True, add_generation_prompt=False) if begun else {}  # as vLLM wants it
-    if rule:
-        extra |= rule.served(conversation.opening)
+    if constraint:
+        extra |= constraint.served(conversation.opening)
     if conversation.stops:
         options, extra = (options | dict(stop=list(conversation.stops)), extra | dict(include_stop_str_in_output=True))
     messages = [*as_openai(conversation.messages), *begun]
     ask = client.chat.completions.create
     text, stop = _text_of(ask(messages=messages, extra_body=extra or None, timeout=max(seconds, 0.001), **options))
-    if rule:
-        ids = rule.read(text, conversation.opening)
+    if constraint:
+        ids = constraint.read(text, conversation.opening)
         if isinstance(ids, ParseError):
-            raise ValueError(f"the answer breaks the rule: {ids.reason}")
+            raise ValueError(f"the answer breaks the constraint: {ids.reason}")
     if (end := end_of(text, conversation.stops)) >= 0:
         text, stop = text[:end], "stop"
     if policy is None:
         return Completion(text, [], None, stop)
-    if not rule:
-        if words := control_words(text):  # as ids they would be control tokens
-            raise ValueError(f"the answer holds the control word {harmless(words[0], 40)}")
+    if not constraint:
+        if tokens := control_tokens(text):  # as ids they would be control tokens
+            raise ValueError(f"the answer holds the control token {harmless(tokens[0], 40)}")
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     return Completion(text, ids + [policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)
 
@@ -949,7 +951,7 @@ class OpenAIEngine:
         timeout: seconds for one conversation, all tries together
         retries: tries after the first one
         most: bytes of one answer that are read
-        rule: what may be said where; sent as structured output, and an answer that breaks it is refused
+        constraint: what may be said where; sent as structured output, and an answer that breaks it is refused
     """
 
     def __init__(
@@ -962,10 +964,10 @@ class OpenAIEngine:
         timeout: float = 120.0,
         retries: int = 3,
         most: int = MOST_BYTES,
-        rule: Any = None,
+        constraint: Any = None,
     ) -> None:
         self.base_url, self.model, self.policy, self.threads = base_url, model, policy, threads
-        self.timeout, self.retries, self.rule = timeout, retries, rule
+        self.timeout, self.retries, self.constraint = timeout, retries, constraint
         self.client = server_client(base_url, api_key, most)
 
     def generate(
@@ -1035,4 +1037,4 @@ class OpenAIEngine:
         if conversation.seed is not None or seed is not None:
             options["seed"] = seed + i if conversation.seed is None else conversation.seed
         options |= dict(model=self.model, max_tokens=min(most, conversation.limit or most))
-        return _ask(self.client, self.policy, self.rule, conversation, options, seconds)
+        return _ask(self.client, self.policy, self.constraint, conversation, options, seconds)

@@ -78,7 +78,7 @@ class Numerals:
 
 # %% ../../nbs/20_policy/27_numerals.ipynb #7aff6ce7
 class Median:
-    """A rule for engines: in the fraction of a number the median numeral in place of the likeliest; for temperature 0.
+    """A constraint for engines: in a number's fraction the median numeral in place of the likeliest; for temperature 0.
 
     Args:
         tokenizer: of the policy; with numerals of its own, or one that writes digit by digit, as Qwen2.5's does

@@ -226,8 +226,8 @@ class _Reads:
     def _ask(self, conversation, url, sampling, seconds):
         "One answer of one server."
         until, images = time.monotonic() + seconds, {self._name(i): i for i in conversation.images}
-        if self.rule:
-            sampling = sampling | dict(extra_args=dict(dream_rule=self.rule.told(conversation.ids)))
+        if self.constraint:
+            sampling = sampling | dict(extra_args=dict(dream_rule=self.constraint.told(conversation.ids)))
         ids = one_pad_each(conversation.ids, self.policy.image_token_id)
         body = dict(model=self.model, token_ids=ids, sampling_params=sampling, return_token_ids=True)
         body |= dict(cache_salt=_salt(self.model, self.version))
@@ -260,12 +260,15 @@ class _Reads:
         ids, logprobs, stop = read_tokens(*of_all, lambda ids: end_of(decode(ids), stops) >= 0)
         if forbidden_ids := [t for t in ids if t in self.never]:
             raise ValueError(f"the answer holds the control token {forbidden_ids[0]}")
-        if self.rule:
-            state, table = self.rule.begin(conversation.ids), self.rule.forbidden(len(self.policy.tokenizer))
+        if self.constraint:
+            state, table = (
+                self.constraint.begin(conversation.ids),
+                self.constraint.forbidden(len(self.policy.tokenizer)),
+            )
             for k, t in enumerate(ids):
-                if table[self.rule.kind(state), t]:
-                    raise ValueError(f"the answer breaks the rule: token {t} at place {k}")
-                state = self.rule.step(state, t)
+                if table[self.constraint.kind(state), t]:
+                    raise ValueError(f"the answer breaks the constraint: token {t} at place {k}")
+                state = self.constraint.step(state, t)
         completion = Completion(decode(ids[:-1] if stop == "eos" else ids), ids, logprobs, stop)
         return cut_behind(self.policy.tokenizer, completion, stops)
 
@@ -379,10 +382,10 @@ class _Tells:
         return names.pop()
 
     def _same_words(self):
-        "Refuse servers with another vocabulary, or without the rule, before anything else is asked of them."
+        "Refuse servers with another vocabulary, or without the constraint, before anything else is asked of them."
         size, (text, ids) = len(self.policy.tokenizer), known_words(self.policy.tokenizer)
 
-        def holds_rule(url, seconds):
+        def has_constraint(url, seconds):
             bad_params = dict(
                 max_tokens=1, extra_args=dict(dream_rule="?")
             )  # only a server that knows it takes offence
@@ -410,8 +413,10 @@ class _Tells:
                     f"{url} knows more tokens than the {size} of the trainer's policy: start it with a folder of "
                     f"this policy ({SERVE})"
                 )
-            if self.rule and not holds_rule(url, seconds):
-                raise EngineError(f"{url} does not know the rule of dreamed codes: start it with ci/serve_vllm.sh")
+            if self.constraint and not has_constraint(url, seconds):
+                raise EngineError(
+                    f"{url} does not know the constraint of dreamed codes: start it with ci/serve_vllm.sh"
+                )
 
         self._everywhere(check, "vocabulary", 60.0, self.retries)
 
@@ -680,7 +685,7 @@ class _Publishes:
 # %% ../../nbs/20_policy/25_vllm.ipynb #5c0e1a77
 @torch.inference_mode()
 def scored(
-    policy: Policy, conversation: Conversation, said: Completion, never: Sequence[int] = (), rule: Any = None
+    policy: Policy, conversation: Conversation, said: Completion, never: Sequence[int] = (), constraint: Any = None
 ) -> torch.Tensor:
     """The log-probability of each token of an answer at temperature 1, from one pass of the policy in this process.
 
@@ -689,7 +694,7 @@ def scored(
         conversation: with ids
         said: its answer, with ids
         never: ids that could not be said
-        rule: what may be said where
+        constraint: what may be said where
 
     Returns:
         (n,) tensor
@@ -702,8 +707,8 @@ def scored(
         logits = policy.model(**batch, logits_to_keep=len(said.ids) + 1).logits[0, :-1].float()
     policy.model.train(was_training)
     logits[:, list(never)] = -torch.inf
-    if rule:
-        logits = rule.restrict(logits, rule.kinds(conversation.ids + said.ids)[-len(said.ids) :])
+    if constraint:
+        logits = constraint.restrict(logits, constraint.kinds(conversation.ids + said.ids)[-len(said.ids) :])
     return logits.log_softmax(-1).gather(-1, torch.tensor(said.ids, device=logits.device)[:, None])[:, 0].cpu()
 
 
@@ -771,7 +776,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
         patience: seconds for one server to take new weights
         retries: tries after the first one
         most: bytes of one answer that are read
-        rule: what may be said where (`DreamRule`); the servers hold it token by token, and an answer that breaks it is
+        constraint: of decoding (`DreamConstraint`); the servers hold it token by token, and an answer that breaks it is
             refused
         dtype: of published weights
         by: how they travel: "files" in `folder`, or "nccl" from this process's GPU; adapters always as files
@@ -784,7 +789,7 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
 
     Raises:
         EngineError: a server that is down, serves another model or vocabulary, has another version, or does not know
-            the rule; tells both
+            the constraint; tells both
     """
 
     def __init__(
@@ -799,12 +804,17 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
         patience: float = 600.0,
         retries: int = 3,
         most: int = MOST_BYTES,
-        rule: Any = None,
+        constraint: Any = None,
         dtype: str = "bfloat16",
         by: str = "files",
     ) -> None:
         self.by, self._ways, self._ready, self._sending = by, {}, {}, threading.Lock()  # ways: server -> Transfer
-        self.policy, self.folder, self.rule, self.dtype = policy, Path(folder).resolve(), rule, getattr(torch, dtype)
+        self.policy, self.folder, self.constraint, self.dtype = (
+            policy,
+            Path(folder).resolve(),
+            constraint,
+            getattr(torch, dtype),
+        )
         api_key = api_key or os.environ.get("DRIVELIT_PLAYER_KEY", "none")
         self.clients = {url.rstrip("/"): server_client(url.rstrip("/"), api_key, most) for url in servers}
         self.servers = list(self.clients)
@@ -834,7 +844,8 @@ class VLLMEngine(_Answers, _Reads, _Tells, _Owns, _Sends, _Publishes):
         """
         completions = self.generate(conversations, most, seed=seed)
         policy_logps = [
-            scored(self.policy, c, s, self.never, self.rule) for c, s in zip(conversations, completions, strict=True)
+            scored(self.policy, c, s, self.never, self.constraint)
+            for c, s in zip(conversations, completions, strict=True)
         ]
         gaps = torch.cat(
             [(o - torch.tensor(s.logprobs)).abs() for o, s in zip(policy_logps, completions, strict=True)]

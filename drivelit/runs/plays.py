@@ -125,13 +125,13 @@ def only_plays(policy: "Policy", profile: Profile) -> "Policy":
     return policy
 
 # %% ../../nbs/42_runs/20_plays.ipynb #pl4ypl01
-def profile_engine(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
+def profile_engine(policy: "Policy", profile: Profile, constraint: Any = None) -> Any:
     """Who answers for a policy.
 
     Args:
         policy: writes; without adapters, where servers play; from now on in the precision of the profile
         profile: its `rollout_servers`, `max_num_seqs`, `kv_memory` and precision
-        rule: what may be said where
+        constraint: what may be said where
 
     Returns:
         the engine of this process; or that of the profile's servers, which have the policy's weights then
@@ -145,12 +145,12 @@ def profile_engine(policy: "Policy", profile: Profile, rule: Any = None) -> Any:
 
     policy.bf16 = policy.bf16 or profile.in_bf16()
     if profile.rollout_servers == "none":
-        return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes, rule)
+        return TransformersEngine(policy, profile.max_num_seqs, profile.kept_bytes, constraint)
     place = _PLACE.get()
     folder = place.folder.parent / "served" if place else Path(tempfile.mkdtemp()) / "served"
     servers = [url.strip() for url in profile.rollout_servers.split(",")]
     dtype = "bfloat16" if profile.in_bf16() else "float32"
-    engine = VLLMEngine(policy, servers, folder, rule=rule, dtype=dtype, by=profile.publish)
+    engine = VLLMEngine(policy, servers, folder, constraint=constraint, dtype=dtype, by=profile.publish)
     engine.give(f"play-{fingerprint(policy)}")
     if profile.sampling_bound:
         test_image = Image.linear_gradient("L").convert("RGB").resize(IMAGE_SIZE)

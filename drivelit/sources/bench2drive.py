@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REAR', 'FLIP', 'UNREAL', 'KEYS', 'RATE', 'DT', 'PAST', 'FUTURE', 'STATES', 'MOST_MAP', 'REACH', 'WIDTH', 'SHOULDER',
-           'BESIDE', 'NEXT', 'SPACING', 'CHANGES', 'FAR_OFF', 'PRICE', 'FOLDERS', 'COMMANDS', 'WORDS', 'GIVES',
+           'BESIDE', 'NEXT', 'SPACING', 'CHANGES', 'FAR_OFF', 'PRICE', 'FOLDERS', 'COMMANDS', 'OPTION_NAMES', 'GIVES',
            'pose_of', 'ego_box', 'rear_axle', 'camera_pose', 'load', 'frames', 'around', 'kind_of', 'load_map',
            'targets', 'direct_way', 'lane_way', 'planned_way', 'town_of', 'read', 'scenes']
 
@@ -536,7 +536,7 @@ def town_of(clip: str | Path) -> str:
 
 # %% ../../nbs/04_sources/45_bench2drive.ipynb #readmo01
 COMMANDS = {1: "TURN LEFT", 2: "TURN RIGHT", 3: "GO STRAIGHT", 4: "GO STRAIGHT", 5: "GO STRAIGHT", 6: "GO STRAIGHT"}
-WORDS = {1: "left", 2: "right", 3: "straight", 4: "lane follow", 5: "change lane left", 6: "change lane right"}
+OPTION_NAMES = {1: "left", 2: "right", 3: "straight", 4: "lane follow", 5: "change lane left", 6: "change lane right"}
 
 
 def read(clip: str | Path, frame: int, maps: str | Path | None = None) -> Scene:
@@ -596,7 +596,7 @@ def _scene(
         Trajectory(future[:8]) if len(future) >= 8 else None,
         Path(clip).name,
         False,
-        dict(frame=frame, command=WORDS.get(command, "void")) | unknown(future, told=True),
+        dict(frame=frame, command=OPTION_NAMES.get(command, "void")) | unknown(future, told=True),
     )
 
 # %% ../../nbs/04_sources/45_bench2drive.ipynb #scenes01

@@ -130,29 +130,33 @@ MOST_SALT = 128  # characters
 class Biased:
     "What a request says about tokens, as vLLM's sampler applies it: log-probabilities are those that result."
 
-    def __init__(self, bias: dict, rule: Any = None, asked: dict | None = None) -> None:
-        self.bias, self.rule, self.told = {int(i): b for i, b in bias.items()}, rule, asked
-        if rule and asked["n"] != rule.n:
-            raise RuntimeError(f"the client's rule has {asked['n']} codes, the server's {rule.n}")
+    def __init__(self, bias: dict, constraint: Any = None, asked: dict | None = None) -> None:
+        self.bias, self.constraint, self.told = {int(i): b for i, b in bias.items()}, constraint, asked
+        if constraint and asked["n"] != constraint.n:
+            raise RuntimeError(f"the client's constraint has {asked['n']} codes, the server's {constraint.n}")
 
     def begin(self, ids: list[int]) -> Any:
         "How far an answer is, by what the client says about it."
-        return self.rule.begin(())._replace(owed=self.told["owed"], begun=self.told["begun"]) if self.rule else None
+        return (
+            self.constraint.begin(())._replace(owed=self.told["owed"], begun=self.told["begun"])
+            if self.constraint
+            else None
+        )
 
     def step(self, state: Any, token: int) -> Any:
         "How far it is behind a token."
-        return self.rule.step(state, token) if self.rule else None
+        return self.constraint.step(state, token) if self.constraint else None
 
     def kind(self, state: Any) -> int:
         "What may come next."
-        return self.rule.kind(state) if self.rule else 0
+        return self.constraint.kind(state) if self.constraint else 0
 
     def restrict(self, logits: torch.Tensor, kinds: list[int]) -> torch.Tensor:
-        "Logits (N, V) with what is added; -inf for what the rule forbids."
+        "Logits (N, V) with what is added; -inf for what the constraint forbids."
         logits = logits.clone()
         for token, add in self.bias.items():
             logits[:, token] += add
-        return self.rule.restrict(logits, kinds) if self.rule else logits
+        return self.constraint.restrict(logits, kinds) if self.constraint else logits
 
 
 def _refusal(status, message, kind="BadRequestError", param=None):
@@ -165,7 +169,7 @@ def _unknown(name, names):
     return _refusal(404, message, "NotFoundError", "model")
 
 
-def _wrong_request(ask, rows, rule):
+def _wrong_request(ask, rows, constraint):
     "What vLLM refuses before it looks at pictures, or None."
     salt, sampling = ask.get("cache_salt"), ask["sampling_params"]
     if not ask["token_ids"]:
@@ -186,8 +190,8 @@ def _wrong_request(ask, rows, rule):
     if sampling.get("stop") and not sampling.get("detokenize", True):
         message = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
         return _refusal(400, message)
-    rule_option = (sampling.get("extra_args") or {}).get("dream_rule")
-    if rule_option is not None and rule and not isinstance(rule_option, dict):
+    request_constraint = (sampling.get("extra_args") or {}).get("dream_rule")
+    if request_constraint is not None and constraint and not isinstance(request_constraint, dict):
         message = "dream_rule: expected an object with n, most, start, end, owed, begun, codes, outside"
         return _refusal(400, message)
     if invalid := [i for i in ask["token_ids"] if i >= rows]:
@@ -206,7 +210,7 @@ class _Speaks:
             return _unknown(name, names)
         policy, parts = self.adapters.get(name, self.policy), ask.get("content_parts") or []
         rows = policy.model.get_input_embeddings().weight.shape[0]
-        if refusal := _wrong_request(ask, rows, self.rule) or self._look_at(policy, parts):
+        if refusal := _wrong_request(ask, rows, self.constraint) or self._look_at(policy, parts):
             return refusal
         images = [self.pictures[part["uuid"]] for part in parts]
         prompt = self._expanded(policy, ask["token_ids"], images)
@@ -249,11 +253,11 @@ class _Speaks:
 
     def _say(self, policy, prompt, images, sampling):
         "One conversation at a time: nobody else's seed or padding has a part in it."
-        rule_option = (sampling.get("extra_args") or {}).get("dream_rule")
+        request_constraint = (sampling.get("extra_args") or {}).get("dream_rule")
         rules = (
-            (self.rule, rule_option) if rule_option and self.rule else ()
-        )  # a server without the rule does not even look at it
-        engine = TransformersEngine(policy, memory=0, rule=Biased(sampling.get("logit_bias") or {}, *rules))
+            (self.constraint, request_constraint) if request_constraint and self.constraint else ()
+        )  # a server without the constraint does not even look at it
+        engine = TransformersEngine(policy, memory=0, constraint=Biased(sampling.get("logit_bias") or {}, *rules))
         engine.never = []  # but for what the request says
         token_limit = min(sampling["max_tokens"], self.longest - len(prompt))
         settings = token_limit, sampling.get("temperature", 1.0), sampling.get("top_p", 1.0), sampling.get("seed")
@@ -563,7 +567,7 @@ class StubVLLM(_Speaks, _Learns, _Joins, StubServer):
         dialect: a version of vLLM, one of DIALECTS
         shift: added to every log-probability, as if the server computed otherwise than the trainer
         transfer: takes weights over a group of processes too, as vLLM with --weight-transfer-config; gloo for NCCL
-        rule: what may be said where: the rule of ci/vllm_plugins, which a request tells how far its answer is; None: as
+        constraint: of decoding, that of ci/vllm_plugins, which a request tells how far its answer is; None: as
             a server that was started without it, and looks at nothing
         longest: tokens of a conversation
 
@@ -581,13 +585,13 @@ class StubVLLM(_Speaks, _Learns, _Joins, StubServer):
         name: str = "toy",
         dialect: str = "0.32",
         shift: float = 0.0,
-        rule: Any = None,
+        constraint: Any = None,
         longest: int = 4096,
         transfer: bool = False,
     ) -> None:
         super().__init__(lambda ask: None)
         self.started = Policy(copy.deepcopy(policy.model), policy.processor)
-        self.name, self.dialect, self.shift, self.rule, self.longest = name, dialect, shift, rule, longest
+        self.name, self.dialect, self.shift, self.constraint, self.longest = name, dialect, shift, constraint, longest
         self.fault, self.failing, self.heard, self.cached, self.transfer = "", set(), [], [], transfer
         self.routes = {
             "/inference/v1/generate": self._generate,

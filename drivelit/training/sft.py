@@ -62,8 +62,8 @@ def check_row(row: dict) -> list[dict]:
     messages = chat(row)
     if not any(m["role"] == "assistant" for m in messages):
         raise ValueError("no message by the assistant: there is nothing to learn from")
-    if word := spoken_control(messages):
-        raise ValueError(f"the answer holds the control word {harmless(word, 40)}")
+    if token := spoken_control(messages):
+        raise ValueError(f"the answer holds the control token {harmless(token, 40)}")
     return messages
 
 # %% ../../nbs/40_training/10_sft.ipynb #a1c38d2d

@@ -489,7 +489,7 @@ def at_play(
         policy.model = get_peft_model(policy.model, peft_config)
     if rollout_servers != "none":
         servers = [url.strip() for url in rollout_servers.split(",")]
-        return VLLMEngine(policy, servers, folder, rule=getattr(engine, "rule", None)), policy, task
+        return VLLMEngine(policy, servers, folder, constraint=getattr(engine, "constraint", None)), policy, task
     if bf16:
         play_in_bf16(policy)
     engine.own_seeds, engine.sharing = True, sharing

@@ -36,7 +36,7 @@ from .grpo import ADVANTAGES, k3
 from ..policy.text import nearest
 from .sft import SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..scene.clock import tally, timed
-from .batches import as_tensors, by_rule, chosen, in_pieces, micro_batches
+from .batches import as_tensors, constrained, chosen, in_pieces, micro_batches
 from .played import KeepsPlayed, group_log, played_row, turn_log
 from .reference import OwnReference, Reference
 from .settings import EpisodeSettings, described, in_epochs, setting
@@ -304,11 +304,15 @@ class LearnsWords:
         return tuple(v.new_zeros(own_mask.shape).masked_scatter(own_mask, v)[:, -width:] for v in outputs.unbind(-1))
 
     def constrain(self, logits: torch.Tensor, batch: dict, at: slice = slice(None)) -> torch.Tensor:
-        "Logits (m, V), -inf for control tokens where servers draw, and by the engine's rule, if it has one."
-        rule = getattr(self.engine, "rule", None)
+        "Logits (m, V), -inf for control tokens where servers draw, and by the engine's constraint, if it has one."
+        constraint = getattr(self.engine, "constraint", None)
         if hasattr(self.engine, "publish"):  # servers draw among the other tokens, and tell their probability there
             logits = logits.index_fill(1, torch.tensor(self.engine.never, device=logits.device), -torch.inf)
-        return logits if rule is None else by_rule(rule, logits, batch["inputs"]["input_ids"], batch["own"], at)
+        return (
+            logits
+            if constraint is None
+            else constrained(constraint, logits, batch["inputs"]["input_ids"], batch["own"], at)
+        )
 
     def objective(self, batch: dict) -> torch.Tensor:
         "The loss of a micro-batch: minus eq. 4, by TRL, divided by the micro-batches in an update."
@@ -566,7 +570,7 @@ def served(
     Args:
         rollout_servers: of the TurnGRPOConfig
         policy: that is trained
-        engine: in this process, or None; its rule is that of the servers, too
+        engine: in this process, or None; its constraint is that of the servers, too
         bf16: of the published weights
         adapters: will be trained on top of the policy's weights
         publish: of the TurnGRPOConfig
@@ -577,8 +581,8 @@ def served(
     if rollout_servers == "none":
         return engine
     servers, dtype = [url.strip() for url in rollout_servers.split(",")], "bfloat16" if bf16 else "float32"
-    rule = getattr(engine, "rule", None)
-    engine = VLLMEngine(policy, servers, out / "served", rule=rule, dtype=dtype, by=publish)
+    constraint = getattr(engine, "constraint", None)
+    engine = VLLMEngine(policy, servers, out / "served", constraint=constraint, dtype=dtype, by=publish)
     if adapters:
         engine.give(f"base-{fingerprint(policy)}")  # the servers may have the base of another run
     return engine
@@ -611,7 +615,7 @@ def train_rl(
         args: a TurnGRPOConfig instead of settings
         trainer: TurnGRPOTrainer (the default) or a subclass
         resume: go on from the newest whole checkpoint in `out`
-        engine: plays; default: the policy in this process. `rollout_servers` play in its place, under its rule
+        engine: plays; default: the policy in this process. `rollout_servers` play in its place, under its constraint
         make: for `rollout_workers`, can be imported by name: () -> engine, policy, task as they are given here
         reference: of the KL penalty, a policy of its own with the same tokens; default: the policy as it comes in
         peft_config: a LoraConfig: train adapters only
