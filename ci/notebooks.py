@@ -36,7 +36,7 @@ LARGE += ("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "openai", "hypot
 
 
 def all_notebooks():
-    "Every notebook of the house, in reading order."
+    "Every notebook of the package, in reading order."
     paths = [p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("*.ipynb")]
     return sorted(p for p in paths if not any(part.startswith((".", "_")) for part in p.parts))
 

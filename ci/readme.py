@@ -1,6 +1,7 @@
 """The front pages: the map in nbs/index.ipynb, and README.md on one page.   python ci/readme.py [--check]
 
-The map lists the notebooks, a cell for each room: title and summary from their first cells, seconds from ci/times.json.
+The map lists the notebooks, a cell for each package: title and summary from their first cells, the seconds from
+ci/times.json.
 --check only compares it, and counts the README's words.
 """
 
@@ -18,7 +19,7 @@ from drivelit.runs.profiles import systems
 ROOT = Path(__file__).resolve().parents[1]
 INDEX, README = ROOT / "nbs" / "index.ipynb", ROOT / "README.md"
 PAGE = 900  # words
-ROOMS = {
+PACKAGES = {
     "00_scene": "what a driving moment is",
     "02_town": "roads, situations and routes drawn from a seed",
     "04_sources": "recorded driving, read as the same scenes",
@@ -47,12 +48,12 @@ def row(path, times):
     return f"| [{title}]({link}) | {summary} | {'' if seconds is None else f'{seconds} s'} |"
 
 
-def rooms():
-    "The map: a cell of Markdown for each room; a system is in it once it has a run."
+def packages():
+    "The map: a cell of Markdown for each package; a system is in it once it has a run."
     times = json.loads((ROOT / "ci/times.json").read_text())
-    for room in sorted(p.name for p in INDEX.parent.glob("[0-9]*_*") if p.name in ROOMS):
-        rows = [row(p, times) for p in sorted((INDEX.parent / room).glob("*.ipynb"))]
-        yield "\n".join([f"### {room}: {ROOMS[room]}", "", *HEAD, *rows])
+    for package in sorted(p.name for p in INDEX.parent.glob("[0-9]*_*") if p.name in PACKAGES):
+        rows = [row(p, times) for p in sorted((INDEX.parent / package).glob("*.ipynb"))]
+        yield "\n".join([f"### {package}: {PACKAGES[package]}", "", *HEAD, *rows])
 
 
 def main():
@@ -63,12 +64,12 @@ def main():
         print(f"README.md: {words} words, and a page has {PAGE}; move something into docs/")
         return 1
     nb = nbformat.read(INDEX, 4)
-    made, drawn = list(rooms()), [c for c in nb.cells if HEAD[0] in c.source]
+    made, drawn = list(packages()), [c for c in nb.cells if HEAD[0] in c.source]
     if check and [c.source for c in drawn] != made:
         print("nbs/index.ipynb: its map is not what the notebooks say; run: python ci/readme.py")
         return 1
     if not check:
-        cells = [new_markdown_cell(m, id=f"map{m[4:6]}room") for m in made]
+        cells = [new_markdown_cell(m, id=f"map{m[4:6]}package") for m in made]
         nb.cells = [c for c in nb.cells if c not in drawn] + cells
         nbformat.write(nb, INDEX)
     return 0

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/drivelit/drivelit"
 INDEX = Path("nbs/index.ipynb")
-GROUPS = {  # of the navigation: what each is for, its rooms (None: those of the systems), and its other pages
+GROUPS = {  # of the navigation: what each is for, its sections (None: those of the systems), and its other pages
     "Start": ("The map of all notebooks, and how long runs are started.", (), ["nbs/index", "docs/RUNS"]),
     "Five systems": ("Each system has an overview, its parts, and a run with its tables.", None, []),
     "Methods": (
@@ -178,7 +178,7 @@ def heads(source, package):
 
 
 def captions():
-    "Rooms in reading order, each with what it is about, from the map of the notebooks."
+    "Sections in reading order, each with what it is about, from the map of the notebooks."
     cells = json.loads((ROOT / INDEX).read_text("utf-8"))["cells"]
     text = "\n".join("".join(c["source"]) for c in cells)
     found = re.findall(r"^### (\d\w+): (.+)", text, re.M)
@@ -186,17 +186,19 @@ def captions():
 
 
 def group_pages():
-    "The pages of the navigation by their names: of each group with its rooms, of each room with its notebooks."
+    "The pages of the navigation by their names: of each group with its sections, of each section with its notebooks."
     about, texts = captions(), [str(p.with_suffix("")) for p in pages() if p.suffix == ".md" and p != Path("README.md")]
     placed, made = {page for _, _, more in GROUPS.values() for page in more}, {}
-    for group, (line, rooms, more) in GROUPS.items():
-        rooms = [r for r in about if r.startswith("5")] if rooms is None else rooms
-        for room in rooms:
-            inside = {f"/nbs/{room}/{p.stem}": summary(p) for p in sorted((ROOT / "nbs" / room).glob("*.ipynb"))}
+    for group, (line, sections, more) in GROUPS.items():
+        sections = [r for r in about if r.startswith("5")] if sections is None else sections
+        for section in sections:
+            inside = {f"/nbs/{section}/{p.stem}": summary(p) for p in sorted((ROOT / "nbs" / section).glob("*.ipynb"))}
             lines = "\n".join(f"- {{doc}}`{name}`: {line}" for name, line in inside.items())
-            made[f"rooms/{room}"] = page_of(about[room], lines, inside, hidden=True)
+            made[f"sections/{section}"] = page_of(about[section], lines, inside, hidden=True)
         more = more + [name for name in texts if name not in placed] if group == "Reference" else more
-        made[group.lower().replace(" ", "_")] = page_of(group, line, [*(f"rooms/{room}" for room in rooms), *more])
+        made[group.lower().replace(" ", "_")] = page_of(
+            group, line, [*(f"sections/{section}" for section in sections), *more]
+        )
     return made
 
 
@@ -222,7 +224,7 @@ def main(folder):
         text = notebook(path, page, known) if page.suffix == ".ipynb" else linked(path.read_text("utf-8"), page, known)
         out.write_text(text, encoding="utf-8")
     (folder / "README.md").rename(folder / "index.md")
-    (folder / "rooms").mkdir()
+    (folder / "sections").mkdir()
     for name, page in group_pages().items():
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
     groups = [group.lower().replace(" ", "_") for group in GROUPS]

@@ -28,7 +28,7 @@ step() {  # step NAME COMMAND...: runs it, shows its output, keeps the verdict
 slow=(); [ "${DRIVELIT_SLOW:-1}" = 1 ] && slow=(--slow)
 tests=(tests)
 if [ "$what" = quick ]; then  # sizes, words, links, profiles, figures, and the notebooks that take two seconds at most
-  tests=(tests/test_{commands,core,fidelity,figures,house,settings}.py)
+  tests=(tests/test_{commands,core,fidelity,figures,architecture,settings}.py)
   slow=(--up-to 2)
 fi
 

@@ -118,7 +118,7 @@ _workers = click.option("--workers", show_default="the profile's", help="stages 
 _json = click.option("--json", "as_json", is_flag=True, help="for other programs")
 
 
-# Commands of rooms above this one, by name: each is imported when it is asked for.
+# Commands of packages above this one, by name: each is imported when it is asked for.
 ABOVE = dict(
     score=("drivelit.bridges.score:_command", "Score your own planner, or go on with it."),
     known=("drivelit.bridges.known:_command", "Drivers that need no weights beside their published numbers."),
@@ -131,7 +131,7 @@ ABOVE = dict(
 
 
 class _Commands(click.Group):
-    "The commands of this page, and those of rooms above it."
+    "The commands of this page, and those of packages above it."
 
     def list_commands(self, ctx):
         return sorted([*super().list_commands(ctx), *ABOVE])

@@ -385,12 +385,12 @@ apart = pytest.mark.skipif(not can_unshare(), reason="needs the right to mount a
 
 @apart
 def test_another_drivelit_is_refused(nodes, tmp_path):
-    room = Path(drivelit.__file__).parent
-    shutil.copytree(room, tmp_path / "drivelit", ignore=shutil.ignore_patterns("__pycache__", "*weights*"))
+    installed = Path(drivelit.__file__).parent
+    shutil.copytree(installed, tmp_path / "drivelit", ignore=shutil.ignore_patterns("__pycache__", "*weights*"))
     with (tmp_path / "drivelit" / "scene" / "core.py").open("a") as f:
         f.write("# another version\n")
     out = start(tmp_path / "run", load_profile("mtdrive", "smoke"))
-    with machine_that_sees(nodes, f"--bind {tmp_path / 'drivelit'} {room}", tmp_path / "machine.log"):
+    with machine_that_sees(nodes, f"--bind {tmp_path / 'drivelit'} {installed}", tmp_path / "machine.log"):
         with pytest.raises(RunError, match="has another drivelit: .* install the same on all"):
             far().run(out, stages=["scenes"], workers=1, elsewhere=clusters.on_cluster(nodes.address))
     assert sorted(p.name for p in out.iterdir()) == ["run.json"]  # nothing was begun, and nothing is left over

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRAIN = {"io.weights", "metrics.images", "rollout.core", "rollout.road"}  # in the core's rooms, and need a model
+TRAIN = {"io.weights", "metrics.images", "rollout.core", "rollout.road"}  # in the core's packages, and need a model
 ALSO = (
     *("policy.text", "policy.video", "data.shards", "data.rows", "runs.profiles", "runs.preview", "runs.prepare"),
     *("runs.stages", "runs.evaluate", "bridges.score", "bridges.known", "bridges.navsim", "bridges.nuscenes"),
@@ -42,15 +42,15 @@ before = list(sys.meta_path)
 import drivelit
 from drivelit.io.extras import TRAIN
 assert sys.meta_path == before  # a program's own imports stay as they are
-for room in ("io", "scene", "town", "sources", "metrics", "rollout"):
-    package = importlib.import_module(f"drivelit.{room}")
+for folder in ("io", "scene", "town", "sources", "metrics", "rollout"):
+    package = importlib.import_module(f"drivelit.{folder}")
     for module in pkgutil.iter_modules(package.__path__):
-        if f"{room}.{module.name}" in sys.argv[1:]:
-            try: importlib.import_module(f"drivelit.{room}.{module.name}")
+        if f"{folder}.{module.name}" in sys.argv[1:]:
+            try: importlib.import_module(f"drivelit.{folder}.{module.name}")
             except ModuleNotFoundError as e: assert e.name.partition(".")[0] in TRAIN, (module.name, e)
-            else: raise AssertionError(f"{room}.{module.name} needs nothing of the extra")
+            else: raise AssertionError(f"{folder}.{module.name} needs nothing of the extra")
         else:
-            importlib.import_module(f"drivelit.{room}.{module.name}")
+            importlib.import_module(f"drivelit.{folder}.{module.name}")
 for name in %r:
     importlib.import_module(f"drivelit.{name}")
 try: import drivelit.training.sft

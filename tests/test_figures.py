@@ -189,9 +189,9 @@ def curves(folder):
     return drawn[0]
 
 
-def house():
-    "The drawing of the house."
-    spec = importlib.util.spec_from_file_location("house", Path(__file__).parents[1] / "ci" / "house.py")
+def architecture():
+    "The drawing of the architecture."
+    spec = importlib.util.spec_from_file_location("architecture", Path(__file__).parents[1] / "ci" / "architecture.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.draw()
@@ -217,7 +217,7 @@ DRAWN = {
     "driveagent, stages": lambda tmp: driveagent_report.plot_stages(record("51_driveagent")),
     "minddriver, distances": lambda tmp: minddriver_report.plot_ade(record("53_minddriver")),
     "minddrive, rounds": lambda tmp: minddrive_report.plot_rounds(record("54_minddrive")),
-    "the house": lambda tmp: house(),
+    "the architecture": lambda tmp: architecture(),
 } | {
     f"{system}, stages": lambda tmp, system=system: plot_stages(find_system(system).stages)
     for system in ("mtdrive", "driveagent", "autodrive_p3", "minddriver", "minddrive")
@@ -249,9 +249,9 @@ def beyond_their_boxes(figure):
     return [words for words, _, text in texts for box in boxes if inside(box, text) and not within(box, text)]
 
 
-def test_the_house_holds_its_words():
+def test_the_drawing_holds_its_texts():
     "And it is seen where a title is too wide, as 52_autodrive_p3 was by a pixel."
-    figure = house()
+    figure = architecture()
     assert beyond_their_boxes(figure) == []
     for text in figure.axes[0].texts:
         if text.get_text() == "52_autodrive_p3":

@@ -160,7 +160,7 @@ def notebook(title, source):
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     "The repository with one more system, exported."
-    home = tmp_path_factory.mktemp("house")
+    home = tmp_path_factory.mktemp("copy")
     for f in filter(None, LISTED.split("\0")):
         if (ROOT / f).exists():
             (home / f).parent.mkdir(parents=True, exist_ok=True)
@@ -202,19 +202,27 @@ def test_main_runs_it(copy):
 
 
 def test_the_map_and_the_drawing_show_it(copy):
-    call(copy, sys.executable, "ci/house.py")
+    call(copy, sys.executable, "ci/architecture.py")
     call(copy, sys.executable, "ci/readme.py")
     readme, row = copy / "README.md", "| [One word](nbs/58_oneword/70_run.ipynb) | a word | nothing |\n"
     readme.write_text(readme.read_text().replace("| [MTDrive]", f"{row}| [MTDrive]", 1))  # its author's row
     assert "### 58_oneword: One word" in (copy / "nbs/index.ipynb").read_text()
-    assert b"58_oneword" in (copy / "assets/house.png").read_bytes()
+    assert b"58_oneword" in (copy / "assets/architecture.png").read_bytes()
 
 
 def test_the_import_rules_hold_it(copy):
     call(copy, "git", "init", "-q")
-    rules = [sys.executable, "-m", "pytest", "-q", "tests/test_house.py", "-k", "rooms_import or every_room or is_all"]
+    rules = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "tests/test_architecture.py",
+        "-k",
+        "packages_import or every_package or is_all",
+    ]
     call(copy, *rules)
     task = copy / "drivelit/oneword/task.py"
     task.write_text(task.read_text() + "\nimport drivelit.mtdrive\n")
-    with pytest.raises(AssertionError, match="rooms_import_what_stands_below_them"):
+    with pytest.raises(AssertionError, match="packages_import_what_stands_below_them"):
         call(copy, *rules)

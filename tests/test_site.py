@@ -25,9 +25,15 @@ def test_every_notebook_is_a_page_in_one_group_of_the_contents(pages):
     groups = re.findall(r"^[a-z_]+$", start, re.M)
     assert groups == ["start", "five_systems", "methods", "scenes_and_metrics", "runs", "bridges", "reference"]
     lists = [pages / f"{g}.md" for g in groups]
-    rooms = [room for page in lists for room in re.findall(r"^rooms/\w+$", page.read_text(encoding="utf-8"), re.M)]
-    assert set(rooms) == {f"rooms/{p.stem}" for p in (pages / "rooms").glob("*.md")} and len(set(rooms)) == len(rooms)
-    contents = "\n".join(p.read_text(encoding="utf-8") for p in (*lists, *(pages / f"{room}.md" for room in rooms)))
+    sections = [
+        section for page in lists for section in re.findall(r"^sections/\w+$", page.read_text(encoding="utf-8"), re.M)
+    ]
+    assert set(sections) == {f"sections/{p.stem}" for p in (pages / "sections").glob("*.md")} and len(
+        set(sections)
+    ) == len(sections)
+    contents = "\n".join(
+        p.read_text(encoding="utf-8") for p in (*lists, *(pages / f"{section}.md" for section in sections))
+    )
     for path in (ROOT / "nbs").rglob("*.ipynb"):
         name = path.relative_to(ROOT).with_suffix("").as_posix()
         assert len(re.findall(f"^/?{name}$", contents, re.M)) == 1, (
@@ -36,12 +42,14 @@ def test_every_notebook_is_a_page_in_one_group_of_the_contents(pages):
         assert (pages / path.relative_to(ROOT)).exists()
 
 
-def test_a_room_says_what_each_of_its_notebooks_is_about(pages):
-    text = (pages / "rooms/40_training.md").read_text(encoding="utf-8")
+def test_a_section_says_what_each_of_its_notebooks_is_about(pages):
+    text = (pages / "sections/40_training.md").read_text(encoding="utf-8")
     assert "- {doc}`/nbs/40_training/20_grpo`: Who gets the credit: one number for the conversation, " in text
-    for room in (pages / "rooms").glob("*.md"):
-        said = re.findall(r"^- \{doc\}`/nbs/([\w/]+)`: \S[^\n]{20,}$", room.read_text(encoding="utf-8"), re.M)
-        assert said == sorted(f"{room.stem}/{p.stem}" for p in (ROOT / "nbs" / room.stem).glob("*.ipynb")), room.stem
+    for section in (pages / "sections").glob("*.md"):
+        said = re.findall(r"^- \{doc\}`/nbs/([\w/]+)`: \S[^\n]{20,}$", section.read_text(encoding="utf-8"), re.M)
+        assert said == sorted(f"{section.stem}/{p.stem}" for p in (ROOT / "nbs" / section.stem).glob("*.ipynb")), (
+            section.stem
+        )
 
 
 def test_cells_of_imports_are_folded(pages):

@@ -1,4 +1,4 @@
-"""What holds for the house as a whole: sizes, words, links, versions, arrows, one command for everybody."""
+"""What holds for the package as a whole: sizes, words, links, versions, arrows, one command for everybody."""
 
 import ast
 import importlib.util
@@ -51,11 +51,11 @@ SHARED = {
 for _room in ("rollout", "data", "training", "runs"):
     SHARED[_room] = set(SHARED)
 # folder: package of a system that has no section of its own yet
-ROOMS_WITHOUT_RUN: dict[str, str] = {}
-# A system may use every shared room and never another system; the base comes to it by `load_policy("base")` alone.
-PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*ROOMS_WITHOUT_RUN.values()]
+WITHOUT_RUN: dict[str, str] = {}
+# A system may use every shared package and never another system; the base comes to it by `load_policy("base")` alone.
+PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*WITHOUT_RUN.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}
-MAY_IMPORT["testing"] = {*SHARED["rollout"], "rollout"}  # what its stand-ins stand for; no room imports it
+MAY_IMPORT["testing"] = {*SHARED["rollout"], "rollout"}  # what its stand-ins stand for; no package imports it
 MAY_IMPORT["road"] = {*SHARED, *PACKAGES, "base"}  # above the systems
 MAY_IMPORT["bridges"] = {*SHARED, *PACKAGES, "road"}
 
@@ -96,7 +96,7 @@ def _imports(source, package, names):
 
 
 def load(path):
-    "A script of the house as a module."
+    "A script of this repository as a module."
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -337,13 +337,13 @@ def test_no_path_of_one_machine():
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=name)
-def test_rooms_import_what_stands_below_them(path):
+def test_packages_import_what_stands_below_them(path):
     parts = path.relative_to(ROOT).parts[:-1]
     used = {m.split(".")[1] for m in imports(path.read_text(), parts) if m.startswith("drivelit.")}
-    room = parts[1] if len(parts) > 1 else ""
+    package = parts[1] if len(parts) > 1 else ""
     # the command line finds the systems by their names; the package itself says which extra a missing module is of
     above = {"__main__.py": {"io", "sources", "runs", "__version__"}, "__init__.py": {"io"}}.get(path.name, set())
-    assert used - {room} <= MAY_IMPORT.get(room, above)
+    assert used - {package} <= MAY_IMPORT.get(package, above)
 
 
 def test_no_module_reaches_itself():
@@ -365,7 +365,7 @@ def test_pictures_that_are_given_become_rgb_by_to_rgb():
     assert direct == {"scene/core.py", *OWN_PICTURES}
 
 
-def test_every_room_has_its_arrows():
+def test_every_package_has_its_arrows():
     "A package that the rules do not know could import anything."
     packages = {path.relative_to(ROOT / "drivelit").parts[0] for path in PYTHON} - {
         "__init__.py",
@@ -513,9 +513,9 @@ def test_ci_runs_the_command_of_the_readme():
 
 def test_the_table_of_systems_is_all_that_says_which_there_are():
     "A system is a section and a folder: its notebooks, its run and its smoke, laptop and paper profiles are there."
-    rooms = {p.name for p in (ROOT / "nbs").glob("5*_*")}
-    assert rooms == {s.notebooks for s in SYSTEMS.values()} | set(ROOMS_WITHOUT_RUN)
-    assert not {s.notebooks for s in SYSTEMS.values()} & set(ROOMS_WITHOUT_RUN)
+    folders = {p.name for p in (ROOT / "nbs").glob("5*_*")}
+    assert folders == {s.notebooks for s in SYSTEMS.values()} | set(WITHOUT_RUN)
+    assert not {s.notebooks for s in SYSTEMS.values()} & set(WITHOUT_RUN)
     for system in SYSTEMS.values():
         assert (ROOT / system.notebook).exists() and (ROOT / "drivelit" / system.package.split(".")[1]).is_dir()
         for profile in ("smoke", "laptop", "paper"):
@@ -539,19 +539,19 @@ def test_a_profile_may_have_a_notebook_of_its_own():
     assert "papermill nbs/50_mtdrive/31_quick.ipynb" in printed
 
 
-def test_the_drawing_is_of_this_house():
-    rooms = {p.parent.name for p in NOTEBOOKS if p.parent.name != "nbs"} - set(ROOMS_WITHOUT_RUN)
-    drawn = Image.open(ROOT / "assets/house.png").text["Description"].split(", ")
-    assert set(drawn) == rooms | {"5x_yours"}, "run: python ci/house.py"
+def test_the_drawing_is_of_this_architecture():
+    folders = {p.parent.name for p in NOTEBOOKS if p.parent.name != "nbs"} - set(WITHOUT_RUN)
+    drawn = Image.open(ROOT / "assets/architecture.png").text["Description"].split(", ")
+    assert set(drawn) == folders | {"5x_yours"}, "run: python ci/architecture.py"
 
 
 def test_the_map_has_every_notebook():
     cells = [c.source for c in nbformat.read(ROOT / "nbs/index.ipynb", 4).cells]
     tables = "\n".join(c for c in cells if "| notebook |" in c)
-    mapped = [f for f in NOTEBOOKS if f.name != "index.ipynb" and f.parent.name not in ROOMS_WITHOUT_RUN]
+    mapped = [f for f in NOTEBOOKS if f.name != "index.ipynb" and f.parent.name not in WITHOUT_RUN]
     missing = [name(f) for f in mapped if f"]({name(f).removeprefix('nbs/')})" not in tables]
     assert missing == [], "run: python ci/readme.py"
-    assert max(len(c.split()) for c in cells) < 900, "a cell of the map is one room"
+    assert max(len(c.split()) for c in cells) < 900, "a cell of the map is one package"
 
 
 def test_three_ways_of_eight_begin_the_map():
@@ -699,7 +699,7 @@ def test_no_picture_is_of_recorded_samples():
     assert {f.stem for f in NOTEBOOKS if shown_with_samples(json.loads(f.read_text()))} <= looked_at
 
 
-def test_the_papers_of_the_house_are_there():
+def test_the_papers_are_there():
     for path in ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "docs/DESIGN.md", "docs/STYLE.md"):
         assert (ROOT / path).exists(), path
     assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()

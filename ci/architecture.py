@@ -1,7 +1,7 @@
-"""The drawing of the house, assets/house.png: python ci/house.py.
+"""The drawing of the architecture, assets/architecture.png: python ci/architecture.py.
 
-Rooms from bottom to top, what each hands up, the systems of settings.ini, and where a new one goes. What is drawn
-stands in the picture's description too, so that a test can tell whether the drawing is of this house.
+Packages from bottom to top, what each hands up, the systems of settings.ini, and where a new one goes. What is drawn
+stands in the picture's description too, so that a test can tell whether the drawing is of this architecture.
 """
 
 import sys
@@ -13,8 +13,8 @@ from matplotlib.patches import FancyBboxPatch
 from drivelit.runs.profiles import systems
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = ROOT / "assets" / "house.png"
-ROOMS = {  # folder: (what lives there, left, bottom, width, height), in units of the drawing
+PICTURE = ROOT / "assets" / "architecture.png"
+PACKAGES = {  # folder: (what lives there, left, bottom, width, height), in units of the drawing
     "06_io": ("files whole or absent, digests, locks; weights, processes", 0, -13, 76, 7),
     "00_scene": ("a driving moment,\ncameras, plots", 50, -2, 26, 9),
     "02_town": ("the toy town: roads,\nsituations, routes", 20, -2, 26, 9),
@@ -49,7 +49,7 @@ SHARED, SYSTEM, NEW, TABLE = "#dbe4ff", "#d3f9d8", "#ffffff", "#fff3bf"
 
 def description():
     "What the drawing shows, as text."
-    return ", ".join([*ROOMS, *(s.notebooks for s in systems().values()), "5x_yours"])
+    return ", ".join([*PACKAGES, *(s.notebooks for s in systems().values()), "5x_yours"])
 
 
 def box(ax, left, bottom, width, height, title, text, color, style="-", small=False):
@@ -79,7 +79,7 @@ def draw():
     "The figure."
     fig, ax = plt.subplots(figsize=(11, 12.6), layout="constrained")
     flow = dict(va="center", fontsize=10.5, style="italic", color="#364fc7")
-    for folder, (text, *place) in ROOMS.items():
+    for folder, (text, *place) in PACKAGES.items():
         box(ax, *place, folder, text, SHARED)
     for x, y, what in FLOWS:
         arrow(ax, (x, y), (x, y + 4))
@@ -91,7 +91,7 @@ def draw():
     inside = "overview, formats,\ntask, profile, data,\npipeline, report,\nrun, explorer"
     for i, s in enumerate(table):
         box(ax, i * (width + 2), 79, width, 13, s.notebooks, f"{s.title}\n{inside}", SYSTEM, small=True)
-    yours = "a new system: a\nfolder, a section,\nthree profiles;\nno other room\nchanges"
+    yours = "a new system: a\nfolder, a section,\nthree profiles;\nno other package\nchanges"
     box(ax, len(table) * (width + 2), 79, width, 13, "5x_yours", yours, NEW, "--", small=True)
     rows = "\n".join([*(f"[{s.name}]" for s in table), "[yours]"])
     profiles = "[yours.smoke]\n[yours.laptop]\n[yours.paper]"
@@ -102,7 +102,7 @@ def draw():
     for y, what in READERS.items():
         ax.text(92, y + 2, what, ha="center", va="center", fontsize=10.5, bbox=dict(boxstyle="round", fc="white"))
     ax.set(xlim=(-1, 103), ylim=(-14, 115))
-    rule = "A room may import every shared room below it that its arrows reach; systems never import each other"
+    rule = "A package may import every shared one below it that its arrows reach; systems never import each other"
     ax.set_title(rule, fontsize=12)
     ax.axis("off")
     return fig
