@@ -26,7 +26,7 @@ PACKAGES = {  # folder: (what lives there, left, bottom, width, height), in unit
     "40_training": ("learning: supervised tuning, GRPO family, PPO, sharding, checkpoints", 0, 46, 76, 7),
     "42_runs": ("running: profiles, plays, stages, reports, the command line, the cluster", 0, 57, 76, 7),
     "45_base": ("data, recipe and probes of the base that load_policy opens", 0, 68, 76, 7),
-    "60_road": ("the policies of all systems on the same routes", 0, 96, 76, 7),
+    "60_closed_loop": ("the policies of all systems on the same routes", 0, 96, 76, 7),
     "65_bridges": ("official tools, simulators and your own planner at the other end", 0, 107, 76, 7),
     "80_testing": ("stand-ins for servers\nand simulators", 82, 94, 20, 9),
 }

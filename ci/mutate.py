@@ -28,7 +28,7 @@ from breaks import breaks
 
 CHOSEN = (
     *("metrics", "training", "policy", "io", "scene", "town", "sources"),
-    *("runs/record.py", "runs/tables.py", "bridges", "road"),
+    *("runs/record.py", "runs/tables.py", "bridges", "closed_loop"),
 )
 OF_SYSTEMS = ("task", "rewards", "formats", "evaluation")
 HOME = re.compile(r"File to edit: (?:\.\./)*(nbs/\S+\.ipynb)")

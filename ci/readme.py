@@ -32,7 +32,7 @@ PACKAGES = {
     "42_runs": "profiles, stages, plays, reports, the command line, the cluster",
     "45_base": "what the policy knows before any system",
     **{s.notebooks: s.title for s in systems().values()},
-    "60_road": "all systems on the same routes",
+    "60_closed_loop": "all systems on the same routes",
     "65_bridges": "official tools and your own planner",
     "80_testing": "stand-ins for servers and simulators",
 }

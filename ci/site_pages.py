@@ -29,7 +29,7 @@ GROUPS = {  # of the navigation: what each is for, its sections (None: those of 
         ("00_scene", "02_town", "04_sources", "06_io", "10_metrics", "35_data"),
         [],
     ),
-    "Runs": ("Profiles, stages, commands and the cluster; all systems on the road.", ("42_runs", "60_road"), []),
+    "Runs": ("Profiles, stages, commands and the cluster; all systems on the road.", ("42_runs", "60_closed_loop"), []),
     "Bridges": ("Official tools, your own planner, other trainers.", ("65_bridges", "80_testing"), []),
     "Reference": ("Every public name, and the longer texts.", (), ["api/drivelit/index"]),
 }

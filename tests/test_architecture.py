@@ -56,8 +56,8 @@ WITHOUT_RUN: dict[str, str] = {}
 PACKAGES = [s.package.removeprefix("drivelit.") for s in SYSTEMS.values()] + [*WITHOUT_RUN.values()]
 MAY_IMPORT = SHARED | {"base": set(SHARED)} | {package: set(SHARED) for package in PACKAGES}
 MAY_IMPORT["testing"] = {*SHARED["rollout"], "rollout"}  # what its stand-ins stand for; no package imports it
-MAY_IMPORT["road"] = {*SHARED, *PACKAGES, "base"}  # above the systems
-MAY_IMPORT["bridges"] = {*SHARED, *PACKAGES, "road"}
+MAY_IMPORT["closed_loop"] = {*SHARED, *PACKAGES, "base"}  # above the systems
+MAY_IMPORT["bridges"] = {*SHARED, *PACKAGES, "closed_loop"}
 
 
 def name(path):

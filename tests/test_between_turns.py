@@ -10,7 +10,7 @@ import pytest
 import drivelit.scene
 from drivelit.policy.engines import TransformersEngine
 from drivelit.policy.model import load_policy
-from drivelit.rollout.road import by_policy
+from drivelit.rollout.closed_loop import by_policy
 from drivelit.runs.plays import profile_engine
 from drivelit.runs.profiles import load_profile, rl_options
 from drivelit.training.throughput import RolloutWorkers, at_play, streaming

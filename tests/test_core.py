@@ -10,7 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRAIN = {"io.weights", "metrics.images", "rollout.core", "rollout.road"}  # in the core's packages, and need a model
+TRAIN = {
+    "io.weights",
+    "metrics.images",
+    "rollout.core",
+    "rollout.closed_loop",
+}  # in the core's packages, and need a model
 ALSO = (
     *("policy.text", "policy.video", "data.shards", "data.rows", "runs.profiles", "runs.preview", "runs.prepare"),
     *("runs.stages", "runs.evaluate", "bridges.score", "bridges.known", "bridges.navsim", "bridges.nuscenes"),

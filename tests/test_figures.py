@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from drivelit.autodrive_p3 import pictures as p3_pictures
+from drivelit.closed_loop.claims import plot_claims
 from drivelit.driveagent import pictures as driveagent_pictures
 from drivelit.driveagent import report as driveagent_report
 from drivelit.minddrive import pictures as minddrive_pictures
@@ -27,7 +28,6 @@ from drivelit.minddriver import pictures as minddriver_pictures
 from drivelit.minddriver import report as minddriver_report
 from drivelit.mtdrive import pictures as mtdrive_pictures
 from drivelit.mtdrive import report as mtdrive_report
-from drivelit.road.claims import plot_claims
 from drivelit.runs.profiles import find_system
 from drivelit.runs.record import read_record
 from drivelit.runs.report import paired, paired_row, plot_compared

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "nbs"
-RUNS = ("50_mtdrive/30", "51_driveagent/70", "52_autodrive_p3/70", "53_minddriver/70", "54_minddrive/70", "60_road/20")
+RUNS = (
+    "50_mtdrive/30",
+    "51_driveagent/70",
+    "52_autodrive_p3/70",
+    "53_minddriver/70",
+    "54_minddrive/70",
+    "60_closed_loop/20",
+)
 MOST = 120  # words of a table's findings
 
 

@@ -112,7 +112,7 @@ PLANNERS = dict(mtdrive="mtdrive", autodrive_p3="p3", minddriver="minddriver", d
 
 @pytest.mark.parametrize("system, module", PLANNERS.items())
 def test_a_planner_is_loaded_in_it(system, module):
-    from drivelit.road import planner
+    from drivelit.closed_loop import planner
 
     profile, seen = load_profile(system, "smoke", precision="bf16"), []
     with ExitStack() as stack:

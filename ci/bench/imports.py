@@ -14,7 +14,7 @@ WAYS = {
     "command: --help": "from drivelit.__main__ import main",
     "command: plan": "from drivelit.__main__ import main\nmain(['plan', 'mtdrive.laptop'])",
     "command: score": "import drivelit.bridges.score",
-    "page: the claims": "import drivelit.road.claims",
+    "page: the claims": "import drivelit.closed_loop.claims",
     "page: MTDrive's report": "import drivelit.mtdrive.report",
     "notebook: the PDM Score": "import drivelit.metrics.pdm",
     "notebook: the town": "import drivelit.town.scenes",

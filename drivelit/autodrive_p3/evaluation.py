@@ -45,7 +45,7 @@ from ..policy.engines import Completion, Conversation, TransformersEngine
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, TurnState, answered, rollout
-from ..rollout.road import Unjudged, by_policy
+from ..rollout.closed_loop import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..scene.core import Scene, remembered
 from ..sources.open import key_frames

@@ -281,7 +281,7 @@ def planner_of(what: str, stage: str = "", seed: int = 0) -> Callable:
     "A planner, a function of a scene, from the folder of a run or a name as `find_planner` takes it."
     if not Path(what).is_dir():
         return find_planner(what)
-    from drivelit.road.planner import load_planner
+    from drivelit.closed_loop.planner import load_planner
 
     planner, _ = load_planner(run_profile(what).system, what, stage or last_stage(what, seed), seed)
 

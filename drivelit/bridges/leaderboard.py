@@ -425,7 +425,7 @@ class DrivelitAgent(AutonomousAgent):
 def _opened(conf: dict[str, Any]) -> Pilot:
     "The pilot that a configuration names."
     if Path(planner_path := conf["planner"]).is_dir():
-        from drivelit.road.planner import load_planner
+        from drivelit.closed_loop.planner import load_planner
 
         planner, points = load_planner(
             run_profile(planner_path).system, planner_path, conf["stage"], conf["seed"], temperature=conf["temperature"]

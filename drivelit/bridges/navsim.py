@@ -45,7 +45,7 @@ def last_stage(run: str | Path, seed: int = 0) -> str:
 @lru_cache(maxsize=1)
 def _opened(run, stage, seed, temperature):
     "The planner of a run, once in a process."
-    from drivelit.road.planner import load_planner
+    from drivelit.closed_loop.planner import load_planner
 
     return load_planner(run_profile(run).system, run, stage, seed, temperature=temperature)
 

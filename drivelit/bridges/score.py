@@ -564,7 +564,7 @@ def in_carla(
     planner: Callable, file: str | Path, out: Path, simulator: str, controls: bool, **options: Any
 ) -> list[Row]:
     "The rows of Bench2Drive's routes in a simulator; routes that are in `out` are not driven again."
-    from drivelit.road.carla import SIZE, drive_in_carla  # all systems, and torch
+    from drivelit.closed_loop.carla import SIZE, drive_in_carla  # all systems, and torch
     from drivelit.rollout.carla import MOUNTS, CarlaWorld
     from drivelit.sources.routes import read_routes
 

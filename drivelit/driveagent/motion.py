@@ -28,7 +28,7 @@ from ..metrics.open_loop import LIDAR_AHEAD, STEPS as POINTS, errors, obstacles,
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode
-from ..rollout.road import by_policy
+from ..rollout.closed_loop import by_policy
 from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene, wrap_angle

@@ -35,7 +35,7 @@ from ..policy.image_tokens import DreamConstraint, image_text
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
-from ..rollout.road import Unjudged, by_policy
+from ..rollout.closed_loop import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..scene.cameras import get_image
 from ..scene.core import Scene

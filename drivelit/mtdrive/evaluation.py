@@ -23,7 +23,7 @@ from .task import METRICS, MTDriveTask
 from ..policy.model import Policy
 from ..policy.text import ParseError
 from ..rollout.core import Episode, answered, rollout
-from ..rollout.road import Unjudged, by_policy
+from ..rollout.closed_loop import Unjudged, by_policy
 from ..rollout.routes import Planner
 from ..sources import recorded
 from ..scene.core import Scene
