@@ -546,10 +546,8 @@ class TransformersEngine:
         self, policy: Policy, batch_size: int = 256, memory: float | None = None, constraint: Any = None
     ) -> None:
         self.policy, self.batch_size, self.memory, self.constraint = policy, batch_size, memory, constraint
-        self._read, self._weights, self._texts = {}, None, {}
-        self.eos = policy.tokenizer.eos_token_id
-        ids = policy.tokenizer.convert_tokens_to_ids(SPECIAL)
-        self.never = [i for i in ids if i is not None and i != self.eos]
+        self._read, self._weights, self._texts, self.eos = {}, None, {}, policy.tokenizer.eos_token_id
+        self.never = [i for i in policy.tokenizer.convert_tokens_to_ids(SPECIAL) if i not in (None, self.eos)]
 
     @torch.inference_mode()
     def generate(
@@ -933,7 +931,7 @@ def _ask(client, policy, constraint, conversation, options, seconds):
     if policy is None:
         return Completion(text, [], None, stop)
     if not constraint:
-        if tokens := control_tokens(text):  # as ids they would be control tokens
+        if tokens := control_tokens(text):  # encoded, they would act as what they spell
             raise ValueError(f"the answer holds the control token {harmless(tokens[0], 40)}")
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     return Completion(text, ids + [policy.tokenizer.eos_token_id] * (stop == "eos"), None, stop)

@@ -73,7 +73,7 @@ def control_tokens(text: str) -> list[str]:
 
 
 def spoken_control(messages: Sequence[dict]) -> str | None:
-    """A control token in an assistant's message: to learn it would be to end the turn, or to see a picture, by words.
+    """A control token in an assistant's message: to learn it would be to end the turn, or to see a picture, by text.
 
     Args:
         messages: {"role", "content"}; content a string or a list of parts

@@ -202,11 +202,8 @@ class _Reads:
                 unread[n] = error
             else:
                 if any(isinstance(i, Video) for i in conversations[n].images):
-                    raise EngineError(
-                        f"conversation {n} shows a video, and a request to vLLM has no place for the seconds between "
-                        "its frames: show it images",
-                        n,
-                    )
+                    why = "a request to vLLM has no place for the seconds between its frames: show it images"
+                    raise EngineError(f"conversation {n} shows a video, and {why}", n)
                 homes[n] = self._home(conversations[n])
 
         def ask(n, seconds):
@@ -261,14 +258,12 @@ class _Reads:
         if forbidden_ids := [t for t in ids if t in self.never]:
             raise ValueError(f"the answer holds the control token {forbidden_ids[0]}")
         if self.constraint:
-            state, table = (
-                self.constraint.begin(conversation.ids),
-                self.constraint.forbidden(len(self.policy.tokenizer)),
-            )
+            constraint, state = self.constraint, self.constraint.begin(conversation.ids)
+            forbidden = constraint.forbidden(len(self.policy.tokenizer))
             for k, t in enumerate(ids):
-                if table[self.constraint.kind(state), t]:
+                if forbidden[constraint.kind(state), t]:
                     raise ValueError(f"the answer breaks the constraint: token {t} at place {k}")
-                state = self.constraint.step(state, t)
+                state = constraint.step(state, t)
         completion = Completion(decode(ids[:-1] if stop == "eos" else ids), ids, logprobs, stop)
         return cut_behind(self.policy.tokenizer, completion, stops)
 
@@ -414,9 +409,7 @@ class _Tells:
                     f"this policy ({SERVE})"
                 )
             if self.constraint and not has_constraint(url, seconds):
-                raise EngineError(
-                    f"{url} does not know the constraint of dreamed codes: start it with ci/serve_vllm.sh"
-                )
+                raise EngineError(f"{url} does not know the constraint of codes: start it with ci/serve_vllm.sh")
 
         self._everywhere(check, "vocabulary", 60.0, self.retries)
 

@@ -36,7 +36,7 @@ from .grpo import ADVANTAGES, k3
 from ..policy.text import nearest
 from .sft import SafeTrainer, check_policy, finish, memory_settings, trl_config
 from ..scene.clock import tally, timed
-from .batches import as_tensors, constrained, chosen, in_pieces, micro_batches
+from .batches import as_tensors, constrain_logits, chosen, in_pieces, micro_batches
 from .played import KeepsPlayed, group_log, played_row, turn_log
 from .reference import OwnReference, Reference
 from .settings import EpisodeSettings, described, in_epochs, setting
@@ -311,7 +311,7 @@ class LearnsWords:
         return (
             logits
             if constraint is None
-            else constrained(constraint, logits, batch["inputs"]["input_ids"], batch["own"], at)
+            else constrain_logits(constraint, logits, batch["inputs"]["input_ids"], batch["own"], at)
         )
 
     def objective(self, batch: dict) -> torch.Tensor:
