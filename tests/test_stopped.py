@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from drivelit.bridges.blocks import TOGETHER
+from drivelit.bridges.blocks import BATCH_SIZE
 
 PLANNER = """
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drivelit.bridges.blocks import TOGETHER
+from drivelit.bridges.blocks import BATCH_SIZE
 
 
 def straight(scene):
@@ -27,7 +27,7 @@ def straight(scene):
     with open(asked, "a") as f:
         f.write(f"{scene.id}\\n")
     # the second block stands still until it is stopped
-    while os.environ.get("STANDS") and len(asked.read_text().split()) > TOGETHER:
+    while os.environ.get("STANDS") and len(asked.read_text().split()) > BATCH_SIZE:
         time.sleep(0.05)
     return np.stack([2.0 * np.arange(1, 9), np.zeros(8), np.zeros(8)], 1)
 """
@@ -79,15 +79,15 @@ def lines(path):
 
 def test_score(tmp_path):
     (tmp_path / "mine.py").write_text(PLANNER)
-    n = TOGETHER + 2
+    n = BATCH_SIZE + 2
     words = ["score", "mine.py:straight", "toy", "-", "--n", n, "--workers", 1, "--json"]
     whole = json.loads(ended(tmp_path, *words, "--out", "whole"))
     asked, said = tmp_path / "asked.txt", [*words, "--out", "parts"]
     first = lines(asked)
     asked.unlink()
-    code, out, error = stopped(begun(tmp_path, *said, STANDS="1"), lambda: len(lines(asked)) > TOGETHER)
+    code, out, error = stopped(begun(tmp_path, *said, STANDS="1"), lambda: len(lines(asked)) > BATCH_SIZE)
     goes_on(code, error, *said)
-    assert (out, len(lines(asked))) == ("", TOGETHER + 1)
+    assert (out, len(lines(asked))) == ("", BATCH_SIZE + 1)
     parts = json.loads(ended(tmp_path, *said))
 
     def same(told):
@@ -132,7 +132,7 @@ def test_run(run):
 
 def test_plans(run):
     where, _ = run
-    n = 4 * TOGETHER
+    n = 4 * BATCH_SIZE
     words = ["plans", "mine", "toy", "-", "--n", n, "--out", "plans"]
 
     def blocks():

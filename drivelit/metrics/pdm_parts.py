@@ -229,9 +229,9 @@ def contacts(prepared: PDMScene, states: np.ndarray) -> np.ndarray:
     ego[..., 1] += np.sin(heading) * speed * LOOK * kin.DT
     agents = prepared.centers[:, np.arange(t)[:, None] + LOOK].transpose(1, 2, 0, 3)  # (41, 4, A, 3)
     reach = np.hypot(*EGO_HALF) + np.hypot(prepared.half[:, 0], prepared.half[:, 1])
-    together = max(1, 100_000 // agents[..., 0].size)
-    for i in range(0, n, together):  # a few plans at once: memory stays linear and small
-        dx, dy = (ego[i : i + together, :, :, None, d] - agents[..., d] for d in (0, 1))
+    batch_size = max(1, 100_000 // agents[..., 0].size)
+    for i in range(0, n, batch_size):  # a few plans at once: memory stays linear and small
+        dx, dy = (ego[i : i + batch_size, :, :, None, d] - agents[..., d] for d in (0, 1))
         p, k, j, a = np.nonzero(dx**2 + dy**2 <= reach**2)  # NaN is never near
         if len(p):
             out[i + p, k, j, a] = boxes_touch(ego[i + p, k, j], EGO_HALF, agents[k, j, a], prepared.half[a])

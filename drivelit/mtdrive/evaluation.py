@@ -152,7 +152,7 @@ def drivers(scenes: Sequence[Scene], turns: int = 6, known: Sequence[Scene] = ()
     return results
 
 
-def _means(scenes, plan, batch_size=256):  # together: scenes held in memory at a time
+def _means(scenes, plan, batch_size=256):  # scenes held in memory at a time
     "The means of METRICS and of the distance of a driver's plans, over the scenes in which it has one."
     values = {m: [] for m in (*METRICS, "distance")}
     for k in range(0, len(scenes), batch_size):

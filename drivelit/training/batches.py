@@ -50,7 +50,7 @@ def as_tensors(policy: Policy, episodes: Sequence[Episode], advantages: np.ndarr
     )
 
 # %% ../../nbs/40_training/27_batches.ipynb #f133141a
-_TOGETHER = 256  # tokens whose logits exist at the same time
+_CHUNK_SIZE = 256  # tokens whose logits exist at the same time
 
 
 def chosen(logits: torch.Tensor, ids: torch.Tensor, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,14 +79,14 @@ def in_pieces(head: torch.nn.Module, say: Callable[[torch.Tensor, slice], torch.
 
     def pieces(hidden):
         rows = hidden.reshape(-1, hidden.shape[-1])
-        if len(rows) <= _TOGETHER:
+        if len(rows) <= _CHUNK_SIZE:
             return say(full_forward(rows), slice(0, len(rows)))
 
         # 3,000 tokens of a vocabulary of 152,000 are 1.9 GB in fp32, and the way back makes three more of them
         def some(rows, at):
             return say(full_forward(rows), at)
 
-        parts = [slice(k, k + _TOGETHER) for k in range(0, len(rows), _TOGETHER)]
+        parts = [slice(k, k + _CHUNK_SIZE) for k in range(0, len(rows), _CHUNK_SIZE)]
         once = dict(use_reentrant=False, preserve_rng_state=False)
         return torch.cat([checkpoint(some, rows[at], at, **once) for at in parts])
 
